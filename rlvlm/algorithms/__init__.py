@@ -1,0 +1,1 @@
+"""When to sample, label, learn and sync: all RLlib code. Used by experiments."""

@@ -1,0 +1,49 @@
+"""Hyperparameters of SAC+PEBBLE; imports nothing heavy so that the command line starts at once."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SACConfig:
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905) as PEBBLE uses it (Lee et al. 2021, arXiv:2106.05091)."""
+
+    hidden: tuple[int, ...] = (256, 256)
+    """Units of each hidden layer, actor and critics alike."""
+    actor_lr: float = 3e-4
+    """Adam's step size of the actor."""
+    critic_lr: float = 3e-4
+    """Adam's step size of both critics."""
+    alpha_lr: float = 3e-4
+    """Adam's step size of the temperature."""
+    initial_alpha: float = 0.1
+    """Temperature at the start, > 0."""
+    gamma: float = 0.99
+    """Discount per env step, in [0, 1)."""
+    tau: float = 0.005
+    """Share of the critic that moves into its target per update, in (0, 1]."""
+    batch_size: int = 256
+    """Transitions per update."""
+    updates_per_step: float = 1.0
+    """Gradient updates per env step."""
+    seed_steps: int = 1_000
+    """Env steps with uniform random actions at the start."""
+    replay_capacity: int = 1_000_000
+    """Transitions kept; the memory is taken as they come."""
+    novelty_neighbour: int = 5
+    """k of the k-NN state entropy that rewards exploration before the first labels."""
+    catch_up_updates: int = 100
+    """Updates right after the first feedback, when the critics start anew."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma < 1:
+            raise ValueError(f"algo.gamma must be in [0, 1), got {self.gamma}")
+        if not 0 < self.tau <= 1:
+            raise ValueError(f"algo.tau must be in (0, 1], got {self.tau}")
+        for name in ("actor_lr", "critic_lr", "alpha_lr", "initial_alpha", "updates_per_step"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"algo.{name} must be > 0, got {getattr(self, name)}")
+        for name in ("batch_size", "seed_steps", "replay_capacity", "novelty_neighbour"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"algo.{name} must be >= 1, got {getattr(self, name)}")
+        if not self.hidden or min(self.hidden) < 1:
+            raise ValueError(f"algo.hidden needs at least one layer of >= 1 units, got {self.hidden}")

@@ -1,0 +1,48 @@
+"""The contract of an env: a Gymnasium env whose pictures can be drawn later from a few stored numbers.
+
+Frames are references, not pixels: replay, query sampler and preference set keep snapshots (a few dozen floats), and
+pixels are drawn when somebody looks. `rlvlm.testing.check_world` holds every member to this contract.
+"""
+
+from abc import abstractmethod
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.types import FloatArray, Frames
+
+
+class World(gym.Env[FloatArray, FloatArray]):
+    """A continuous-control env with snapshots.
+
+    Observations are float32 `[D]`, actions float32 `[A]` in [-1, 1]. `reset` and `step` put into `info`:
+    `snapshot` (`[S]` float32, of the state just reached), `progress` (float in [0, 1], the simulator's truth) and
+    `success` (bool). Time limits truncate, they do not terminate.
+    """
+
+    goal: str
+    """Fills the slot of the prompt, e.g. `open the drawer`."""
+    snapshot_size: int
+    """S."""
+
+    @abstractmethod
+    def snapshot(self) -> FloatArray:
+        """The present state as `[S]`: everything that can change the picture."""
+
+    @abstractmethod
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Pictures `[N, size_px, size_px, 3]` of `snapshots` `[N, S]`. The running episode is not disturbed."""
+
+    @abstractmethod
+    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """`[N, P]`: snapshots with equal keys look the same, to well under a pixel at any size in use."""
+
+    @abstractmethod
+    def get_state(self) -> dict[str, Any]:
+        """The full state as arrays, numbers and strings: after `set_state` the future is bit-identical."""
+
+    @abstractmethod
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned, on this or another instance of the same config."""

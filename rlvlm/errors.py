@@ -1,0 +1,47 @@
+"""Errors that end a run, each with what to do about it and the exit code that `rlvlm` returns.
+
+Wrong values inside the library stay plain `ValueError`s; these classes are for what a user sees.
+"""
+
+EXIT_DONE = 0
+EXIT_PREEMPTED = 75
+"""Stopped by a signal after saving; run the same command or `rlvlm resume` to go on."""
+
+
+class RunError(Exception):
+    """A run cannot start or go on; `fix` says what the user can do.
+
+    Args:
+        what: what happened and the rule it breaks, with the value that was met.
+        fix: one line that mends it, a command where there is one.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(what)
+        self.fix = fix
+
+
+class UsageError(RunError):
+    """A wrong word or value on the command line or in a file."""
+
+    exit_code = 2
+
+
+class MachineError(RunError):
+    """The machine lacks something: a renderer, disk, a port, memory, a GPU."""
+
+    exit_code = 3
+
+
+class NumericsError(RunError):
+    """A loss, reward or weight stopped being finite."""
+
+    exit_code = 4
+
+
+class JudgeUnavailable(RunError):  # noqa: N818 - the name the style guide fixes
+    """The judge cannot be loaded, or stopped answering."""
+
+    exit_code = 5

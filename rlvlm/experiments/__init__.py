@@ -1,0 +1,1 @@
+"""What is run and compared: config, recipes, training, reports. Used by the command line and notebooks."""

@@ -1,0 +1,86 @@
+"""One frozen tree that says everything about a run. The command line overrides its fields by dotted names.
+
+Imports only the rooms' config files, never torch or ray: `rlvlm --help` starts at once.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.envs.config import EnvConfig
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+from rlvlm.serving.config import PlacementConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardConfig:
+    """Where the reward comes from."""
+
+    source: Literal["preference", "environment", "sparse", "novelty"] = "preference"
+    """preference: learned from a teacher's comparisons; environment: the true reward; sparse: the success flag;
+    novelty: state entropy alone."""
+    teacher: Literal["judge", "oracle", "random"] = "judge"
+    """judge: the VLM; oracle: compares true returns; random: a coin."""
+    model: Literal["image", "state"] = "image"
+    """What the learned reward looks at: pictures or observation and action."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalConfig:
+    """How the policy is judged on the true task."""
+
+    every_steps: int = 2_500
+    """Env steps between evaluations."""
+    episodes: int = 5
+    """Episodes per evaluation, with the deterministic policy."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1 or self.episodes < 1:
+            raise ValueError(f"need eval.every_steps and episodes >= 1, got {self.every_steps} and {self.episodes}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackConfig:
+    """What is kept and shown besides the run's folder."""
+
+    checkpoint_every_steps: int = 5_000
+    """Env steps between checkpoints."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept, besides the best."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases; online needs a key."""
+    dashboard: bool = False
+    """Whether a Ray started by the run opens its dashboard."""
+    dashboard_port: int = 8265
+    """Port of that dashboard, on the loopback address."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """A whole run."""
+
+    task: str
+    """Name of the task in `rlvlm.envs.registry`."""
+    goal: str = ""
+    """Goal phrase of the prompt; empty takes the task's own."""
+    steps: int = 40_000
+    """Env steps of the run."""
+    seed: int = 0
+    """Seeds env, networks, sampling and queries."""
+    out: Path | None = None
+    """The run's folder; by default runs/TASK/<time>."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    serve: PlacementConfig = field(default_factory=PlacementConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    algo: SACConfig = field(default_factory=SACConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be >= 1, got {self.steps}")

@@ -1,0 +1,29 @@
+"""The protocol every judge shares, local or served: lists in, lists out, same order."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from rlvlm.types import Clip, Query, Score, Stamp, Verdict
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """A frozen model that looks at pictures and answers.
+
+    Members: `chat.ChatJudge` (any chat VLM), `cache.CachedJudge` (remembers), `serving.client.ServedJudge` (by name
+    on Ray Serve), `testing.FakeJudge`. One answer that cannot be read is a verdict with status invalid, one that did
+    not come is failed; only a judge that answers nothing at all raises `JudgeUnavailable`.
+    """
+
+    @property
+    def stamp(self) -> Stamp:
+        """Where the answers come from; part of every cache key."""
+        ...
+
+    def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        """One verdict per query, in order."""
+        ...
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        """One score per clip, in order."""
+        ...

@@ -1,0 +1,1 @@
+"""Networks that act, in plain torch. Used by algorithms."""

@@ -1,0 +1,1 @@
+"""A reward learned from comparisons: queries, teachers, dataset, reward model, the loop. Used by algorithms."""

@@ -1,0 +1,58 @@
+"""Configuration of preference learning; imports nothing heavy so that the command line starts at once."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedbackConfig:
+    """When the teacher is asked, and about what."""
+
+    first_step: int = 4_000
+    """Env step of the first session; before it the agent explores by novelty."""
+    every_steps: int = 2_000
+    """Env steps between sessions."""
+    queries: int = 60
+    """Queries per session."""
+    max_queries: int = 20_000
+    """Budget of the whole run: queries asked, answered or not."""
+    segment_steps: int = 1
+    """Steps per segment, L >= 1; 1 compares single pictures, as the paper does."""
+    recent_episodes: int = 100
+    """Queries are drawn uniformly from the frames of this many newest episodes."""
+    ties: Literal["drop", "equal"] = "drop"
+    """drop: answers without preference do not train (the paper); equal: they train as one half."""
+
+    def __post_init__(self) -> None:
+        for name in ("first_step", "every_steps", "queries", "segment_steps", "recent_episodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"feedback.{name} must be >= 1, got {getattr(self, name)}")
+        if self.max_queries < 0:
+            raise ValueError(f"feedback.max_queries must be >= 0, got {self.max_queries}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardModelConfig:
+    """An ensemble that predicts which side the teacher prefers."""
+
+    picture_px: int = 64
+    """Side of the pictures the image model sees, in pixels (300 in the paper)."""
+    ensemble: int = 3
+    """Members, K >= 1; the reward is their mean."""
+    lr: float = 3e-4
+    """Adam's step size."""
+    batch_size: int = 64
+    """Comparisons per gradient step."""
+    max_epochs: int = 50
+    """Passes over all comparisons per session, at most."""
+    stop_accuracy: float = 0.97
+    """A session's fit ends once the members' mean training accuracy of an epoch exceeds this."""
+
+    def __post_init__(self) -> None:
+        for name in ("picture_px", "ensemble", "batch_size", "max_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"reward_model.{name} must be >= 1, got {getattr(self, name)}")
+        if not 0 < self.stop_accuracy <= 1:
+            raise ValueError(f"reward_model.stop_accuracy must be in (0, 1], got {self.stop_accuracy}")
+        if self.lr <= 0:
+            raise ValueError(f"reward_model.lr must be > 0, got {self.lr}")
