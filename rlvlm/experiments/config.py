@@ -11,20 +11,8 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+from rlvlm.rewards.config import RewardConfig
 from rlvlm.serving.config import PlacementConfig
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RewardConfig:
-    """Where the reward comes from."""
-
-    source: Literal["preference", "environment", "sparse", "novelty"] = "preference"
-    """preference: learned from a teacher's comparisons; environment: the true reward; sparse: the success flag;
-    novelty: state entropy alone."""
-    teacher: Literal["judge", "oracle", "random"] = "judge"
-    """judge: the VLM; oracle: compares true returns; random: a coin."""
-    model: Literal["image", "state"] = "image"
-    """What the learned reward looks at: pictures or observation and action."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

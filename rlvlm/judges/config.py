@@ -47,4 +47,4 @@ class JudgeConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"judge.{name} must be >= 1, got {getattr(self, name)}")
         if self.min_pixels < 0 or self.max_pixels < 0 or (self.max_pixels and self.min_pixels > self.max_pixels):
-            raise ValueError(f"need 0 <= judge.min_pixels <= judge.max_pixels, got {self.min_pixels}, {self.max_pixels}")
+            raise ValueError(f"need 0 <= judge.min_pixels <= max_pixels, got {self.min_pixels}, {self.max_pixels}")

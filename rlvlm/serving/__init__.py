@@ -1,1 +1,1 @@
-"""Judges behind Ray Serve: deployments and the client that looks like a local judge. Used by experiments, serve_apps."""
+"""Judges behind Ray Serve: deployments and the client that looks like a local judge. Used by experiments."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SACConfig:
-    """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905) as PEBBLE uses it (Lee et al. 2021, arXiv:2106.05091)."""
+    """Soft actor-critic (Haarnoja 2018, arXiv:1812.05905) as PEBBLE uses it (Lee 2021, arXiv:2106.05091)."""
 
     hidden: tuple[int, ...] = (256, 256)
     """Units of each hidden layer, actor and critics alike."""

@@ -1,0 +1,17 @@
+"""Which reward a run learns from; imports nothing heavy so that the command line starts at once."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardConfig:
+    """Where the reward comes from."""
+
+    source: Literal["preference", "environment", "sparse", "novelty"] = "preference"
+    """preference: learned from a teacher's comparisons; environment: the true reward; sparse: the success flag;
+    novelty: state entropy alone."""
+    teacher: Literal["judge", "oracle", "random"] = "judge"
+    """judge: the VLM; oracle: compares true returns; random: a coin."""
+    model: Literal["image", "state"] = "image"
+    """What the learned reward looks at: pictures or observation and action."""
