@@ -1,0 +1,115 @@
+"""The rules of the house that can be checked by reading the code (DESIGN: an import may only point to a lower floor)."""
+
+import ast
+import dataclasses
+import inspect
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlvlm
+from rlvlm.experiments.config import RunConfig
+
+PACKAGE = Path(rlvlm.__file__).parent
+FLOOR = {
+    "types": 0, "metrics": 0, "errors": 0,
+    "envs": 1, "judges": 1, "policies": 1,
+    "rewards": 2,
+    "preferences": 3,
+    "algorithms": 4, "serving": 4,
+    "experiments": 5, "testing": 5,
+    "cli": 6, "run": 6, "__main__": 6,
+}  # fmt: skip
+FIRST_FLOOR_WITH_RAY = 4
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def check_import(room: str, target: str) -> None:
+    """Raises ImportError when a file of `room` may not import `target` (a room of ours, or `ray`)."""
+    if target == "ray" and FLOOR[room] < FIRST_FLOOR_WITH_RAY:
+        raise ImportError(f"{room} imports ray; Ray stays on floors 4-6, pass the object in instead")
+    if target in FLOOR and target != room and FLOOR[target] >= FLOOR[room]:
+        raise ImportError(f"{room} (floor {FLOOR[room]}) may not see {target} (floor {FLOOR[target]})")
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_a_forbidden_import_is_named() -> None:
+    check_import("preferences", "judges")
+    with pytest.raises(ImportError, match=r"envs \(floor 1\) may not see judges"):
+        check_import("envs", "judges")
+    with pytest.raises(ImportError, match="Ray stays on floors 4-6"):
+        check_import("judges", "ray")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_to_lower_floors(path: Path) -> None:
+    room = room_of(path)
+    if room == "__init__":
+        return
+    for name in imported_names(ast.parse(path.read_text())):
+        parts = name.split(".")
+        assert parts[0] not in ("serve_apps", "tune_configs", "benchmarks", "tests"), f"{path} imports {name}"
+        if parts[0] == "ray":
+            check_import(room, "ray")
+        elif parts[0] == "rlvlm" and len(parts) > 1:
+            check_import(room, parts[1])
+
+
+def test_rooms_have_no_import_circles() -> None:
+    edges = {path: {n for n in imported_names(ast.parse(path.read_text())) if n.startswith("rlvlm.")}
+             for path in SOURCES}
+    modules = {".".join(("rlvlm", *p.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): p
+               for p in SOURCES}
+    graph = {name: {t for t in edges[path] if t in modules and t != name} for name, path in modules.items()}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, f"import circle: {' -> '.join((*trail, name))}"
+        if name not in done:
+            for target in graph[name]:
+                visit(target, (*trail, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_every_room_has_a_floor_and_none_is_called_utils() -> None:
+    rooms = {room_of(path) for path in SOURCES} - {"__init__"}
+    assert rooms <= FLOOR.keys(), f"rooms without a floor: {rooms - FLOOR.keys()}"
+    assert not [path for path in SOURCES if "util" in path.name]
+
+
+def config_classes(root: type) -> Iterator[type]:
+    yield root
+    hints = typing.get_type_hints(root)
+    for field in dataclasses.fields(root):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from config_classes(typing.cast(type, hints[field.name]))
+
+
+@pytest.mark.parametrize("config", list(config_classes(RunConfig)), ids=lambda config: config.__name__)
+def test_every_config_field_is_documented(config: type) -> None:
+    body = ast.parse(inspect.getsource(config)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    sections = {f.name for f in dataclasses.fields(config)
+                if dataclasses.is_dataclass(typing.get_type_hints(config)[f.name])}
+    for statement, following in zip(body.body, [*body.body[1:], ast.Pass()], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            assert documented or statement.target.id in sections, f"{config.__name__}.{statement.target.id}"
