@@ -121,6 +121,8 @@ class Transitions:
     """[B] 1 where the episode ended for good (a time limit is not an end)."""
     env_rewards: FloatArray
     """[B] the env's true reward. For metrics and oracle teachers only."""
+    success: FloatArray
+    """[B] 1 where the env's own success test held after the action. For the sparse reward only."""
     snapshots: FloatArray
     """[B, S] of the state after the action; a World can draw it."""
 
