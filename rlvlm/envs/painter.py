@@ -1,0 +1,125 @@
+"""Draws a MuJoCo scene off-screen from stored joint positions. Used by the MuJoCo families of this room."""
+
+import copy
+import importlib
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from rlvlm.envs.rendering import ensure_renderer
+from rlvlm.types import FloatArray, Frames
+
+_MAX_GEOMS = 1_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Camera:
+    """A fixed pinhole camera in world coordinates, metres."""
+
+    position: tuple[float, float, float]
+    right: tuple[float, float, float]
+    """Direction of the picture's right edge; any length."""
+    up: tuple[float, float, float]
+    """Direction of the picture's upper edge, perpendicular to `right`; any length."""
+    fovy_deg: float
+    """Full vertical opening angle, degrees."""
+
+
+class Painter:
+    """Draws one model, seen by one camera, at any square size.
+
+    It owns a copy of the model and of its data, so drawing never touches a running episode. OpenGL is opened by the
+    first picture, and its one buffer grows to the largest size asked for; smaller pictures use a corner of it, so the
+    memory held is that of the largest size alone. Draw from one thread.
+
+    Shadows, multisampling and reflections are off: on a CPU they cost several times what the rest of the picture does.
+
+    Args:
+        model: what is drawn; copied, so later changes to the original do not show.
+        camera: from where.
+        hidden_geoms: [ngeom] True for geoms that are left out.
+        placed_bodies: names of the bodies whose position is part of a snapshot.
+    """
+
+    def __init__(
+        self, model: mujoco.MjModel, camera: Camera, hidden_geoms: np.ndarray, placed_bodies: tuple[str, ...]
+    ) -> None:
+        self._model = copy.copy(model)
+        self._data = mujoco.MjData(self._model)
+        self._placed = [self._model.body(name).id for name in placed_bodies]
+        self._model.geom_matid[hidden_geoms] = -1
+        self._model.geom_rgba[hidden_geoms] = 0.0
+        self._model.vis.quality.offsamples = 0
+        self._view = _aim(self._model, camera)
+        self._option = mujoco.MjvOption()
+        self._option.sitegroup[:] = 0
+        self._scene = mujoco.MjvScene(self._model, maxgeom=_MAX_GEOMS)
+        for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+            self._scene.flags[flag] = 0
+        self._window = None
+        self._context: mujoco.MjrContext | None = None
+
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Pictures [N, size_px, size_px, 3].
+
+        Args:
+            snapshots: [N, S], each row the joint positions followed by the placed bodies' positions, metres.
+            size_px: side of the square picture, >= 1.
+
+        Raises:
+            MachineError: no off-screen renderer works here.
+        """
+        context = self._open(size_px)
+        corner = mujoco.MjrRect(0, 0, size_px, size_px)
+        frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
+        for row, frame in zip(snapshots, frames, strict=True):
+            self._pose(row)
+            mujoco.mjv_updateScene(
+                self._model, self._data, self._option, None, self._view, mujoco.mjtCatBit.mjCAT_ALL, self._scene
+            )
+            mujoco.mjr_render(corner, self._scene, context)
+            mujoco.mjr_readPixels(frame, None, corner, context)
+        return np.ascontiguousarray(frames[:, ::-1])  # OpenGL's first row is the lowest
+
+    def close(self) -> None:
+        """Frees OpenGL; the next picture opens it again."""
+        if self._context is not None:
+            self._window.make_current()
+            self._context.free()
+            self._window.free()
+            self._context = self._window = None
+
+    def _pose(self, snapshot: FloatArray) -> None:
+        self._data.qpos[:] = snapshot[: self._model.nq]
+        self._model.body_pos[self._placed] = snapshot[self._model.nq :].reshape(-1, 3)
+        mujoco.mj_kinematics(self._model, self._data)
+        mujoco.mj_camlight(self._model, self._data)
+
+    def _open(self, size_px: int) -> mujoco.MjrContext:
+        """The OpenGL context, current and with a buffer of at least `size_px`."""
+        if self._context is None:
+            backend = importlib.import_module(f"mujoco.{ensure_renderer()}")
+            self._model.vis.global_.offwidth = self._model.vis.global_.offheight = size_px
+            self._window = backend.GLContext(size_px, size_px)
+            self._window.make_current()
+            self._context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_50)
+        self._window.make_current()
+        if size_px > self._context.offWidth:
+            mujoco.mjr_resizeOffscreen(size_px, size_px, self._context)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        return self._context
+
+
+def _aim(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
+    """Turns the model's first camera, which must be fixed to the world, into `camera`."""
+    assert model.ncam and model.cam_bodyid[0] == 0, "the scene file has no camera of the world to turn into ours"
+    right, up = (np.asarray(axis) / np.linalg.norm(axis) for axis in (camera.right, camera.up))
+    axes = np.stack([right, up, np.cross(right, up)], axis=1)  # columns x, y, z; a MuJoCo camera looks along -z
+    model.cam_pos[0] = camera.position
+    mujoco.mju_mat2Quat(model.cam_quat[0], axes.ravel())
+    model.cam_fovy[0] = camera.fovy_deg
+    view = mujoco.MjvCamera()
+    view.type = mujoco.mjtCamera.mjCAMERA_FIXED
+    view.fixedcamid = 0
+    return view

@@ -1,0 +1,99 @@
+"""Tasks by name. Importing it loads no simulator: a task's world is imported when it is made."""
+
+import difflib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.errors import UsageError
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from rlvlm.envs.world import World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A name that worlds can be made of."""
+
+    name: str
+    """What users type, e.g. `drawer_open`."""
+    goal: str
+    """Fills the slot of the prompt, e.g. `open the drawer`."""
+    maker: str
+    """`module:function`; the function takes (config: EnvConfig, seed: int) and returns a World."""
+
+
+_TASKS: dict[str, Task] = {}
+
+
+def register(task: Task) -> None:
+    """Adds a task; a plugin calls this when it is imported.
+
+    Raises:
+        ValueError: the name is taken by another task, or `maker` is not of the form `module:function`.
+    """
+    if _TASKS.get(task.name, task) != task:
+        raise ValueError(f"the task {task.name!r} is already registered as {_TASKS[task.name]}; choose another name")
+    if not all(task.maker.partition(":")):
+        raise ValueError(f"maker must look like package.module:function, got {task.maker!r}")
+    _TASKS[task.name] = task
+
+
+def task_names() -> list[str]:
+    """All names, sorted."""
+    return sorted(_TASKS)
+
+
+def task_goal(name: str) -> str:
+    """The goal phrase of a task, e.g. `open the drawer`.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    return _find(name).goal
+
+
+def make_world(task: str, config: EnvConfig, seed: int) -> "World":
+    """One world, seeded; `config.num_envs` plays no part.
+
+    Raises:
+        UsageError: there is no such task.
+        MachineError: the machine cannot draw it.
+    """
+    module, _, function = _find(task).maker.partition(":")
+    maker: Callable[[EnvConfig, int], World] = getattr(importlib.import_module(module), function)
+    return maker(config, seed)
+
+
+def make_vector(task: str, config: EnvConfig, seed: int) -> "gym.vector.SyncVectorEnv":
+    """`config.num_envs` worlds stepped side by side, each with its own seed drawn from `seed`.
+
+    An env whose episode ends is reset within the same step: its `obs` are the new episode's first, and the last of
+    the old one lie in `infos["final_obs"]` and `infos["final_info"]`.
+
+    Raises:
+        UsageError: there is no such task.
+        MachineError: the machine cannot draw it.
+    """
+    import numpy as np
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    _find(task)
+    seeds = np.random.SeedSequence(seed).generate_state(config.num_envs)
+    makers = [lambda own=int(own): make_world(task, config, own) for own in seeds]
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def _find(name: str) -> Task:
+    if name in _TASKS:
+        return _TASKS[name]
+    close = difflib.get_close_matches(name, _TASKS, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else "choose one of the tasks"
+    raise UsageError(f"there is no task {name!r}; tasks: {', '.join(task_names())}", hint)
+
+
+register(Task(name="drawer_open", goal="open the drawer", maker="rlvlm.envs.metaworld:make_drawer_open"))

@@ -1,0 +1,71 @@
+"""Which OpenGL backend draws off-screen on this machine. Used by the painters of this room and by `rlvlm doctor`.
+
+The choice is made once per machine: it is written to the environment variable MUJOCO_GL, which child processes inherit.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+
+from rlvlm.errors import MachineError
+
+BACKENDS = ("egl", "osmesa")
+"""Off-screen backends that need no display, in the order they are tried."""
+FIX = "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6 libgles2 libopengl0"
+"""One line that installs both backends on Debian and Ubuntu."""
+
+_VARIABLE = "MUJOCO_GL"
+_PROBE = """
+import importlib, sys
+context = importlib.import_module("mujoco." + sys.argv[1]).GLContext(16, 16)
+context.make_current()
+context.free()
+"""
+_LOGGER = logging.getLogger(__name__)
+
+
+def ensure_renderer() -> str:
+    """The backend to draw with: `egl`, `osmesa` or `glfw`.
+
+    MUJOCO_GL is respected when set. Otherwise the first of `BACKENDS` that works is chosen, tried in a child process
+    because a failed attempt spoils OpenGL for the process that made it, and MUJOCO_GL is set to it.
+
+    Raises:
+        MachineError: MUJOCO_GL names no backend, or none works.
+    """
+    chosen = os.environ.get(_VARIABLE, "").strip().lower()
+    if chosen in (*BACKENDS, "glfw"):
+        return chosen
+    if chosen:
+        raise MachineError(
+            f"{_VARIABLE} must be one of {', '.join(BACKENDS)}, glfw or unset, got {chosen!r}", f"unset {_VARIABLE}"
+        )
+    failures = []
+    for backend in BACKENDS:
+        failure = try_renderer(backend)
+        if failure is None:
+            os.environ[_VARIABLE] = backend
+            _LOGGER.debug("drawing with %s", backend)
+            return backend
+        failures.append(f"{backend}: {failure}")
+    raise MachineError("no off-screen renderer works; " + "; ".join(failures), FIX)
+
+
+def try_renderer(backend: str, timeout_s: float = 60.0) -> str | None:
+    """None when a child process can open an OpenGL context with `backend`, else the last line of its error.
+
+    Args:
+        backend: one of `BACKENDS`, or `glfw`.
+        timeout_s: how long the child may take.
+    """
+    environment = os.environ | {_VARIABLE: backend, "PYOPENGL_PLATFORM": backend}
+    command = [sys.executable, "-c", _PROBE, backend]
+    try:
+        child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {timeout_s:g} s"
+    if child.returncode == 0:
+        return None
+    lines = [line for line in child.stderr.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else f"exit status {child.returncode}"
