@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+
+from rlvlm.rewards.novelty import NoveltyReward, RunningSpread, neighbour_distances
+from rlvlm.rewards.source import Labelling
+from rlvlm.types import Transitions
+
+
+def transitions_at(obs: np.ndarray) -> Transitions:
+    num = len(obs)
+    obs = obs.astype(np.float32)
+    flat = np.zeros(num, np.float32)
+    return Transitions(obs=obs, actions=np.zeros((num, 1), np.float32), next_obs=obs, terminated=flat,
+                       env_rewards=flat, success=flat, snapshots=np.zeros((num, 1), np.float32))
+
+
+def test_distances_by_hand() -> None:
+    states = np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0], [6.0, 8.0]])
+    points = states[[0, 3]]
+    np.testing.assert_allclose(neighbour_distances(points, states, 1), [1.0, 5.0])
+    np.testing.assert_allclose(neighbour_distances(points, states, 2), [5.0, np.hypot(6, 7)])
+    np.testing.assert_allclose(neighbour_distances(points, states, 9), [10.0, 10.0])
+
+
+def test_distances_agree_with_differences_taken_one_by_one_even_where_they_are_tiny() -> None:
+    rng = np.random.default_rng(0)
+    states = 3 + 1e-5 * rng.normal(size=(500, 39))
+    points = states[:40]
+    by_differences = np.sort(np.linalg.norm(points[:, None] - states[None], axis=-1), axis=1)[:, 5]
+    np.testing.assert_allclose(neighbour_distances(points, states, 5), by_differences, rtol=2e-2)
+    np.testing.assert_allclose(neighbour_distances(1e5 * points, 1e5 * states, 5), 1e5 * by_differences, rtol=2e-2)
+    far = rng.normal(size=(500, 39))
+    by_differences = np.sort(np.linalg.norm(far[:, None] - far[None], axis=-1), axis=1)[:, 5]
+    np.testing.assert_allclose(neighbour_distances(far, far, 5), by_differences, rtol=1e-10)
+
+
+def test_the_spread_of_parts_is_the_spread_of_the_whole() -> None:
+    values = np.random.default_rng(0).normal(5, 3, size=100)
+    spread = RunningSpread()
+    for part in np.split(values, [1, 10, 60]):
+        spread.add(part)
+    assert spread.std == pytest.approx(values.std(), rel=1e-12)
+
+
+def test_a_reward_is_a_distance_over_the_spread_of_all_distances_so_far() -> None:
+    novelty = NoveltyReward(k=1, obs_size=1)
+    assert novelty.labelling is Labelling.ON_DRAW
+    novelty.observe(np.array([[0.0], [1.0]], np.float32))
+    novelty.observe(np.array([[4.0]], np.float32))
+    first = novelty.label(transitions_at(np.array([[0.0], [4.0]])))  # distances 1, 3: std 1
+    np.testing.assert_allclose(first, [1.0, 3.0])
+    second = novelty.label(transitions_at(np.array([[1.0]])))  # distance 1; of 1, 3, 1 the std is sqrt(8) / 3
+    np.testing.assert_allclose(second, [3 / np.sqrt(8)], rtol=1e-6)
+    assert first.dtype == np.float32
+
+
+def test_a_state_seen_again_and_again_is_not_novel() -> None:
+    novelty = NoveltyReward(k=5, obs_size=3)
+    novelty.observe(np.ones((2000, 3), np.float32))
+    np.testing.assert_array_equal(novelty.label(transitions_at(np.ones((4, 3)))), np.zeros(4))
+
+
+def test_a_restored_source_goes_on_exactly() -> None:
+    rng = np.random.default_rng(1)
+    one, other = NoveltyReward(k=5, obs_size=3), NoveltyReward(k=5, obs_size=3)
+    one.observe(rng.normal(size=(1500, 3)).astype(np.float32))
+    one.label(transitions_at(rng.normal(size=(8, 3))))
+    other.set_state(one.get_state())
+    more, batch = rng.normal(size=(10, 3)).astype(np.float32), transitions_at(rng.normal(size=(8, 3)))
+    one.observe(more)
+    other.observe(more)
+    np.testing.assert_array_equal(one.label(batch), other.label(batch))
+    assert one.version == other.version
+
+
+def test_nothing_to_compare_with_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="call `observe` first"):
+        NoveltyReward(k=5, obs_size=3).label(transitions_at(np.ones((1, 3))))
+    with pytest.raises(ValueError, match="k must be >= 1"):
+        NoveltyReward(k=0, obs_size=3)
