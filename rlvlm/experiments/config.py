@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import tyro
+
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judges.config import JudgeConfig
@@ -33,6 +35,8 @@ class EvalConfig:
 class TrackConfig:
     """What is kept and shown besides the run's folder."""
 
+    log_every_steps: int = 1_000
+    """Env steps between rows of metrics.jsonl, and between lines where there is no live panel."""
     checkpoint_every_steps: int = 5_000
     """Env steps between checkpoints."""
     keep_checkpoints: int = 2
@@ -44,12 +48,19 @@ class TrackConfig:
     dashboard_port: int = 8265
     """Port of that dashboard, on the loopback address."""
 
+    def __post_init__(self) -> None:
+        for name in ("log_every_steps", "checkpoint_every_steps", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"track.{name} must be >= 1, got {getattr(self, name)}")
+        if not 1 <= self.dashboard_port <= 65_535:
+            raise ValueError(f"track.dashboard_port must be 1 to 65535, got {self.dashboard_port}")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """A whole run."""
 
-    task: str
+    task: tyro.conf.Suppress[str]
     """Name of the task in `rlvlm.envs.registry`."""
     goal: str = ""
     """Goal phrase of the prompt; empty takes the task's own."""

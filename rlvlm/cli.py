@@ -1,0 +1,54 @@
+"""`rlvlm run | resume | eval | report | doctor`: one screen, no logic."""
+
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from rlvlm.errors import EXIT_DONE, UsageError
+from rlvlm.experiments.terminal import commands
+from rlvlm.experiments.terminal.boxes import guarded
+
+Command = Callable[[Sequence[str], str], int]
+
+COMMANDS: dict[str, tuple[str, Command]] = {
+    "run": ("TASK [options]   learn a task from a VLM's preferences", commands.run_command),
+    "resume": ("DIR              go on with a run that was stopped", commands.resume_command),
+    "eval": ("DIR              play the policy of a run", commands.eval_command),
+    "report": ("DIR...           compare runs: table, curves, page", commands.report_command),
+    "doctor": ("                 try what a run needs of this machine", commands.doctor_command),
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    given = sys.argv[1:] if words is None else list(words)
+    return guarded(lambda: _dispatch(given))
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        _show_help()
+        return EXIT_DONE
+    name = words[0]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean rlvlm {near[0]}?" if near else "rlvlm --help"
+        raise UsageError(f"there is no command {name!r}; commands: {', '.join(COMMANDS)}", hint)
+    return COMMANDS[name][1](words[1:], f"rlvlm {name}")
+
+
+def _show_help() -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for name, (text, _) in COMMANDS.items():
+        table.add_row(f"[bold]rlvlm {name}[/bold]", text.replace("[", r"\["))
+    console = Console()
+    console.print("Reinforcement learning whose reward comes from vision-language models, on Ray.\n")
+    console.print(table)
+    console.print("\nStart with  [bold]rlvlm run drawer_open --smoke[/bold]   (all options: rlvlm run drawer_open --help)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The facts of the machine and the software that a run was made with: `environment.json`."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PACKAGES = ("rlvlm", "ray", "torch", "transformers", "numpy", "gymnasium", "metaworld", "mujoco", "tyro", "av")
+"""Whose versions can change a result."""
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, the commit of the source where there is one, and the hardware. No names of hosts or people."""
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "packages": {name: version for name in PACKAGES if (version := package_version(name))},
+        "commit": source_commit(),
+        "cpu": _cpu_name(),
+        "cpu_cores": usable_cores(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": gpu_names(),
+        "rendering": os.environ.get("MUJOCO_GL", ""),
+    }
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a distribution, None when it is not there."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def usable_cores() -> int:
+    """CPU cores this process may use, >= 1: its affinity, and the quota of its cgroup where that is less."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def gpu_names() -> list[str]:
+    """The NVIDIA cards the driver knows, without starting CUDA."""
+    names = []
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        model = [line.split(":", 1)[1].strip() for line in file.read_text().splitlines() if line.startswith("Model")]
+        names += model[:1]
+    return names
+
+
+def source_commit() -> str | None:
+    """The commit of the working tree that rlvlm is imported from, with `+` when files differ from it."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        return commit + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())

@@ -1,0 +1,189 @@
+"""The folder of one run (DESIGN section 5): made, found again, locked, cut back to a checkpoint, or taken away."""
+
+import fcntl
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rlvlm.errors import MachineError, UsageError
+from rlvlm.experiments.config import RunConfig
+from rlvlm.experiments.folder.checkpoints import CheckpointShelf
+from rlvlm.experiments.folder.environment import describe_environment
+from rlvlm.experiments.folder.settings import from_yaml, to_yaml
+from rlvlm.experiments.folder.tables import CsvTable, JsonLines, write_whole
+from rlvlm.metrics import ENV_STEPS
+
+EVAL_COLUMNS = ("step", "success_rate", "episode_return", "learned_return", "final_progress", "episodes", "wall_s")
+QUERY_COLUMNS = (
+    "ground_truth_score_1", "ground_truth_score_2", "vlm_predicted_label", "timestamp", "train_iter",
+    "status", "p_left", "p_right", "p_tie", "session", "env_step", "index", "correct", "return_1", "return_2",
+    "latency_s", "text",
+)  # fmt: skip
+"""The first five are the reference's; a score is the simulator's progress, a label 0 (first), 1 (second) or -1."""
+BYTES_NEEDED = 512 * 2**20
+"""Free disk that a run asks for before it starts: its checkpoints, twice."""
+
+
+class RunFolder:
+    """The places of a run's files.
+
+    Args:
+        path: an existing run folder.
+        keep_checkpoints: newest checkpoints kept, besides the best.
+    """
+
+    def __init__(self, path: Path, keep_checkpoints: int) -> None:
+        self.path = path
+        self.evaluations = CsvTable(path / "eval.csv", EVAL_COLUMNS, "step")
+        self.queries = CsvTable(path / "vlm_query_log.csv", QUERY_COLUMNS, "env_step")
+        self.metrics = JsonLines(path / "metrics.jsonl", ENV_STEPS)
+        self.samples = JsonLines(path / "judge_panel.jsonl", ENV_STEPS)
+        self.checkpoints = CheckpointShelf(path / "checkpoints", keep_checkpoints)
+        self.plots = path / "plots"
+        self.videos = path / "videos"
+        self.tensorboard = path / "tensorboard"
+        self.log = path / "run.log"
+        self.panel = path / "judge_panel.html"
+        self.card = path / "README.md"
+
+    def config(self) -> RunConfig:
+        """The resolved configuration the run was started with, living where the folder is now."""
+        return replace(read_config(self.path), out=self.path)
+
+    def command(self) -> str:
+        """The command line that started the run."""
+        return (self.path / "command.txt").read_text().splitlines()[0]
+
+    def environment(self) -> dict[str, Any]:
+        """Versions, commit and hardware."""
+        return json.loads((self.path / "environment.json").read_text())
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers of the end, empty while there is none."""
+        file = self.path / "summary.json"
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Puts the summary in place in one move."""
+        write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def cut(self, last_step: int) -> None:
+        """Takes all growing files back to `last_step`, as they were when its checkpoint was made."""
+        for table in (self.evaluations, self.queries, self.metrics, self.samples):
+            table.cut(last_step)
+        self.checkpoints.discard_after(last_step)
+        (self.path / "summary.json").unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the folder for this process.
+
+        Raises:
+            UsageError: another process writes to it.
+        """
+        with open(self.path / "config.yaml", "r+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                fix = "wait for that run to end, or stop it"
+                raise UsageError(f"another process is writing to {self.path}", fix) from error
+            yield
+
+
+def read_config(path: Path) -> RunConfig:
+    """The configuration in a run's folder.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    return from_yaml(RunConfig, (path / "config.yaml").read_text())
+
+
+def create_folder(config: RunConfig, command: Sequence[str], started: datetime) -> RunFolder:
+    """A new run folder with everything that is known before the run starts.
+
+    Args:
+        config: the run; `config.out` names the folder, otherwise it is `runs/TASK/<time>`.
+        command: the words of the command line.
+        started: local time, for the default name.
+
+    Raises:
+        UsageError: the folder is in use, or cannot be made.
+        MachineError: the disk is full.
+    """
+    path = (config.out or _free_name(Path("runs") / config.task / started.strftime("%Y%m%d-%H%M%S"))).absolute()
+    _check_unused(path)
+    check_disk(path, BYTES_NEEDED)
+    made = _first_missing(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        folder = RunFolder(path, config.track.keep_checkpoints)
+        write_whole(path / "command.txt", shlex.join(command) + "\n")
+        write_whole(path / "environment.json", json.dumps(describe_environment(), indent=2) + "\n")
+        write_whole(path / "config.yaml", to_yaml(config))
+    except OSError as error:
+        remove_folder(path, made)
+        raise UsageError(f"cannot write the run's folder {path}: {error.strerror}", "choose another --out") from error
+    return folder
+
+
+def find_folder(path: Path) -> RunFolder:
+    """The run that a path belongs to: its folder, a checkpoint in it, or any file in it.
+
+    Raises:
+        UsageError: there is no run around `path`.
+    """
+    here = path.absolute()
+    if not here.exists():
+        raise UsageError(f"{path} does not exist", "name the folder that a run printed at its start")
+    for candidate in (here, *here.parents):
+        if (candidate / "config.yaml").is_file() and (candidate / "command.txt").is_file():
+            return RunFolder(candidate, read_config(candidate).track.keep_checkpoints)
+    raise UsageError(f"{path} is not in a run's folder (no config.yaml around it)", "name a folder like runs/TASK/<time>")
+
+
+def remove_folder(path: Path, first_made: Path | None) -> None:
+    """Takes away a folder whose run never began, with the parents that were made for it."""
+    shutil.rmtree(path, ignore_errors=True)
+    if first_made is None:
+        path.mkdir(exist_ok=True)  # it was there before, empty
+        return
+    for parent in path.parents:
+        if parent == first_made.parent or not parent.is_dir() or any(parent.iterdir()):
+            return
+        parent.rmdir()
+
+
+def check_disk(path: Path, needed: int) -> None:
+    """Raises MachineError when the disk under `path` has fewer than `needed` bytes free."""
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        what = f"the disk of {path} has {free / 2**20:.0f} MiB free, a run needs {needed / 2**20:.0f} MiB"
+        raise MachineError(what, "free some space, or put the run elsewhere with --out DIR")
+
+
+def _check_unused(path: Path) -> None:
+    if path.is_dir() and (path / "config.yaml").exists():
+        raise UsageError(f"{path} already holds a run", f"go on with it: rlvlm resume {path}  (or choose another --out)")
+    if path.is_dir() and any(path.iterdir()):
+        raise UsageError(f"{path} is not empty", "choose a new or empty folder with --out")
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file", "choose a new or empty folder with --out")
+
+
+def _first_missing(path: Path) -> Path | None:
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    return missing[-1] if missing else None
+
+
+def _free_name(path: Path) -> Path:
+    names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, os.getpid() + 3)))
+    return next(name for name in names if not name.exists())

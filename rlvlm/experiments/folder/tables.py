@@ -1,0 +1,124 @@
+"""Files that grow by whole rows: CSV tables and JSON lines, safe against a torn tail and cut exactly on resume."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def write_whole(path: Path, data: str | bytes) -> None:
+    """Writes a file so that a reader, or a crash, sees the old one or the new one and nothing between."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+class CsvTable:
+    """A CSV file with fixed columns, one line per row.
+
+    Args:
+        path: the file; it is made with its header at the first row.
+        columns: the names of the columns, in order.
+        step_column: the column with the env step that a row belongs to.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str], step_column: str) -> None:
+        self.path = path
+        self.columns = tuple(columns)
+        self.step_column = step_column
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Adds whole rows in one write. A cell of None is empty; line breaks in text become `\\n`.
+
+        Raises:
+            ValueError: a row has a column that the table does not know.
+        """
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        if not self.path.exists():
+            writer.writeheader()
+        for row in rows:
+            writer.writerow({key: _cell(value) for key, value in row.items()})
+        _append(self.path, text.getvalue())
+
+    def read(self) -> list[dict[str, str]]:
+        """All whole rows, as text."""
+        if not self.path.exists():
+            return []
+        return list(csv.DictReader(_whole_lines(self.path)))
+
+    def cut(self, last_step: int) -> None:
+        """Drops rows of later steps than `last_step`, and a torn last line."""
+        rows = [row for row in self.read() if int(row[self.step_column]) <= last_step]
+        self.path.unlink(missing_ok=True)
+        if rows:
+            self.append(rows)
+
+
+class JsonLines:
+    """A file with one JSON object per line, each with the step it belongs to.
+
+    Args:
+        path: the file.
+        step_key: the key with the env step.
+    """
+
+    def __init__(self, path: Path, step_key: str) -> None:
+        self.path = path
+        self.step_key = step_key
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Adds whole lines in one write. Numbers that are not finite must not come here: JSON has none."""
+        _append(self.path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+    def read(self) -> list[dict[str, Any]]:
+        """All whole lines."""
+        return [json.loads(line) for line in _whole_lines(self.path)] if self.path.exists() else []
+
+    def cut(self, last_step: int) -> None:
+        """Drops lines of later steps than `last_step`, and a torn last line."""
+        if self.path.exists():
+            kept = [row for row in self.read() if row[self.step_key] <= last_step]
+            write_whole(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str):
+        return value.replace("\r", "").replace("\n", "\\n")
+    return "" if value is None else value
+
+
+def _append(path: Path, text: str) -> None:
+    """Writes and flushes to the disk; where that fails the file is put back to its old length."""
+    data = memoryview(text.encode())
+    # Unbuffered, so that closing after a failure has nothing left to write.
+    with open(path, "ab", buffering=0) as file:
+        length = file.tell()
+        try:
+            while data:
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(length)
+            raise
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines that end with a line break; a tail without one was torn by a crash."""
+    text = path.read_bytes().decode(errors="replace")
+    # Not str.splitlines: a judge's text may hold other characters that it takes for line breaks.
+    return text[: text.rfind("\n") + 1].split("\n")[:-1]

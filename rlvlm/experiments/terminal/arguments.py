@@ -1,0 +1,46 @@
+"""The words after `rlvlm run`: a task, and dotted overrides of its recipe. Imports neither torch nor ray."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from rlvlm.envs.registry import task_names
+from rlvlm.errors import UsageError
+from rlvlm.experiments.config import RunConfig
+from rlvlm.experiments.recipes import recipe, smoke
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """Learn a task; every option below overrides one field of the task's recipe."""
+
+    config: Annotated[RunConfig, tyro.conf.arg(name="")]
+    smoke: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Cut the task to minutes: every part of a run happens, nothing is learnt to the end."""
+    print_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the resolved configuration as YAML and stop."""
+
+
+def parse_run(words: Sequence[str], prog: str) -> RunArguments:
+    """What the user asked for, checked.
+
+    Args:
+        words: the task first, then options.
+        prog: how the user called us, for help texts.
+
+    Raises:
+        UsageError: no task, or one that does not exist.
+        SystemExit: an option is wrong (code 2, shown in a box), or help was asked for (code 0).
+    """
+    if not words or words[0].startswith("-"):
+        raise UsageError(
+            f"name a task first: {prog} TASK [options]; tasks: {', '.join(task_names())}",
+            f"{prog} {task_names()[0]} --help  shows all options",
+        )
+    task, options = words[0], list(words[1:])
+    default = recipe(task)
+    if "--smoke" in options:
+        default = smoke(default)
+    return tyro.cli(RunArguments, default=RunArguments(config=default), args=options, prog=f"{prog} {task}")

@@ -1,0 +1,49 @@
+"""How a command ends: the one place that turns failures into a boxed message with the fix, and an exit code."""
+
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from rlvlm.errors import RunError
+
+EXIT_CRASH = 1
+EXIT_INTERRUPTED = 130
+"""What shells use for Ctrl-C; only before a run has anything to save."""
+
+
+def guarded(action: Callable[[], int]) -> int:
+    """The exit code of `action`; whatever it raises is shown as a box on stderr, never as a traceback."""
+    try:
+        return action()
+    except RunError as error:
+        show_failure(str(error), error.fix)
+        return error.exit_code
+    except KeyboardInterrupt:
+        show_failure("stopped by Ctrl-C", "")
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the outermost frame: a user gets a box, the file keeps the traceback
+        with tempfile.NamedTemporaryFile("w", prefix="rlvlm-crash-", suffix=".txt", delete=False) as file:
+            file.write(traceback.format_exc())
+        show_failure(f"unexpected {type(error).__name__}: {error}", f"please report it with {file.name}")
+        return EXIT_CRASH
+
+
+def show_failure(what: str, fix: str) -> None:
+    """Draws the box: what happened, and below it how to mend it."""
+    text = Text(what.strip())
+    if fix:
+        text.append("\n\nfix: ", style="bold green")
+        text.append(fix)
+    Console(stderr=True).print(Panel(text, title="rlvlm", title_align="left", border_style="red"))
+
+
+def write_crash(folder: Path, error: BaseException) -> Path:
+    """Keeps the traceback of `error` in a run's folder, and returns the file."""
+    file = folder / "crash.txt"
+    file.write_text("".join(traceback.format_exception(error)))
+    return file

@@ -1,0 +1,96 @@
+"""The commands behind `rlvlm WORD`: each reads its words and hands over.
+
+What a command needs is imported inside it: `rlvlm --help` must not wait for torch and ray.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from rlvlm.errors import EXIT_DONE
+from rlvlm.experiments.folder.settings import to_yaml
+from rlvlm.experiments.terminal.arguments import parse_run
+
+
+@dataclass(frozen=True)
+class ResumeArguments:
+    """Go on with a run that was stopped, exactly where its newest checkpoint is."""
+
+    path: tyro.conf.Positional[Path]
+    """The run's folder, a checkpoint in it, or any file in it."""
+
+
+@dataclass(frozen=True)
+class EvalArguments:
+    """Play the best policy of a run."""
+
+    path: tyro.conf.Positional[Path]
+    """The run's folder, a checkpoint in it, or any file in it."""
+    episodes: int = 10
+    """Episodes to play, with the deterministic policy."""
+    video: bool = False
+    """Whether to write one video per episode into the run's folder."""
+
+
+@dataclass(frozen=True)
+class ReportArguments:
+    """Compare runs: a table here; report.html, report.csv and report.png in a folder."""
+
+    paths: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs; runs that differ only in their seed form a group."""
+    out: Path = Path("report")
+    """Folder for the page, the table and the picture."""
+
+
+@dataclass(frozen=True)
+class DoctorArguments:
+    """Try what a run needs of this machine, and say the fix for what fails."""
+
+    json: bool = False
+    """Print one JSON object instead of lines."""
+
+
+def run_command(words: Sequence[str], prog: str) -> int:
+    """`run TASK [options]`."""
+    arguments = parse_run(words, prog)
+    if arguments.print_config:
+        sys.stdout.write(to_yaml(arguments.config))
+        return EXIT_DONE
+    from rlvlm.experiments.train import start_run
+
+    return start_run(arguments.config, command=[*prog.split(), *words])
+
+
+def resume_command(words: Sequence[str], prog: str) -> int:
+    """`resume DIR`."""
+    arguments = tyro.cli(ResumeArguments, args=words, prog=prog)
+    from rlvlm.experiments.train import resume_run
+
+    return resume_run(arguments.path)
+
+
+def eval_command(words: Sequence[str], prog: str) -> int:
+    """`eval DIR [--episodes N] [--video]`."""
+    arguments = tyro.cli(EvalArguments, args=words, prog=prog)
+    from rlvlm.experiments.evaluate import evaluate_run
+
+    return evaluate_run(arguments.path, arguments.episodes, arguments.video)
+
+
+def report_command(words: Sequence[str], prog: str) -> int:
+    """`report DIR... [--out DIR]`."""
+    arguments = tyro.cli(ReportArguments, args=words, prog=prog)
+    from rlvlm.experiments.report import compare_runs
+
+    return compare_runs(arguments.paths, arguments.out)
+
+
+def doctor_command(words: Sequence[str], prog: str) -> int:
+    """`doctor [--json]`."""
+    arguments = tyro.cli(DoctorArguments, args=words, prog=prog)
+    from rlvlm.experiments.doctor import examine_machine
+
+    return examine_machine(arguments.json)

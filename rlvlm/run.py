@@ -1,0 +1,17 @@
+"""`python -m rlvlm.run TASK`: parse, hand over to `rlvlm.experiments`, exit code."""
+
+import sys
+from collections.abc import Sequence
+
+from rlvlm.experiments.terminal.boxes import guarded
+from rlvlm.experiments.terminal.commands import run_command
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs a task and returns the exit code of `rlvlm.errors`."""
+    given = sys.argv[1:] if words is None else words
+    return guarded(lambda: run_command(given, "python -m rlvlm.run"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
