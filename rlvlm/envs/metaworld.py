@@ -176,6 +176,8 @@ class MetaWorld(World):
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Pictures [N, size_px, size_px, 3] of `snapshots` [N, S].
 
+        Snapshots are rounded to the grain of `picture_key` first, so that equal keys give equal pictures to the bit.
+
         Raises:
             MachineError: the renderer could not be opened.
         """
@@ -184,7 +186,7 @@ class MetaWorld(World):
             model = self._stock.model
             hidden_geoms = _belongs_to(model, model.geom_bodyid, hidden)
             self._painter = Painter(model, self._scene.camera, hidden_geoms, self._scene.placed_bodies)
-        return self._painter.draw(snapshots, size_px)
+        return self._painter.draw(np.rint(snapshots / _KEY_METRES) * np.float32(_KEY_METRES), size_px)
 
     def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, P]: what the picture shows, in steps of a quarter of a millimetre (or of a milliradian)."""

@@ -1,7 +1,9 @@
 """Draws a MuJoCo scene off-screen from stored joint positions. Used by the MuJoCo families of this room."""
 
+import atexit
 import copy
 import importlib
+import weakref
 from dataclasses import dataclass
 
 import mujoco
@@ -11,6 +13,7 @@ from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.types import FloatArray, Frames
 
 _MAX_GEOMS = 1_000
+_open_painters: "weakref.WeakSet[Painter]" = weakref.WeakSet()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +106,24 @@ class Painter:
             self._model.vis.global_.offwidth = self._model.vis.global_.offheight = size_px
             self._window = backend.GLContext(size_px, size_px)
             self._window.make_current()
+            _close_at_exit(self)
             self._context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_50)
         self._window.make_current()
         if size_px > self._context.offWidth:
             mujoco.mjr_resizeOffscreen(size_px, size_px, self._context)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         return self._context
+
+
+def _close_at_exit(painter: Painter) -> None:
+    """Frees OpenGL before the process ends; must be called after the first context is open.
+
+    MuJoCo shuts the display down at exit, and a context freed after that complains on stderr. Exit handlers run in
+    reverse order, so ours has to be registered after MuJoCo's.
+    """
+    if not _open_painters:
+        atexit.register(lambda: [painter.close() for painter in list(_open_painters)])
+    _open_painters.add(painter)
 
 
 def _aim(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:

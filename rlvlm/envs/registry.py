@@ -1,4 +1,8 @@
-"""Tasks by name. Importing it loads no simulator: a task's world is imported when it is made."""
+"""Tasks by name. Importing it loads no simulator: a task's world is imported when it is made.
+
+Wherever a task's name is asked for, `package.module:NAME` works too, NAME being a `Task`: a task of one's own needs no
+registration, and is found in every process.
+"""
 
 import difflib
 import importlib
@@ -24,7 +28,7 @@ class Task:
     goal: str
     """Fills the slot of the prompt, e.g. `open the drawer`."""
     maker: str
-    """`module:function`; the function takes (config: EnvConfig, seed: int) and returns a World."""
+    """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving a World."""
 
 
 _TASKS: dict[str, Task] = {}
@@ -89,11 +93,25 @@ def make_vector(task: str, config: EnvConfig, seed: int) -> "gym.vector.SyncVect
 
 
 def _find(name: str) -> Task:
+    """The registered task, or the `Task` that `package.module:NAME` refers to."""
     if name in _TASKS:
         return _TASKS[name]
+    if ":" in name:
+        return _load(name)
     close = difflib.get_close_matches(name, _TASKS, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else "choose one of the tasks"
     raise UsageError(f"there is no task {name!r}; tasks: {', '.join(task_names())}", hint)
+
+
+def _load(reference: str) -> Task:
+    module, _, attribute = reference.partition(":")
+    try:
+        task = getattr(importlib.import_module(module), attribute)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise UsageError(f"cannot load the task {reference!r}: {error}", "give it as package.module:NAME") from error
+    if not isinstance(task, Task):
+        raise UsageError(f"{reference!r} must be a {Task.__module__}.Task, got {type(task).__name__}")
+    return task
 
 
 register(Task(name="drawer_open", goal="open the drawer", maker="rlvlm.envs.metaworld:make_drawer_open"))
