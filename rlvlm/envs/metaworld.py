@@ -122,7 +122,7 @@ class MetaWorld(World):
         self.action_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
         self._steps = 0
         self._painter: Painter | None = None
-        super().reset(seed=seed)
+        self.reset(seed=seed)
 
     def _prepare_start(self, start: str) -> None:
         """Chooses between the paper's start and the stock one."""
@@ -209,11 +209,13 @@ class MetaWorld(World):
         """Restores what `get_state` returned; pictures, observations and rewards go on bit-identically."""
         stock, model, data = self._stock, self._stock.model, self._stock.data
         model.body_pos[self._placed] = state["placed"]
-        mujoco.mj_setState(model, data, np.asarray(state["physics"]), mujoco.mjtState.mjSTATE_INTEGRATION)
-        mujoco.mj_forward(model, data)
+        physics = np.asarray(state["physics"])
+        mujoco.mj_setState(model, data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+        mujoco.mj_forward(model, data)  # positions follow, but the solver's warm start moves on:
+        mujoco.mj_setState(model, data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
         for name, value in state.items():
             if name.startswith("stock."):
-                setattr(stock, name.removeprefix("stock."), np.copy(value)[()])  # [()] turns 0-d arrays into numbers
+                _restore(stock, name.removeprefix("stock."), value)
         self._steps = int(state["steps"])
         self.np_random.bit_generator.state = json.loads(state["generator"])
 
@@ -255,3 +257,9 @@ def _is_own(value: object) -> bool:
     while isinstance(value, np.ndarray):
         value = value.base
     return value is None
+
+
+def _restore(stock: SawyerXYZEnv, name: str, value: Any) -> None:
+    """Sets an attribute without changing its type: NumPy numbers would widen the float32 they are multiplied with."""
+    kind = type(getattr(stock, name))
+    setattr(stock, name, kind(value) if kind in (bool, int, float) else np.copy(value)[()])
