@@ -25,6 +25,8 @@ class SACConfig:
     """Transitions per update."""
     updates_per_step: float = 1.0
     """Gradient updates per env step."""
+    turn_steps: int = 10
+    """Steps of each world between turns of updates; an episode's last turn may be shorter."""
     seed_steps: int = 1_000
     """Env steps with uniform random actions at the start."""
     replay_capacity: int = 1_000_000
@@ -42,8 +44,10 @@ class SACConfig:
         for name in ("actor_lr", "critic_lr", "alpha_lr", "initial_alpha", "updates_per_step"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"algo.{name} must be > 0, got {getattr(self, name)}")
-        for name in ("batch_size", "seed_steps", "replay_capacity", "novelty_neighbour"):
+        for name in ("batch_size", "turn_steps", "seed_steps", "replay_capacity", "novelty_neighbour"):
             if getattr(self, name) < 1:
                 raise ValueError(f"algo.{name} must be >= 1, got {getattr(self, name)}")
+        if self.catch_up_updates < 0:
+            raise ValueError(f"algo.catch_up_updates must be >= 0, got {self.catch_up_updates}")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"algo.hidden needs at least one layer of >= 1 units, got {self.hidden}")

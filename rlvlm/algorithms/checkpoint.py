@@ -1,0 +1,168 @@
+"""A state tree on disk: numbers and words as JSON, arrays as npz, the policy as safetensors. Nothing is pickled.
+
+A state tree is what the rooms' `get_state` methods return: dicts with string keys and lists, with arrays, numbers,
+strings, booleans or None at the leaves. The folder appears under its name only once it is complete and on disk, and
+every file in it carries a SHA-256 that is verified before anything is restored.
+"""
+
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+
+from rlvlm.errors import MachineError, RunError
+from rlvlm.policies.squashed_gaussian import SquashedGaussian
+
+POLICY_FILE = "policy.safetensors"
+"""The policy's weights alone, for evaluation and sharing."""
+_MANIFEST, _STATE, _ARRAYS = "manifest.json", "state.json", "arrays.npz"
+_ARRAY_MARK = "__array__"
+
+
+class CorruptCheckpoint(RunError):  # noqa: N818 - named for what is found, as in the other rooms
+    """A checkpoint's file is missing or differs from what was written."""
+
+    exit_code = 3
+
+
+def save_tree(folder: Path, tree: dict[str, Any], policy: SquashedGaussian) -> None:
+    """Writes `tree` and the policy into `folder`, which appears complete or not at all.
+
+    A checkpoint of the same name is replaced only after the new one is on disk.
+
+    Raises:
+        MachineError: the disk is full or cannot be written; what was there before is untouched.
+    """
+    folder = Path(folder).absolute()
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        digests = {name: _write(partial / name, content) for name, content in _files(tree, policy).items()}
+        _write(partial / _MANIFEST, json.dumps(digests, indent=1).encode())
+        _sync_folder(partial)
+        _put_in_place(partial, folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        cause = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+        raise MachineError(f"cannot write the checkpoint {folder}: {cause}",
+                           "free some disk space, then `rlvlm resume` from the last checkpoint") from error
+
+
+def load_tree(folder: Path) -> dict[str, Any]:
+    """The tree that was saved in `folder`.
+
+    Raises:
+        CorruptCheckpoint: a file is missing or differs from what was written.
+    """
+    folder = Path(folder)
+    digests = json.loads(_read(folder, _MANIFEST))
+    contents = {name: _read(folder, name, digest) for name, digest in digests.items()}
+    arrays = np.load(io.BytesIO(contents[_ARRAYS]), allow_pickle=False)
+    return _unflatten(json.loads(contents[_STATE]), arrays)
+
+
+def load_policy(folder: Path) -> SquashedGaussian:
+    """The policy that was saved in `folder`; reads nothing else but the manifest.
+
+    Raises:
+        CorruptCheckpoint: a file is missing or differs from what was written.
+    """
+    folder = Path(folder)
+    digest = json.loads(_read(folder, _MANIFEST)).get(POLICY_FILE)
+    weights = load_safetensors(_read(folder, POLICY_FILE, digest))
+    shapes = [weights[f"layers.{depth}.weight"].shape for depth in range(len(weights) // 2)]
+    policy = SquashedGaussian(shapes[0][1], shapes[-1][0] // 2, [shape[0] for shape in shapes[:-1]])
+    policy.load_state_dict(weights)
+    return policy
+
+
+def _files(tree: dict[str, Any], policy: SquashedGaussian) -> dict[str, bytes]:
+    """The checkpoint's files by name."""
+    arrays: dict[str, np.ndarray] = {}
+    state = json.dumps(_flatten(tree, "", arrays)).encode()
+    packed = io.BytesIO()
+    np.savez(packed, allow_pickle=False, **arrays)
+    weights = {name: value.detach().cpu().contiguous() for name, value in policy.state_dict().items()}
+    return {_STATE: state, _ARRAYS: packed.getvalue(), POLICY_FILE: save_safetensors(weights)}
+
+
+def _flatten(node: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
+    """A JSON-able copy of `node` whose arrays are moved into `arrays` under their path."""
+    if isinstance(node, dict):
+        assert all(isinstance(key, str) for key in node), f"a state tree's keys are strings, got {list(node)} at {path}"
+        return {key: _flatten(value, f"{path}/{key}", arrays) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_flatten(value, f"{path}/{index}", arrays) for index, value in enumerate(node)]
+    if isinstance(node, torch.Tensor):
+        node = node.detach().cpu().numpy()
+    if isinstance(node, np.generic):
+        node = node.item()
+    if isinstance(node, np.ndarray):
+        assert node.dtype != object, f"a state tree holds no arrays of objects, got one at {path}"
+        arrays[path] = node
+        return {_ARRAY_MARK: path}
+    assert node is None or isinstance(node, bool | int | float | str), f"cannot save {type(node)} at {path}"
+    return node
+
+
+def _unflatten(node: Any, arrays: Any) -> Any:
+    """The tree of which `_flatten` made `node` and `arrays`; tuples come back as lists."""
+    if isinstance(node, list):
+        return [_unflatten(value, arrays) for value in node]
+    if not isinstance(node, dict):
+        return node
+    if _ARRAY_MARK in node:
+        return arrays[node[_ARRAY_MARK]]
+    return {key: _unflatten(value, arrays) for key, value in node.items()}
+
+
+def _write(path: Path, content: bytes) -> str:
+    """Writes a file through to the disk; returns its SHA-256."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read(folder: Path, name: str, digest: str | None = None) -> bytes:
+    """A file's content, verified when `digest` is given."""
+    path = folder / name
+    fix = "resume from an older checkpoint of the run"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CorruptCheckpoint(f"cannot read {path}: {error.strerror}", fix) from error
+    if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+        raise CorruptCheckpoint(f"{path} is not what was written: its SHA-256 differs from the manifest's", fix)
+    return content
+
+
+def _sync_folder(folder: Path) -> None:
+    """Puts the folder's own entries on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    """Renames the complete `partial` to `folder`, setting aside what was there until the new one stands."""
+    aside = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if folder.exists():
+        os.rename(folder, aside)
+    os.rename(partial, folder)
+    _sync_folder(folder.parent)
+    shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,271 @@
+"""SAC with a reward source that may change (PEBBLE), as an RLlib algorithm. Run by experiments/ and by Ray Tune.
+
+Sources: Haarnoja et al. 2018, arXiv:1812.05905 (SAC); Lee et al. 2021, arXiv:2106.05091 (PEBBLE); Wang et al. 2024,
+arXiv:2402.03681 (RL-VLM-F). Departures:
+
+1. Acting and learning take turns of `SACConfig.turn_steps` steps, so that new transitions are labelled in batches.
+2. The target critics move with every update (every second one in PEBBLE's code).
+3. Should the first session give no label that trains, exploration by novelty goes on until one does.
+4. Everything runs in one process: worlds, replay and networks share memory, and RLlib's episodes, connectors and
+   object store are not on the path.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+
+from rlvlm import metrics
+from rlvlm.algorithms.checkpoint import load_tree, save_tree
+from rlvlm.algorithms.evaluation import EvaluationEpisode, evaluate
+from rlvlm.algorithms.label import label_on_arrival, relabel
+from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.algorithms.sac_pebble.learner import SACLearner
+from rlvlm.algorithms.sac_pebble.module import SACModule
+from rlvlm.algorithms.sac_pebble.runner import Sample, WorldRunner
+from rlvlm.algorithms.sac_pebble.schedule import build_schedule
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.pictures import FrameStore
+from rlvlm.envs.registry import make_world
+from rlvlm.judges.judge import Judge
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+from rlvlm.preferences.records import QueryRecord
+from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.source import Labelling
+
+_RECENT_EPISODES = 10
+
+
+class SACPebbleConfig(AlgorithmConfig):
+    """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or SACPebble)
+        self.task = ""
+        self.goal = ""
+        self.world = EnvConfig()
+        self.sac = SACConfig()
+        self.reward = RewardConfig()
+        self.feedback = FeedbackConfig()
+        self.reward_model = RewardModelConfig()
+        self.judge_picture_px = 300
+        self.make_judge: Callable[[], Judge] | None = None
+        self.seed = 0
+        self.env_runner_cls = WorldRunner
+        self.num_env_runners = self.num_learners = 0
+        self.min_time_s_per_iteration = None
+        self.log_level = "ERROR"
+        self._dont_auto_sync_env_runner_states = True
+
+    def worlds(self, *, task: str = NotProvided, goal: str = NotProvided, world: EnvConfig = NotProvided) -> Self:
+        """Chooses what is learned.
+
+        Args:
+            task: name in `rlvlm.envs.registry`.
+            goal: what the judge is told; empty takes the task's own.
+            world: start, robot, episode length and number of worlds.
+        """
+        return self._take(task=task, goal=goal, world=world)
+
+    def learning(self, *, sac: SACConfig) -> Self:
+        """Chooses the hyperparameters of SAC."""
+        return self._take(sac=sac)
+
+    def rewards(self, *, reward: RewardConfig = NotProvided, feedback: FeedbackConfig = NotProvided,
+                reward_model: RewardModelConfig = NotProvided, judge_picture_px: int = NotProvided,
+                make_judge: Callable[[], Judge] = NotProvided) -> Self:
+        """Chooses where the reward comes from.
+
+        Args:
+            reward: source, teacher and what the learned reward looks at.
+            feedback: when the teacher is asked.
+            reward_model: the learned reward.
+            judge_picture_px: side of the pictures drawn for the judge.
+            make_judge: makes the judge in the process that asks it; must pickle.
+        """
+        return self._take(reward=reward, feedback=feedback, reward_model=reward_model,
+                          judge_picture_px=judge_picture_px, make_judge=make_judge)
+
+    def validate(self) -> None:
+        """Checks what can be checked before anything starts.
+
+        Raises:
+            ValueError: says which setting is wrong and what to do.
+        """
+        super().validate()
+        if not self.task:
+            raise ValueError("no task was chosen; call .worlds(task='drawer_open')")
+        if self.num_env_runners or self.num_learners:
+            raise ValueError("acting and learning share one process here: num_env_runners and num_learners must be 0, "
+                             f"got {self.num_env_runners} and {self.num_learners}; use world.num_envs for more worlds")
+        if (self.reward.source, self.reward.teacher) == ("preference", "judge") and self.make_judge is None:
+            raise ValueError("the teacher is a judge and there is none; call .rewards(make_judge=...), "
+                             "or choose teacher oracle or random")
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """The networks of SAC, sized by `sac`."""
+        model = {"hidden": list(self.sac.hidden), "initial_alpha": self.sac.initial_alpha}
+        return RLModuleSpec(module_class=SACModule, model_config=model)
+
+    def get_default_learner_class(self) -> type[SACLearner]:
+        """The learner with the replay."""
+        return SACLearner
+
+    def _take(self, **chosen: Any) -> Self:
+        for name, value in chosen.items():
+            if value is not NotProvided:
+                setattr(self, name, value)
+        return self
+
+
+class SACPebble(Algorithm):
+    """One `train()` is one round of episodes; evaluations and checkpoints come between."""
+
+    @classmethod
+    def get_default_config(cls) -> SACPebbleConfig:
+        """A config that still needs its task."""
+        return SACPebbleConfig()
+
+    def setup(self, config: SACPebbleConfig) -> None:
+        """Builds worlds, networks and reward; called by RLlib."""
+        super().setup(config)
+        self._runner: WorldRunner = self.env_runner_group.local_env_runner
+        (found,) = self.learner_group.foreach_learner(lambda learner: learner)
+        self._learner: SACLearner = found.get()
+        self._runner.policy = self._learner.networks.policy
+        self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
+        self._schedule = build_schedule(self.config, self._viewer)
+        self._recent: deque[list[float]] = deque(maxlen=_RECENT_EPISODES)
+        self._facts: dict[str, float] = {}
+        self._env_steps = self._num_episodes = self._steps_told = 0
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps so far, of all worlds together."""
+        return self._env_steps
+
+    def training_step(self) -> None:
+        """One round of episodes: PEBBLE's algorithm 2, and plain SAC where the source never changes."""
+        rewards = []
+        for num_steps in self._turns():
+            sample = self._act(num_steps)
+            self._schedule.take_in(sample)
+            rewards.append(label_on_arrival(sample.transitions, self._schedule.source))
+            self._learner.replay.add(sample.transitions, rewards[-1])
+            if self._schedule.is_feedback_due(self._env_steps):
+                self._learn_reward()
+            self._learner.learn(self._updates_due(num_steps), self._schedule.source)
+        self._log_round(np.concatenate(rewards))
+
+    def _turns(self) -> list[int]:
+        """Steps of each world per turn; together they make one episode."""
+        full, rest = divmod(self.config.world.episode_steps, self.config.sac.turn_steps)
+        return [self.config.sac.turn_steps] * full + [rest] * (rest > 0)
+
+    def _act(self, num_steps: int) -> Sample:
+        """Steps the worlds: at random at first, then with the policy."""
+        sample = self._runner.sample(num_steps=num_steps, random_actions=self._env_steps < self.config.sac.seed_steps)
+        self._env_steps += len(sample.transitions.env_rewards)
+        self._num_episodes += len(sample.episodes)
+        self._recent.extend([float(episode.env_rewards.sum()), float(episode.success.any())]
+                            for episode in sample.episodes)
+        return sample
+
+    def _learn_reward(self) -> None:
+        """Asks, fits and relabels everything; the first learned reward finds critics without a past."""
+        was_learned, version = self._schedule.is_learned, self._schedule.source.version
+        self._facts |= self._schedule.hold_session(self._env_steps)
+        if not self._schedule.is_learned or (was_learned and self._schedule.source.version == version):
+            return
+        relabel(self._learner.replay, self._schedule.source)
+        if not was_learned:
+            self._learner.restart_critics()
+            self._learner.learn(self.config.sac.catch_up_updates, self._schedule.source)
+
+    def _updates_due(self, num_steps: int) -> int:
+        """Updates after a turn: none before the random steps are over, then `updates_per_step` on average."""
+        sac, trained_from = self.config.sac, self.config.sac.seed_steps
+        before = self._env_steps - num_steps * self.config.world.num_envs
+        done = int(max(before - trained_from, 0) * sac.updates_per_step)
+        return int(max(self._env_steps - trained_from, 0) * sac.updates_per_step) - done
+
+    def _log_round(self, rewards: np.ndarray) -> None:
+        """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
+        if np.isfinite(rewards).all():
+            self._facts[metrics.TRAIN_LEARNED_RETURN] = float(rewards.sum()) / self.config.world.num_envs
+        new_steps, self._steps_told = self._env_steps - self._steps_told, self._env_steps
+        self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), new_steps, reduce="lifetime_sum",
+                               with_throughput=True)
+        for name, value in self.report().items():
+            self.metrics.log_value(tuple(name.split("/")), value, window=1)
+        self.metrics.log_value("score", self.report()[metrics.TRAIN_EPISODE_SUCCESS], window=1)
+
+    def report(self) -> dict[str, float]:
+        """The newest numbers by their names in `rlvlm.metrics`; returns and success are means of 10 episodes."""
+        means = np.mean(self._recent, axis=0) if self._recent else (0.0, 0.0)
+        return {
+            metrics.ENV_STEPS: float(self._env_steps),
+            metrics.EPISODES: float(self._num_episodes),
+            metrics.TRAIN_EPISODE_RETURN: float(means[0]),
+            metrics.TRAIN_EPISODE_SUCCESS: float(means[1]),
+            **self._facts,
+            **self._learner.report(),
+        }
+
+    def drain_queries(self) -> list[QueryRecord]:
+        """The queries asked since the last call; write them down before saving a checkpoint."""
+        return self._schedule.drain_records()
+
+    def evaluate_policy(self, episodes: int) -> list[EvaluationEpisode]:
+        """Whole episodes of the deterministic policy, in a world of their own; training does not notice."""
+        source = self._schedule.source
+        asked = None if source.labelling is Labelling.ON_DRAW else source  # a moving source would move by being asked
+        return evaluate(self._learner.networks.policy, self._viewer, episodes, asked)
+
+    def frame_store(self, size_px: int) -> FrameStore:
+        """Draws the task's snapshots at `size_px`."""
+        return FrameStore(self._viewer, size_px)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Writes everything that an exact continuation needs; complete or not at all.
+
+        Raises:
+            MachineError: the disk is full or cannot be written.
+        """
+        tree = {
+            "runner": self._runner.save_tree(),
+            "learner": self._learner.save_tree(),
+            "schedule": self._schedule.save_tree(),
+            "recent": list(self._recent),
+            "facts": self._facts,
+            "env_steps": self._env_steps,
+            "num_episodes": self._num_episodes,
+            "iteration": self._iteration,
+        }
+        save_tree(Path(checkpoint_dir), tree, self._learner.networks.policy)
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Goes on from a checkpoint of the same config, bit for bit as if there had been no stop.
+
+        Raises:
+            CorruptCheckpoint: a file is missing or differs from what was written.
+        """
+        tree = load_tree(Path(checkpoint_dir))
+        self._runner.load_tree(tree["runner"])
+        self._learner.load_tree(tree["learner"])
+        self._schedule.load_tree(tree["schedule"])
+        self._recent.extend(tree["recent"])
+        self._facts = dict(tree["facts"])
+        self._env_steps, self._num_episodes = tree["env_steps"], tree["num_episodes"]
+        self._iteration = tree["iteration"]
+
+    def cleanup(self) -> None:
+        """Closes the worlds and lets RLlib stop the rest."""
+        super().cleanup()
+        self._viewer.close()

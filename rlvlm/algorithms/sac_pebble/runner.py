@@ -1,0 +1,126 @@
+"""Steps the worlds with the learner's own policy. RLlib builds one and calls it through its env-runner contract."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.env.env_runner import EnvRunner
+
+from rlvlm.algorithms.episodes import EpisodeTape, VectorStep, to_transitions
+from rlvlm.envs.registry import make_vector
+from rlvlm.envs.world import World
+from rlvlm.policies.squashed_gaussian import SquashedGaussian
+from rlvlm.types import FloatArray, Trajectory, Transitions
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a turn of acting brought."""
+
+    transitions: Transitions
+    episodes: list[Trajectory]
+    """Those that ended during the turn."""
+
+
+class WorldRunner(EnvRunner):
+    """N worlds in this process, stepped side by side; an episode that ends is followed by the next at once.
+
+    It acts with the very policy that the learner trains (`policy` is set by the algorithm), so there are no weights
+    to send, and it draws exploration noise from a generator of its own.
+
+    Args:
+        config: a `SACPebbleConfig`.
+        worker_index: 0, the local one; RLlib passes it and other arguments that are not used here.
+    """
+
+    policy: SquashedGaussian
+
+    def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
+        super().__init__(config=config, worker_index=worker_index)
+        self.env = make_vector(config.task, config.world, config.seed)
+        self.num_envs = self.env.num_envs
+        self._noise = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(1,)))
+        self._tape = EpisodeTape(self.num_envs)
+        self._obs = np.array(self.env.reset()[0], np.float32)
+
+    def sample(self, *, num_steps: int, random_actions: bool = False) -> Sample:
+        """Steps every world `num_steps` times.
+
+        Args:
+            num_steps: steps of each world, >= 1.
+            random_actions: uniform actions instead of the policy's.
+        """
+        steps, episodes = [], []
+        for _ in range(num_steps):
+            step, ended = self._step(self._random_actions() if random_actions else self._policy_actions())
+            episodes += self._tape.record(step, ended)
+            steps.append(step)
+        return Sample(to_transitions(steps), episodes)
+
+    def _step(self, actions: FloatArray) -> tuple[VectorStep, NDArray[np.bool_]]:
+        """One step of all worlds and which of their episodes `[N]` it ended."""
+        obs, env_rewards, terminated, truncated, infos = self.env.step(actions)
+        ended = terminated | truncated
+        next_obs, snapshots = obs.copy(), infos["snapshot"]
+        progress, success = infos["progress"], infos["success"]
+        if ended.any():  # these worlds were reset within the step: their last state lies in the final_* entries
+            final = infos["final_info"]
+            next_obs[ended] = np.stack(infos["final_obs"][ended])
+            snapshots, progress, success = (
+                np.where(ended.reshape(-1, *[1] * (now.ndim - 1)), final[name], now)
+                for name, now in (("snapshot", snapshots), ("progress", progress), ("success", success)))
+        step = VectorStep(
+            obs=self._obs, actions=actions, next_obs=next_obs, terminated=terminated.astype(np.float32),
+            env_rewards=env_rewards.astype(np.float32), success=success.astype(np.float32),
+            snapshots=snapshots.astype(np.float32), progress=progress.astype(np.float32))
+        self._obs = obs
+        return step, ended
+
+    def _policy_actions(self) -> FloatArray:
+        """[N, A] sampled from the policy."""
+        noise = self._noise.standard_normal((self.num_envs, self.policy.action_size), np.float32)
+        device = next(self.policy.parameters()).device
+        return self.policy.act(torch.from_numpy(self._obs).to(device), torch.from_numpy(noise).to(device)).cpu().numpy()
+
+    def _random_actions(self) -> FloatArray:
+        """[N, A] uniform in [-1, 1)."""
+        return self._noise.uniform(-1, 1, self.env.action_space.shape).astype(np.float32)
+
+    def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
+        """The spaces of a single world, under the name RLlib gives to the only module."""
+        return {DEFAULT_MODULE_ID: (self.env.single_observation_space, self.env.single_action_space)}
+
+    def assert_healthy(self) -> None:
+        """Nothing to check: a runner in this process either lives or has raised."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """RLlib sends weights and connectors here; the policy is shared and there are no connectors."""
+
+    def save_tree(self) -> dict[str, Any]:
+        """Worlds, running episodes and noise as a state tree: after `load_tree` the future is bit-identical."""
+        return {
+            "worlds": [world.get_state() for world in self._worlds],
+            "obs": self._obs,
+            "noise": self._noise.bit_generator.state,
+            "tape": self._tape.get_state(),
+        }
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned."""
+        for world, world_state in zip(self._worlds, tree["worlds"], strict=True):
+            world.set_state(world_state)
+        self._obs = np.array(tree["obs"], np.float32)
+        self._noise.bit_generator.state = tree["noise"]
+        self._tape.set_state(tree["tape"])
+
+    def stop(self) -> None:
+        """Closes the worlds."""
+        self.env.close()
+
+    @property
+    def _worlds(self) -> list[World]:
+        return [world.unwrapped for world in self.env.envs]

@@ -1,0 +1,112 @@
+"""Which source rewards the agent now, and the feedback that moves it. The one place that builds sources."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlvlm.algorithms.sac_pebble.runner import Sample
+from rlvlm.envs.pictures import FrameStore
+from rlvlm.envs.world import World
+from rlvlm.preferences.loop import PreferenceLoop, build_preference_loop
+from rlvlm.preferences.teachers import build_teacher
+from rlvlm.rewards.environment import EnvironmentReward, SparseSuccess
+from rlvlm.rewards.novelty import NoveltyReward
+from rlvlm.rewards.source import RewardSource
+
+if TYPE_CHECKING:
+    from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+
+
+class RewardSchedule:
+    """The source in force. With a preference loop, it gives way to the learned reward once that has been fitted.
+
+    Args:
+        source: in force at the start.
+        novelty: told of every visited state as long as it is in force; None when it plays no part.
+        loop: asks the teacher; None when the source never changes.
+    """
+
+    def __init__(self, source: RewardSource, novelty: NoveltyReward | None = None,
+                 loop: PreferenceLoop | None = None) -> None:
+        self.source = source
+        self._novelty = novelty
+        self._loop = loop
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the source in force is the one learned from preferences."""
+        return self._loop is not None and self.source is self._loop.source
+
+    def take_in(self, sample: Sample) -> None:
+        """Remembers visited states and finished episodes for those who need them."""
+        if self._novelty is not None:
+            self._novelty.observe(sample.transitions.obs)
+        if self._loop is not None:
+            for episode in sample.episodes:
+                self._loop.add(episode)
+
+    def is_feedback_due(self, env_steps: int) -> bool:
+        """Whether the teacher is to be asked now."""
+        return self._loop is not None and self._loop.is_due(env_steps)
+
+    def hold_session(self, env_steps: int) -> dict[str, float]:
+        """Asks the teacher and fits the reward; the first fit puts the learned reward in force."""
+        assert self._loop is not None, "sessions are only due where there is a preference loop"
+        session_metrics = self._loop.run_session(env_steps)
+        if self._loop.source.version > 0:
+            self._switch_to_learned(self._loop)
+        return session_metrics
+
+    def drain_records(self) -> list[Any]:
+        """The query records since the last call; none without a preference loop."""
+        return [] if self._loop is None else self._loop.drain_records()
+
+    def save_tree(self) -> dict[str, Any]:
+        """The state of everything in it, as a state tree."""
+        return {"is_learned": self.is_learned,
+                "novelty": None if self._novelty is None else self._novelty.get_state(),
+                "loop": None if self._loop is None else self._loop.get_state()}
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned, in a schedule built from the same config."""
+        if self._loop is not None:
+            self._loop.set_state(tree["loop"])
+            if tree["is_learned"]:
+                self._switch_to_learned(self._loop)
+        if self._novelty is not None:
+            self._novelty.set_state(tree["novelty"])
+
+    def _switch_to_learned(self, loop: PreferenceLoop) -> None:
+        """Puts the learned reward in force and forgets the novelty, whose memory grows with every step."""
+        self.source, self._novelty = loop.source, None
+
+
+def build_schedule(config: SACPebbleConfig, viewer: World) -> RewardSchedule:
+    """The schedule that `config.reward` describes.
+
+    Args:
+        config: of the algorithm.
+        viewer: a world nobody trains in; it draws the pictures.
+    """
+    match config.reward.source:
+        case "environment":
+            return RewardSchedule(EnvironmentReward())
+        case "sparse":
+            return RewardSchedule(SparseSuccess())
+    novelty = NoveltyReward(config.sac.novelty_neighbour, viewer.observation_space.shape[0])
+    if config.reward.source == "novelty":
+        return RewardSchedule(novelty, novelty)
+    return RewardSchedule(novelty, novelty, _build_loop(config, viewer))
+
+
+def _build_loop(config: SACPebbleConfig, viewer: World) -> PreferenceLoop:
+    needs_judge = config.reward.teacher == "judge"
+    teacher = build_teacher(
+        config.reward.teacher,
+        judge=config.make_judge() if needs_judge else None,
+        frames=FrameStore(viewer, config.judge_picture_px, capacity=256),
+        goal=config.goal or viewer.goal,
+        seed=config.seed,
+    )
+    return build_preference_loop(viewer, teacher, feedback=config.feedback, reward_model=config.reward_model,
+                                 sees=config.reward.model, seed=config.seed)

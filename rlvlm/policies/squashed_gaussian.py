@@ -1,0 +1,83 @@
+"""A small policy for continuous actions: a Gaussian squashed into (-1, 1). Plain torch; algorithms/ trains it."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+LOG_STD_MIN = -5.0
+LOG_STD_MAX = 2.0
+
+
+class SquashedGaussian(nn.Module):
+    """A tanh-squashed diagonal Gaussian whose mean and width come from a ReLU network.
+
+    Args:
+        obs_size: D.
+        action_size: A.
+        hidden: units of each hidden layer.
+        generator: draws the first weights; None takes torch's global one.
+
+    Source: Haarnoja et al. 2018, arXiv:1812.05905, appendix C. As in PEBBLE, log-std is squashed into
+    [-5, 2] by a tanh and the layers start orthogonal with zero bias.
+    """
+
+    def __init__(self, obs_size: int, action_size: int, hidden: Sequence[int],
+                 generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.obs_size, self.action_size = obs_size, action_size
+        sizes = [obs_size, *hidden, 2 * action_size]
+        self.layers = nn.ModuleList(nn.Linear(size_in, size_out)
+                                    for size_in, size_out in zip(sizes, sizes[1:], strict=False))
+        for layer in self.layers:
+            nn.init.orthogonal_(layer.weight, generator=generator)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-std of the Gaussian before squashing, each `[B, A]`, for `obs` `[B, D]`."""
+        *inner, last = self.layers
+        hidden = obs
+        for layer in inner:
+            hidden = torch.relu_(layer(hidden))
+        mean, raw = last(hidden).chunk(2, dim=-1)
+        return mean, LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (torch.tanh(raw) + 1)
+
+    def sample(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions and how likely they were; gradients flow through both.
+
+        Args:
+            obs: [B, D].
+            noise: [B, A] standard normal; taken as an argument so that the caller owns all randomness.
+
+        Returns:
+            Actions [B, A] in (-1, 1) and their log-densities [B] in nats.
+        """
+        mean, log_std = self(obs)
+        before = mean + log_std.exp() * noise
+        return torch.tanh(before), log_density(before, noise, log_std)
+
+    @torch.inference_mode()
+    def act(self, obs: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Actions [B, A] for acting only: the distribution's mode when `noise` is None, else a sample."""
+        mean, log_std = self(obs)
+        return torch.tanh(mean if noise is None else mean + log_std.exp() * noise)
+
+
+def log_density(before: Tensor, noise: Tensor, log_std: Tensor) -> Tensor:
+    """Log-density of `tanh(before)` where `before = mean + exp(log_std) * noise`, in nats.
+
+    Uses log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which stays finite where tanh saturates.
+
+    Args:
+        before: [B, A] unsquashed actions.
+        noise: [B, A].
+        log_std: [B, A].
+
+    Returns:
+        [B] summed over the action's dimensions.
+    """
+    gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+    stretch = 2 * (math.log(2) - before - softplus(-2 * before))
+    return (gaussian - stretch).sum(dim=-1)
