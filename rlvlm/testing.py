@@ -1,9 +1,11 @@
 """Small stand-ins and contract checks; only tests import this file.
 
-Sections: worlds (`TinyWorld`, `check_world`).
+Sections: worlds (`TinyWorld`, `check_world`), judges (`FakeJudge`, `check_judge`).
 """
 
 import json
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -14,7 +16,8 @@ from numpy.typing import NDArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import Task
 from rlvlm.envs.world import World
-from rlvlm.types import FloatArray, Frames
+from rlvlm.judges.judge import Judge
+from rlvlm.types import Clip, FloatArray, Frames, Label, Query, Score, Stamp, Status, Verdict
 
 # --- worlds -----------------------------------------------------------------------------------------------------------
 
@@ -31,7 +34,7 @@ class TinyWorld(World):
 
     Observations [4] are the point (x, y), the block's x and its distance to the goal; actions [2] move the point by up
     to 0.1 per axis. The block stands on the lane y = 0.5 and moves when the point reaches its left side there. It
-    succeeds at x >= 0.8; going right at full speed from the fixed start takes seven steps. The reward is the progress.
+    succeeds at x >= 0.8; going right at full speed from the fixed start takes five steps. The reward is the progress.
     Episodes last 20 steps at most. Pictures show the block (red), the goal line (green) and, with `robot="visible"`,
     the point (blue).
 
@@ -68,7 +71,7 @@ class TinyWorld(World):
 
     def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
         """Observation, reward (the progress), never terminated, truncated at the time limit, info."""
-        left_side = self._block - _HALF
+        left_side = self._block - _HALF + 1e-9  # touching is not yet pushing
         was_left = self._point[0] <= left_side
         self._point = np.clip(self._point + _SPEED * np.clip(action, -1, 1).astype(float), 0.0, 1.0)
         on_lane = abs(self._point[1] - _LANE) <= _HALF
@@ -141,7 +144,9 @@ def check_world(world: World, twin: World, different: FloatArray) -> None:
     Raises:
         AssertionError: says which promise is broken.
     """
-    check_env(world, skip_render_check=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about bounds that some stock envs leave infinite
+        check_env(world, skip_render_check=True)
     _check_infos(world)
     _check_seeds(world, twin)
     _check_state(world, twin)
@@ -228,3 +233,76 @@ def _check_pictures(world: World, twin: World, different: FloatArray) -> None:
             assert np.array_equal(frames[i], frames[j]), "equal keys look equal"
     looks = {frame.tobytes() for frame in world.draw(different, 64)}
     assert len(different) >= 2 and len(looks) == len(different), "different scenes look different"
+
+
+# --- judges -----------------------------------------------------------------------------------------------------------
+
+
+class FakeJudge:
+    """A judge whose truth is brightness: the side whose last picture is brighter is nearer to the goal.
+
+    Args:
+        margin: differences of mean brightness up to this, in grey levels, are ties.
+        failing: number of first questions that fail, as in an outage that ends.
+    """
+
+    def __init__(self, margin: float = 0.0, failing: int = 0) -> None:
+        self._margin = margin
+        self._failing = failing
+        self.num_asked = 0
+        """Questions seen so far."""
+
+    @property
+    def stamp(self) -> Stamp:
+        """Always the same."""
+        return Stamp(judge="fake", revision="1", prompt="brightness/1", decoding=f"margin={self._margin:g}")
+
+    def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        """One verdict per query, in order."""
+        return [self._compare(query) for query in queries]
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        """The brightness of each clip's last picture, 1 for white."""
+        return [Score(status=Status.OK, value=float(clip.frames[-1].mean() / 255), stamp=self.stamp) for clip in clips]
+
+    def _compare(self, query: Query) -> Verdict:
+        self.num_asked += 1
+        if self.num_asked <= self._failing:
+            return Verdict(status=Status.FAILED, label=None, stamp=self.stamp, text="outage")
+        gain = float(query.right[-1].mean() - query.left[-1].mean())
+        if abs(gain) <= self._margin:
+            return Verdict(status=Status.NO_PREFERENCE, label=Label.TIE, stamp=self.stamp, text="-1")
+        label = Label.RIGHT if gain > 0 else Label.LEFT
+        return Verdict(status=Status.OK, label=label, stamp=self.stamp, text=str(int(gain > 0)))
+
+
+def check_judge(judge: Judge, size_px: int = 32) -> None:
+    """Passes when `judge` keeps every promise of the `Judge` protocol, whatever it believes.
+
+    Args:
+        judge: any judge; it is asked about twenty questions with random pictures.
+        size_px: side of those pictures.
+
+    Raises:
+        AssertionError: says which promise is broken.
+    """
+    rng = np.random.default_rng(0)
+    clips = [rng.integers(0, 256, (length, size_px, size_px, 3), np.uint8) for length in (1, 1, 1, 1, 1, 2, 3)]
+    queries = [Query(goal="open the drawer", left=clips[i], right=clips[i - 1]) for i in range(len(clips))]
+    assert isinstance(judge, Judge), "a judge has stamp, compare and score"
+    assert judge.compare([]) == [] and judge.score([]) == [], "no questions, no answers"
+    verdicts = judge.compare(queries)
+    assert [v.stamp for v in verdicts] == [judge.stamp] * len(queries), "every verdict carries the judge's stamp"
+    again = judge.compare(queries[::-1])[::-1]
+    assert [v.label for v in again] == [v.label for v in verdicts], "answers follow the order of the questions"
+    for verdict in verdicts:
+        shares = verdict.probabilities
+        assert shares is None or (abs(sum(shares) - 1) < 1e-4 and min(shares) >= 0), "probabilities are a distribution"
+    bad = Query(goal="", left=clips[0], right=clips[1])
+    mixed = judge.compare([queries[0], bad, queries[1]])
+    assert [v.label for v in (mixed[0], mixed[2])] == [v.label for v in verdicts[:2]], "one bad item spoils no other"
+    scores = judge.score([Clip(goal="open the drawer", frames=clip) for clip in clips])
+    assert len(scores) == len(clips), "one score per clip"
+    for score in scores:
+        assert (score.status is Status.OK) == (score.value is not None), "a value goes with status ok"
+        assert score.value is None or 0 <= score.value <= 1, "scores lie in [0, 1]"

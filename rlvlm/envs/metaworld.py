@@ -13,6 +13,8 @@ needed to keep promises of `World`:
 5. Observations are float32, and the first one of an episode shows the object where it is: the stock envs report where
    it was in the previous episode, because they do not recompute positions after placing it.
 """
+# pyright: reportAttributeAccessIssue=false
+# mujoco ships no type stubs, and its names live in compiled modules
 
 import json
 import math
@@ -179,8 +181,11 @@ class MetaWorld(World):
         Snapshots are rounded to the grain of `picture_key` first, so that equal keys give equal pictures to the bit.
 
         Raises:
+            ValueError: the snapshots are not [N, S].
             MachineError: the renderer could not be opened.
         """
+        if snapshots.ndim != 2 or snapshots.shape[1] != self.snapshot_size:
+            raise ValueError(f"snapshots must have shape [N, {self.snapshot_size}], got {snapshots.shape}")
         if self._painter is None:
             hidden = _ROBOT_BODIES[1:] if self._shows_robot else _ROBOT_BODIES
             model = self._stock.model
@@ -246,7 +251,7 @@ def _belongs_to(model: mujoco.MjModel, bodies: NDArray[np.int32], roots: tuple[s
 
 def _scene_positions(model: mujoco.MjModel) -> NDArray[np.int64]:
     """Indices into qpos of the joints that do not belong to the robot."""
-    owner = np.repeat(np.arange(model.njnt), np.diff(np.append(model.jnt_qposadr, model.nq)))
+    owner = np.searchsorted(model.jnt_qposadr, np.arange(model.nq), side="right") - 1  # a joint may have several
     return np.flatnonzero(~_belongs_to(model, model.jnt_bodyid[owner], _ROBOT_BODIES))
 
 

@@ -1,15 +1,20 @@
 """Draws a MuJoCo scene off-screen from stored joint positions. Used by the MuJoCo families of this room."""
+# pyright: reportAttributeAccessIssue=false
+# mujoco ships no type stubs, and its names live in compiled modules
 
 import atexit
 import copy
 import importlib
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import mujoco
 import numpy as np
+from numpy.typing import NDArray
 
-from rlvlm.envs.rendering import ensure_renderer
+from rlvlm.envs.rendering import FIX, ensure_renderer
+from rlvlm.errors import MachineError
 from rlvlm.types import FloatArray, Frames
 
 _MAX_GEOMS = 1_000
@@ -46,7 +51,7 @@ class Painter:
     """
 
     def __init__(
-        self, model: mujoco.MjModel, camera: Camera, hidden_geoms: np.ndarray, placed_bodies: tuple[str, ...]
+        self, model: mujoco.MjModel, camera: Camera, hidden_geoms: NDArray[np.bool_], placed_bodies: tuple[str, ...]
     ) -> None:
         self._model = copy.copy(model)
         self._data = mujoco.MjData(self._model)
@@ -60,8 +65,7 @@ class Painter:
         self._scene = mujoco.MjvScene(self._model, maxgeom=_MAX_GEOMS)
         for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
             self._scene.flags[flag] = 0
-        self._window = None
-        self._context: mujoco.MjrContext | None = None
+        self._canvas: tuple[Any, mujoco.MjrContext] | None = None  # OpenGL's context, and MuJoCo's inside it
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Pictures [N, size_px, size_px, 3].
@@ -87,11 +91,12 @@ class Painter:
 
     def close(self) -> None:
         """Frees OpenGL; the next picture opens it again."""
-        if self._context is not None:
-            self._window.make_current()
-            self._context.free()
-            self._window.free()
-            self._context = self._window = None
+        if self._canvas is not None:
+            window, context = self._canvas
+            window.make_current()
+            context.free()
+            window.free()
+            self._canvas = None
 
     def _pose(self, snapshot: FloatArray) -> None:
         self._data.qpos[:] = snapshot[: self._model.nq]
@@ -101,18 +106,26 @@ class Painter:
 
     def _open(self, size_px: int) -> mujoco.MjrContext:
         """The OpenGL context, current and with a buffer of at least `size_px`."""
-        if self._context is None:
-            backend = importlib.import_module(f"mujoco.{ensure_renderer()}")
+        if self._canvas is None:
             self._model.vis.global_.offwidth = self._model.vis.global_.offheight = size_px
-            self._window = backend.GLContext(size_px, size_px)
-            self._window.make_current()
+            self._canvas = _open_canvas(self._model, size_px)
             _close_at_exit(self)
-            self._context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_50)
-        self._window.make_current()
-        if size_px > self._context.offWidth:
-            mujoco.mjr_resizeOffscreen(size_px, size_px, self._context)
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
-        return self._context
+        window, context = self._canvas
+        window.make_current()
+        if size_px > context.offWidth:
+            mujoco.mjr_resizeOffscreen(size_px, size_px, context)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context)
+        return context
+
+
+def _open_canvas(model: mujoco.MjModel, size_px: int) -> tuple[Any, mujoco.MjrContext]:
+    backend = ensure_renderer()
+    try:
+        window = importlib.import_module(f"mujoco.{backend}").GLContext(size_px, size_px)
+        window.make_current()
+        return window, mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
+    except Exception as error:  # what a missing or broken driver raises differs from driver to driver
+        raise MachineError(f"cannot draw with {backend}: {type(error).__name__}: {error}", FIX) from error
 
 
 def _close_at_exit(painter: Painter) -> None:

@@ -8,6 +8,7 @@ import difflib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rlvlm.envs.config import EnvConfig
@@ -88,7 +89,7 @@ def make_vector(task: str, config: EnvConfig, seed: int) -> "gym.vector.SyncVect
 
     _find(task)
     seeds = np.random.SeedSequence(seed).generate_state(config.num_envs)
-    makers = [lambda own=int(own): make_world(task, config, own) for own in seeds]
+    makers = [partial(make_world, task, config, int(own)) for own in seeds]
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
 
 

@@ -1,0 +1,73 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import Task, make_vector, make_world, register, task_goal, task_names
+from rlvlm.errors import UsageError
+
+TINY = "rlvlm.testing:TINY"
+
+
+def test_drawer_open_is_a_task_with_a_goal() -> None:
+    assert "drawer_open" in task_names()
+    assert task_goal("drawer_open") == "open the drawer"
+
+
+def test_a_misspelt_task_names_its_neighbour_and_all_tasks() -> None:
+    with pytest.raises(UsageError, match="drawer_open") as caught:
+        make_world("drawer_opne", EnvConfig(), 0)
+    assert caught.value.fix == "did you mean drawer_open?"
+
+
+def test_a_task_needs_no_registration_when_given_by_reference() -> None:
+    world = make_world(TINY, EnvConfig(), 0)
+    assert world.goal == task_goal(TINY) == "push the red block to the green line"
+
+
+@pytest.mark.parametrize("reference", ["no.such.module:X", "rlvlm.testing:NO", "rlvlm.testing:TinyWorld", ":", "a:"])
+def test_a_wrong_reference_is_a_usage_error(reference: str) -> None:
+    with pytest.raises(UsageError):
+        task_goal(reference)
+
+
+def test_registering_twice_is_allowed_but_not_with_another_meaning() -> None:
+    task = Task(name="test_registry_push", goal="push", maker="rlvlm.testing:TinyWorld")
+    register(task)
+    register(task)
+    assert make_world("test_registry_push", EnvConfig(), 0).snapshot_size == 3
+    with pytest.raises(ValueError, match="already registered"):
+        register(Task(name="test_registry_push", goal="pull", maker="rlvlm.testing:TinyWorld"))
+    with pytest.raises(ValueError, match="package.module:function"):
+        register(Task(name="test_registry_other", goal="push", maker="rlvlm.testing"))
+
+
+def test_the_registry_loads_no_simulator() -> None:
+    code = "import sys, rlvlm.envs.registry; print({'mujoco', 'metaworld', 'gymnasium', 'numpy'} & set(sys.modules))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == "set()"
+
+
+def test_worlds_side_by_side_start_differently_and_reproducibly() -> None:
+    config = EnvConfig(start="random", num_envs=3)
+    starts = [make_vector(TINY, config, seed).reset()[0] for seed in (4, 4, 5)]
+    assert len(np.unique(starts[0], axis=0)) == 3
+    np.testing.assert_array_equal(starts[0], starts[1])
+    assert not np.array_equal(starts[0], starts[2])
+
+
+def test_a_finished_world_is_reset_within_the_same_step() -> None:
+    vector = make_vector(TINY, EnvConfig(num_envs=2, episode_steps=3), 0)
+    first, _ = vector.reset()
+    right = np.array([[1.0, 0.0]] * 2, np.float32)
+    for _ in range(2):
+        vector.step(right)
+    obs, rewards, terminated, truncated, infos = vector.step(right)
+    np.testing.assert_array_equal(obs, first)
+    assert truncated.all() and not terminated.any()
+    # three steps of 0.1 from x = 0.2: the first only touches the block, the others push it from 0.4 to 0.6
+    np.testing.assert_allclose(rewards, 0.5, atol=1e-6)
+    np.testing.assert_allclose(infos["final_info"]["snapshot"], [[0.5, 0.5, 0.6]] * 2, atol=1e-6)
+    np.testing.assert_allclose(infos["final_obs"][0], [0.5, 0.5, 0.6, 0.2], atol=1e-6)

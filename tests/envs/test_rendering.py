@@ -1,0 +1,54 @@
+import os
+import sys
+
+import pytest
+
+from rlvlm.envs import rendering
+from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
+from rlvlm.errors import MachineError
+
+
+@pytest.fixture
+def no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+
+
+def test_a_set_backend_is_respected_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", " OSMesa ")
+    monkeypatch.setattr(sys, "executable", "/nowhere")  # a trial would fail
+    assert ensure_renderer() == "osmesa"
+
+
+def test_a_word_that_names_no_backend_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "vulkan")
+    with pytest.raises(MachineError, match="vulkan") as caught:
+        ensure_renderer()
+    assert caught.value.fix == "unset MUJOCO_GL"
+
+
+@pytest.mark.usefixtures("no_choice")
+def test_the_choice_is_left_to_child_processes() -> None:
+    chosen = ensure_renderer()
+    assert chosen in rendering.BACKENDS
+    assert os.environ["MUJOCO_GL"] == chosen
+
+
+@pytest.mark.usefixtures("no_choice")
+def test_the_next_backend_is_taken_when_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "BACKENDS", ("no_such_backend", "osmesa"))
+    assert ensure_renderer() == "osmesa"
+
+
+@pytest.mark.usefixtures("no_choice")
+def test_without_any_backend_the_error_brings_the_command_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "BACKENDS", ("no_such_backend",))
+    with pytest.raises(MachineError, match="no_such_backend: RuntimeError: invalid value") as caught:
+        ensure_renderer()
+    assert caught.value.fix == FIX
+    assert "MUJOCO_GL" not in os.environ
+
+
+def test_a_trial_works_whatever_this_process_draws_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYOPENGL_PLATFORM", "egl")
+    assert try_renderer("osmesa") is None
+    assert "no answer within" in (try_renderer("egl", timeout_s=0.001) or "")
