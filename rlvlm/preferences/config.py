@@ -41,15 +41,17 @@ class RewardModelConfig:
     """Members, K >= 1; the reward is their mean."""
     lr: float = 3e-4
     """Adam's step size."""
-    batch_size: int = 64
-    """Comparisons per gradient step."""
+    batch_size: int = 32
+    """Comparisons per gradient step (64 in the paper)."""
     max_epochs: int = 50
     """Passes over all comparisons per session, at most."""
+    max_updates: int = 100
+    """Gradient steps per session, at most; bounds a session's time when there are many comparisons."""
     stop_accuracy: float = 0.97
     """A session's fit ends once the members' mean training accuracy of an epoch exceeds this."""
 
     def __post_init__(self) -> None:
-        for name in ("picture_px", "ensemble", "batch_size", "max_epochs"):
+        for name in ("picture_px", "ensemble", "batch_size", "max_epochs", "max_updates"):
             if getattr(self, name) < 1:
                 raise ValueError(f"reward_model.{name} must be >= 1, got {getattr(self, name)}")
         if not 0 < self.stop_accuracy <= 1:

@@ -1,0 +1,163 @@
+"""The networks of a learned reward and what each looks at: pictures, or state and action. Used by the reward model.
+
+Both give one number in [-1, 1] per step. A choice between them is a choice of `RewardInput`; nothing else differs.
+"""
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from rlvlm.envs.pictures import FrameStore
+from rlvlm.preferences.dataset import Steps
+
+_CONVOLUTIONS = ((16, 5, 4), (32, 3, 2), (64, 3, 2), (128, 3, 2))
+"""Channels out, kernel and stride of each layer."""
+_HIDDEN = (256, 256, 256)
+_SMALLEST_SCALE = 0.1
+
+
+class RewardInput(Protocol):
+    """Turns steps into rows that a network reads; steps that look the same share one row."""
+
+    def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`[U]` one step of each kind, and `[N]` the kind of every step."""
+        ...
+
+    def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
+        """`[M, ...]` what the network reads of the chosen steps `[M]`."""
+        ...
+
+    def build_network(self, rng: torch.Generator) -> "PictureNetwork | StateNetwork":
+        """A fresh network: rows `[M, ...]` to rewards `[M]` in [-1, 1]."""
+        ...
+
+
+def _spread(layer: nn.Module, bound: float, rng: torch.Generator) -> nn.Module:
+    """`layer` with weights uniform in +-bound and no bias."""
+    with torch.no_grad():
+        layer.get_parameter("weight").uniform_(-bound, bound, generator=rng)
+        layer.get_parameter("bias").zero_()
+    return layer
+
+
+def _spread_by_inputs(layer: nn.Module, rng: torch.Generator) -> nn.Module:
+    """`layer` with weights uniform in +-1 / sqrt(inputs of a unit)."""
+    return _spread(layer, 1 / math.sqrt(layer.get_parameter("weight")[0].numel()), rng)
+
+
+class PictureNetwork(nn.Module):
+    """Four convolutions, one linear layer, tanh.
+
+    Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, its image reward: 16-32-64-128 channels, kernels 5-3-3-3,
+    and its initial weights. Departures, because our pictures have 64 pixels a side and not 300: the first stride is 4
+    and not 3, and borders are padded. Without padding the last layer would see only the upper left 47 pixels of 64;
+    with strides 4-2-2-2 the layers' sizes are 16, 8, 4 and 2, and every pixel counts.
+
+    Args:
+        picture_px: side of the pictures.
+        rng: of the initial weights.
+    """
+
+    def __init__(self, picture_px: int, rng: torch.Generator) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels, size = 3, picture_px
+        for channels_out, kernel, stride in _CONVOLUTIONS:
+            layer = skip_init(nn.Conv2d, channels, channels_out, kernel, stride=stride, padding=kernel // 2)
+            layers += [_spread_by_inputs(layer, rng), nn.ReLU()]
+            channels, size = channels_out, (size - 1) // stride + 1
+        head = _spread(skip_init(nn.Linear, channels * size**2, 1), 1e-3, rng)
+        self.layers = nn.Sequential(*layers, nn.Flatten(), head, nn.Tanh())
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def calibrate(self, pictures: Tensor) -> None:
+        """Nothing to do: the range of pixels is known."""
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Rewards `[M]` of `pictures` `[M, H, W, 3]` uint8."""
+        return self.layers(pictures.permute(0, 3, 1, 2).float() / 255).squeeze(-1)
+
+
+class StateNetwork(nn.Module):
+    """Three hidden layers of 256 LeakyReLU units, tanh.
+
+    Source: Lee et al. 2021 (PEBBLE), arXiv:2106.05091, app. B. Departure: inputs are centred and scaled by the first
+    rows that are fitted. Positions in metres differ by centimetres around offsets of half a metre; left as they are,
+    a fit of 100 updates orders far fewer held-out pairs.
+
+    Args:
+        num_inputs: length of a row.
+        rng: of the initial weights.
+    """
+
+    def __init__(self, num_inputs: int, rng: torch.Generator) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for size_in, size_out in zip((num_inputs, *_HIDDEN), _HIDDEN, strict=False):
+            layers += [_spread_by_inputs(skip_init(nn.Linear, size_in, size_out), rng), nn.LeakyReLU()]
+        head = _spread_by_inputs(skip_init(nn.Linear, _HIDDEN[-1], 1), rng)
+        self.layers = nn.Sequential(*layers, head, nn.Tanh())
+        self.centre = nn.Buffer(torch.zeros(num_inputs))
+        self.scale = nn.Buffer(torch.ones(num_inputs))
+
+    def calibrate(self, rows: Tensor) -> None:
+        """Centres and scales inputs by mean and standard deviation of `rows` `[M, D + A]`."""
+        self.centre.copy_(rows.mean(dim=0))
+        # What hardly moved yet may move far later on; the floor keeps it from drowning everything else then.
+        self.scale.copy_(rows.std(dim=0, correction=0).clamp_min(_SMALLEST_SCALE))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rewards `[M]` of `rows` `[M, D + A]`."""
+        return self.layers((rows - self.centre) / self.scale).squeeze(-1)
+
+
+class PictureInput:
+    """The picture after a step; steps whose pictures look the same are read once.
+
+    Args:
+        frames: draws and remembers pictures.
+        picture_px: the side they are drawn at.
+    """
+
+    def __init__(self, frames: FrameStore, picture_px: int) -> None:
+        self._frames = frames
+        self._picture_px = picture_px
+
+    def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return self._frames.distinct(steps.snapshots)
+
+    def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(self._frames.frames(steps.snapshots[chosen]))
+
+    def build_network(self, rng: torch.Generator) -> PictureNetwork:
+        return PictureNetwork(self._picture_px, rng)
+
+
+class StateInput:
+    """Observation after a step, and the action that led to it.
+
+    Departure from PEBBLE, which takes the observation before the step: a judge is shown the picture after it, and the
+    reward should see what was judged.
+
+    Args:
+        obs_size: D.
+        action_size: A.
+    """
+
+    def __init__(self, obs_size: int, action_size: int) -> None:
+        self._num_inputs = obs_size + action_size
+
+    def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        every = np.arange(len(steps))
+        return every, every
+
+    def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(np.concatenate([steps.next_obs[chosen], steps.actions[chosen]], axis=1))
+
+    def build_network(self, rng: torch.Generator) -> StateNetwork:
+        return StateNetwork(self._num_inputs, rng)

@@ -1,0 +1,136 @@
+"""What was asked and what came back: one record per query, the run's counts, and when a teacher is given up."""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlvlm import metrics
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.types import Label, Pair, Status, Verdict
+
+_SMALLEST_GAP = 1e-6
+"""Progress gap up to which the truth says nothing."""
+_WINDOW = 200
+_FEWEST = 50
+"""A teacher is given up when over half of its last `_WINDOW` answers, of at least `_FEWEST`, cannot be read."""
+_METRIC = {
+    Status.OK: metrics.QUERIES_OK,
+    Status.NO_PREFERENCE: metrics.QUERIES_NO_PREFERENCE,
+    Status.INVALID: metrics.QUERIES_INVALID,
+    Status.FAILED: metrics.QUERIES_FAILED,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryRecord:
+    """One query of the run, with the truth beside the answer."""
+
+    env_step: int
+    """Env steps done when it was asked."""
+    session: int
+    """From 0."""
+    index: int
+    """Within the session, from 0."""
+    timestamp: float
+    """Unix time of the answer, seconds."""
+    pair: Pair
+    progress_left: float
+    """Mean true progress of the segment, in [0, 1]."""
+    progress_right: float
+    return_left: float
+    """Sum of the env's true rewards over the segment."""
+    return_right: float
+    verdict: Verdict
+    correct: bool | None
+    """Whether the label names the side with more true progress; None when nothing was decided or the truth is a tie."""
+
+
+def is_correct(verdict: Verdict, progress_left: float, progress_right: float) -> bool | None:
+    """Whether a label names the side with more progress; None without a decided label or a progress gap."""
+    if verdict.status is not Status.OK or abs(progress_left - progress_right) <= _SMALLEST_GAP:
+        return None
+    return verdict.label is (Label.LEFT if progress_left > progress_right else Label.RIGHT)
+
+
+def record_queries(
+    pairs: Sequence[Pair], verdicts: Sequence[Verdict], *, env_step: int, session: int, timestamp: float
+) -> list[QueryRecord]:
+    """The records of one session, in order."""
+    records = []
+    for index, (pair, verdict) in enumerate(zip(pairs, verdicts, strict=True)):
+        progress_left, progress_right = float(pair.left.progress.mean()), float(pair.right.progress.mean())
+        record = QueryRecord(
+            env_step=env_step,
+            session=session,
+            index=index,
+            timestamp=timestamp,
+            pair=pair,
+            progress_left=progress_left,
+            progress_right=progress_right,
+            return_left=float(pair.left.env_rewards.sum()),
+            return_right=float(pair.right.env_rewards.sum()),
+            verdict=verdict,
+            correct=is_correct(verdict, progress_left, progress_right),
+        )
+        records.append(record)
+    return records
+
+
+class Tally:
+    """Counts of the whole run, each kind of answer apart."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._recent: deque[Status] = deque(maxlen=_WINDOW)
+
+    @property
+    def num_asked(self) -> int:
+        """Queries asked so far, answered or not."""
+        return self._counts[metrics.QUERIES]
+
+    def count(self, records: Sequence[QueryRecord], num_look_alike: int) -> None:
+        """Takes in a session."""
+        self._counts[metrics.QUERIES] += len(records)
+        self._counts[metrics.QUERIES_LOOK_ALIKE] += num_look_alike
+        for record in records:
+            self._counts[_METRIC[record.verdict.status]] += 1
+            self._counts["correct"] += record.correct is True
+            self._counts["wrong"] += record.correct is False
+            self._recent.append(record.verdict.status)
+
+    def check_teacher(self, verdicts: Sequence[Verdict]) -> None:
+        """Gives the teacher up when it does not answer, or cannot be understood.
+
+        Raises:
+            JudgeUnavailable: every answer of this session is missing, or most of the latest cannot be read.
+        """
+        if verdicts and all(verdict.status is Status.FAILED for verdict in verdicts):
+            raise JudgeUnavailable(
+                f"none of {len(verdicts)} queries was answered: {verdicts[0].text or 'no reason given'}",
+                "check that the judge is up (`rlvlm doctor`), then go on with `rlvlm resume`",
+            )
+        num_invalid = self._recent.count(Status.INVALID)
+        if len(self._recent) >= _FEWEST and 2 * num_invalid > len(self._recent):
+            of = len(self._recent)
+            self._recent.clear()  # a run that goes on with another judge starts with a clean slate
+            samples = [verdict.text[:80] for verdict in verdicts if verdict.status is Status.INVALID][:3]
+            raise JudgeUnavailable(
+                f"{num_invalid} of the last {of} answers could not be read, such as {samples}",
+                "choose another --judge.prompt or --judge.model; a truncated answer needs a larger "
+                "--judge.max-new-tokens",
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """Counts so far, and accuracy over all decided labels with a truth (absent while there is none)."""
+        names = (metrics.QUERIES, metrics.QUERIES_LOOK_ALIKE, *_METRIC.values())
+        counts = {name: float(self._counts[name]) for name in names}
+        checked = self._counts["correct"] + self._counts["wrong"]
+        return counts | ({metrics.LABEL_ACCURACY: self._counts["correct"] / checked} if checked else {})
+
+    def get_state(self) -> dict[str, Any]:
+        return {"counts": dict(self._counts), "recent": [str(status) for status in self._recent]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._counts = Counter({name: int(count) for name, count in state["counts"].items()})
+        self._recent = deque((Status(status) for status in state["recent"]), maxlen=_WINDOW)

@@ -1,0 +1,27 @@
+"""The learned reward as a source. Handed to algorithms by the loop."""
+
+from rlvlm.preferences.dataset import Steps
+from rlvlm.preferences.reward_model import RewardModel
+from rlvlm.rewards.source import Labelling
+from rlvlm.types import FloatArray, Transitions
+
+
+class PreferenceReward:
+    """Mean prediction of a reward model's members, in [-1, 1]. Changes with every fit.
+
+    Args:
+        model: fitted elsewhere. Before its first fit the numbers mean nothing, and `version` is 0.
+    """
+
+    labelling = Labelling.ON_CHANGE
+
+    def __init__(self, model: RewardModel) -> None:
+        self._model = model
+
+    @property
+    def version(self) -> int:
+        return self._model.num_fits
+
+    def label(self, transitions: Transitions) -> FloatArray:
+        """Rewards `[B]`."""
+        return self._model.predict(Steps.of(transitions)).mean(axis=0)
