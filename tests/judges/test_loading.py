@@ -1,0 +1,131 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges import loading
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.loading import load_vlm, locate, pick_device
+
+
+def load(folder, **changes):
+    return load_vlm(JudgeConfig(backend="transformers", model=str(folder), **changes))
+
+
+def test_the_processor_puts_as_many_marks_as_the_picture_has_merged_patches(tiny_vlms):
+    # by hand: 64 x 32 pixels are 4 x 2 patches of 16 px; 2 x 2 patches merge into one mark: 2 marks
+    processor = load(tiny_vlms["qwen3_vl"]).processor
+    tall = np.zeros((64, 32, 3), np.uint8)
+    content = [{"type": "image"}, {"type": "text", "text": "a"}]
+    chat = processor.apply_chat_template([{"role": "user", "content": content}])
+    inputs = processor([chat, "b"], [[tall], []])
+    image_id = processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert inputs["image_grid_thw"].tolist() == [[1, 4, 2]]
+    assert (inputs["input_ids"] == image_id).sum(-1).tolist() == [2, 0]
+    assert inputs["mm_token_type_ids"].sum(-1).tolist() == [2, 0]
+    assert inputs["attention_mask"].sum(-1).tolist()[1] == 1 and inputs["attention_mask"][1, -1] == 1  # padded left
+
+
+def test_pictures_without_marks_are_refused(tiny_vlms):
+    processor = load(tiny_vlms["qwen3_vl"]).processor
+    with pytest.raises(ValueError, match="1 pictures need as many marks"):
+        processor(["no mark"], [[np.zeros((32, 32, 3), np.uint8)]])
+
+
+def test_pixel_bounds_come_from_the_config(tiny_vlms):
+    picture = np.zeros((256, 256, 3), np.uint8)
+
+    def num_patches(**changes) -> int:
+        return len(load(tiny_vlms["qwen3_vl"], **changes).processor.image_processor(images=[picture])["pixel_values"])
+
+    assert num_patches() == 16  # the folder's own bound is 64 x 64 px
+    assert num_patches(max_pixels=128 * 128) == 64
+    assert num_patches(min_pixels=96 * 96) == 36
+
+
+def test_precision_and_greedy_defaults(tiny_vlms):
+    vlm = load(tiny_vlms["qwen2_vl"])
+    assert vlm.model.dtype == torch.float32 and not vlm.model.training
+    assert vlm.model.generation_config.do_sample in (None, False)
+    assert vlm.model.generation_config.repetition_penalty in (None, 1.0)
+    assert load(tiny_vlms["qwen2_vl"], dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+def test_the_revision_of_a_folder_moves_with_its_weights(tiny_vlms, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(tiny_vlms["qwen3_vl"], folder)
+    before = locate(str(folder), "")[1]
+    assert before == locate(str(tiny_vlms["qwen3_vl"]), "")[1]
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    assert locate(str(folder), "")[1] != before
+
+
+def test_a_model_that_is_not_here_says_how_to_fetch_it():
+    with pytest.raises(JudgeUnavailable, match="could not be fetched") as caught:
+        load("nobody/no-such-vlm", revision="abc")
+    assert "hf download nobody/no-such-vlm --revision abc" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./here", "~/there", "just-a-word"])
+def test_a_missing_folder_is_named(name):
+    with pytest.raises(JudgeUnavailable, match="does not exist") as caught:
+        load(name)
+    assert caught.value.fix and caught.value.exit_code == 5
+
+
+def test_a_language_model_cannot_look(tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=32, num_key_value_heads=2, **sizes)).save_pretrained(tmp_path)
+    with pytest.raises(JudgeUnavailable, match="cannot look at pictures"):
+        load(tmp_path)
+
+
+def damage(folder, name):
+    {"config": lambda: (folder / "config.json").write_text("{"),
+     "other": lambda: (folder / "config.json").write_text(json.dumps({"model_type": "no-such-model"})),
+     "weights": lambda: (folder / "model.safetensors").write_bytes(b"torn"),
+     "pickle": lambda: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+     "tokenizer": lambda: (folder / "tokenizer.json").unlink(),
+     "processor": lambda: (folder / "preprocessor_config.json").unlink(),
+     "template": lambda: (folder / "chat_template.jinja").unlink()}[name]()
+
+
+@pytest.mark.parametrize("name", ["config", "other", "weights", "pickle", "tokenizer", "processor", "template"])
+def test_a_damaged_folder_is_refused_with_a_fix(tiny_vlms, tmp_path, name):
+    folder = tmp_path / "copy"
+    shutil.copytree(tiny_vlms["qwen3_vl"], folder)
+    damage(folder, name)
+    with pytest.raises(JudgeUnavailable) as caught:
+        load(folder)
+    assert caught.value.fix and str(folder) in str(caught.value)
+
+
+def test_auto_leaves_an_unassigned_gpu_alone(monkeypatch):
+    monkeypatch.setattr(loading.torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert pick_device("auto").type == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert pick_device("auto").type == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert pick_device("auto").type == "cuda"
+    assert pick_device("cpu").type == "cpu"
+
+
+@pytest.mark.parametrize("device", ["cuda:7", "gpu"])
+def test_a_device_that_is_not_there(device):
+    with pytest.raises(JudgeUnavailable):
+        pick_device(device)
+
+
+def test_the_pocket_backend_takes_any_folder_and_names_a_missing_one(tiny_vlms):
+    judge = build_judge(JudgeConfig(model=str(tiny_vlms["qwen3_vl"])))
+    assert judge.stamp.judge.startswith("pocket:")
+    with pytest.raises(JudgeUnavailable, match="pocket judge's weights"):
+        build_judge(JudgeConfig(model="/no/such/folder"))

@@ -1,0 +1,82 @@
+"""Chat VLMs of the three Qwen-VL families, real classes and configs shrunk to a few thousand random weights."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2VLConfig,
+    Qwen3VLConfig,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+IMAGE, VIDEO, START, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
+CHAT_TEMPLATE = (
+    "{% for turn in messages %}<|im_start|>{{ turn.role }}\n{% for part in turn.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, as Qwen's for digits: `-1` is two tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>", START, END, IMAGE, VIDEO],
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def save_tiny_vlm(folder: Path, family: str, seed: int = 0) -> Path:
+    """Writes a random model of `family` to `folder` as the hub would have it, sampling defaults included."""
+    tokenizer = build_tokenizer()
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(_config(family, tokenizer))
+    for parameter in model.parameters():  # large enough that answers differ from picture to picture
+        parameter.data.mul_(4.0)
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=0.7, top_k=20, repetition_penalty=1.5, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    patch_px = 16 if family == "qwen3_vl" else 14
+    pixels = (2 * patch_px) ** 2
+    Qwen2VLImageProcessorPil(
+        patch_size=patch_px, size={"shortest_edge": pixels, "longest_edge": 4 * pixels}
+    ).save_pretrained(folder)
+    return folder
+
+
+def _config(family: str, tokenizer: PreTrainedTokenizerFast):
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
+    text = {
+        "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096,
+        "rope_parameters": rope | ({"mrope_interleaved": True} if family == "qwen3_vl" else {}),
+        "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id,
+    }
+    names = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START,
+             "vision_end_token_id": END}
+    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
+    build, vision = {
+        "qwen2_vl": (Qwen2VLConfig, {"depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2}),
+        "qwen2_5_vl": (Qwen2_5_VLConfig, {
+            "depth": 2, "hidden_size": 64, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 64,
+            "fullatt_block_indexes": [1], "window_size": 56,
+        }),
+        "qwen3_vl": (Qwen3VLConfig, {
+            "depth": 2, "hidden_size": 64, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 84,
+            "patch_size": 16, "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
+        }),
+    }[family]
+    return build(text_config=text, vision_config=vision, **ids)
