@@ -64,7 +64,7 @@ class Unseeded(TinyWorld):
         (Disturbed, "disturbs"),
         (Blind, "different scenes"),
         (Coarse, "equal keys"),
-        (Unseeded, ""),
+        (Unseeded, "seed"),
     ],
 )
 def test_the_check_finds_broken_worlds(broken: type[TinyWorld], complaint: str) -> None:

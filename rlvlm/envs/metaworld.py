@@ -146,7 +146,7 @@ class MetaWorld(World):
         stock.model.body_pos[:] = self._body_pos  # an episode must not depend on the one before
         mujoco.mj_resetData(stock.model, stock.data)
         stock.reset_model()
-        mujoco.mj_forward(stock.model, stock.data)
+        mujoco.mj_kinematics(stock.model, stock.data)
         stock._prev_obs = stock._get_curr_obs_combined_no_goal()
         self._steps = 0
         return self._observe().astype(np.float32), self._info(success=False)
@@ -214,10 +214,8 @@ class MetaWorld(World):
         """Restores what `get_state` returned; pictures, observations and rewards go on bit-identically."""
         stock, model, data = self._stock, self._stock.model, self._stock.data
         model.body_pos[self._placed] = state["placed"]
-        physics = np.asarray(state["physics"])
-        mujoco.mj_setState(model, data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
-        mujoco.mj_forward(model, data)  # positions follow, but the solver's warm start moves on:
-        mujoco.mj_setState(model, data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+        mujoco.mj_setState(model, data, np.asarray(state["physics"]), mujoco.mjtState.mjSTATE_INTEGRATION)
+        mujoco.mj_kinematics(model, data)  # not mj_forward, which would move the solver's warm start on
         for name, value in state.items():
             if name.startswith("stock."):
                 _restore(stock, name.removeprefix("stock."), value)

@@ -1,0 +1,89 @@
+import importlib
+import subprocess
+import sys
+
+import mujoco
+import numpy as np
+import pytest
+
+from rlvlm.envs.painter import Camera, Painter
+from rlvlm.errors import MachineError
+
+SCENE = """
+<mujoco>
+  <visual><headlight ambient="1 1 1" diffuse="0 0 0" specular="0 0 0"/></visual>
+  <worldbody>
+    <camera name="any"/>
+    <body name="slider">
+      <joint type="slide" axis="1 0 0"/>
+      <geom name="red" type="box" size=".1 .1 .1" rgba="1 0 0 1"/>
+    </body>
+    <body name="stand" pos="0 .6 0"><geom name="blue" type="box" size=".1 .1 .1" rgba="0 0 1 1"/></body>
+  </worldbody>
+</mujoco>
+"""
+ABOVE = Camera(position=(0.0, 0.0, 10.1), right=(1.0, 0.0, 0.0), up=(0.0, 2.0, 0.0), fovy_deg=11.4212)
+"""Ten metres above the boxes' upper sides, which it sees from -1 to 1 both ways."""
+
+
+def paint(snapshots: list[list[float]], size_px: int, hidden: str = "", close: bool = False) -> np.ndarray:
+    model = mujoco.MjModel.from_xml_string(SCENE)
+    painter = Painter(model, ABOVE, np.array([model.geom(i).name == hidden for i in range(model.ngeom)]), ("stand",))
+    if close:
+        painter.draw(np.array(snapshots, np.float32), size_px)
+        painter.close()
+    return painter.draw(np.array(snapshots, np.float32), size_px)
+
+
+def test_two_boxes_by_hand() -> None:
+    # one joint (the slider's x), then the stand's position
+    picture = paint([[0.4, -0.5, 0.6, 0.0]], 20)[0]
+    red = np.argwhere((picture[..., 0] > 200) & (picture[..., 2] < 50))
+    blue = np.argwhere((picture[..., 2] > 200) & (picture[..., 0] < 50))
+    # 20 pixels over 2 m: x = 0.3 to 0.5 are columns 13 and 14, y = 0.1 to -0.1 rows 9 and 10, rows counted from above
+    assert red.tolist() == [[9, 13], [9, 14], [10, 13], [10, 14]]
+    assert blue.tolist() == [[3, 4], [3, 5], [4, 4], [4, 5]]
+
+
+def test_a_hidden_geom_leaves_no_trace() -> None:
+    picture = paint([[0.4, -0.5, 0.6, 0.0]], 20, hidden="red")[0]
+    assert not ((picture[..., 0] > 200) & (picture[..., 2] < 50)).any()
+    assert ((picture[..., 2] > 200) & (picture[..., 0] < 50)).any()
+
+
+def test_a_size_looks_the_same_whatever_was_drawn_before() -> None:
+    model = mujoco.MjModel.from_xml_string(SCENE)
+    snapshots = np.array([[0.4, -0.5, 0.6, 0.0], [0.0, 0.5, 0.0, 0.0]], np.float32)
+    painters = [Painter(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",)) for _ in range(3)]
+    pictures = {size_px: painters[0].draw(snapshots, size_px) for size_px in (32, 100, 7)}
+    for painter, order in zip(painters[1:], ((7, 32, 100), (100, 7, 32)), strict=True):
+        for size_px in order:
+            np.testing.assert_array_equal(painter.draw(snapshots, size_px), pictures[size_px])
+
+
+def test_it_draws_again_after_being_closed() -> None:
+    snapshots = [[0.4, -0.5, 0.6, 0.0]]
+    np.testing.assert_array_equal(paint(snapshots, 20, close=True), paint(snapshots, 20))
+
+
+def test_a_driver_that_fails_is_a_machine_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ImportError(f"libEGL is missing for {name}")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(MachineError, match="libEGL is missing") as caught:
+        paint([[0.0, 0.0, 0.0, 0.0]], 8)
+    assert caught.value.fix.startswith("apt-get install")
+
+
+def test_a_process_that_has_drawn_ends_silently() -> None:
+    code = f"""
+import mujoco, numpy as np
+from rlvlm.envs.painter import Camera, Painter
+model = mujoco.MjModel.from_xml_string('''{SCENE}''')
+painters = [Painter(model, {ABOVE!r}, np.zeros(model.ngeom, bool), ("stand",)) for _ in range(2)]
+for painter in painters:
+    painter.draw(np.zeros((1, 4), np.float32), 16)
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stderr == ""
