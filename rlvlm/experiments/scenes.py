@@ -1,4 +1,7 @@
-"""Scenes for the pocket judge: episodes of rlvlm's tasks, drawn. Named by `rlvlm.judges.pocket.train`, not imported there."""
+"""Scenes for the pocket judge: episodes of rlvlm's tasks, drawn.
+
+`rlvlm.judges.pocket.train` and `evaluate` take this provider by name, because judges may not see the envs.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
