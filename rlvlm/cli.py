@@ -47,7 +47,7 @@ def _show_help() -> None:
     console = Console()
     console.print("Reinforcement learning whose reward comes from vision-language models, on Ray.\n")
     console.print(table)
-    console.print("\nStart with  [bold]rlvlm run drawer_open --smoke[/bold]   (all options: rlvlm run drawer_open --help)")
+    console.print("\nStart with [bold]rlvlm run drawer_open --smoke[/bold]; all options: rlvlm run drawer_open --help")
 
 
 if __name__ == "__main__":

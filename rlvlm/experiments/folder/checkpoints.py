@@ -55,7 +55,7 @@ class CheckpointShelf:
 
         Args:
             state: the run loop's own numbers.
-            write: puts the algorithm's files into the (new, empty) folder it is given.
+            write: makes the folder it is given, with the algorithm's files.
             is_best: whether the link `best` moves here.
 
         Returns:
@@ -69,7 +69,7 @@ class CheckpointShelf:
         if not final.exists():  # the state of a step is always the same, so one that is there stays
             shutil.rmtree(partial, ignore_errors=True)
             try:
-                (partial / "algorithm").mkdir(parents=True)
+                partial.mkdir(parents=True)
                 write(partial / "algorithm")
                 write_whole(partial / STATE, json.dumps(asdict(state)))
                 os.replace(partial, final)

@@ -41,6 +41,8 @@ class RunFolder:
 
     def __init__(self, path: Path, keep_checkpoints: int) -> None:
         self.path = path
+        self.first_made: Path | None = None
+        """The topmost folder that was made for this run; None when all were there before."""
         self.evaluations = CsvTable(path / "eval.csv", EVAL_COLUMNS, "step")
         self.queries = CsvTable(path / "vlm_query_log.csv", QUERY_COLUMNS, "env_step")
         self.metrics = JsonLines(path / "metrics.jsonl", ENV_STEPS)
@@ -52,6 +54,7 @@ class RunFolder:
         self.log = path / "run.log"
         self.panel = path / "judge_panel.html"
         self.card = path / "README.md"
+        self.crash = path / "crash.txt"
 
     def config(self) -> RunConfig:
         """The resolved configuration the run was started with, living where the folder is now."""
@@ -80,6 +83,22 @@ class RunFolder:
             table.cut(last_step)
         self.checkpoints.discard_after(last_step)
         (self.path / "summary.json").unlink(missing_ok=True)
+
+    def has_begun(self) -> bool:
+        """Whether anything was measured or asked, or a crash left its trace: then the folder is worth keeping."""
+        traces = (self.metrics.path, self.queries.path, self.crash)
+        return any(file.exists() for file in traces)
+
+    def remove(self) -> None:
+        """Takes the folder away, with the parents that were made for it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self.first_made is None:
+            self.path.mkdir(exist_ok=True)  # it was there before, empty
+            return
+        for parent in self.path.parents:
+            if parent == self.first_made.parent or not parent.is_dir() or any(parent.iterdir()):
+                return
+            parent.rmdir()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -121,15 +140,15 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
     path = (config.out or _free_name(Path("runs") / config.task / started.strftime("%Y%m%d-%H%M%S"))).absolute()
     _check_unused(path)
     check_disk(path, BYTES_NEEDED)
-    made = _first_missing(path)
+    folder = RunFolder(path, config.track.keep_checkpoints)
+    folder.first_made = _first_missing(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        folder = RunFolder(path, config.track.keep_checkpoints)
         write_whole(path / "command.txt", shlex.join(command) + "\n")
         write_whole(path / "environment.json", json.dumps(describe_environment(), indent=2) + "\n")
         write_whole(path / "config.yaml", to_yaml(config))
     except OSError as error:
-        remove_folder(path, made)
+        folder.remove()
         raise UsageError(f"cannot write the run's folder {path}: {error.strerror}", "choose another --out") from error
     return folder
 
@@ -146,19 +165,7 @@ def find_folder(path: Path) -> RunFolder:
     for candidate in (here, *here.parents):
         if (candidate / "config.yaml").is_file() and (candidate / "command.txt").is_file():
             return RunFolder(candidate, read_config(candidate).track.keep_checkpoints)
-    raise UsageError(f"{path} is not in a run's folder (no config.yaml around it)", "name a folder like runs/TASK/<time>")
-
-
-def remove_folder(path: Path, first_made: Path | None) -> None:
-    """Takes away a folder whose run never began, with the parents that were made for it."""
-    shutil.rmtree(path, ignore_errors=True)
-    if first_made is None:
-        path.mkdir(exist_ok=True)  # it was there before, empty
-        return
-    for parent in path.parents:
-        if parent == first_made.parent or not parent.is_dir() or any(parent.iterdir()):
-            return
-        parent.rmdir()
+    raise UsageError(f"{path} is not in a run's folder: no config.yaml around it", "name one like runs/TASK/<time>")
 
 
 def check_disk(path: Path, needed: int) -> None:
@@ -172,7 +179,8 @@ def check_disk(path: Path, needed: int) -> None:
 
 def _check_unused(path: Path) -> None:
     if path.is_dir() and (path / "config.yaml").exists():
-        raise UsageError(f"{path} already holds a run", f"go on with it: rlvlm resume {path}  (or choose another --out)")
+        fix = f"go on with it: rlvlm resume {path}  (or choose another --out)"
+        raise UsageError(f"{path} already holds a run", fix)
     if path.is_dir() and any(path.iterdir()):
         raise UsageError(f"{path} is not empty", "choose a new or empty folder with --out")
     if path.exists() and not path.is_dir():

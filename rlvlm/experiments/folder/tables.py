@@ -38,7 +38,7 @@ class CsvTable:
         self.step_column = step_column
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Adds whole rows in one write. A cell of None is empty; line breaks in text become `\\n`.
+        r"""Adds whole rows in one write. A cell of None is empty; line breaks in text become `\n`.
 
         Raises:
             ValueError: a row has a column that the table does not know.

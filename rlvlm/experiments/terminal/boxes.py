@@ -3,7 +3,6 @@
 import tempfile
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 from rich.console import Console
 from rich.panel import Panel
@@ -40,10 +39,3 @@ def show_failure(what: str, fix: str) -> None:
         text.append("\n\nfix: ", style="bold green")
         text.append(fix)
     Console(stderr=True).print(Panel(text, title="rlvlm", title_align="left", border_style="red"))
-
-
-def write_crash(folder: Path, error: BaseException) -> Path:
-    """Keeps the traceback of `error` in a run's folder, and returns the file."""
-    file = folder / "crash.txt"
-    file.write_text("".join(traceback.format_exception(error)))
-    return file

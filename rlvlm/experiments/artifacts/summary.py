@@ -1,0 +1,83 @@
+"""The numbers a run comes down to: `summary.json`, the run card and the comparison of runs read them here."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlvlm.experiments.config import RunConfig
+from rlvlm.experiments.folder.checkpoints import RunState
+from rlvlm.experiments.folder.run_folder import RunFolder
+from rlvlm.types import Status
+
+FINAL_EVALUATIONS = 3
+"""The final success rate is the mean of this many last evaluations."""
+
+
+def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason: str) -> dict[str, Any]:
+    """What `summary.json` says.
+
+    Args:
+        folder: the run, with its tables complete up to `state`.
+        config: its configuration.
+        state: where it stopped.
+        exit_reason: `done`, or why it stopped earlier.
+
+    Returns:
+        Rates in [0, 1], None where nothing was measured; seconds; MiB; counts.
+    """
+    evaluations = folder.evaluations.read()
+    success = [float(row["success_rate"]) for row in evaluations]
+    returns = [float(row["episode_return"]) for row in evaluations]
+    return {
+        "task": config.task,
+        "seed": config.seed,
+        "reward": reward_name(config),
+        "exit_reason": exit_reason,
+        "final_success_rate": _mean(success[-FINAL_EVALUATIONS:]),
+        "best_success_rate": max(success, default=None),
+        "final_episode_return": _mean(returns[-FINAL_EVALUATIONS:]),
+        "evaluations": len(evaluations),
+        "env_steps": state.env_steps,
+        "wall_s": round(state.wall_s, 1),
+        "steps_per_s": round(state.env_steps / state.wall_s, 1) if state.wall_s else None,
+        "peak_rss_mb": round(state.peak_rss_mb),
+        **summarise_queries(folder.queries.read()),
+    }
+
+
+def summarise_queries(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """Counts by status, and the share of right ones among the decided whose truth is known.
+
+    Args:
+        rows: of `vlm_query_log.csv`.
+    """
+    by_status = Counter(row["status"] for row in rows)
+    judged = [row["correct"] == "1" for row in rows if row["correct"]]
+    return {
+        "queries": len(rows),
+        "labels": {str(status): by_status[status] for status in Status},
+        "label_accuracy": _mean(judged),
+    }
+
+
+def reward_name(config: RunConfig) -> str:
+    """Where the reward comes from, in words short enough for a legend, e.g. `judge labels, image reward`."""
+    if config.reward.source != "preference":
+        return f"{config.reward.source} reward"
+    return f"{config.reward.teacher} labels, {config.reward.model} reward"
+
+
+def run_title(config: RunConfig) -> str:
+    """One line that names a run, e.g. `drawer_open: judge labels, image reward, seed 0`."""
+    return f"{config.task}: {reward_name(config)}, seed {config.seed}"
+
+
+def asks_judge(config: RunConfig) -> bool:
+    """Whether a VLM answers the run's queries."""
+    return config.reward.source == "preference" and config.reward.teacher == "judge"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(float(np.mean(values)), 4) if values else None

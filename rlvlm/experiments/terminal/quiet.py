@@ -1,0 +1,38 @@
+"""Libraries' chatter goes to the run's log, whoever writes it; the terminal is left to the run's own words."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+
+@contextmanager
+def quiet_output(log: Path) -> Iterator[TextIO]:
+    """Sends file descriptors 1 and 2 of this process, and of those it starts, into `log`.
+
+    Warnings of C++ libraries do not pass through Python's logging, so the descriptors themselves are moved.
+
+    Args:
+        log: the file; what comes is added at its end.
+
+    Yields:
+        The terminal, or whatever standard output was before.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    try:
+        with open(os.dup(kept[0]), "w", buffering=1) as terminal:
+            yield terminal
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for target, descriptor in enumerate(kept, start=1):
+            os.dup2(descriptor, target)
+            os.close(descriptor)

@@ -1,0 +1,40 @@
+"""SIGTERM, SIGINT and SIGUSR1 ask a run to save and stop; a second one ends it at once."""
+
+import os
+import signal
+from types import FrameType
+from typing import Any
+
+ASKED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""A cluster's time limit or preemption, Ctrl-C, and SLURM's early warning."""
+
+
+class StopRequest:
+    """Whether a signal has asked the run to stop. A context: the handlers are there while it is open."""
+
+    def __init__(self) -> None:
+        self.signal_name = ""
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.signal_name)
+
+    def __enter__(self) -> "StopRequest":
+        self._before = {number: signal.getsignal(number) for number in ASKED_BY}
+        self.take_over()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def take_over(self) -> None:
+        """Puts our handlers in place again: starting Ray replaces some of them."""
+        for number in ASKED_BY:
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, _: FrameType | None) -> None:
+        if self.signal_name:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.signal_name = signal.Signals(number).name

@@ -1,0 +1,261 @@
+"""A run from its first step to its last, or to the signal that stops it; and on from where it stopped."""
+
+import errno
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+
+from rich.console import Console
+
+from rlvlm import metrics
+from rlvlm.algorithms.evaluation import EvaluationEpisode
+from rlvlm.algorithms.sac_pebble.algorithm import SACPebble
+from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, RunError, UsageError
+from rlvlm.experiments.artifacts.album import VIDEO_PX, write_artifacts
+from rlvlm.experiments.artifacts.samples import sample_rows
+from rlvlm.experiments.artifacts.summary import run_title
+from rlvlm.experiments.config import RunConfig
+from rlvlm.experiments.doctor import check_before_run
+from rlvlm.experiments.folder.checkpoints import Checkpoint, RunState
+from rlvlm.experiments.folder.rows import evaluation_row, query_row
+from rlvlm.experiments.folder.run_folder import RunFolder, create_folder, find_folder
+from rlvlm.experiments.folder.trackers import Trackers
+from rlvlm.experiments.session import MemoryWatch, build_algorithm, judge_session, ray_session
+from rlvlm.experiments.terminal.panel import RunConsole
+from rlvlm.experiments.terminal.quiet import quiet_output
+from rlvlm.experiments.terminal.signals import StopRequest
+
+SAMPLE_PX = 200
+"""Side of the pictures kept for the judge's page."""
+SPEED_ROUNDS = 12
+"""Rounds of training over which the speed shown is taken."""
+
+
+def start_run(config: RunConfig, command: Sequence[str]) -> int:
+    """Runs `config` in a new folder and returns the exit code.
+
+    Raises:
+        RunError: it cannot start or go on; a folder in which nothing happened yet is taken away again.
+    """
+    check_before_run(config)
+    folder = create_folder(config, command, datetime.now())
+    try:
+        return _carry_on(folder, config, None)
+    except RunError:
+        if not folder.has_begun():
+            folder.remove()
+        raise
+
+
+def resume_run(path: Path) -> int:
+    """Goes on with the run that `path` belongs to, exactly where its newest checkpoint is.
+
+    Raises:
+        UsageError: there is no such run, it is finished, or `path` names a checkpoint that is not the newest.
+        RunError: it cannot start or go on.
+    """
+    folder = find_folder(path)
+    config = folder.config()
+    if folder.summary().get("exit_reason") == "done":
+        Console(soft_wrap=True, highlight=False).print(f"{folder.path} is finished; see its README.md and summary.json")
+        return EXIT_DONE
+    found = folder.checkpoints.all()
+    here = path.resolve()
+    for checkpoint in found[:-1]:
+        if here.is_relative_to(checkpoint.path.resolve()):
+            what = f"{here} is not the newest checkpoint: going on there would discard later work"
+            raise UsageError(what, f"rlvlm resume {folder.path}  goes on from step {found[-1].state.env_steps:,}")
+    check_before_run(config)
+    return _carry_on(folder, config, found[-1] if found else None)
+
+
+class Training:
+    """The run loop: train, look, write down, save.
+
+    Args:
+        folder: everything is written there.
+        config: of the run.
+        algorithm: built, and restored where the run goes on.
+        console: shows it.
+        memory: watched meanwhile.
+        before: the state it goes on from.
+    """
+
+    def __init__(
+        self, *, folder: RunFolder, config: RunConfig, algorithm: SACPebble, console: RunConsole, memory: MemoryWatch,
+        before: RunState,
+    ) -> None:  # fmt: skip
+        self._folder = folder
+        self._config = config
+        self._algorithm = algorithm
+        self._console = console
+        self._memory = memory
+        self._before = before
+        self._started = time.monotonic()
+        self._trackers = Trackers(folder, config)
+        self._draw_samples = algorithm.frame_store(SAMPLE_PX).frames
+        self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
+        self.last_evaluation: list[EvaluationEpisode] = []
+
+    @property
+    def state(self) -> RunState:
+        """Where the run is now."""
+        wall_s = self._before.wall_s + time.monotonic() - self._started
+        return RunState(env_steps=self._algorithm.env_steps, wall_s=wall_s, peak_rss_mb=self._memory.peak_mb)
+
+    def run(self, stop: StopRequest) -> None:
+        """Goes on until the last step, or until `stop`; a checkpoint is saved in both cases."""
+        is_over = self._algorithm.env_steps >= self._config.steps
+        while not is_over:
+            before = self._algorithm.env_steps
+            self._algorithm.train()
+            self._keep_queries()
+            is_over = bool(stop) or self._algorithm.env_steps >= self._config.steps
+            is_best = self._evaluate_if_due(before)
+            self._log_if_due(before)
+            if is_over or is_best or self._crosses(self._config.track.checkpoint_every_steps, before):
+                self._save(is_best, is_over)
+        self._trackers.close()
+
+    def _save(self, is_best: bool, is_last: bool) -> None:
+        """Saves a checkpoint. Should the disk refuse one, training goes on and the next is tried; not at the end."""
+        try:
+            self._folder.checkpoints.save(self.state, self._write_checkpoint, is_best)
+        except (MachineError, OSError) as error:
+            if is_last:
+                raise
+            self._console.line(f"checkpoint at step {self._algorithm.env_steps:,} not saved: {error}")
+
+    def _keep_queries(self) -> None:
+        records = self._algorithm.drain_queries()
+        self._folder.queries.append(map(query_row, records))
+        for _, session in groupby(records, key=lambda record: record.session):
+            self._folder.samples.append(sample_rows(list(session), self._draw_samples))
+
+    def _evaluate_if_due(self, before: int) -> bool:
+        """Evaluates on schedule and at the last step, and returns whether no evaluation was better before."""
+        is_last = self._algorithm.env_steps >= self._config.steps
+        if not is_last and not self._crosses(self._config.eval.every_steps, before):
+            return False
+        self._console.phase("evaluating", is_line=False)
+        self.last_evaluation = self._algorithm.evaluate_policy(self._config.eval.episodes)
+        state = self.state
+        row = evaluation_row(self.last_evaluation, state.env_steps, state.wall_s)
+        rows = self._folder.evaluations.read()
+        self._folder.evaluations.append([row])
+        earlier = [(float(old["success_rate"]), float(old["episode_return"])) for old in rows]
+        return (row["success_rate"], row["episode_return"]) > max(earlier, default=(-1.0, 0.0))
+
+    def _log_if_due(self, before: int) -> None:
+        is_due = self._crosses(self._config.track.log_every_steps, before)
+        state = self.state
+        row = self._algorithm.report() | {
+            metrics.ENV_STEPS: state.env_steps,
+            metrics.WALL_S: state.wall_s,
+            metrics.STEPS_PER_S: self._speed(state),
+            metrics.PEAK_RSS_MB: state.peak_rss_mb,
+        }
+        evaluations = self._folder.evaluations.read()
+        if evaluations and int(evaluations[-1]["step"]) == state.env_steps:
+            row |= _evaluation_metrics(evaluations[-1])
+            is_due = True
+        if is_due:
+            self._trackers.log(row)
+        self._console.update(row, is_due)
+
+    def _speed(self, state: RunState) -> float:
+        """Env steps per second of the last rounds."""
+        self._recent.append((state.wall_s, state.env_steps))
+        (first_s, first_step), (last_s, last_step) = self._recent[0], self._recent[-1]
+        return (last_step - first_step) / max(last_s - first_s, 1e-3)
+
+    def _crosses(self, period: int, before: int) -> bool:
+        return self._algorithm.env_steps // period > before // period
+
+    def _write_checkpoint(self, folder: Path) -> None:
+        self._algorithm.save_checkpoint(str(folder))
+
+
+def _evaluation_metrics(row: dict[str, str]) -> dict[str, float]:
+    names = {
+        "success_rate": metrics.EVAL_SUCCESS_RATE,
+        "episode_return": metrics.EVAL_EPISODE_RETURN,
+        "learned_return": metrics.EVAL_LEARNED_RETURN,
+        "final_progress": metrics.EVAL_PROGRESS,
+    }
+    return {metric: float(row[name]) for name, metric in names.items() if row[name]}
+
+
+def _carry_on(folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | None) -> int:
+    """Trains from `checkpoint` (None: from the start) to the end or a signal, with the folder locked."""
+    with ExitStack() as stack:
+        stack.enter_context(folder.locked())
+        stop = stack.enter_context(StopRequest())
+        terminal = stack.enter_context(quiet_output(folder.log))
+        console = stack.enter_context(RunConsole(terminal, run_title(config), config.steps))
+        try:
+            return _train(folder, config, checkpoint, console, stop)
+        except RunError:
+            raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise _crash(folder, error) from error
+            fix = f"free some space, then go on: rlvlm resume {folder.path}"
+            raise MachineError(f"the disk of {folder.path} is full", fix) from error
+        except Exception as error:  # noqa: BLE001 - a run's outermost frame: the box is for the user, the file for us
+            raise _crash(folder, error) from error
+
+
+def _train(
+    folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | None, console: RunConsole, stop: StopRequest
+) -> int:
+    before = RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0) if checkpoint is None else checkpoint.state
+    console.phase("starting Ray and the judge")
+    with ExitStack() as stack:
+        memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
+        stack.enter_context(ray_session(config))
+        make_judge = stack.enter_context(judge_session(config))
+        stop.take_over()
+        algorithm = build_algorithm(config, make_judge)
+        stack.callback(algorithm.stop)
+        if checkpoint is not None:
+            algorithm.load_checkpoint(str(checkpoint.algorithm))
+        folder.cut(before.env_steps)
+        console.phase(f"training in {folder.path}")
+        training = Training(
+            folder=folder, config=config, algorithm=algorithm, console=console, memory=memory, before=before
+        )
+        draw = algorithm.frame_store(VIDEO_PX).frames
+        try:
+            training.run(stop)
+        except RunError as error:
+            write_artifacts(folder, config, training.state, type(error).__name__, [], draw)
+            raise
+        is_done = algorithm.env_steps >= config.steps
+        console.phase("writing plots, videos and pages")
+        reason, episodes = ("done", training.last_evaluation) if is_done else (stop.signal_name, [])
+        write_artifacts(folder, config, training.state, reason, episodes, draw)
+    _say_goodbye(folder, console)
+    return EXIT_DONE if is_done else EXIT_PREEMPTED
+
+
+def _say_goodbye(folder: RunFolder, console: RunConsole) -> None:
+    summary = folder.summary()
+    rate = summary["final_success_rate"]
+    success = "not evaluated" if rate is None else f"success {rate:.0%} (mean of the last evaluations)"
+    console.line(f"{summary['exit_reason']}: {summary['env_steps']:,} steps in {summary['wall_s']:.0f} s, {success}")
+    if summary["exit_reason"] == "done":
+        console.line(f"look at {folder.card}")
+    else:
+        console.line(f"saved; go on with: rlvlm resume {folder.path}")
+
+
+def _crash(folder: RunFolder, error: Exception) -> RunError:
+    """The unexpected, with its traceback put into the run's folder."""
+    folder.crash.write_text("".join(traceback.format_exception(error)))
+    return RunError(f"unexpected {type(error).__name__}: {error}", f"the traceback is in {folder.crash}")
