@@ -4,7 +4,9 @@ import os
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices: a second thread costs more than it gives
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,3 +19,16 @@ def tiny_vlms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     root = tmp_path_factory.mktemp("tiny_vlms")
     return {family: save_tiny_vlm(root / family, family) for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")}
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """A real Ray of this machine with two CPUs, unless one is already up."""
+    import ray
+
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield
+    if is_ours:
+        ray.shutdown()

@@ -26,6 +26,7 @@ POLICY_FILE = "policy.safetensors"
 """The policy's weights alone, for evaluation and sharing."""
 _MANIFEST, _STATE, _ARRAYS = "manifest.json", "state.json", "arrays.npz"
 _ARRAY_MARK = "__array__"
+_OLDER = "resume from an older checkpoint of the run"
 
 
 class CorruptCheckpoint(RunError):  # noqa: N818 - named for what is found, as in the other rooms
@@ -65,8 +66,7 @@ def load_tree(folder: Path) -> dict[str, Any]:
         CorruptCheckpoint: a file is missing or differs from what was written.
     """
     folder = Path(folder)
-    digests = json.loads(_read(folder, _MANIFEST))
-    contents = {name: _read(folder, name, digest) for name, digest in digests.items()}
+    contents = {name: _read(folder, name, digest) for name, digest in _digests(folder).items()}
     arrays = np.load(io.BytesIO(contents[_ARRAYS]), allow_pickle=False)
     return _unflatten(json.loads(contents[_STATE]), arrays)
 
@@ -78,8 +78,7 @@ def load_policy(folder: Path) -> SquashedGaussian:
         CorruptCheckpoint: a file is missing or differs from what was written.
     """
     folder = Path(folder)
-    digest = json.loads(_read(folder, _MANIFEST)).get(POLICY_FILE)
-    weights = load_safetensors(_read(folder, POLICY_FILE, digest))
+    weights = load_safetensors(_read(folder, POLICY_FILE, _digests(folder)[POLICY_FILE]))
     shapes = [weights[f"layers.{depth}.weight"].shape for depth in range(len(weights) // 2)]
     policy = SquashedGaussian(shapes[0][1], shapes[-1][0] // 2, [shape[0] for shape in shapes[:-1]])
     policy.load_state_dict(weights)
@@ -135,16 +134,26 @@ def _write(path: Path, content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _digests(folder: Path) -> dict[str, str]:
+    """The manifest: SHA-256 of each of the checkpoint's files."""
+    try:
+        digests = json.loads(_read(folder, _MANIFEST))
+    except ValueError:
+        digests = None
+    if not isinstance(digests, dict) or set(digests) != {_STATE, _ARRAYS, POLICY_FILE}:
+        raise CorruptCheckpoint(f"{folder / _MANIFEST} is not a manifest that lists the checkpoint's files", _OLDER)
+    return digests
+
+
 def _read(folder: Path, name: str, digest: str | None = None) -> bytes:
     """A file's content, verified when `digest` is given."""
     path = folder / name
-    fix = "resume from an older checkpoint of the run"
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise CorruptCheckpoint(f"cannot read {path}: {error.strerror}", fix) from error
+        raise CorruptCheckpoint(f"cannot read {path}: {error.strerror}", _OLDER) from error
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
-        raise CorruptCheckpoint(f"{path} is not what was written: its SHA-256 differs from the manifest's", fix)
+        raise CorruptCheckpoint(f"{path} is not what was written: its SHA-256 differs from the manifest's", _OLDER)
     return content
 
 

@@ -10,12 +10,14 @@ arXiv:2402.03681 (RL-VLM-F). Departures:
    object store are not on the path.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -40,6 +42,7 @@ from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.source import Labelling
 
 _RECENT_EPISODES = 10
+_NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
 
 
 class SACPebbleConfig(AlgorithmConfig):
@@ -98,6 +101,8 @@ class SACPebbleConfig(AlgorithmConfig):
         Raises:
             ValueError: says which setting is wrong and what to do.
         """
+        for name in _NOISY_LOGGERS:  # RLlib warns of its own ways as it checks and builds; users cannot act on it
+            logging.getLogger(name).setLevel(logging.ERROR)
         super().validate()
         if not self.task:
             raise ValueError("no task was chosen; call .worlds(task='drawer_open')")
@@ -135,6 +140,7 @@ class SACPebble(Algorithm):
     def setup(self, config: SACPebbleConfig) -> None:
         """Builds worlds, networks and reward; called by RLlib."""
         super().setup(config)
+        torch.set_num_threads(self.config.sac.threads)
         self._runner: WorldRunner = self.env_runner_group.local_env_runner
         (found,) = self.learner_group.foreach_learner(lambda learner: learner)
         self._learner: SACLearner = found.get()

@@ -35,6 +35,8 @@ class SACConfig:
     """k of the k-NN state entropy that rewards exploration before the first labels."""
     catch_up_updates: int = 100
     """Updates right after the first feedback, when the critics start anew."""
+    threads: int = 1
+    """CPU threads of torch in this process; matrices of this size gain little from a second one."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma < 1:
@@ -44,7 +46,7 @@ class SACConfig:
         for name in ("actor_lr", "critic_lr", "alpha_lr", "initial_alpha", "updates_per_step"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"algo.{name} must be > 0, got {getattr(self, name)}")
-        for name in ("batch_size", "turn_steps", "seed_steps", "replay_capacity", "novelty_neighbour"):
+        for name in ("batch_size", "turn_steps", "seed_steps", "replay_capacity", "novelty_neighbour", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"algo.{name} must be >= 1, got {getattr(self, name)}")
         if self.catch_up_updates < 0:

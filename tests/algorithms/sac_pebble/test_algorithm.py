@@ -1,0 +1,216 @@
+import dataclasses
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm import metrics
+from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import Task
+from rlvlm.errors import MachineError, NumericsError
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+from rlvlm.rewards.config import RewardConfig
+from rlvlm.testing import FakeJudge, TinyWorld
+
+pytestmark = pytest.mark.ray
+
+
+class ScrambledWorld(TinyWorld):
+    """A TinyWorld whose true reward is noise."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, math.sin(1e4 * float(obs.sum()) + reward), terminated, truncated, info
+
+
+class BrokenWorld(TinyWorld):
+    """A TinyWorld whose true reward is lost after 50 steps."""
+
+    def __init__(self, config=None, seed=0):
+        super().__init__(config, seed)
+        self.total = 0
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        self.total += 1
+        return obs, (reward if self.total < 50 else math.nan), *rest
+
+
+SCRAMBLED = Task(name="scrambled", goal="push", maker="test_algorithm:ScrambledWorld")
+BROKEN = Task(name="broken", goal="push", maker="test_algorithm:BrokenWorld")
+PREFERENCE = RewardConfig(source="preference", teacher="judge", model="image")
+
+
+@pytest.fixture
+def build(local_ray):
+    """Builds small algorithms and stops them after the test."""
+    built = []
+
+    def make(reward, task="rlvlm.testing:TINY", seed=0, num_envs=2, **sac):
+        config = (
+            SACPebbleConfig()
+            .worlds(task=task, world=EnvConfig(episode_steps=20, num_envs=num_envs, start="random",
+                                              robot="visible"))
+            .learning(sac=SACConfig(**{"hidden": (32, 32), "batch_size": 32, "seed_steps": 40, "turn_steps": 7,
+                                       "replay_capacity": 200, "catch_up_updates": 5, **sac}))
+            .rewards(reward=reward, feedback=FeedbackConfig(first_step=100, every_steps=60, queries=10),
+                     reward_model=RewardModelConfig(picture_px=32, max_epochs=3), judge_picture_px=32,
+                     make_judge=functools.partial(FakeJudge))
+            .debugging(seed=seed)
+        )
+        built.append(config.build_algo())
+        return built[-1]
+
+    yield make
+    for algorithm in built:
+        algorithm.stop()
+
+
+def train(algorithm, iterations):
+    for _ in range(iterations):
+        algorithm.train()
+    return algorithm
+
+
+def assert_same(left, right, path=""):
+    """Two state trees are equal bit for bit."""
+    assert type(left) is type(right) or isinstance(left, list | tuple), path
+    if isinstance(left, dict):
+        assert left.keys() == right.keys(), path
+        for key in left:
+            assert_same(left[key], right[key], f"{path}/{key}")
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right), path
+        for index, pair in enumerate(zip(left, right, strict=True)):
+            assert_same(*pair, f"{path}/{index}")
+    elif isinstance(left, np.ndarray | torch.Tensor):
+        np.testing.assert_array_equal(np.asarray(left), np.asarray(right), err_msg=path)
+    else:
+        assert left == right or (left != left and right != right), path
+
+
+def tree(algorithm):
+    return {"runner": algorithm._runner.save_tree(), "learner": algorithm._learner.save_tree(),
+            "schedule": algorithm._schedule.save_tree(), "steps": algorithm.env_steps, "iteration": algorithm.iteration}
+
+
+def test_one_round_is_one_episode_of_every_world(build):
+    algorithm = build(RewardConfig(source="environment"))
+    result = algorithm.train()
+    assert algorithm.env_steps == 40 and algorithm.report()[metrics.EPISODES] == 2
+    assert algorithm.report()[metrics.UPDATES] == 0  # 40 random steps first
+    algorithm.train()
+    assert algorithm.report()[metrics.UPDATES] == 40  # one per step from then on
+    assert math.isfinite(result["score"]) and all(map(math.isfinite, algorithm.report().values()))
+
+
+@pytest.mark.parametrize(("source", "updates_per_step", "expected"), [("sparse", 0.25, 10), ("novelty", 1.3, 52)])
+def test_updates_per_step_may_be_a_fraction(build, source, updates_per_step, expected):
+    algorithm = train(build(RewardConfig(source=source), updates_per_step=updates_per_step), 2)
+    assert algorithm.report()[metrics.UPDATES] == expected
+
+
+def test_phases_of_a_run_on_preferences(build):
+    algorithm = train(build(PREFERENCE), 2)  # 80 steps: novelty, labelled at the draw
+    assert not algorithm._schedule.is_learned and algorithm.drain_queries() == []
+    assert torch.isnan(algorithm._learner.replay.rewards).all()
+    train(algorithm, 1)  # the first session falls due at 100 steps
+    records = algorithm.drain_queries()
+    assert len(records) == 10 and algorithm._schedule.is_learned
+    assert algorithm.report()[metrics.UPDATES] == 80 + 5  # and five to catch up
+    train(algorithm, 4)  # 280 steps in a replay of 200: all rows carry the newest reward
+    replay, source = algorithm._learner.replay, algorithm._schedule.source
+    assert len(replay) == 200 and source.version > 1
+    np.testing.assert_allclose(replay.rewards.numpy(), source.label(replay.transitions(slice(0, 200))), atol=1e-5)
+    assert algorithm.report()[metrics.QUERIES] == 10 * source.version
+
+
+@pytest.mark.parametrize("reward", [
+    RewardConfig(source="environment"), RewardConfig(source="novelty"), PREFERENCE,
+    RewardConfig(source="preference", teacher="oracle", model="state"),
+    RewardConfig(source="preference", teacher="random", model="state"),
+], ids=lambda reward: f"{reward.source}-{reward.teacher}-{reward.model}")
+@pytest.mark.parametrize("stop_after", [2, 3])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(build, tmp_path, reward, stop_after):
+    straight = train(build(reward), 6)
+    first = train(build(reward), stop_after)
+    first.evaluate_policy(1)
+    first.save_checkpoint(str(tmp_path / "checkpoint"))
+    resumed = build(reward)
+    resumed.load_checkpoint(str(tmp_path / "checkpoint"))
+    train(resumed, 6 - stop_after)
+    assert_same(tree(straight), tree(resumed))
+    seconds = {metrics.TEACHER_WAIT_S, metrics.REWARD_FIT_S}
+    left, right = ({name: value for name, value in run.report().items() if name not in seconds}
+                   for run in (straight, resumed))
+    assert left == right
+
+
+def test_a_run_that_stops_within_an_episode_resumes_too(build, tmp_path):
+    reward = RewardConfig(source="environment")
+    straight, first, resumed = (build(reward) for _ in range(3))
+    for algorithm in (straight, first):
+        algorithm._act(13)
+    first.save_checkpoint(str(tmp_path / "checkpoint"))
+    resumed.load_checkpoint(str(tmp_path / "checkpoint"))
+    left, right = straight._act(13), resumed._act(13)
+    assert_same(dataclasses.asdict(left.transitions), dataclasses.asdict(right.transitions))
+    for one, other in zip(left.episodes, right.episodes, strict=True):
+        assert len(one) == 20
+        assert_same(dataclasses.asdict(one), dataclasses.asdict(other))
+
+
+def test_evaluating_changes_nothing(build):
+    watched, alone = build(PREFERENCE), build(PREFERENCE)
+    for _ in range(5):
+        train(watched, 1), train(alone, 1)
+        episodes = watched.evaluate_policy(2)
+    assert len(episodes) == 2 and len(episodes[0].trajectory) == 20
+    assert np.isfinite(episodes[0].learned_rewards).all()
+    assert_same(tree(watched), tree(alone))
+
+
+def test_with_a_judge_the_true_reward_plays_no_part_in_training(build):
+    honest, scrambled = train(build(PREFERENCE), 6), train(build(PREFERENCE, task="test_algorithm:SCRAMBLED"), 6)
+    left, right = honest._learner.save_tree(), scrambled._learner.save_tree()
+    truth = [tree["replay"]["columns"].pop("env_rewards") for tree in (left, right)]
+    assert not np.array_equal(*truth)
+    assert_same(left, right)
+
+
+def test_a_lost_reward_stops_the_run_and_leaves_the_checkpoint(build, tmp_path):
+    algorithm = build(RewardConfig(source="environment"), task="test_algorithm:BROKEN")
+    algorithm.train()
+    algorithm.save_checkpoint(str(tmp_path / "checkpoint"))
+    with pytest.raises(NumericsError):
+        train(algorithm, 2)
+    again = build(RewardConfig(source="environment"), task="test_algorithm:BROKEN")
+    again.load_checkpoint(str(tmp_path / "checkpoint"))
+    assert again.env_steps == 40
+
+
+def test_a_folder_that_cannot_be_written_is_a_machine_error(build, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="cannot write the checkpoint"):
+        build(RewardConfig(source="sparse")).save_checkpoint(str(tmp_path / "file" / "checkpoint"))
+
+
+def test_building_says_nothing_on_the_terminal(build, capfd):
+    build(RewardConfig(source="environment")).train()
+    captured = capfd.readouterr()
+    assert "WARNING" not in captured.err and captured.out == ""
+
+
+@pytest.mark.parametrize(("change", "rule"), [
+    (lambda config: config.worlds(task=""), "no task was chosen"),
+    (lambda config: config.rewards(make_judge=None), "the teacher is a judge and there is none"),
+    (lambda config: config.env_runners(num_env_runners=1), "share one process"),
+])
+def test_wrong_settings_are_refused_before_anything_starts(change, rule):
+    config = SACPebbleConfig().worlds(task="rlvlm.testing:TINY").rewards(make_judge=FakeJudge)
+    with pytest.raises(ValueError, match=rule):
+        change(config).validate()

@@ -1,0 +1,135 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from oracles.sac import OracleSAC
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rlvlm import metrics
+from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.algorithms.sac_pebble.learner import SACLearner
+from rlvlm.envs.registry import make_world
+from rlvlm.errors import NumericsError
+from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.environment import EnvironmentReward
+from rlvlm.types import Transitions
+
+OBS, ACTIONS = 4, 2
+
+
+def make_learner(seed=0, **sac):
+    config = (SACPebbleConfig().worlds(task="rlvlm.testing:TINY").debugging(seed=seed)
+              .learning(sac=SACConfig(**{"hidden": (32, 32), "batch_size": 64, **sac}))
+              .rewards(reward=RewardConfig(source="environment")))
+    world = make_world(config.task, config.world, seed)
+    spaces = {DEFAULT_MODULE_ID: (world.observation_space, world.action_space)}
+    learner = SACLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=spaces))
+    learner.build()
+    return learner
+
+
+def random_transitions(count, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    return Transitions(obs=normal(count, OBS), actions=np.tanh(normal(count, ACTIONS)), next_obs=normal(count, OBS),
+                       terminated=(rng.random(count) < 0.2).astype(np.float32), env_rewards=normal(count),
+                       success=np.zeros(count, np.float32), snapshots=normal(count, 3))
+
+
+def filled(learner, count=200):
+    transitions = random_transitions(count)
+    learner.replay.add(transitions, transitions.env_rewards)
+    return learner
+
+
+def copy_into_oracle(learner, oracle):
+    layers = [[module for module in net if isinstance(module, torch.nn.Linear)]
+              for net in (oracle.actor, oracle.q1, oracle.q2)]
+    with torch.no_grad():
+        for mine, theirs in zip(learner.networks.policy.layers, layers[0], strict=True):
+            theirs.weight.copy_(mine.weight), theirs.bias.copy_(mine.bias)
+        critic = learner.networks.critic
+        for which in (0, 1):
+            for weight, bias, theirs in zip(critic.weights, critic.biases, layers[1 + which], strict=True):
+                theirs.weight.copy_(weight[which].T), theirs.bias.copy_(bias[which, 0])
+    oracle.copy_targets()
+
+
+def test_every_loss_of_thirty_updates_is_the_oracles():
+    learner, oracle = filled(make_learner()), OracleSAC(OBS, ACTIONS, hidden=(32, 32))
+    copy_into_oracle(learner, oracle)
+    twin = torch.Generator()
+    twin.set_state(learner._generator.get_state())
+    for _ in range(30):
+        rows = torch.randint(200, (64,), generator=twin)
+        next_noise, noise = torch.randn(2, 64, ACTIONS, generator=twin)
+        batch = learner.replay.draw(rows)
+        expected = oracle.update(batch.obs, batch.actions, batch.next_obs, batch.terminated, batch.rewards,
+                                 next_noise, noise)
+        learner.learn(1, EnvironmentReward())
+        got = learner.report()
+        for name in ("critic_loss", "actor_loss", "alpha", "entropy"):
+            assert got[f"sac/{name}"] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
+    target = learner.networks.target(batch.obs, batch.actions)
+    both = torch.cat([batch.obs, batch.actions], 1)
+    torch.testing.assert_close(target, torch.stack([oracle.q1_target(both)[:, 0], oracle.q2_target(both)[:, 0]]),
+                               rtol=1e-4, atol=1e-5)
+
+
+def test_restarted_critics_forget_and_everything_else_stays():
+    learner = filled(make_learner())
+    learner.learn(5, EnvironmentReward())
+    policy = [parameter.clone() for parameter in learner.networks.policy.parameters()]
+    critic = [parameter.clone() for parameter in learner.networks.critic.weights]
+    learner.restart_critics()
+    networks = learner.networks
+    assert all(torch.equal(*pair) for pair in zip(policy, networks.policy.parameters(), strict=True))
+    assert not any(torch.equal(*pair) for pair in zip(critic, networks.critic.weights, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(networks.critic.parameters(), networks.target.parameters(),
+                                                  strict=True))
+    tree = learner.save_tree()["optimizers"]
+    assert tree["critic"] == [{}] * len(tree["critic"]) and all(tree["actor"]) and all(tree["alpha"])
+    learner.learn(5, EnvironmentReward())
+
+
+@pytest.mark.parametrize("first", [0, 7])
+def test_a_restored_learner_goes_on_bit_for_bit(first):
+    original, restored = filled(make_learner()), make_learner(seed=9)
+    original.learn(first, EnvironmentReward())
+    restored.load_tree(original.save_tree())
+    for learner in (original, restored):
+        learner.learn(5, EnvironmentReward())
+    for name, value in original.networks.state_dict().items():
+        assert torch.equal(value, restored.networks.state_dict()[name]), name
+    assert original.report() == restored.report()
+    assert original.report()[metrics.UPDATES] == first + 5
+
+
+def test_the_seed_decides_the_first_weights():
+    same, again, other = make_learner(1), make_learner(1), make_learner(2)
+    weights = [learner.networks.critic.weights[0] for learner in (same, again, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_a_loss_that_is_not_finite_stops_the_run():
+    learner = make_learner()
+    transitions = random_transitions(64)
+    lost = dataclasses.replace(transitions, next_obs=transitions.next_obs * np.inf)
+    learner.replay.add(lost, transitions.env_rewards)
+    with pytest.raises(NumericsError, match="not finite"):
+        learner.learn(1, EnvironmentReward())
+
+
+def test_the_policy_learns_to_take_the_rewarded_action():
+    learner = make_learner(gamma=0.0, actor_lr=3e-3, critic_lr=3e-3)
+    transitions = random_transitions(2000)
+    rewards = -10 * ((transitions.actions - 0.5) ** 2).sum(1)  # a bandit whose best action is 0.5 on both axes
+    learner.replay.add(transitions, rewards.astype(np.float32))
+    learner.learn(400, EnvironmentReward())
+    actions = learner.networks.policy.act(torch.from_numpy(transitions.obs[:100]))
+    assert (actions - 0.5).abs().mean() < 0.15

@@ -1,0 +1,104 @@
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm.algorithms import checkpoint
+from rlvlm.algorithms.checkpoint import CorruptCheckpoint, load_policy, load_tree, save_tree
+from rlvlm.errors import MachineError
+from rlvlm.policies.squashed_gaussian import SquashedGaussian
+
+
+@pytest.fixture
+def policy():
+    return SquashedGaussian(3, 2, (8, 5), torch.Generator().manual_seed(0))
+
+
+TREE = {
+    "steps": 7, "rate": 0.1, "name": "a/b", "flag": True, "nothing": None, "empty": {}, "list": [1, [2.5, "x"], []],
+    "rng": np.random.default_rng(0).bit_generator.state,  # integers of 128 bits
+    "arrays": {"float": np.float32([[1.5, np.nan]]), "int": np.arange(3), "bool": np.array([True, False]),
+               "scalar": np.array(2.5), "none": np.zeros((0, 4), np.float32), "bytes": np.uint8([1, 255])},
+    "tensors": [torch.tensor([1.0, 2.0]), np.float64(0.25)],
+}
+
+
+def test_a_tree_comes_back_as_it_was(tmp_path, policy):
+    save_tree(tmp_path / "one", TREE, policy)
+    got = load_tree(tmp_path / "one")
+    for name in ("steps", "rate", "name", "flag", "nothing", "empty", "list", "rng"):
+        assert got[name] == TREE[name], name
+    for name, array in TREE["arrays"].items():
+        np.testing.assert_array_equal(got["arrays"][name], array)
+        assert got["arrays"][name].dtype == array.dtype and got["arrays"][name].shape == array.shape
+    assert got["tensors"][0].tolist() == [1, 2] and got["tensors"][1] == 0.25
+
+
+def test_the_policy_can_be_read_alone(tmp_path, policy):
+    save_tree(tmp_path / "one", TREE, policy)
+    (tmp_path / "one" / "arrays.npz").unlink()
+    (tmp_path / "one" / "state.json").unlink()
+    obs = torch.randn(4, 3)
+    torch.testing.assert_close(load_policy(tmp_path / "one").act(obs), policy.act(obs), rtol=0, atol=0)
+
+
+def test_nothing_is_pickled(tmp_path, policy):
+    save_tree(tmp_path / "one", TREE, policy)
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {
+        "arrays.npz", "state.json", "policy.safetensors", "manifest.json"}
+    with pytest.raises(AssertionError, match="cannot save"):
+        save_tree(tmp_path / "two", {"deep": [{"odd": object()}]}, policy)
+    assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize("name", ["arrays.npz", "state.json", "policy.safetensors"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_a_harmed_file_is_named(tmp_path, policy, name, harm):
+    save_tree(tmp_path / "one", TREE, policy)
+    path = tmp_path / "one" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    if harm == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(content if harm == "flip" else content[:-1])
+    with pytest.raises(CorruptCheckpoint, match=name):
+        load_tree(tmp_path / "one")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", json.dumps({"state.json": 3}).encode()])
+def test_a_harmed_manifest_is_named(tmp_path, policy, content):
+    save_tree(tmp_path / "one", TREE, policy)
+    (tmp_path / "one" / "manifest.json").write_bytes(content)
+    for load in (load_tree, load_policy):
+        with pytest.raises(CorruptCheckpoint, match="manifest.json"):
+            load(tmp_path / "one")
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path, policy, monkeypatch, after):
+    save_tree(tmp_path / "one", {"steps": 1}, policy)
+    calls = []
+
+    def fill_up(descriptor, real=os.fsync):
+        calls.append(descriptor)
+        if len(calls) > after:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fill_up)
+    with pytest.raises(MachineError, match="the disk is full"):
+        save_tree(tmp_path / "one", {"steps": 2}, policy)
+    monkeypatch.undo()
+    assert load_tree(tmp_path / "one") == {"steps": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_a_new_checkpoint_of_the_same_name_replaces_the_old(tmp_path, policy):
+    for steps in (1, 2):
+        save_tree(tmp_path / "one", {"steps": steps}, policy)
+    assert load_tree(tmp_path / "one") == {"steps": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]

@@ -1,0 +1,51 @@
+import numpy as np
+import torch
+
+from rlvlm.algorithms.evaluation import evaluate
+from rlvlm.envs.config import EnvConfig
+from rlvlm.policies.squashed_gaussian import SquashedGaussian
+from rlvlm.rewards.environment import SparseSuccess
+from rlvlm.testing import TinyWorld
+
+
+def steady_policy(action):
+    """A policy whose mode is `action` everywhere."""
+    policy = SquashedGaussian(4, 2, (8,), torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        policy.layers[-1].weight.zero_()
+        policy.layers[-1].bias[:2] = torch.atanh(torch.tensor(action))
+    return policy
+
+
+def test_going_right_succeeds_and_standing_still_does_not():
+    world = TinyWorld(EnvConfig(episode_steps=20))
+    (right,) = evaluate(steady_policy([0.999999, 0.0]), world, 1)
+    assert right.is_success and len(right.trajectory) == 20
+    assert np.flatnonzero(right.trajectory.success)[0] == 6  # seven steps at full speed
+    assert right.env_return == np.float64(right.trajectory.env_rewards).sum()
+    (still,) = evaluate(steady_policy([0.0, 0.0]), world, 1)
+    assert not still.is_success and still.env_return == 0
+
+
+def test_the_source_labels_every_step_and_none_means_nan():
+    world, policy = TinyWorld(EnvConfig(episode_steps=20)), steady_policy([0.999999, 0.0])
+    (episode,) = evaluate(policy, world, 1, SparseSuccess())
+    np.testing.assert_array_equal(episode.learned_rewards, episode.trajectory.success)
+    assert episode.learned_return == 14
+    (unasked,) = evaluate(policy, world, 1)
+    assert np.isnan(unasked.learned_rewards).all() and np.isnan(unasked.learned_return)
+
+
+def test_two_evaluations_see_the_same_starts_and_episodes_differ():
+    world, policy = TinyWorld(EnvConfig(start="random")), steady_policy([0.5, 0.1])
+    first, again = evaluate(policy, world, 3), evaluate(policy, world, 3)
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one.trajectory.obs, other.trajectory.obs)
+    assert not np.array_equal(first[0].trajectory.obs[0], first[1].trajectory.obs[0])
+
+
+def test_no_randomness_is_taken_from_anybody():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    evaluate(steady_policy([0.5, 0.1]), TinyWorld(), 1)
+    assert torch.equal(before, torch.get_rng_state())
