@@ -56,7 +56,7 @@ class PictureNetwork(nn.Module):
     Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, its image reward: 16-32-64-128 channels, kernels 5-3-3-3,
     and its initial weights. Departures, because our pictures have 64 pixels a side and not 300: the first stride is 4
     and not 3, and borders are padded. Without padding the last layer would see only the upper left 47 pixels of 64;
-    with strides 4-2-2-2 the layers' sizes are 16, 8, 4 and 2, and every pixel counts.
+    with strides 4-2-2-2 the layers' sizes are 16, 8, 4 and 2, and only the last row and column are not seen.
 
     Args:
         picture_px: side of the pictures.

@@ -1,0 +1,261 @@
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_episodes import numbered_trajectory, tiny_episode, tiny_episodes, truth, verdict
+
+from rlvlm import metrics
+from rlvlm.envs.pictures import FrameStore
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+from rlvlm.preferences.loop import PreferenceLoop, build_preference_loop
+from rlvlm.preferences.queries import look_alike
+from rlvlm.preferences.teachers import JudgeTeacher, OracleTeacher, RandomTeacher, Teacher
+from rlvlm.rewards.source import Labelling
+from rlvlm.testing import FakeJudge, TinyWorld
+from rlvlm.types import Label, Pair, Transitions, Verdict
+
+SMALL = RewardModelConfig(picture_px=16, max_epochs=3)
+FEEDBACK = FeedbackConfig(first_step=10, every_steps=5, queries=8)
+
+
+class Scripted:
+    """Answers as it is told to, and remembers what it was asked."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.asked: list[Pair] = []
+
+    def answer(self, pairs: Sequence[Pair]) -> list[Verdict]:
+        self.asked += pairs
+        return self._answer(pairs)
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def build(teacher: Teacher, feedback: FeedbackConfig = FEEDBACK, sees: str = "image", seed: int = 0) -> PreferenceLoop:
+    return build_preference_loop(TinyWorld(), teacher, feedback=feedback, reward_model=SMALL, sees=sees, seed=seed)
+
+
+def judge_teacher(failing: int = 0) -> JudgeTeacher:
+    return JudgeTeacher(FakeJudge(failing=failing), FrameStore(TinyWorld(), 16), TinyWorld.goal)
+
+
+def filled(teacher: Teacher, num_episodes: int = 6, **options: Any) -> PreferenceLoop:
+    loop = build(teacher, **options)
+    for episode in tiny_episodes(num_episodes):
+        loop.add(episode)
+    return loop
+
+
+def all_transitions() -> Transitions:
+    episodes = tiny_episodes(6)
+    columns = {name: np.concatenate([getattr(episode, name) for episode in episodes])
+               for name in ("obs", "actions", "next_obs", "env_rewards", "snapshots")}
+    flat = np.zeros(len(columns["obs"]), np.float32)
+    return Transitions(**columns, terminated=flat, success=flat)
+
+
+def through_files(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
+    """`tree` with its arrays moved into `arrays`, so that JSON can hold the rest."""
+    if isinstance(tree, np.ndarray):
+        assert tree.dtype != object
+        arrays[path] = tree.copy()
+        return {"array": path}
+    if isinstance(tree, dict):
+        assert all(isinstance(name, str) for name in tree)
+        return {name: through_files(value, arrays, f"{path}/{name}") for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [through_files(value, arrays, f"{path}/{at}") for at, value in enumerate(tree)]
+    assert isinstance(tree, str | int | float | bool), f"{path} is {type(tree)}"
+    return tree
+
+
+def from_files(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(tree, dict):
+        if tree.keys() == {"array"}:
+            return arrays[tree["array"]]
+        return {name: from_files(value, arrays) for name, value in tree.items()}
+    return [from_files(value, arrays) for value in tree] if isinstance(tree, list) else tree
+
+
+def same_trees(one: Any, other: Any) -> bool:
+    left: dict[str, np.ndarray] = {}
+    right: dict[str, np.ndarray] = {}
+    if json.dumps(through_files(one, left)) != json.dumps(through_files(other, right)):
+        return False
+    return all(np.array_equal(left[name], right[name]) for name in left)
+
+
+def test_the_schedule_by_hand() -> None:
+    loop = build(OracleTeacher())
+    assert not loop.is_due(10), "nothing to draw from"
+    for episode in tiny_episodes(4):
+        loop.add(episode)
+    assert [step for step in (9, 10, 11) if loop.is_due(step)] == [10, 11]
+    loop.run_session(12)  # late; the next is still due at 15
+    assert [step for step in (12, 14, 15) if loop.is_due(step)] == [15]
+    loop.run_session(31)
+    assert [step for step in (31, 34, 35) if loop.is_due(step)] == [35]
+    assert loop.num_sessions == 2
+
+
+def test_a_session_asks_records_stores_and_fits() -> None:
+    loop = filled(OracleTeacher())
+    assert loop.source.version == 0 and loop.source.labelling is Labelling.ON_CHANGE
+    before = loop.source.label(all_transitions())
+    told = loop.run_session(10)
+    assert told[metrics.QUERIES] == 8 and told[metrics.QUERIES_OK] == 8 == told[metrics.COMPARISONS]
+    assert told[metrics.LABEL_ACCURACY] == 1 and told[metrics.REWARD_EPOCHS] >= 1
+    assert {metrics.TEACHER_WAIT_S, metrics.REWARD_FIT_S, metrics.REWARD_LOSS, metrics.REWARD_ACCURACY} <= told.keys()
+    assert loop.source.version == 1
+    after = loop.source.label(all_transitions())
+    assert after.shape == (120,) and after.dtype == np.float32 and not np.array_equal(before, after)
+    records = loop.drain_records()
+    assert [(r.env_step, r.session, r.index) for r in records] == [(10, 0, index) for index in range(8)]
+    assert all(record.correct for record in records) and loop.drain_records() == []
+    loop.run_session(15)
+    assert {record.session for record in loop.drain_records()} == {1} and loop.source.version == 2
+
+
+def test_the_source_is_the_members_mean() -> None:
+    loop = filled(OracleTeacher())
+    loop.run_session(10)
+    batch = all_transitions()
+    rewards = loop.source.label(batch)
+    parts = [loop.source.label(Transitions(**{f.name: getattr(batch, f.name)[at : at + 40]
+                                              for f in dataclasses.fields(batch)})) for at in (0, 40, 80)]
+    np.testing.assert_allclose(rewards, np.concatenate(parts), atol=1e-6)
+    assert np.abs(rewards).max() <= 1
+
+
+def test_the_budget_ends_the_asking() -> None:
+    loop = filled(OracleTeacher(), feedback=dataclasses.replace(FEEDBACK, max_queries=13))
+    assert loop.run_session(10)[metrics.QUERIES] == 8
+    assert loop.is_due(15) and loop.run_session(15)[metrics.QUERIES] == 13
+    assert not loop.is_due(1000)
+
+
+def test_pairs_that_look_alike_are_never_asked_and_cost_nothing() -> None:
+    teacher = Scripted(truth)
+    loop = filled(teacher, feedback=dataclasses.replace(FEEDBACK, queries=60))
+    told = loop.run_session(10)
+    assert told[metrics.QUERIES] == 60 == len(teacher.asked) and told[metrics.QUERIES_LOOK_ALIKE] > 0
+    assert not look_alike(teacher.asked, FrameStore(TinyWorld(), 16)).any()
+
+
+def test_a_session_in_which_everything_looks_alike_asks_nothing_and_fits_nothing() -> None:
+    teacher = Scripted(truth)
+    loop = build(teacher)
+    loop.add(dataclasses.replace(numbered_trajectory(20), snapshots=np.full((20, 3), 0.4, np.float32)))
+    told = loop.run_session(10)
+    assert teacher.asked == [] and loop.drain_records() == [] and loop.source.version == 0
+    assert told[metrics.QUERIES] == 0 and told[metrics.QUERIES_LOOK_ALIKE] >= 8 and told[metrics.COMPARISONS] == 0
+    assert not loop.is_due(14) and loop.is_due(15)
+
+
+def test_a_session_without_a_decision_fits_nothing_unless_ties_train() -> None:
+    def undecided(pairs: Sequence[Pair]) -> list[Verdict]:
+        return [verdict(Label.TIE) for _ in pairs]
+
+    loop = filled(Scripted(undecided))
+    told = loop.run_session(10)
+    assert told[metrics.QUERIES_NO_PREFERENCE] == 8 and loop.source.version == 0
+    assert metrics.REWARD_LOSS not in told and metrics.LABEL_ACCURACY not in told
+    loop = filled(Scripted(undecided), feedback=dataclasses.replace(FEEDBACK, ties="equal"))
+    assert loop.run_session(10)[metrics.COMPARISONS] == 8 and loop.source.version == 1
+
+
+def test_an_outage_raises_leaves_the_records_and_the_session_due() -> None:
+    loop = filled(judge_teacher(failing=8))
+    with pytest.raises(JudgeUnavailable, match="none of 8 queries was answered: outage"):
+        loop.run_session(10)
+    assert loop.is_due(10) and loop.source.version == 0 and len(loop.drain_records()) == 8
+    told = loop.run_session(10)
+    assert told[metrics.QUERIES_FAILED] == 8 and told[metrics.QUERIES] == 16
+
+
+def test_a_teacher_that_owes_an_answer_is_caught() -> None:
+    with pytest.raises(AssertionError, match="got 7 of 8"):
+        filled(Scripted(lambda pairs: truth(pairs)[1:])).run_session(10)
+
+
+def test_only_the_newest_episodes_are_asked_about() -> None:
+    teacher = Scripted(truth)
+    loop = build(teacher, feedback=dataclasses.replace(FEEDBACK, recent_episodes=2))
+    episodes = tiny_episodes(5)
+    for episode in episodes:
+        loop.add(episode)
+    loop.run_session(10)
+    known = {row.tobytes() for episode in episodes[-2:] for row in episode.obs}
+    assert all(row.tobytes() in known for pair in teacher.asked for row in (pair.left.obs[0], pair.right.obs[0]))
+
+
+@pytest.mark.parametrize("sees", ["image", "state"])
+@pytest.mark.parametrize("kind", ["coin", "judge"])
+def test_a_restored_loop_goes_on_exactly(sees: str, kind: str) -> None:
+    def loop_of(seed: int) -> PreferenceLoop:
+        teacher = RandomTeacher(seed) if kind == "coin" else judge_teacher()
+        return build(teacher, dataclasses.replace(FEEDBACK, segment_steps=2, recent_episodes=5), sees, seed)
+
+    one, other = loop_of(0), loop_of(99)
+    for episode in tiny_episodes(6):
+        one.add(episode)
+    one.run_session(10)
+    one.drain_records()
+    arrays: dict[str, np.ndarray] = {}
+    text = json.dumps(through_files(one.get_state(), arrays))
+    other.set_state(from_files(json.loads(text), arrays))
+    assert same_trees(one.get_state(), other.get_state())
+    told = []
+    for loop in (one, other):
+        loop.add(tiny_episode(50))
+        assert loop.is_due(15) and not loop.is_due(14)
+        told.append({name: value for name, value in loop.run_session(15).items() if not name.endswith("_s")})
+    assert told[0] == told[1]
+    assert same_trees(one.get_state(), other.get_state())
+    np.testing.assert_array_equal(one.source.label(all_transitions()), other.source.label(all_transitions()))
+    for left, right in zip(one.drain_records(), other.drain_records(), strict=True):
+        assert left.verdict.label == right.verdict.label and left.progress_left == right.progress_left
+
+
+def test_an_empty_loop_can_be_saved_and_restored() -> None:
+    one, other = build(OracleTeacher()), build(OracleTeacher(), seed=1)
+    other.set_state(one.get_state())
+    assert same_trees(one.get_state(), other.get_state())
+
+
+def test_a_saved_state_does_not_change_with_the_loop() -> None:
+    loop = filled(judge_teacher())
+    loop.run_session(10)
+    state, arrays = loop.get_state(), {}
+    text = json.dumps(through_files(state, arrays))
+    loop.add(tiny_episode(50))
+    loop.run_session(15)
+    later: dict[str, np.ndarray] = {}
+    assert json.dumps(through_files(state, later)) == text
+    assert all(np.array_equal(arrays[name], later[name]) for name in arrays)
+
+
+@pytest.mark.parametrize("sees", ["image", "state"])
+def test_the_true_reward_changes_nothing_for_a_judge_and_everything_for_an_oracle(sees: str) -> None:
+    def model_after(teacher: Teacher, scramble: bool) -> Any:
+        loop, rng = build(teacher, sees=sees), np.random.default_rng(7)
+        for episode in tiny_episodes(6):
+            rewards = rng.normal(size=len(episode)).astype(np.float32) if scramble else episode.env_rewards
+            loop.add(dataclasses.replace(episode, env_rewards=rewards))
+        loop.run_session(10)
+        loop.run_session(15)
+        assert loop.source.version == 2
+        return loop.get_state()["model"]
+
+    assert same_trees(model_after(judge_teacher(), False), model_after(judge_teacher(), True))
+    assert same_trees(model_after(RandomTeacher(0), False), model_after(RandomTeacher(0), True))
+    assert not same_trees(model_after(OracleTeacher(), False), model_after(OracleTeacher(), True))

@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+from tiny_episodes import numbered_trajectory, one_step, pair_of, verdict
+
+from rlvlm import metrics
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.preferences.queries import cut
+from rlvlm.preferences.records import QueryRecord, Tally, is_correct, record_queries
+from rlvlm.types import Label, Pair, Status, Verdict
+
+
+def records_of(verdicts: list[Verdict]) -> list[QueryRecord]:
+    pairs = [pair_of(0.0, 1.0)] * len(verdicts)
+    return record_queries(pairs, verdicts, env_step=7, session=2, timestamp=1.5)
+
+
+def test_correctness_by_hand() -> None:
+    assert is_correct(verdict(Label.RIGHT), 0.2, 0.3) is True
+    assert is_correct(verdict(Label.LEFT), 0.2, 0.3) is False
+    assert is_correct(verdict(Label.RIGHT), 0.2, 0.2 + 5e-7) is None, "the truth is a tie"
+    assert is_correct(verdict(Label.TIE), 0.2, 0.3) is None
+    assert is_correct(verdict(None), 0.2, 0.3) is None
+
+
+def test_a_record_holds_the_truth_beside_the_answer() -> None:
+    left, right = (cut(numbered_trajectory(4, first), 1, 2) for first in (0.0, 10.0))
+    answer = verdict(Label.RIGHT, text="1")
+    (record,) = record_queries([Pair(left=left, right=right)], [answer], env_step=7, session=2, timestamp=1.5)
+    assert (record.progress_left, record.progress_right) == (1.5, 11.5)
+    assert (record.return_left, record.return_right) == (3.0, 23.0)
+    assert (record.env_step, record.session, record.index, record.timestamp) == (7, 2, 0, 1.5)
+    assert record.verdict is answer and record.correct is True
+
+
+def test_each_kind_of_answer_is_counted_apart() -> None:
+    tally = Tally()
+    answers = [verdict(Label.RIGHT), verdict(Label.RIGHT), verdict(Label.LEFT), verdict(Label.TIE), verdict(None),
+               verdict(None, Status.FAILED)]  # fmt: skip
+    tally.count(records_of(answers), num_look_alike=4)
+    tally.count(records_of(answers[:1]), num_look_alike=1)
+    assert tally.metrics() == {
+        metrics.QUERIES: 7, metrics.QUERIES_OK: 4, metrics.QUERIES_NO_PREFERENCE: 1, metrics.QUERIES_INVALID: 1,
+        metrics.QUERIES_FAILED: 1, metrics.QUERIES_LOOK_ALIKE: 5, metrics.LABEL_ACCURACY: 0.75,
+    }  # fmt: skip
+    assert tally.num_asked == 7
+
+
+def test_without_a_decided_label_there_is_no_accuracy() -> None:
+    tally = Tally()
+    tally.count(records_of([verdict(Label.TIE)]), num_look_alike=0)
+    pairs = [Pair(left=one_step(0.5), right=one_step(0.5, block=0.6))]
+    tally.count(record_queries(pairs, [verdict(Label.LEFT)], env_step=0, session=0, timestamp=0), 0)
+    assert metrics.LABEL_ACCURACY not in tally.metrics()
+
+
+def test_a_session_without_any_answer_is_an_outage_and_one_answer_is_none() -> None:
+    failed = [verdict(None, Status.FAILED, text="connection refused")] * 5
+    with pytest.raises(JudgeUnavailable, match="none of 5 queries was answered: connection refused") as raised:
+        Tally().check_teacher(failed)
+    assert "rlvlm resume" in raised.value.fix
+    Tally().check_teacher([*failed, verdict(Label.TIE)])
+    Tally().check_teacher([])
+
+
+def test_a_teacher_that_cannot_be_read_is_given_up_with_samples() -> None:
+    tally = Tally()
+    garbage = [verdict(None, text=f"hm {number}") for number in range(101)]
+    for answers in ([verdict(Label.LEFT)] * 200, garbage[:100]):
+        tally.count(records_of(answers), num_look_alike=0)
+        tally.check_teacher(answers)  # exactly half of the last 200 is not over half
+    tally.count(records_of(garbage[100:]), num_look_alike=0)
+    with pytest.raises(JudgeUnavailable, match=r"101 of the last 200 answers .* \['hm 100'\]") as raised:
+        tally.check_teacher(garbage[100:])
+    assert "--judge.prompt" in raised.value.fix
+    tally.check_teacher(garbage[100:])  # the next judge is not blamed for the last one
+
+
+def test_a_few_unreadable_answers_prove_nothing() -> None:
+    tally = Tally()
+    answers = [verdict(None)] * 49
+    tally.count(records_of(answers), num_look_alike=0)
+    tally.check_teacher(answers)
+
+
+def test_a_restored_tally_goes_on() -> None:
+    one, other = Tally(), Tally()
+    one.count(records_of([verdict(None)] * 49 + [verdict(Label.RIGHT)]), num_look_alike=3)
+    other.set_state(one.get_state())
+    assert one.metrics() == other.metrics()
+    with pytest.raises(JudgeUnavailable, match="49 of the last 50"):
+        other.check_teacher([])
+    assert np.all([isinstance(count, int) for count in one.get_state()["counts"].values()])

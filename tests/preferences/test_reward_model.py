@@ -1,0 +1,187 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import bradley_terry
+from tiny_episodes import tiny_episodes, truth, verdict
+
+from rlvlm import metrics
+from rlvlm.envs.pictures import FrameStore
+from rlvlm.errors import NumericsError
+from rlvlm.preferences.config import RewardModelConfig
+from rlvlm.preferences.dataset import Comparisons, Steps
+from rlvlm.preferences.networks import PictureInput, RewardInput, StateInput
+from rlvlm.preferences.queries import draw_pairs, look_alike
+from rlvlm.preferences.reward_model import RewardModel, num_right, preference_loss
+from rlvlm.testing import TinyWorld
+from rlvlm.types import Label, Pair
+
+FRAMES = FrameStore(TinyWorld(), 16)
+CONFIG = RewardModelConfig(picture_px=16)
+
+
+def build_input(sees: str) -> RewardInput:
+    return PictureInput(FRAMES, 16) if sees == "image" else StateInput(4, 2)
+
+
+def telling_pairs(num: int, segment_steps: int = 1, seed: int = 0) -> list[Pair]:
+    pairs = draw_pairs(tiny_episodes(12), 4 * num, segment_steps, np.random.default_rng(seed))
+    kept = [pair for pair, same in zip(pairs, look_alike(pairs, FRAMES), strict=True) if not same]
+    return kept[:num]
+
+
+def comparisons_of(pairs: list[Pair]) -> Comparisons:
+    comparisons = Comparisons("drop")
+    comparisons.add(pairs, truth(pairs))
+    return comparisons
+
+
+def all_steps() -> tuple[Steps, np.ndarray]:
+    episodes = tiny_episodes(12)
+    columns = {name: np.concatenate([getattr(episode, name) for episode in episodes])
+               for name in ("actions", "next_obs", "snapshots")}
+    return Steps(**columns), np.concatenate([episode.progress for episode in episodes])
+
+
+def test_preference_loss_by_hand() -> None:
+    # Margin 0: one coin toss, ln 2. Margin ln 3 for the right one: it is right with probability 3/4.
+    left = torch.tensor([[0.0, 0.0], [1.0, math.log(3)]])
+    right = torch.tensor([[0.0, math.log(3)], [1.0, 0.0]])
+    loss = preference_loss(left, right, torch.tensor([1.0, 1.0]))
+    expected = [(math.log(2) + math.log(4 / 3)) / 2, (math.log(2) + math.log(4)) / 2]
+    torch.testing.assert_close(loss, torch.tensor(expected))
+    tie = preference_loss(torch.zeros(1, 1), torch.full((1, 1), math.log(3)), torch.tensor([0.5]))
+    torch.testing.assert_close(tie, torch.tensor([(math.log(4 / 3) + math.log(4)) / 2]))
+
+
+def test_swapping_the_sides_and_the_labels_changes_nothing() -> None:
+    left, right = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+    p_right = torch.tensor([0, 1, 0.5, 1, 0, 0.5, 1, 0])
+    torch.testing.assert_close(preference_loss(left, right, p_right), preference_loss(right, left, 1 - p_right))
+    assert num_right(left, right, p_right) == num_right(right, left, 1 - p_right)
+
+
+def test_agreement_counts_decided_labels_only() -> None:
+    left, right = torch.tensor([[0.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 1.0]])
+    assert num_right(left, right, torch.tensor([1.0, 0.0, 0.5])) == 1
+
+
+def test_returns_of_different_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="must share shape"):
+        preference_loss(torch.zeros(3, 4), torch.zeros(3, 5), torch.zeros(4))
+
+
+@pytest.mark.parametrize(("sees", "segment_steps"), [("image", 1), ("state", 3)])
+def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: int) -> None:
+    pairs = telling_pairs(10, segment_steps)
+    comparisons = comparisons_of(pairs)
+    num = len(comparisons)
+    config = RewardModelConfig(picture_px=16, batch_size=4, max_epochs=1, stop_accuracy=1.0, lr=3e-4)
+    model = RewardModel(build_input(sees), config, seed=5)
+    start, rng = model.get_state(), torch.Generator()
+    rng.set_state(torch.tensor(start["rng"]))
+    orders = [[torch.randperm(num, generator=rng).tolist() for _ in range(3)] for _ in range(6)]  # epoch, member
+    told = [model.fit(comparisons)[metrics.REWARD_LOSS] for _ in range(6)]
+
+    inputs, steps = build_input(sees), comparisons.steps()
+    rows = inputs.rows(steps, np.arange(len(steps))).float()
+    rows = rows.reshape(num, 2, segment_steps, *rows.shape[1:])
+    losses = []
+    for member in range(3):
+        weights = {name: torch.tensor(value) for name, value in start["members"][member].items()}
+        if sees == "state":
+            weights["centre"] = rows.flatten(0, 2).mean(0)
+            weights["scale"] = ((rows.flatten(0, 2) - weights["centre"]) ** 2).mean(0).sqrt().clamp(min=0.1)
+        reward = bradley_terry.picture_reward if sees == "image" else bradley_terry.state_reward
+        members_orders = [epoch[member] for epoch in orders]
+        losses.append(bradley_terry.train(reward, weights, rows, comparisons.p_right, members_orders, 4, 3e-4))
+    np.testing.assert_allclose(told, np.mean(losses, axis=0), atol=1e-5)
+
+
+@pytest.mark.parametrize("sees", ["image", "state"])
+def test_a_planted_preference_is_learned(sees: str) -> None:
+    model = RewardModel(build_input(sees), CONFIG, seed=0)
+    told = model.fit(comparisons_of(telling_pairs(60)))
+    steps, progress = all_steps()
+    rewards = model.predict(steps)
+    assert rewards.shape == (3, len(progress)) and np.abs(rewards).max() <= 1
+    pairs = telling_pairs(200, seed=9)
+    held_out = comparisons_of(pairs)
+    returns = model.predict(held_out.steps()).mean(axis=0).reshape(-1, 2)
+    right = (returns[:, 1] > returns[:, 0]) == (held_out.p_right > 0.5)
+    assert right.mean() > 0.9
+    assert told[metrics.REWARD_LOSS] < math.log(2)
+    assert not np.allclose(rewards[0], rewards[1]), "members differ"
+
+
+def test_a_fit_stops_early_once_it_is_right_and_in_any_case_after_its_updates() -> None:
+    comparisons = comparisons_of(telling_pairs(40))
+    patient = RewardModelConfig(picture_px=16, stop_accuracy=0.9, max_epochs=200, max_updates=10_000)
+    told = RewardModel(build_input("image"), patient, seed=0).fit(comparisons)
+    assert told[metrics.REWARD_ACCURACY] > 0.9 and told[metrics.REWARD_EPOCHS] < 200
+    hasty = RewardModelConfig(picture_px=16, batch_size=10, stop_accuracy=1.0, max_updates=6)
+    told = RewardModel(build_input("image"), hasty, seed=0).fit(comparisons)
+    assert told[metrics.REWARD_EPOCHS] == 2  # 4 updates, then 2
+
+
+def test_ties_alone_can_be_fitted() -> None:
+    comparisons = Comparisons("equal")
+    comparisons.add(telling_pairs(8), [verdict(Label.TIE)] * 8)
+    told = RewardModel(build_input("image"), RewardModelConfig(picture_px=16, max_epochs=2), seed=0).fit(comparisons)
+    assert told[metrics.REWARD_ACCURACY] == 0 and told[metrics.REWARD_LOSS] == pytest.approx(math.log(2), abs=1e-3)
+
+
+@pytest.mark.parametrize("sees", ["image", "state"])
+def test_a_restored_model_goes_on_bit_for_bit_without_touching_the_global_generator(sees: str) -> None:
+    comparisons = comparisons_of(telling_pairs(20))
+    short = RewardModelConfig(picture_px=16, max_epochs=3)
+    torch.manual_seed(1)
+    one = RewardModel(build_input(sees), short, seed=0)
+    one.fit(comparisons)
+    torch.manual_seed(2)
+    other = RewardModel(build_input(sees), short, seed=1)
+    other.set_state(one.get_state())
+    assert one.fit(comparisons) == other.fit(comparisons)
+    steps, _ = all_steps()
+    np.testing.assert_array_equal(one.predict(steps), other.predict(steps))
+    assert one.num_fits == other.num_fits == 2
+    torch.manual_seed(3)
+    again = RewardModel(build_input(sees), short, seed=0)
+    again.fit(comparisons)
+    again.fit(comparisons)
+    np.testing.assert_array_equal(one.predict(steps), again.predict(steps))
+
+
+def test_a_state_is_a_copy() -> None:
+    model = RewardModel(build_input("state"), RewardModelConfig(max_epochs=1), seed=0)
+    model.fit(comparisons_of(telling_pairs(8)))
+    state = model.get_state()
+    before = state["members"][0]["layers.0.weight"].copy(), state["adam"]["0"]["exp_avg"].copy()
+    model.fit(comparisons_of(telling_pairs(8)))
+    np.testing.assert_array_equal(state["members"][0]["layers.0.weight"], before[0])
+    np.testing.assert_array_equal(state["adam"]["0"]["exp_avg"], before[1])
+
+
+def test_each_distinct_picture_is_drawn_once() -> None:
+    frames = FrameStore(TinyWorld(), 16)
+    model = RewardModel(PictureInput(frames, 16), CONFIG, seed=0)
+    steps, _ = all_steps()
+    first = model.predict(steps)
+    assert frames.num_drawn == len(frames.distinct(steps.snapshots)[0]) < len(steps) / 2
+    np.testing.assert_array_equal(model.predict(steps), first)
+
+
+def test_more_rows_than_one_pass_holds_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = RewardModel(build_input("state"), CONFIG, seed=0)
+    steps, _ = all_steps()
+    at_once = model.predict(steps)
+    monkeypatch.setattr("rlvlm.preferences.reward_model._ROWS_PER_PASS", 7)
+    np.testing.assert_allclose(model.predict(steps), at_once, atol=1e-6)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run() -> None:
+    comparisons = comparisons_of(telling_pairs(8))
+    comparisons.steps().next_obs[0] = np.nan
+    with pytest.raises(NumericsError, match="loss is nan"):
+        RewardModel(build_input("state"), CONFIG, seed=0).fit(comparisons)

@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+from tiny_episodes import pair_of, tiny_episodes
+
+from rlvlm.envs.pictures import FrameStore
+from rlvlm.preferences.queries import draw_pairs
+from rlvlm.preferences.teachers import JudgeTeacher, OracleTeacher, RandomTeacher, build_teacher, true_returns
+from rlvlm.testing import FakeJudge, TinyWorld
+from rlvlm.types import Label, Pair, Status
+
+
+def frames() -> FrameStore:
+    return FrameStore(TinyWorld(), 24)
+
+
+def swapped(pairs: list[Pair]) -> list[Pair]:
+    return [Pair(left=pair.right, right=pair.left) for pair in pairs]
+
+
+def test_the_oracle_prefers_the_larger_return_and_calls_only_equals_a_tie() -> None:
+    verdicts = OracleTeacher().answer([pair_of(0.1, 0.2), pair_of(0.7, 0.2), pair_of(0.5, 0.5)])
+    assert [verdict.label for verdict in verdicts] == [Label.RIGHT, Label.LEFT, Label.TIE]
+    assert [verdict.status for verdict in verdicts] == [Status.OK, Status.OK, Status.NO_PREFERENCE]
+
+
+def test_returns_are_summed_over_the_segment() -> None:
+    pairs = draw_pairs(tiny_episodes(2), 5, 4, np.random.default_rng(0))
+    left, right = true_returns(pairs)
+    np.testing.assert_allclose(left, [sum(pair.left.env_rewards) for pair in pairs], rtol=1e-6)
+    np.testing.assert_allclose(right, [sum(pair.right.env_rewards) for pair in pairs], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["oracle", "judge"])
+def test_swapping_the_sides_swaps_the_label(kind: str) -> None:
+    teacher = build_teacher(kind, judge=FakeJudge(), frames=frames(), goal="push", seed=0)
+    pairs = draw_pairs(tiny_episodes(12), 200, 1, np.random.default_rng(0))
+    mirror = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT, Label.TIE: Label.TIE}
+    answers = teacher.answer(pairs)
+    assert {verdict.label for verdict in answers} == set(mirror)
+    assert [mirror[verdict.label] for verdict in answers] == [v.label for v in teacher.answer(swapped(pairs))]
+
+
+def test_a_judge_sees_both_sides_drawn_in_order() -> None:
+    seen = []
+
+    class Watching(FakeJudge):
+        def compare(self, queries):
+            seen.extend(queries)
+            return super().compare(queries)
+
+    pairs = draw_pairs(tiny_episodes(3), 6, 2, np.random.default_rng(0))
+    JudgeTeacher(Watching(), frames(), "push the block").answer(pairs)
+    world = TinyWorld()
+    for query, pair in zip(seen, pairs, strict=True):
+        np.testing.assert_array_equal(query.left, world.draw(pair.left.snapshots, 24))
+        np.testing.assert_array_equal(query.right, world.draw(pair.right.snapshots, 24))
+        assert query.goal == "push the block"
+
+
+def test_a_coin_is_fair_and_a_restored_one_goes_on() -> None:
+    pairs = [pair_of(0.1, 0.9)] * 1000
+    one, other = RandomTeacher(seed=3), RandomTeacher(seed=4)
+    labels = [verdict.label for verdict in one.answer(pairs)]
+    assert abs(labels.count(Label.RIGHT) - 500) < 60
+    other.set_state(one.get_state())
+    assert [v.label for v in one.answer(pairs)] == [v.label for v in other.answer(pairs)] != labels
+
+
+def test_a_judge_teacher_needs_a_judge() -> None:
+    with pytest.raises(ValueError, match="needs a judge"):
+        build_teacher("judge", judge=None, frames=frames(), goal="push", seed=0)

@@ -1,0 +1,62 @@
+"""Real episodes of TinyWorld, in which a point pushes a block; only the block shows in the picture."""
+
+import numpy as np
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.testing import TinyWorld
+from rlvlm.types import Label, Pair, Segment, Stamp, Status, Trajectory, Verdict
+
+STAMP = Stamp(judge="test", revision="", prompt="", decoding="")
+_FIELDS = ("obs", "actions", "next_obs", "env_rewards", "snapshots", "progress", "success")
+
+
+def tiny_episode(seed: int, world: TinyWorld | None = None, num_steps: int = 20) -> Trajectory:
+    """One episode of noisy pushing to the right."""
+    world = world or TinyWorld(EnvConfig(start="random"), seed)
+    rng = np.random.default_rng(seed)
+    rows = []
+    obs, _ = world.reset()
+    for _ in range(num_steps):
+        action = np.clip(rng.normal([0.4, 0.0], 0.6), -1, 1).astype(np.float32)
+        next_obs, reward, _, _, info = world.step(action)
+        rows.append((obs, action, next_obs, reward, info["snapshot"], info["progress"], info["success"]))
+        obs = next_obs
+    columns = dict(zip(_FIELDS, zip(*rows, strict=True), strict=True))
+    arrays = {name: np.array(column, bool if name == "success" else np.float32) for name, column in columns.items()}
+    return Trajectory(**arrays, terminated=False)
+
+
+def tiny_episodes(num: int) -> list[Trajectory]:
+    return [tiny_episode(seed) for seed in range(num)]
+
+
+def numbered_trajectory(num_steps: int, first: float = 0.0) -> Trajectory:
+    """A trajectory whose every number at step t is `first` + t."""
+    column = first + np.arange(num_steps, dtype=np.float32)
+    wide = np.repeat(column[:, None], 2, axis=1)
+    return Trajectory(obs=wide, actions=wide, next_obs=wide, env_rewards=column, snapshots=wide, progress=column,
+                      success=np.zeros(num_steps, bool), terminated=False)
+
+
+def one_step(number: float, block: float = 0.4) -> Segment:
+    """A segment of one step of TinyWorld with the block at `block`; its true reward and progress are `number`."""
+    obs = np.array([[0.2, 0.5, block, 0.8 - block]], np.float32)
+    value = np.array([number], np.float32)
+    return Segment(obs=obs, actions=np.zeros((1, 2), np.float32), next_obs=obs, env_rewards=value, progress=value,
+                   snapshots=np.array([[0.2, 0.5, block]], np.float32))
+
+
+def pair_of(left: float, right: float) -> Pair:
+    """A pair of single steps with these true rewards; the blocks stand accordingly."""
+    return Pair(left=one_step(left, 0.4 + 0.4 * left), right=one_step(right, 0.4 + 0.4 * right))
+
+
+def verdict(label: Label | None, status: Status | None = None, text: str = "") -> Verdict:
+    status = status or {Label.TIE: Status.NO_PREFERENCE, None: Status.INVALID}.get(label, Status.OK)
+    return Verdict(status=status, label=label, stamp=STAMP, text=text)
+
+
+def truth(pairs: list[Pair]) -> list[Verdict]:
+    """What somebody who sees the true progress answers."""
+    gains = [float(pair.right.progress.mean() - pair.left.progress.mean()) for pair in pairs]
+    return [verdict(Label.RIGHT if gain > 0 else Label.LEFT if gain < 0 else Label.TIE) for gain in gains]
