@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_episodes import numbered_trajectory, tiny_episode, tiny_episodes, truth, verdict
+from tiny_episodes import BlockJudge, numbered_trajectory, tiny_episode, tiny_episodes, truth, verdict
 
 from rlvlm import metrics
 from rlvlm.envs.pictures import FrameStore
@@ -15,7 +15,7 @@ from rlvlm.preferences.loop import PreferenceLoop, build_preference_loop
 from rlvlm.preferences.queries import look_alike
 from rlvlm.preferences.teachers import JudgeTeacher, OracleTeacher, RandomTeacher, Teacher
 from rlvlm.rewards.source import Labelling
-from rlvlm.testing import FakeJudge, TinyWorld
+from rlvlm.testing import TinyWorld
 from rlvlm.types import Label, Pair, Transitions, Verdict
 
 SMALL = RewardModelConfig(picture_px=16, max_epochs=3)
@@ -45,7 +45,7 @@ def build(teacher: Teacher, feedback: FeedbackConfig = FEEDBACK, sees: str = "im
 
 
 def judge_teacher(failing: int = 0) -> JudgeTeacher:
-    return JudgeTeacher(FakeJudge(failing=failing), FrameStore(TinyWorld(), 16), TinyWorld.goal)
+    return JudgeTeacher(BlockJudge(failing=failing), FrameStore(TinyWorld(), 16), TinyWorld.goal)
 
 
 def filled(teacher: Teacher, num_episodes: int = 6, **options: Any) -> PreferenceLoop:
@@ -209,6 +209,7 @@ def test_a_restored_loop_goes_on_exactly(sees: str, kind: str) -> None:
     for episode in tiny_episodes(6):
         one.add(episode)
     one.run_session(10)
+    assert one.source.version == 1
     one.drain_records()
     arrays: dict[str, np.ndarray] = {}
     text = json.dumps(through_files(one.get_state(), arrays))
@@ -235,6 +236,7 @@ def test_an_empty_loop_can_be_saved_and_restored() -> None:
 def test_a_saved_state_does_not_change_with_the_loop() -> None:
     loop = filled(judge_teacher())
     loop.run_session(10)
+    assert loop.source.version == 1
     state, arrays = loop.get_state(), {}
     text = json.dumps(through_files(state, arrays))
     loop.add(tiny_episode(50))

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from tiny_episodes import pair_of, tiny_episodes
+from tiny_episodes import BlockJudge, pair_of, tiny_episodes
 
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.preferences.queries import draw_pairs
@@ -32,8 +32,8 @@ def test_returns_are_summed_over_the_segment() -> None:
 
 @pytest.mark.parametrize("kind", ["oracle", "judge"])
 def test_swapping_the_sides_swaps_the_label(kind: str) -> None:
-    teacher = build_teacher(kind, judge=FakeJudge(), frames=frames(), goal="push", seed=0)
-    pairs = draw_pairs(tiny_episodes(12), 200, 1, np.random.default_rng(0))
+    teacher = build_teacher(kind, judge=BlockJudge(), frames=frames(), goal="push", seed=0)
+    pairs = draw_pairs(tiny_episodes(4), 60, 1, np.random.default_rng(0))
     mirror = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT, Label.TIE: Label.TIE}
     answers = teacher.answer(pairs)
     assert {verdict.label for verdict in answers} == set(mirror)

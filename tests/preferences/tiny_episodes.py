@@ -3,8 +3,8 @@
 import numpy as np
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.testing import TinyWorld
-from rlvlm.types import Label, Pair, Segment, Stamp, Status, Trajectory, Verdict
+from rlvlm.testing import FakeJudge, TinyWorld
+from rlvlm.types import Label, Pair, Query, Segment, Stamp, Status, Trajectory, Verdict
 
 STAMP = Stamp(judge="test", revision="", prompt="", decoding="")
 _FIELDS = ("obs", "actions", "next_obs", "env_rewards", "snapshots", "progress", "success")
@@ -44,6 +44,19 @@ def one_step(number: float, block: float = 0.4) -> Segment:
     value = np.array([number], np.float32)
     return Segment(obs=obs, actions=np.zeros((1, 2), np.float32), next_obs=obs, env_rewards=value, progress=value,
                    snapshots=np.array([[0.2, 0.5, block]], np.float32))
+
+
+class BlockJudge(FakeJudge):
+    """Looks for the red block: the further to the right, the better."""
+
+    def _compare(self, query: Query) -> Verdict:
+        return super()._compare(Query(goal=query.goal, left=red_ramp(query.left), right=red_ramp(query.right)))
+
+
+def red_ramp(frames: np.ndarray) -> np.ndarray:
+    """Pictures [N, H, W] that are black but for the block, which is brighter the further right it stands."""
+    is_red = (frames[..., 0] == 200) & (frames[..., 1] == 0)
+    return is_red * np.arange(frames.shape[2])
 
 
 def pair_of(left: float, right: float) -> Pair:
