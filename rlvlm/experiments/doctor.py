@@ -15,16 +15,18 @@ from rich.console import Console
 from rich.text import Text
 
 from rlvlm.envs.rendering import BACKENDS, FIX, ensure_renderer, try_renderer
-from rlvlm.errors import EXIT_DONE, MachineError, UsageError
+from rlvlm.errors import EXIT_DONE, JudgeUnavailable, MachineError, UsageError
 from rlvlm.experiments.artifacts.summary import asks_judge
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.environment import PACKAGES, gpu_names, package_version, usable_cores
+from rlvlm.judges.pocket import weights_folder
 
 GIB = 2**30
 DISK_BYTES = 2 * GIB
 MEMORY_BYTES = 4 * GIB
 SHM_BYTES = 256 * 2**20
 DASHBOARD_PORT = 8265
+POCKET_FIX = "reinstall rlvlm, or make them anew: python -m rlvlm.judges.pocket.train"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,9 +59,12 @@ def check_before_run(config: RunConfig) -> None:
 
     Raises:
         UsageError: the judge's model is a folder that is not there.
+        JudgeUnavailable: the pocket judge's weights are missing.
         MachineError: no renderer, or the dashboard's port is taken.
     """
     model = config.judge.model
+    if asks_judge(config) and config.judge.backend == "pocket" and not (model or weights_folder().is_dir()):
+        raise JudgeUnavailable(f"the pocket judge's weights are not in {weights_folder()}", POCKET_FIX)
     if asks_judge(config) and model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().is_dir():
         fix = "give the folder that holds config.json and the weights"
         raise UsageError(f"judge.model {model} is not a folder", fix)
@@ -158,13 +163,21 @@ def _ports() -> Finding:
     return Finding(name="ports", is_ok=False, found=f"{DASHBOARD_PORT} is taken", fix=fix, is_essential=False)
 
 
+def _pocket_weights() -> Finding:
+    folder = weights_folder()
+    if not any(folder.glob("*.safetensors")):
+        return Finding(name="pocket judge", is_ok=False, found=f"no weights in {folder}", fix=POCKET_FIX)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    return Finding(name="pocket judge", is_ok=True, found=f"{size / 2**20:.0f} MiB of weights")
+
+
 def _gpu() -> Finding:
     names = gpu_names()
     return Finding(name="gpu", is_ok=True, found=", ".join(names) or "none; the pocket judge does not need one")
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    _python, _packages, _rendering, _memory, _disk, _temporary, _shared_memory, _ports, _gpu,
+    _python, _packages, _rendering, _pocket_weights, _memory, _disk, _temporary, _shared_memory, _ports, _gpu,
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from rlvlm.experiments.artifacts.summary import asks_judge
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.environment import usable_cores
 from rlvlm.judges.judge import Judge
+from rlvlm.serving.apps import start_judge
 
 OBJECT_STORE_BYTES = 200 * 2**20
 """Only queries pass through the object store, so the smallest sensible one will do."""
@@ -53,7 +54,8 @@ def judge_session(config: RunConfig) -> Iterator[Callable[[], Judge] | None]:
     if not asks_judge(config):
         yield None
         return
-    raise NotImplementedError
+    with start_judge(config.judge, config.serve, name=config.task) as running:
+        yield lambda: running.judge
 
 
 def build_algorithm(config: RunConfig, make_judge: Callable[[], Judge] | None) -> SACPebble:

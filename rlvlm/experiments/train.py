@@ -10,20 +10,17 @@ from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 
-from rich.console import Console
-
 from rlvlm import metrics
 from rlvlm.algorithms.evaluation import EvaluationEpisode
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble
-from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, RunError, UsageError
+from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, RunError
 from rlvlm.experiments.artifacts.album import VIDEO_PX, write_artifacts
 from rlvlm.experiments.artifacts.samples import sample_rows
 from rlvlm.experiments.artifacts.summary import run_title
 from rlvlm.experiments.config import RunConfig
-from rlvlm.experiments.doctor import check_before_run
 from rlvlm.experiments.folder.checkpoints import Checkpoint, RunState
 from rlvlm.experiments.folder.rows import evaluation_row, query_row
-from rlvlm.experiments.folder.run_folder import RunFolder, create_folder, find_folder
+from rlvlm.experiments.folder.run_folder import RunFolder, create_folder
 from rlvlm.experiments.folder.trackers import Trackers
 from rlvlm.experiments.session import MemoryWatch, build_algorithm, judge_session, ray_session
 from rlvlm.experiments.terminal.panel import RunConsole
@@ -42,7 +39,6 @@ def start_run(config: RunConfig, command: Sequence[str]) -> int:
     Raises:
         RunError: it cannot start or go on; a folder in which nothing happened yet is taken away again.
     """
-    check_before_run(config)
     folder = create_folder(config, command, datetime.now())
     try:
         return _carry_on(folder, config, None)
@@ -52,25 +48,13 @@ def start_run(config: RunConfig, command: Sequence[str]) -> int:
         raise
 
 
-def resume_run(path: Path) -> int:
-    """Goes on with the run that `path` belongs to, exactly where its newest checkpoint is.
+def resume_run(folder: RunFolder, config: RunConfig) -> int:
+    """Goes on with a run exactly where its newest checkpoint is, or from its start where there is none yet.
 
     Raises:
-        UsageError: there is no such run, it is finished, or `path` names a checkpoint that is not the newest.
-        RunError: it cannot start or go on.
+        RunError: it cannot go on.
     """
-    folder = find_folder(path)
-    config = folder.config()
-    if folder.summary().get("exit_reason") == "done":
-        Console(soft_wrap=True, highlight=False).print(f"{folder.path} is finished; see its README.md and summary.json")
-        return EXIT_DONE
     found = folder.checkpoints.all()
-    here = path.resolve()
-    for checkpoint in found[:-1]:
-        if here.is_relative_to(checkpoint.path.resolve()):
-            what = f"{here} is not the newest checkpoint: going on there would discard later work"
-            raise UsageError(what, f"rlvlm resume {folder.path}  goes on from step {found[-1].state.env_steps:,}")
-    check_before_run(config)
     return _carry_on(folder, config, found[-1] if found else None)
 
 

@@ -80,15 +80,15 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, title: str) -> Figure:
     top.plot(steps, success, color=OUTCOMES["correct"], marker="o", markersize=4, linewidth=2)
     top.set(ylabel="episodes, %", ylim=(-4, 104), title="Success of the deterministic policy")
     middle.plot(steps, column(evaluations, "episode_return"), color=INK, marker="o", markersize=3)
-    middle.set_ylabel("true return", color=INK)
-    middle.set_title("Episode return: the true one (never trained on) and the learned one")
+    middle.set_ylabel("true", color=INK)
+    middle.set_title("Episode return: by the true reward, and by the one that is trained on")
     learned = middle.twinx()
     learned.spines["right"].set_visible(True)
     learned.plot(steps, column(evaluations, "learned_return"), color=ACCENT, marker="s", markersize=3)
-    learned.set_ylabel("learned return", color=ACCENT)
+    learned.set_ylabel("trained on", color=ACCENT)
     learned.grid(visible=False)
     _draw_spent(bottom, queries)
-    bottom.set_xlabel("env steps, thousands")
+    bottom.set(xlabel="env steps, thousands", xlim=(0, 1.02 * steps.max()))
     return figure
 
 

@@ -168,6 +168,16 @@ def find_folder(path: Path) -> RunFolder:
     raise UsageError(f"{path} is not in a run's folder: no config.yaml around it", "name one like runs/TASK/<time>")
 
 
+def check_newest(folder: RunFolder, path: Path) -> None:
+    """Raises UsageError when `path` lies in a checkpoint that is not the newest: later work would be discarded."""
+    found = folder.checkpoints.all()
+    here = path.resolve()
+    for checkpoint in found[:-1]:
+        if here.is_relative_to(checkpoint.path.resolve()):
+            fix = f"go on from the newest, step {found[-1].state.env_steps:,}: rlvlm resume {folder.path}"
+            raise UsageError(f"{path} is not the newest checkpoint; going on there would discard later work", fix)
+
+
 def check_disk(path: Path, needed: int) -> None:
     """Raises MachineError when the disk under `path` has fewer than `needed` bytes free."""
     existing = next(p for p in (path, *path.parents) if p.exists())

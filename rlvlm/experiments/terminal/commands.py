@@ -1,6 +1,6 @@
 """The commands behind `rlvlm WORD`: each reads its words and hands over.
 
-What a command needs is imported inside it: `rlvlm --help` must not wait for torch and ray.
+The rooms that need torch and ray are imported inside the commands, after everything that can be checked without.
 """
 
 import sys
@@ -11,6 +11,8 @@ from pathlib import Path
 import tyro
 
 from rlvlm.errors import EXIT_DONE
+from rlvlm.experiments.doctor import check_before_run
+from rlvlm.experiments.folder.run_folder import check_newest, find_folder
 from rlvlm.experiments.folder.settings import to_yaml
 from rlvlm.experiments.terminal.arguments import parse_run
 
@@ -59,6 +61,7 @@ def run_command(words: Sequence[str], prog: str) -> int:
     if arguments.print_config:
         sys.stdout.write(to_yaml(arguments.config))
         return EXIT_DONE
+    check_before_run(arguments.config)
     from rlvlm.experiments.train import start_run
 
     return start_run(arguments.config, command=[*prog.split(), *words])
@@ -67,17 +70,25 @@ def run_command(words: Sequence[str], prog: str) -> int:
 def resume_command(words: Sequence[str], prog: str) -> int:
     """`resume DIR`."""
     arguments = tyro.cli(ResumeArguments, args=words, prog=prog)
+    folder = find_folder(arguments.path)
+    if folder.summary().get("exit_reason") == "done":
+        sys.stdout.write(f"{folder.path} is finished; see its README.md\n")
+        return EXIT_DONE
+    check_newest(folder, arguments.path)
+    config = folder.config()
+    check_before_run(config)
     from rlvlm.experiments.train import resume_run
 
-    return resume_run(arguments.path)
+    return resume_run(folder, config)
 
 
 def eval_command(words: Sequence[str], prog: str) -> int:
     """`eval DIR [--episodes N] [--video]`."""
     arguments = tyro.cli(EvalArguments, args=words, prog=prog)
+    folder = find_folder(arguments.path)
     from rlvlm.experiments.evaluate import evaluate_run
 
-    return evaluate_run(arguments.path, arguments.episodes, arguments.video)
+    return evaluate_run(folder, arguments.path, arguments.episodes, arguments.video)
 
 
 def report_command(words: Sequence[str], prog: str) -> int:
