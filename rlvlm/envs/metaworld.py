@@ -146,7 +146,7 @@ class MetaWorld(World):
         stock.model.body_pos[:] = self._body_pos  # an episode must not depend on the one before
         mujoco.mj_resetData(stock.model, stock.data)
         stock.reset_model()
-        mujoco.mj_kinematics(stock.model, stock.data)
+        mujoco.mj_kinematics(stock.model, stock.data)  # positions only: see set_state
         stock._prev_obs = stock._get_curr_obs_combined_no_goal()
         self._steps = 0
         return self._observe().astype(np.float32), self._info(success=False)
@@ -211,11 +211,14 @@ class MetaWorld(World):
         return state | {f"stock.{name}": np.copy(value) for name, value in vars(self._stock).items() if _is_own(value)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned; pictures, observations and rewards go on bit-identically."""
+        """Restores what `get_state` returned; observations, rewards and pictures go on bit-identically.
+
+        Positions in world coordinates follow with the next step. `mj_forward` would compute them at once, but it also
+        moves the solver's warm start on, and the future with it.
+        """
         stock, model, data = self._stock, self._stock.model, self._stock.data
         model.body_pos[self._placed] = state["placed"]
         mujoco.mj_setState(model, data, np.asarray(state["physics"]), mujoco.mjtState.mjSTATE_INTEGRATION)
-        mujoco.mj_kinematics(model, data)  # not mj_forward, which would move the solver's warm start on
         for name, value in state.items():
             if name.startswith("stock."):
                 _restore(stock, name.removeprefix("stock."), value)

@@ -59,6 +59,7 @@ class Painter:
         self._model.geom_matid[hidden_geoms] = -1
         self._model.geom_rgba[hidden_geoms] = 0.0
         self._model.vis.quality.offsamples = 0
+        self._model.vis.quality.shadowsize = 0  # no shadow map: 64 MB less
         self._view = _aim(self._model, camera)
         self._option = mujoco.MjvOption()
         self._option.sitegroup[:] = 0

@@ -14,6 +14,7 @@ SCENE = """
   <visual><headlight ambient="1 1 1" diffuse="0 0 0" specular="0 0 0"/></visual>
   <worldbody>
     <camera name="any"/>
+    <site name="marker" pos=".5 .5 .2" size=".2" rgba="0 1 0 1"/>
     <body name="slider">
       <joint type="slide" axis="1 0 0"/>
       <geom name="red" type="box" size=".1 .1 .1" rgba="1 0 0 1"/>
@@ -43,6 +44,7 @@ def test_two_boxes_by_hand() -> None:
     # 20 pixels over 2 m: x = 0.3 to 0.5 are columns 13 and 14, y = 0.1 to -0.1 rows 9 and 10, rows counted from above
     assert red.tolist() == [[9, 13], [9, 14], [10, 13], [10, 14]]
     assert blue.tolist() == [[3, 4], [3, 5], [4, 4], [4, 5]]
+    assert picture[..., 1].max() < 50  # the marker is left out
 
 
 def test_a_hidden_geom_leaves_no_trace() -> None:
