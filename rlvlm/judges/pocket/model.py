@@ -8,11 +8,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from rlvlm.judges.pocket.tokenizer import IMAGE, PAD, STOP, VIDEO, VISION_END, VISION_START
 
-PICTURE_PX = 128
+PICTURE_PX = 96
 """Side of the pictures inside the model; the processor shrinks larger ones to it."""
 PATCH_PX = 16
 MERGE = 2
-"""Patches per side that become one visual token: 128 px are 8 x 8 patches and 16 tokens."""
+"""Patches per side that become one visual token: 96 px are 6 x 6 patches and 9 tokens."""
 
 
 def build_config(tokenizer) -> Qwen3VLConfig:
@@ -73,7 +73,7 @@ def build_model(tokenizer) -> Qwen3VLForConditionalGeneration:
 
 
 def build_image_processor() -> Qwen2VLImageProcessorPil:
-    """Returns Qwen-VL's Pillow picture processor with the pocket judge's sizes: every picture becomes 128 x 128."""
+    """Returns Qwen-VL's Pillow picture processor with the pocket judge's sizes: every picture becomes 96 x 96."""
     pixels = PICTURE_PX * PICTURE_PX
     return Qwen2VLImageProcessorPil(
         size={"shortest_edge": pixels, "longest_edge": pixels},

@@ -1,7 +1,7 @@
 """Trains the pocket judge from scratch: `python -m rlvlm.judges.pocket.train`.
 
-First the eyes (every visual token learns to tell the progress), then scoring, describing and comparing together, on
-the dialogues of `texts`. Everything random hangs on the seed.
+First the eyes: every visual token learns to tell the progress. Then the language model learns to score, describe and
+compare what the eyes tell it, on the dialogues of `texts`. Everything random hangs on the seed.
 """
 
 import copy
@@ -9,7 +9,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Qwen2Tokenizer, Qwen3VLForConditionalGeneration
 from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
+from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.judges.pocket import weights_folder
 from rlvlm.judges.pocket.batches import GRID, IGNORED, Album, Batch, Lessons
@@ -47,17 +48,17 @@ class TrainConfig:
     """Scene provider, `module:function`."""
     seed: int = 0
     """Of scenes, weights and batches."""
-    seeing_steps: int = 600
+    seeing_steps: int = 500
     """Steps that train the eyes alone."""
-    talking_steps: int = 2_400
-    """Steps that train everything together."""
+    talking_steps: int = 1_500
+    """Steps that train the language model on what the eyes, by then fixed, tell it."""
     num_pairs: int = 24
     """Pairs of pictures per step; each is asked about in several ways."""
     lr: float = 1e-3
     """AdamW's highest step size; it warms up and falls to zero along a cosine, once per phase."""
-    threads: int = 2
-    """CPU threads."""
-    save_every_steps: int = 400
+    threads: int = 1
+    """CPU threads; more are no faster on a machine that is shared."""
+    save_every_steps: int = 250
     """Steps between saves while talking, so that a run that is cut short leaves weights."""
 
 
@@ -107,18 +108,26 @@ class Trainer:
         self._album = Album(scenes)
         self._lessons = Lessons(goal, phrase, self.tokenizer)
         self._rng = np.random.default_rng(config.seed)
+        self.facts: dict[str, Facts] = {}
+        """Running means of losses and accuracies, per phase."""
 
     def train(self) -> None:
         """Both phases; the finished weights lie in `config.out`."""
         sight = [*self.model.model.visual.parameters(), *self.eyes.parameters()]
-        self._phase("seeing", self.config.seeing_steps, sight, self._seeing_loss)
+        for _ in self._steps("seeing", self.config.seeing_steps, sight, self._seeing_loss):
+            pass
         self._seen = self._look_at_all()
         speech = [*self.model.model.language_model.parameters(), *self.model.lm_head.parameters()]
-        self._phase("talking", self.config.talking_steps, speech, self._talking_loss)
+        for step in self._steps("talking", self.config.talking_steps, speech, self._talking_loss):
+            if step % self.config.save_every_steps == 0 or step == self.config.talking_steps:
+                save(self.model, self.tokenizer, self.config.out)
 
-    def _phase(self, name: str, num_steps: int, parameters: list[nn.Parameter], loss_of_step: StepLoss) -> None:
+    def _steps(
+        self, name: str, num_steps: int, parameters: list[nn.Parameter], loss_of_step: StepLoss
+    ) -> Iterator[int]:
+        """Optimises `parameters`; yields the number of each finished step."""
         optimizer = torch.optim.AdamW(parameters, lr=self.config.lr, betas=(0.9, 0.98), weight_decay=0.01)
-        start, facts = time.monotonic(), {}
+        start, facts = time.monotonic(), self.facts.setdefault(name, {})
         for step in range(num_steps):
             for group in optimizer.param_groups:
                 group["lr"] = self.config.lr * _ramp(step, num_steps)
@@ -127,11 +136,10 @@ class Trainer:
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
-            facts = {key: 0.95 * facts.get(key, value) + 0.05 * value for key, value in facts_now.items()}
+            facts |= {key: 0.95 * facts.get(key, value) + 0.05 * value for key, value in facts_now.items()}
             if step % 50 == 49 or step == num_steps - 1:
                 _report(name, step + 1, num_steps, time.monotonic() - start, facts)
-            if step % self.config.save_every_steps == self.config.save_every_steps - 1 or step == num_steps - 1:
-                save(self.model, self.tokenizer, self.config.out)
+            yield step + 1
 
     def _seeing_loss(self) -> tuple[Tensor, Facts]:
         pictures = self._album.draw_pairs(self.config.num_pairs, self._rng).ravel()
@@ -212,6 +220,7 @@ def save(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, fold
 
 def main() -> None:
     """Collects scenes and trains."""
+    disable_progress_bar()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     config = tyro.cli(TrainConfig, description=__doc__)
     torch.set_num_threads(config.threads)

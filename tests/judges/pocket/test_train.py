@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlvlm.judges.pocket.batches import GRID, Lessons, rope_positions, to_patches
+from rlvlm.judges.pocket.model import build_model
+from rlvlm.judges.pocket.scenes import Scenes
+from rlvlm.judges.pocket.texts import TASKS, corpus, phrases
+from rlvlm.judges.pocket.tokenizer import build_tokenizer
+from rlvlm.judges.pocket.train import TrainConfig, Trainer
+
+PHRASE = "the bar is {percent}% long"
+
+
+def make_scenes(num_pictures=40):
+    """White bars whose length is the progress."""
+    progress = np.linspace(0, 1, num_pictures, dtype=np.float32)
+    pictures = np.zeros((num_pictures, 48, 48, 3), np.uint8)
+    for picture, value in zip(pictures, progress, strict=True):
+        picture[16:32, : round(48 * float(value))] = 255
+    return Scenes(name="bars", goal="lengthen the bar", phrase=PHRASE, pictures=pictures, progress=progress,
+                  frames=np.arange(num_pictures))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(corpus("lengthen the bar", PHRASE), phrases([PHRASE]))
+
+
+def train(folder, seeing_steps, talking_steps):
+    trainer = Trainer(TrainConfig(out=folder, num_pairs=6, seeing_steps=seeing_steps, talking_steps=talking_steps),
+                      [make_scenes()])
+    trainer.train()
+    return trainer
+
+
+def test_rope_positions_worked_by_hand():
+    side = GRID // 2
+    mask = torch.tensor([[False] + [True] * side**2 + [False]])
+    positions = rope_positions(mask)[:, 0]
+    assert positions[:, 0].tolist() == [0, 0, 0]
+    assert positions[:, 1].tolist() == [1, 1, 1]  # upper left visual token
+    assert positions[:, side**2].tolist() == [1, side, side]  # lower right one
+    assert positions[:, -1].tolist() == [1 + side] * 3
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_rope_positions_are_those_of_the_model(tokenizer, task):
+    model = build_model(tokenizer).model
+    batch = Lessons("lengthen the bar", PHRASE, tokenizer).batch(
+        task, np.array([[0.1, 0.9], [1.0, 0.05]], np.float32), np.array([[0, 1], [1, 0]])
+    )
+    is_visual = (batch.ids == model.config.image_token_id).int()
+    grid = torch.tensor([[1, GRID, GRID]]).expand(batch.pictures.numel(), 3)
+    expected, _ = model.get_rope_index(batch.ids, is_visual, image_grid_thw=grid)
+    assert torch.equal(batch.positions, expected)
+
+
+def test_only_answers_are_learned(tokenizer):
+    batch = Lessons("lengthen the bar", PHRASE, tokenizer).batch(
+        "single_stage", np.array([[0.1, 0.9], [1.0, 1.0]], np.float32), np.array([[0, 1], [1, 1]])
+    )
+    answers = [tokenizer.decode(row[row >= 0]) for row in batch.targets]
+    assert answers == [
+        "First: the bar is 10% long. Second: the bar is 90% long. The second is nearer to the goal.\n1<|im_end|>",
+        "First: the bar is 100% long. Second: the bar is 100% long. There is no clear difference.\n-1<|im_end|>",
+    ]
+
+
+def test_patches_are_what_the_model_takes(tokenizer):
+    patches = to_patches(make_scenes(3).pictures)
+    assert patches.shape == (3, GRID**2, build_model(tokenizer).model.visual.patch_embed.proj.weight[0].numel())
+
+
+def test_training_reduces_the_loss_and_repeats_itself(tmp_path):
+    first = train(tmp_path / "first", seeing_steps=1, talking_steps=1).facts
+    longer = train(tmp_path / "longer", seeing_steps=40, talking_steps=20).facts
+    again = train(tmp_path / "again", seeing_steps=40, talking_steps=20).facts
+    assert longer["seeing"]["loss"] < first["seeing"]["loss"]
+    assert longer["talking"]["direct"] < first["talking"]["direct"]
+    assert longer == again
+    weights, same = (load_file(tmp_path / name / "model.safetensors") for name in ("longer", "again"))
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    assert all(weight.dtype is torch.bfloat16 for weight in weights.values())
+
+
+def test_saved_weights_replace_the_old_folder_as_a_whole(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "stale.txt").write_text("old")
+    train(tmp_path / "out", seeing_steps=1, talking_steps=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "preprocessor_config.json",
+        "tokenizer.json", "tokenizer_config.json",
+    }
