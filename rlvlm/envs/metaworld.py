@@ -38,6 +38,7 @@ from rlvlm.types import FloatArray, Frames
 
 _KEY_METRES = 0.25e-3
 """Grain of picture keys, metres or radians: 0.2 of a pixel at 300 pixels, 0.04 at 64."""
+_NO_GOAL = np.zeros(3)
 _ROBOT_BODIES = ("base", "mocap")
 """Roots of what `robot="hidden"` leaves out."""
 
@@ -49,7 +50,7 @@ def _opening_angle_deg(full_fovy_deg: float, kept: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """One MetaWorld task: everything that sets it apart from the others."""
+    """One MetaWorld task with one object: everything that sets it apart from the others."""
 
     env_name: str
     """Name in MetaWorld, e.g. `drawer-open-v3`."""
@@ -120,6 +121,8 @@ class MetaWorld(World):
         self._shown = np.append(in_picture, np.arange(model.nq, self.snapshot_size))
         box = self._stock.sawyer_observation_space
         self._low, self._high = box.low, box.high
+        self._hand = self._stock.data.body("hand").xpos  # windows into the simulator's memory
+        self._claws = [self._stock.data.body(name).xpos for name in ("rightclaw", "leftclaw")]
         self.observation_space = gym.spaces.Box(box.low.astype(np.float32), box.high.astype(np.float32))
         self.action_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
         self._steps = 0
@@ -232,8 +235,15 @@ class MetaWorld(World):
             self._painter = None
 
     def _observe(self) -> NDArray[np.float64]:
-        """[39] the stock observation, clipped as in the stock step."""
-        return np.clip(self._stock._get_obs(), self._low, self._high)
+        """[39] the stock observation, clipped as in the stock step: now, one step ago, and zeros for the goal."""
+        stock, now = self._stock, np.zeros(18)
+        now[:3] = self._hand
+        now[3] = min(np.linalg.norm(self._claws[0] - self._claws[1]) / 0.1, 1.0)  # fully open at 10 cm
+        now[4:7] = stock._get_pos_objects()
+        now[7:11] = stock._get_quat_objects()
+        obs = np.concatenate([now, stock._prev_obs, _NO_GOAL])
+        stock._prev_obs = now
+        return np.clip(obs, self._low, self._high)
 
     def _info(self, *, success: bool) -> dict[str, Any]:
         progress = min(max(float(self._scene.progress(self._stock)), 0.0), 1.0)
