@@ -31,7 +31,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.algorithms.sac_pebble.runner import Sample, WorldRunner
-from rlvlm.algorithms.sac_pebble.schedule import build_schedule
+from rlvlm.algorithms.sac_pebble.schedule import ScheduleConfig, build_schedule
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.registry import make_world
@@ -113,6 +113,13 @@ class SACPebbleConfig(AlgorithmConfig):
             raise ValueError("the teacher is a judge and there is none; call .rewards(make_judge=...), "
                              "or choose teacher oracle or random")
 
+    def schedule(self) -> ScheduleConfig:
+        """The part of this config that decides where the reward comes from."""
+        return ScheduleConfig(
+            reward=self.reward, feedback=self.feedback, reward_model=self.reward_model,
+            novelty_neighbour=self.sac.novelty_neighbour, goal=self.goal, judge_picture_px=self.judge_picture_px,
+            make_judge=self.make_judge, seed=self.seed)
+
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """The networks of SAC, sized by `sac`."""
         model = {"hidden": list(self.sac.hidden), "initial_alpha": self.sac.initial_alpha}
@@ -146,7 +153,7 @@ class SACPebble(Algorithm):
         self._learner: SACLearner = found.get()
         self._runner.policy = self._learner.networks.policy
         self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
-        self._schedule = build_schedule(self.config, self._viewer)
+        self._schedule = build_schedule(self.config.schedule(), self._viewer)
         self._recent: deque[list[float]] = deque(maxlen=_RECENT_EPISODES)
         self._facts: dict[str, float] = {}
         self._env_steps = self._num_episodes = self._steps_told = 0

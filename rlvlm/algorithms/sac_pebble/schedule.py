@@ -1,20 +1,39 @@
 """Which source rewards the agent now, and the feedback that moves it. The one place that builds sources."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from rlvlm.algorithms.sac_pebble.runner import Sample
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.world import World
+from rlvlm.judges.judge import Judge
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.preferences.loop import PreferenceLoop, build_preference_loop
+from rlvlm.preferences.records import QueryRecord
 from rlvlm.preferences.teachers import build_teacher
+from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.environment import EnvironmentReward, SparseSuccess
 from rlvlm.rewards.novelty import NoveltyReward
 from rlvlm.rewards.source import RewardSource
 
-if TYPE_CHECKING:
-    from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleConfig:
+    """Everything that decides where the reward comes from."""
+
+    reward: RewardConfig
+    feedback: FeedbackConfig
+    reward_model: RewardModelConfig
+    novelty_neighbour: int
+    """k of the exploration reward."""
+    goal: str
+    """What the judge is told; empty takes the task's own."""
+    judge_picture_px: int
+    """Side of the pictures drawn for the judge."""
+    make_judge: Callable[[], Judge] | None
+    """Called once if the teacher is a judge."""
+    seed: int
 
 
 class RewardSchedule:
@@ -57,7 +76,7 @@ class RewardSchedule:
             self._switch_to_learned(self._loop)
         return session_metrics
 
-    def drain_records(self) -> list[Any]:
+    def drain_records(self) -> list[QueryRecord]:
         """The query records since the last call; none without a preference loop."""
         return [] if self._loop is None else self._loop.drain_records()
 
@@ -81,11 +100,11 @@ class RewardSchedule:
         self.source, self._novelty = loop.source, None
 
 
-def build_schedule(config: SACPebbleConfig, viewer: World) -> RewardSchedule:
+def build_schedule(config: ScheduleConfig, viewer: World) -> RewardSchedule:
     """The schedule that `config.reward` describes.
 
     Args:
-        config: of the algorithm.
+        config: what the run is rewarded by.
         viewer: a world nobody trains in; it draws the pictures.
     """
     match config.reward.source:
@@ -93,13 +112,13 @@ def build_schedule(config: SACPebbleConfig, viewer: World) -> RewardSchedule:
             return RewardSchedule(EnvironmentReward())
         case "sparse":
             return RewardSchedule(SparseSuccess())
-    novelty = NoveltyReward(config.sac.novelty_neighbour, viewer.observation_space.shape[0])
+    novelty = NoveltyReward(config.novelty_neighbour, viewer.observation_space.shape[0])
     if config.reward.source == "novelty":
         return RewardSchedule(novelty, novelty)
     return RewardSchedule(novelty, novelty, _build_loop(config, viewer))
 
 
-def _build_loop(config: SACPebbleConfig, viewer: World) -> PreferenceLoop:
+def _build_loop(config: ScheduleConfig, viewer: World) -> PreferenceLoop:
     needs_judge = config.reward.teacher == "judge"
     teacher = build_teacher(
         config.reward.teacher,
