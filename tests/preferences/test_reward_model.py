@@ -121,8 +121,19 @@ def test_a_fit_stops_early_once_it_is_right_and_in_any_case_after_its_updates() 
     told = RewardModel(build_input("image"), patient, seed=0).fit(comparisons)
     assert told[metrics.REWARD_ACCURACY] > 0.9 and told[metrics.REWARD_EPOCHS] < 200
     hasty = RewardModelConfig(picture_px=16, batch_size=10, stop_accuracy=1.0, max_updates=6)
-    told = RewardModel(build_input("image"), hasty, seed=0).fit(comparisons)
-    assert told[metrics.REWARD_EPOCHS] == 2  # 4 updates, then 2
+    model = RewardModel(build_input("image"), hasty, seed=0)
+    assert model.fit(comparisons)[metrics.REWARD_EPOCHS] == 2  # 4 updates, then 2
+    assert model.get_state()["adam"]["0"]["step"] == 6
+
+
+def test_the_first_fit_alone_sets_the_scale_of_the_inputs() -> None:
+    model = RewardModel(build_input("state"), RewardModelConfig(max_epochs=1), seed=0)
+    scales = []
+    for num in (8, 40):
+        model.fit(comparisons_of(telling_pairs(num)))
+        scales.append(model.get_state()["members"][0]["scale"])
+    np.testing.assert_array_equal(scales[0], scales[1])
+    assert not (scales[0] == 1).all()
 
 
 def test_ties_alone_can_be_fitted() -> None:
