@@ -125,17 +125,6 @@ def test_a_session_asks_records_stores_and_fits() -> None:
     assert {record.session for record in loop.drain_records()} == {1} and loop.source.version == 2
 
 
-def test_the_source_is_the_members_mean() -> None:
-    loop = filled(OracleTeacher())
-    loop.run_session(10)
-    batch = all_transitions()
-    rewards = loop.source.label(batch)
-    parts = [loop.source.label(Transitions(**{f.name: getattr(batch, f.name)[at : at + 40]
-                                              for f in dataclasses.fields(batch)})) for at in (0, 40, 80)]
-    np.testing.assert_allclose(rewards, np.concatenate(parts), atol=1e-6)
-    assert np.abs(rewards).max() <= 1
-
-
 def test_the_budget_ends_the_asking() -> None:
     loop = filled(OracleTeacher(), feedback=dataclasses.replace(FEEDBACK, max_queries=13))
     assert loop.run_session(10)[metrics.QUERIES] == 8

@@ -1,0 +1,29 @@
+import numpy as np
+from tiny_episodes import tiny_episode, tiny_episodes, truth
+
+from rlvlm.preferences.config import RewardModelConfig
+from rlvlm.preferences.dataset import Comparisons, Steps
+from rlvlm.preferences.networks import StateInput
+from rlvlm.preferences.queries import draw_pairs
+from rlvlm.preferences.reward_model import RewardModel
+from rlvlm.preferences.source import PreferenceReward
+from rlvlm.rewards.source import Labelling
+from rlvlm.types import Transitions
+
+
+def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits() -> None:
+    model = RewardModel(StateInput(4, 2), RewardModelConfig(max_epochs=2), seed=0)
+    source = PreferenceReward(model)
+    episode, flat = tiny_episode(0), np.zeros(20, np.float32)
+    batch = Transitions(obs=episode.obs, actions=episode.actions, next_obs=episode.next_obs, terminated=flat,
+                        env_rewards=episode.env_rewards, success=flat, snapshots=episode.snapshots)
+    one, two, three = model.predict(Steps.of(batch))
+    rewards = source.label(batch)
+    np.testing.assert_allclose(rewards, (one + two + three) / 3, rtol=1e-6)
+    assert rewards.shape == (20,) and rewards.dtype == np.float32 and np.abs(rewards).max() <= 1
+    assert (source.labelling, source.version) == (Labelling.ON_CHANGE, 0)
+    pairs = draw_pairs(tiny_episodes(4), 12, 1, np.random.default_rng(0))
+    comparisons = Comparisons("equal")
+    comparisons.add(pairs, truth(pairs))
+    model.fit(comparisons)
+    assert source.version == 1 and not np.array_equal(source.label(batch), rewards)
