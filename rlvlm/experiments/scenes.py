@@ -54,11 +54,13 @@ def _collect(setup: _Setup, seed: int, split: Split) -> Scenes:
     renumbered = np.full(len(first), -1)
     renumbered[kept] = np.arange(len(kept))
     shown = renumbered[frames.ravel()]
+    pictures = world.draw(snapshots[first[kept]], PICTURE_PX)
+    world.close()
     return Scenes(
         name=f"drawer_open, robot {setup.config.robot}, {setup.config.start} start",
         goal=world.goal,
         phrase="the drawer is {percent}% open",
-        pictures=world.draw(snapshots[first[kept]], PICTURE_PX),
+        pictures=pictures,
         progress=progress[first[kept]],
         frames=shown[shown >= 0],
         share=setup.share,

@@ -212,6 +212,8 @@ def save(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, fold
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(fresh)
     tokenizer.save_pretrained(fresh)
     build_image_processor().save_pretrained(fresh)
+    for file in fresh.iterdir():
+        file.chmod(0o644)  # safetensors leaves its file readable by its maker alone
     if folder.exists():
         folder.rename(old)
     fresh.rename(folder)

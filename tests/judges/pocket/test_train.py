@@ -13,7 +13,7 @@ from rlvlm.judges.pocket.train import TrainConfig, Trainer
 PHRASE = "the bar is {percent}% long"
 
 
-def make_scenes(num_pictures=40):
+def make_scenes(num_pictures=12):
     """White bars whose length is the progress."""
     progress = np.linspace(0, 1, num_pictures, dtype=np.float32)
     pictures = np.zeros((num_pictures, 48, 48, 3), np.uint8)
@@ -29,7 +29,7 @@ def tokenizer():
 
 
 def train(folder, seeing_steps, talking_steps):
-    trainer = Trainer(TrainConfig(out=folder, num_pairs=6, seeing_steps=seeing_steps, talking_steps=talking_steps),
+    trainer = Trainer(TrainConfig(out=folder, num_pairs=3, seeing_steps=seeing_steps, talking_steps=talking_steps),
                       [make_scenes()])
     trainer.train()
     return trainer
@@ -75,8 +75,8 @@ def test_patches_are_what_the_model_takes(tokenizer):
 
 def test_training_reduces_the_loss_and_repeats_itself(tmp_path):
     first = train(tmp_path / "first", seeing_steps=1, talking_steps=1).facts
-    longer = train(tmp_path / "longer", seeing_steps=40, talking_steps=20).facts
-    again = train(tmp_path / "again", seeing_steps=40, talking_steps=20).facts
+    longer = train(tmp_path / "longer", seeing_steps=12, talking_steps=8).facts
+    again = train(tmp_path / "again", seeing_steps=12, talking_steps=8).facts
     assert longer["seeing"]["loss"] < first["seeing"]["loss"]
     assert longer["talking"]["direct"] < first["talking"]["direct"]
     assert longer == again
