@@ -83,3 +83,20 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be >= 1, got {self.steps}")
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether a VLM answers the run's queries."""
+        return self.reward.source == "preference" and self.reward.teacher == "judge"
+
+    @property
+    def reward_name(self) -> str:
+        """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
+        if self.reward.source != "preference":
+            return f"{self.reward.source} reward"
+        return f"{self.reward.teacher} labels, {self.reward.model} reward"
+
+    @property
+    def title(self) -> str:
+        """One line that names the run, e.g. `drawer_open: judge labels, image reward, seed 0`."""
+        return f"{self.task}: {self.reward_name}, seed {self.seed}"

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from rlvlm.envs.rendering import BACKENDS, FIX, ensure_renderer, try_renderer
 from rlvlm.errors import EXIT_DONE, JudgeUnavailable, MachineError, UsageError
-from rlvlm.experiments.artifacts.summary import asks_judge
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.environment import PACKAGES, gpu_names, package_version, usable_cores
 from rlvlm.judges.pocket import weights_folder
@@ -63,9 +62,9 @@ def check_before_run(config: RunConfig) -> None:
         MachineError: no renderer, or the dashboard's port is taken.
     """
     model = config.judge.model
-    if asks_judge(config) and config.judge.backend == "pocket" and not (model or weights_folder().is_dir()):
+    if config.asks_judge and config.judge.backend == "pocket" and not (model or weights_folder().is_dir()):
         raise JudgeUnavailable(f"the pocket judge's weights are not in {weights_folder()}", POCKET_FIX)
-    if asks_judge(config) and model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().is_dir():
+    if config.asks_judge and model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().is_dir():
         fix = "give the folder that holds config.json and the weights"
         raise UsageError(f"judge.model {model} is not a folder", fix)
     if config.track.dashboard and not port_is_free(config.track.dashboard_port):

@@ -18,7 +18,6 @@ from rich.table import Table
 
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.experiments.artifacts.plots import STYLE, column, save
-from rlvlm.experiments.artifacts.summary import reward_name
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.run_folder import RunFolder, find_folder
 from rlvlm.experiments.folder.tables import CsvTable, write_whole
@@ -209,7 +208,7 @@ def _but_seed(config: RunConfig) -> RunConfig:
 
 def _name_groups(configs: Sequence[RunConfig]) -> list[str]:
     """The reward's name; where two groups share it, also the settings in which they differ."""
-    plain = [f"{config.task}: {reward_name(config)}" for config in configs]
+    plain = [f"{config.task}: {config.reward_name}" for config in configs]
     flat = [_flatten(asdict(_but_seed(config))) for config in configs]
     names = []
     for place, name in enumerate(plain):

@@ -14,7 +14,6 @@ import torch
 
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.errors import MachineError
-from rlvlm.experiments.artifacts.summary import asks_judge
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.environment import usable_cores
 from rlvlm.judges.judge import Judge
@@ -51,7 +50,7 @@ def judge_session(config: RunConfig) -> Iterator[Callable[[], Judge] | None]:
     Raises:
         JudgeUnavailable: the judge cannot be loaded, or the app named in `serve.app` is not running.
     """
-    if not asks_judge(config):
+    if not config.asks_judge:
         yield None
         return
     with start_judge(config.judge, config.serve, name=config.task) as running:

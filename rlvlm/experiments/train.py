@@ -4,9 +4,7 @@ import errno
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 
@@ -16,11 +14,10 @@ from rlvlm.algorithms.sac_pebble.algorithm import SACPebble
 from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, RunError
 from rlvlm.experiments.artifacts.album import VIDEO_PX, write_artifacts
 from rlvlm.experiments.artifacts.samples import sample_rows
-from rlvlm.experiments.artifacts.summary import run_title
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.checkpoints import Checkpoint, RunState
 from rlvlm.experiments.folder.rows import evaluation_row, query_row
-from rlvlm.experiments.folder.run_folder import RunFolder, create_folder
+from rlvlm.experiments.folder.run_folder import RunFolder
 from rlvlm.experiments.folder.trackers import Trackers
 from rlvlm.experiments.session import MemoryWatch, build_algorithm, judge_session, ray_session
 from rlvlm.experiments.terminal.panel import RunConsole
@@ -33,13 +30,12 @@ SPEED_ROUNDS = 12
 """Rounds of training over which the speed shown is taken."""
 
 
-def start_run(config: RunConfig, command: Sequence[str]) -> int:
-    """Runs `config` in a new folder and returns the exit code.
+def start_run(folder: RunFolder, config: RunConfig) -> int:
+    """Runs `config` in its new folder and returns the exit code.
 
     Raises:
         RunError: it cannot start or go on; a folder in which nothing happened yet is taken away again.
     """
-    folder = create_folder(config, command, datetime.now())
     try:
         return _carry_on(folder, config, None)
     except RunError:
@@ -181,7 +177,7 @@ def _carry_on(folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | Non
         stack.enter_context(folder.locked())
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
-        console = stack.enter_context(RunConsole(terminal, run_title(config), config.steps))
+        console = stack.enter_context(RunConsole(terminal, config.title, config.steps))
         try:
             return _train(folder, config, checkpoint, console, stop)
         except RunError:

@@ -10,7 +10,7 @@ from rlvlm.envs.registry import task_goal
 from rlvlm.experiments.artifacts.card import run_card
 from rlvlm.experiments.artifacts.page import judge_page
 from rlvlm.experiments.artifacts.plots import outcome, write_plots
-from rlvlm.experiments.artifacts.summary import asks_judge, run_title, summarise
+from rlvlm.experiments.artifacts.summary import summarise
 from rlvlm.experiments.artifacts.video import write_video
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.checkpoints import RunState
@@ -42,7 +42,7 @@ def write_artifacts(
     """
     summary = summarise(folder, config, state, exit_reason)
     folder.write_summary(summary)
-    write_plots(folder, run_title(config))
+    write_plots(folder, config.title)
     write_videos(folder, episodes[:NUM_VIDEOS], state.env_steps, draw)
     _write_page(folder, config)
     files = sorted(str(file.relative_to(folder.path)) for file in folder.path.rglob("*") if file.is_file())
@@ -68,8 +68,8 @@ def _write_page(folder: RunFolder, config: RunConfig) -> None:
     rows = folder.queries.read()
     if rows:
         counts = Counter(map(outcome, rows))
-        prompt = _prompt_text(config) if asks_judge(config) else ""
-        write_whole(folder.panel, judge_page(folder.samples.read(), counts, run_title(config), prompt))
+        prompt = _prompt_text(config) if config.asks_judge else ""
+        write_whole(folder.panel, judge_page(folder.samples.read(), counts, config.title, prompt))
 
 
 def _prompt_text(config: RunConfig) -> str:

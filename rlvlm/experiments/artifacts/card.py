@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rlvlm.experiments.artifacts.summary import asks_judge
 from rlvlm.experiments.config import RunConfig
 
 _TITLES = {
@@ -75,7 +74,7 @@ def _setting(config: RunConfig, environment: Mapping[str, Any]) -> str:
     return (
         f"- commit {environment['commit'] or 'unknown'}; {packages}; Python {environment['python']}\n"
         f"- {environment['cpu']}, {environment['cpu_cores']} cores; {', '.join(environment['gpus']) or 'no GPU'}\n"
-        f"{judge if asks_judge(config) else ''}"
+        f"{judge if config.asks_judge else ''}"
         f"- every setting: [config.yaml](config.yaml); start {config.env.start}, robot {config.env.robot}, "
         f"{config.env.episode_steps} steps per episode\n"
     )

@@ -33,7 +33,7 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
     return {
         "task": config.task,
         "seed": config.seed,
-        "reward": reward_name(config),
+        "reward": config.reward_name,
         "exit_reason": exit_reason,
         "final_success_rate": _mean(success[-FINAL_EVALUATIONS:]),
         "best_success_rate": max(success, default=None),
@@ -60,23 +60,6 @@ def summarise_queries(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
         "labels": {str(status): by_status[status] for status in Status},
         "label_accuracy": _mean(judged),
     }
-
-
-def reward_name(config: RunConfig) -> str:
-    """Where the reward comes from, in words short enough for a legend, e.g. `judge labels, image reward`."""
-    if config.reward.source != "preference":
-        return f"{config.reward.source} reward"
-    return f"{config.reward.teacher} labels, {config.reward.model} reward"
-
-
-def run_title(config: RunConfig) -> str:
-    """One line that names a run, e.g. `drawer_open: judge labels, image reward, seed 0`."""
-    return f"{config.task}: {reward_name(config)}, seed {config.seed}"
-
-
-def asks_judge(config: RunConfig) -> bool:
-    """Whether a VLM answers the run's queries."""
-    return config.reward.source == "preference" and config.reward.teacher == "judge"
 
 
 def _mean(values: Sequence[float]) -> float | None:

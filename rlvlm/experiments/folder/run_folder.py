@@ -2,7 +2,7 @@
 
 import fcntl
 import json
-import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
@@ -137,7 +137,7 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
         UsageError: the folder is in use, or cannot be made.
         MachineError: the disk is full.
     """
-    path = (config.out or _free_name(Path("runs") / config.task / started.strftime("%Y%m%d-%H%M%S"))).absolute()
+    path = (config.out or _default_path(config.task, started)).absolute()
     _check_unused(path)
     check_disk(path, BYTES_NEEDED)
     folder = RunFolder(path, config.track.keep_checkpoints)
@@ -202,6 +202,7 @@ def _first_missing(path: Path) -> Path | None:
     return missing[-1] if missing else None
 
 
-def _free_name(path: Path) -> Path:
-    names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, os.getpid() + 3)))
-    return next(name for name in names if not name.exists())
+def _default_path(task: str, started: datetime) -> Path:
+    path = Path("runs") / re.sub(r"\W+", "-", task) / started.strftime("%Y%m%d-%H%M%S")
+    names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 100)))
+    return next((name for name in names if not name.exists()), path)

@@ -5,6 +5,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,8 @@ def _append(path: Path, text: str) -> None:
                 data = data[file.write(data) :]
             os.fsync(file.fileno())
         except OSError:
-            file.truncate(length)
+            with suppress(OSError):
+                file.truncate(length)
             raise
 
 

@@ -31,7 +31,7 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments:
         prog: how the user called us, for help texts.
 
     Raises:
-        UsageError: no task, or one that does not exist.
+        UsageError: no task, one that does not exist, or a value that breaks a rule.
         SystemExit: an option is wrong (code 2, shown in a box), or help was asked for (code 0).
     """
     if not words or words[0].startswith("-"):
@@ -43,4 +43,7 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments:
     default = recipe(task)
     if "--smoke" in options:
         default = smoke(default)
-    return tyro.cli(RunArguments, default=RunArguments(config=default), args=options, prog=f"{prog} {task}")
+    try:
+        return tyro.cli(RunArguments, default=RunArguments(config=default), args=options, prog=f"{prog} {task}")
+    except ValueError as error:  # a rule of RunConfig itself; those of its parts are told by the parser
+        raise UsageError(str(error), f"{prog} {task} --help") from error

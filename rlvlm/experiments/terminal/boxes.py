@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from rlvlm.errors import RunError
+from rlvlm.errors import EXIT_DONE, RunError
 
 EXIT_CRASH = 1
 EXIT_INTERRUPTED = 130
@@ -22,6 +22,8 @@ def guarded(action: Callable[[], int]) -> int:
     except RunError as error:
         show_failure(str(error), error.fix)
         return error.exit_code
+    except SystemExit as end:  # of the argument parser, which has drawn its own box
+        return end.code if isinstance(end.code, int) else EXIT_DONE
     except KeyboardInterrupt:
         show_failure("stopped by Ctrl-C", "")
         return EXIT_INTERRUPTED

@@ -6,13 +6,14 @@ The rooms that need torch and ray are imported inside the commands, after everyt
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import tyro
 
 from rlvlm.errors import EXIT_DONE
 from rlvlm.experiments.doctor import check_before_run
-from rlvlm.experiments.folder.run_folder import check_newest, find_folder
+from rlvlm.experiments.folder.run_folder import check_newest, create_folder, find_folder
 from rlvlm.experiments.folder.settings import to_yaml
 from rlvlm.experiments.terminal.arguments import parse_run
 
@@ -62,9 +63,10 @@ def run_command(words: Sequence[str], prog: str) -> int:
         sys.stdout.write(to_yaml(arguments.config))
         return EXIT_DONE
     check_before_run(arguments.config)
+    folder = create_folder(arguments.config, [*prog.split(), *words], datetime.now())
     from rlvlm.experiments.train import start_run
 
-    return start_run(arguments.config, command=[*prog.split(), *words])
+    return start_run(folder, arguments.config)
 
 
 def resume_command(words: Sequence[str], prog: str) -> int:

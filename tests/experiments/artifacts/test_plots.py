@@ -1,0 +1,51 @@
+import matplotlib.pyplot as plt
+import pytest
+from PIL import Image
+
+from rlvlm.experiments.artifacts.plots import column, draw_accuracy, outcome, write_plots
+from rlvlm.experiments.folder.run_folder import RunFolder
+
+
+def rows_of(*gaps_and_ends: tuple[float, str, str]) -> list[dict[str, str]]:
+    return [{"ground_truth_score_1": "0", "ground_truth_score_2": str(gap), "status": status, "correct": correct}
+            for gap, status, correct in gaps_and_ends]  # fmt: skip
+
+
+def test_every_answer_has_one_outcome() -> None:
+    ends = [("ok", "1"), ("ok", "0"), ("ok", ""), ("no_preference", ""), ("invalid", ""), ("failed", "")]
+    assert [outcome({"status": status, "correct": correct}) for status, correct in ends] == [
+        "correct", "incorrect", "truth ties", "no preference", "invalid", "failed",
+    ]  # fmt: skip
+
+
+def test_bars_are_shares_of_their_difficulty_bin() -> None:
+    hard = [(0.05, "ok", "1"), (0.05, "ok", "0"), (0.0, "no_preference", ""), (0.01, "ok", "0")]
+    figure = draw_accuracy(rows_of(*hard, (1.0, "ok", "1")), "t")
+    bars = {container.get_label(): [bar.get_height() for bar in container] for container in figure.axes[0].containers}
+    plt.close(figure)
+    assert bars["correct"] == pytest.approx([25] + [0] * 8 + [100])
+    assert bars["incorrect"] == pytest.approx([50] + [0] * 9)
+    assert bars["no preference"] == pytest.approx([25] + [0] * 9)
+
+
+def test_an_empty_cell_is_no_number() -> None:
+    values = column([{"x": "1.5"}, {"x": ""}], "x")
+    assert values[0] == 1.5 and values[1] != values[1]
+
+
+def test_all_plots_are_written(filled: RunFolder) -> None:
+    files = write_plots(filled, "t")
+    assert [file.name for file in files] == ["learning_curve.png", "vlm_accuracy.png", "labels_over_time.png"]
+    for file in files:
+        with Image.open(file) as picture:
+            assert min(picture.size) > 300
+    assert sorted(file.name for file in filled.plots.iterdir()) == sorted(file.name for file in files)
+
+
+def test_without_queries_there_is_the_curve_alone(filled: RunFolder) -> None:
+    filled.queries.path.unlink()
+    assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png"]
+
+
+def test_without_anything_there_is_nothing(folder: RunFolder) -> None:
+    assert write_plots(folder, "t") == []

@@ -1,0 +1,38 @@
+import pytest
+
+from rlvlm.experiments.artifacts.summary import summarise
+from rlvlm.experiments.config import RunConfig
+from rlvlm.experiments.folder.checkpoints import RunState
+from rlvlm.experiments.folder.run_folder import RunFolder
+from rlvlm.rewards.config import RewardConfig
+
+STATE = RunState(env_steps=4_000, wall_s=240.0, peak_rss_mb=1234.4)
+
+
+def test_the_numbers_of_a_filled_folder(filled: RunFolder, config: RunConfig) -> None:
+    summary = summarise(filled, config, STATE, "done")
+    assert summary["final_success_rate"] == 0.7  # mean of 0.2, 1.0 and 0.9
+    assert summary["best_success_rate"] == 1.0
+    assert summary["final_episode_return"] == 30.0
+    assert summary["queries"] == 12
+    assert summary["labels"] == {"ok": 6, "no_preference": 2, "invalid": 2, "failed": 2}
+    assert summary["label_accuracy"] == 0.5  # one right, one wrong per session; where the truth ties none counts
+    assert (summary["env_steps"], summary["steps_per_s"], summary["peak_rss_mb"]) == (4_000, 16.7, 1234)
+    assert (summary["seed"], summary["exit_reason"]) == (3, "done")
+
+
+def test_a_run_that_never_got_anywhere_has_no_rates(folder: RunFolder, config: RunConfig) -> None:
+    summary = summarise(folder, config, RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0), "SIGTERM")
+    assert summary["final_success_rate"] is summary["label_accuracy"] is summary["steps_per_s"] is None
+    assert summary["queries"] == 0
+
+
+@pytest.mark.parametrize(("reward", "name"), [
+    (RewardConfig(), "judge labels, image reward"),
+    (RewardConfig(teacher="oracle", model="state"), "oracle labels, state reward"),
+    (RewardConfig(source="environment"), "environment reward"),
+])  # fmt: skip
+def test_a_reward_has_a_name(reward: RewardConfig, name: str) -> None:
+    config = RunConfig(task="t", reward=reward)
+    assert config.reward_name == name
+    assert config.title == f"t: {name}, seed 0"

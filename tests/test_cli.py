@@ -1,0 +1,148 @@
+"""What users type by mistake, and what they see: a box, the fix, the right exit code, nothing left behind."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlvlm.cli import main
+from rlvlm.experiments.config import RunConfig
+from rlvlm.experiments.folder.settings import from_yaml
+from rlvlm.run import main as run_main
+
+
+def flat(text: str) -> str:
+    """A box's words in one line."""
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
+
+
+MISTAKES = [
+    ("", 0, "rlvlm run"),
+    ("rnu drawer_open", 2, "did you mean rlvlm run?"),
+    ("run", 2, "tasks: drawer_open"),
+    ("run drawer_opne", 2, "did you mean drawer_open?"),
+    ("run no.such:TASK", 2, "package.module:NAME"),
+    ("run drawer_open --algo.batchsize 3", 2, "--algo.batch-size"),
+    ("run drawer_open --algo.batch-size lots", 2, "invalid literal for int()"),
+    ("run drawer_open --algo.batch-size 0", 2, "algo.batch_size must be >= 1, got 0"),
+    ("run drawer_open --env.start randm", 2, "'fixed', 'random'"),
+    ("run drawer_open --steps 0", 2, "steps must be >= 1"),
+    ("run drawer_open --judge.backend transformers", 2, "needs judge.model"),
+    ("run drawer_open --judge.backend transformers --judge.model /no/such/model", 2, "is not a folder"),
+    ("run drawer_open --track.dashboard-port 99999", 2, "must be 1 to 65535"),
+    ("run drawer_open --out used", 2, "rlvlm resume"),
+    ("run drawer_open --out letters", 2, "is not empty"),
+    ("run drawer_open --out letters/a.txt", 2, "is a file"),
+    ("run drawer_open --track.dashboard --track.dashboard-port {port}", 3, "--track.dashboard-port"),
+    ("resume", 2, "PATH"),
+    ("resume nowhere", 2, "does not exist"),
+    ("resume letters", 2, "not in a run's folder"),
+    ("resume broken", 2, "did you mean seed?"),
+    ("eval nowhere", 2, "does not exist"),
+    ("eval used", 2, "no checkpoint yet"),
+    ("eval used --episodes none", 2, "invalid literal for int()"),
+    ("report", 2, "rlvlm report runs/"),
+    ("report letters", 2, "not in a run's folder"),
+    ("doctor --jsn", 2, "--json"),
+]
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run, a folder of letters, and a run whose config was edited badly."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "a.txt").touch()
+    for name, text in (("used", "task: drawer_open\n"), ("broken", "task: drawer_open\nsede: 1\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(text)
+        (tmp_path / name / "command.txt").write_text("rlvlm\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("line", "code", "told"), MISTAKES, ids=[line or "nothing" for line, _, _ in MISTAKES])
+def test_a_mistake_is_told_with_its_fix(
+    line: str, code: int, told: str, place: Path, taken_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(place.rglob("*"))
+    # the judge and the drawing are not what these lines are about
+    plain = ["--reward.teacher", "oracle"] if line.startswith("run drawer_open") and "judge" not in line else []
+    assert main([*line.format(port=taken_port).split(), *plain]) == code
+    out, err = capsys.readouterr()
+    assert told in flat(out if code == 0 else err)
+    assert "Traceback" not in out + err
+    assert not (code and out)
+    assert sorted(place.rglob("*")) == before
+
+
+def test_python_m_takes_the_same_words(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(["drawer_opne"]) == 2
+    assert "did you mean drawer_open?" in capsys.readouterr().err
+    assert run_main(["drawer_open", "--seed", "5", "--print-config"]) == 0
+    assert from_yaml(RunConfig, capsys.readouterr().out).seed == 5
+    assert not (place / "runs").exists()
+
+
+def test_a_renderer_that_is_none_is_told(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "bogus")
+    assert main(["run", "drawer_open", "--reward.teacher", "oracle"]) == 3
+    assert "fix: unset MUJOCO_GL" in flat(capsys.readouterr().err)
+    assert not (place / "runs").exists()
+
+
+def test_a_finished_run_says_so(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "used" / "summary.json").write_text('{"exit_reason": "done"}')
+    assert main(["resume", "used"]) == 0
+    assert "is finished" in capsys.readouterr().out
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("a disk of one megabyte needs the right to mount one")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_told(
+    full_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["run", "rlvlm.testing:TINY", "--reward.teacher", "oracle", "--out", str(full_disk / "run")]
+    assert main(words) == 3
+    assert "1 MiB free, a run needs 512 MiB" in flat(capsys.readouterr().err)
+    assert list(full_disk.iterdir()) == []
+
+
+HEAVY = ("torch", "ray", "numpy", "mujoco", "matplotlib", "transformers")
+
+
+@pytest.mark.parametrize("line", ["--help", "run drawer_open --print-config", "run drawer_open --help", "eval --help"])
+def test_what_needs_no_machinery_loads_none(line: str) -> None:
+    code = (
+        "import sys\nfrom rlvlm.cli import main\ncode = main(sys.argv[1:])\n"
+        f"loaded = [name for name in {HEAVY} if name in sys.modules]\n"
+        "assert code == 0 and not loaded, (code, loaded)\n"
+    )
+    child = subprocess.run([sys.executable, "-c", code, *line.split()], capture_output=True, text=True, env=os.environ)
+    assert child.returncode == 0, child.stderr
+    assert "Usage" in child.stdout or "usage" in child.stdout or "rlvlm" in child.stdout or "task:" in child.stdout
