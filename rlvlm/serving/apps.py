@@ -1,0 +1,148 @@
+"""Starting, finding and stopping the judge's Serve app of a run. Called by experiments, with Ray already up."""
+
+import json
+import logging
+import re
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Self
+
+import ray
+from ray import serve
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.serving.client import ServedJudge
+from rlvlm.serving.config import PlacementConfig
+from rlvlm.serving.deployments import CAUSE, bind_judge
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 1_800.0
+"""Longest wait for a judge to load: a big model is read from a slow disk in some minutes."""
+NO_RESOURCES_S = 30.0
+"""How long a judge may ask for more than the whole cluster has: an autoscaler may add nodes."""
+POLL_S, REPORT_S = 0.5, 15.0
+_ENDED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningJudge:
+    """A judge on Serve that this run may use; leaving its `with` block stops it if the run started it."""
+
+    judge: ServedJudge
+    app: str
+    """Name of the Serve application."""
+    is_ours: bool
+    """Whether this run started it."""
+
+    def stop(self) -> None:
+        """Deletes the app if this run started it; an app that was there before is left alone."""
+        if self.is_ours and ray.is_initialized():
+            serve.delete(self.app, _blocking=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def start_judge(judge: JudgeConfig, placement: PlacementConfig, name: str) -> RunningJudge:
+    """A judge that answers: the running app `placement.app`, or one started now under a name of its own.
+
+    Serve runs without an HTTP proxy; the judge is reached through its handle alone.
+
+    Args:
+        judge: what to load, and how it is asked.
+        placement: where, with which resources; `app` attaches instead.
+        name: of the run; the app's name is made from it and is unique, so runs on one cluster never meet.
+
+    Raises:
+        JudgeUnavailable: the app to attach to is not running, or the judge cannot be loaded or placed; says why.
+    """
+    if placement.app:
+        return RunningJudge(judge=_attach(judge, placement), app=placement.app, is_ours=False)
+    app = f"judge-{re.sub('[^A-Za-z0-9_-]+', '-', name)}-{uuid.uuid4().hex[:8]}"
+    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
+    serve.run_many(
+        [serve.RunTarget(bind_judge(judge, placement), name=app, route_prefix=None)],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
+    running = RunningJudge(judge=_client(app, judge, placement), app=app, is_ours=True)
+    try:
+        _wait_until_running(app, placement)
+    except BaseException:  # also on Ctrl-C: nothing of ours may stay behind
+        running.stop()
+        raise
+    logger.info("judge %s answers in app %s", running.judge.stamp.judge, app)
+    return running
+
+
+def _client(app: str, judge: JudgeConfig, placement: PlacementConfig) -> ServedJudge:
+    return ServedJudge(app, timeout_s=placement.timeout_s, retries=placement.retries, batch_size=judge.batch_size)
+
+
+def _attach(judge: JudgeConfig, placement: PlacementConfig) -> ServedJudge:
+    """A client of the running app, once it has answered."""
+    client = _client(placement.app, judge, placement)
+    logger.info("attached to Serve app %s: %s, prompt %s", placement.app, client.stamp.judge, client.stamp.prompt)
+    return client
+
+
+def _wait_until_running(app: str, placement: PlacementConfig) -> None:
+    """Returns when the app is running; reports while it is not.
+
+    Raises:
+        JudgeUnavailable: its constructor failed, the cluster cannot hold it, or it takes too long.
+    """
+    start = last_report = time.monotonic()
+    while (status := _status(app)) is None or status.status is not ApplicationStatus.RUNNING:
+        waited_s = time.monotonic() - start
+        if status is not None and (cause := _cause(status)):
+            raise cause
+        if waited_s > NO_RESOURCES_S:
+            _check_resources(placement)
+        if waited_s > START_TIMEOUT_S:
+            raise JudgeUnavailable(f"the judge did not load within {START_TIMEOUT_S:.0f} s",
+                                   "look at `serve status` and at the replica's log in Ray's session folder")
+        if time.monotonic() - last_report > REPORT_S:
+            last_report = time.monotonic()
+            logger.info("waiting for the judge to load (%.0f s)", waited_s)
+        time.sleep(POLL_S)
+
+
+def _status(app: str) -> ApplicationStatusOverview | None:
+    return serve.status().applications.get(app)
+
+
+def _cause(status: ApplicationStatusOverview) -> JudgeUnavailable | None:
+    """The replica's own cause, out of Serve's status messages; None while there is still hope.
+
+    A cause that the replica itself names is final, so Serve's further tries are not waited for.
+    """
+    messages = [deployment.message for deployment in status.deployments.values()] + [status.message]
+    for message in messages:
+        found = re.search(re.escape(CAUSE) + r"(\[.*\])", message)
+        if found:
+            what, fix = json.loads(found[1])
+            return JudgeUnavailable(what, fix)
+    if status.status not in _ENDED:
+        return None
+    lines = [line for message in messages for line in message.strip().splitlines() if line.strip()]
+    return JudgeUnavailable(f"the judge's replica could not start: {lines[-1] if lines else status.status}",
+                            "look at the replica's log in Ray's session folder")
+
+
+def _check_resources(placement: PlacementConfig) -> None:
+    """Raises JudgeUnavailable where the whole cluster has less than one replica asks for."""
+    total = ray.cluster_resources()
+    for resource, wanted in (("CPU", placement.num_cpus), ("GPU", placement.num_gpus)):
+        if wanted > total.get(resource, 0.0):
+            raise JudgeUnavailable(
+                f"the judge asks for {wanted:g} {resource}, the Ray cluster has {total.get(resource, 0.0):g}",
+                f"lower --serve.num-{resource.lower()}s, or use a cluster that has them",
+            )

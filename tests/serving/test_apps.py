@@ -1,0 +1,142 @@
+"""The judge on a real local Serve."""
+
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import ray
+from ray import serve
+
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.serving import apps
+from rlvlm.serving.apps import RunningJudge, start_judge
+from rlvlm.serving.client import ServedJudge
+from rlvlm.serving.config import PlacementConfig
+from rlvlm.testing import check_judge
+from rlvlm.types import Query, Status
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A local Ray that believes in one GPU."""
+    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, logging_level="ERROR")
+    yield
+    serve.shutdown()
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def config(tiny_vlms) -> JudgeConfig:
+    return JudgeConfig(backend="transformers", model=str(tiny_vlms["qwen3_vl"]), batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def running(cluster, config) -> Iterator[RunningJudge]:
+    """Two replicas that share a card."""
+    placement = PlacementConfig(num_replicas=2, num_cpus=0.5, num_gpus=0.5, timeout_s=60.0)
+    with start_judge(config, placement, "runs/two replicas") as running:
+        yield running
+
+
+def make_queries(count: int, seed: int) -> list[Query]:
+    rng = np.random.default_rng(seed)
+    frames = rng.integers(0, 256, (count, 2, 1, 40, 40, 3), np.uint8)
+    return [Query(goal="open the drawer", left=left, right=right) for left, right in frames]
+
+
+def replica_names(app: str) -> list[str]:
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["name"].startswith(f"SERVE_REPLICA::{app}#")]
+
+
+def test_a_served_judge_answers_as_the_local_one_does(running, config):
+    queries = make_queries(11, seed=0)
+    local = build_judge(replace(config, device="cpu"))
+    served = running.judge.compare(queries)
+    assert running.judge.stamp == local.stamp
+    for one, other in zip(served, local.compare(queries), strict=True):
+        assert (one.status, one.label) == (other.status, other.label)
+        assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+
+
+def test_the_served_judge_keeps_the_contract(running):
+    check_judge(running.judge)
+
+
+def test_two_replicas_share_one_card(running):
+    assert len(replica_names(running.app)) == 2
+    assert ray.available_resources().get("GPU", 0.0) == 0.0
+    assert set(running.app) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+
+
+def test_the_client_travels_to_a_task(running):
+    client = pickle.loads(pickle.dumps(running.judge))
+    queries = make_queries(5, seed=1)
+
+    @ray.remote(num_cpus=0)
+    def ask(judge: ServedJudge):
+        return judge.compare(queries)
+
+    assert [v.label for v in ray.get(ask.remote(client))] == [v.label for v in running.judge.compare(queries)]
+
+
+def test_pictures_beyond_the_grpc_limit_pass(running):
+    pictures = np.zeros((4, 2, 1, 600, 600, 3), np.uint8)  # 8.6 MB in one request
+    queries = [Query(goal="open the drawer", left=left, right=right) for left, right in pictures]
+    assert all(verdict.status is not Status.FAILED for verdict in running.judge.compare(queries))
+
+
+def test_attaching_by_name_leaves_the_app_alone(running, config):
+    with start_judge(config, PlacementConfig(app=running.app), "other") as attached:
+        assert not attached.is_ours and attached.judge.stamp == running.judge.stamp
+    assert running.app in serve.status().applications
+
+
+def test_an_app_that_is_not_there_is_named(running, config):
+    with pytest.raises(JudgeUnavailable, match="no Serve app 'nobody'") as caught:
+        start_judge(config, PlacementConfig(app="nobody"), "other")
+    assert "serve deploy" in caught.value.fix
+
+
+def test_a_replica_killed_at_work_loses_no_label(running):
+    queries = make_queries(400, seed=2)
+    expected = running.judge.compare(queries)
+    client = ServedJudge(running.app, timeout_s=30.0, retries=6, batch_size=4)
+    answers = []
+    worker = threading.Thread(target=lambda: answers.extend(client.compare(queries)))
+    worker.start()
+    time.sleep(0.5)
+    assert worker.is_alive()
+    ray.kill(ray.get_actor(replica_names(running.app)[0], namespace="serve"))
+    worker.join(120)
+    assert [verdict.label for verdict in answers] == [verdict.label for verdict in expected]
+
+
+def test_a_judge_that_never_answers_in_time_is_unavailable(running):
+    client = ServedJudge(running.app, timeout_s=1e-4, retries=1, batch_size=4)
+    with pytest.raises(JudgeUnavailable, match="gave no answer in 2 tries"):
+        client.compare(make_queries(1, seed=3))
+
+
+def test_a_judge_that_cannot_load_says_why_and_leaves_nothing(cluster, config, tmp_path):
+    start = time.monotonic()
+    with pytest.raises(JudgeUnavailable, match="holds no model") as caught:
+        start_judge(replace(config, model=str(tmp_path)), PlacementConfig(num_cpus=0.1), "broken")
+    assert time.monotonic() - start < 60
+    assert str(tmp_path) in str(caught.value) and "chat VLM" in caught.value.fix
+    assert not [app for app in serve.status().applications if "broken" in app]
+
+
+def test_more_than_the_cluster_has_is_refused(cluster, config, monkeypatch):
+    monkeypatch.setattr(apps, "NO_RESOURCES_S", 0.5)
+    with pytest.raises(JudgeUnavailable, match="asks for 3 GPU, the Ray cluster has 1") as caught:
+        start_judge(config, PlacementConfig(num_gpus=3), "greedy")
+    assert "--serve.num-gpus" in caught.value.fix
