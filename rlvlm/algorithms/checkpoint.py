@@ -170,8 +170,14 @@ def _put_in_place(partial: Path, folder: Path) -> None:
     """Renames the complete `partial` to `folder`, setting aside what was there until the new one stands."""
     aside = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(aside, ignore_errors=True)
-    if folder.exists():
+    had_one = folder.exists()
+    if had_one:
         os.rename(folder, aside)
-    os.rename(partial, folder)
+    try:
+        os.rename(partial, folder)
+    except OSError:
+        if had_one:
+            os.rename(aside, folder)
+        raise
     _sync_folder(folder.parent)
     shutil.rmtree(aside, ignore_errors=True)

@@ -102,3 +102,19 @@ def test_a_new_checkpoint_of_the_same_name_replaces_the_old(tmp_path, policy):
         save_tree(tmp_path / "one", {"steps": steps}, policy)
     assert load_tree(tmp_path / "one") == {"steps": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_a_new_checkpoint_that_cannot_take_its_name_leaves_the_old(tmp_path, policy, monkeypatch):
+    save_tree(tmp_path / "one", {"steps": 1}, policy)
+
+    def refuse(source, target, real=os.rename):
+        if str(source).endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        real(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "rename", refuse)
+    with pytest.raises(MachineError, match="Input/output error"):
+        save_tree(tmp_path / "one", {"steps": 2}, policy)
+    monkeypatch.undo()
+    assert load_tree(tmp_path / "one") == {"steps": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]

@@ -27,8 +27,10 @@ class SACConfig:
     """Gradient updates per env step."""
     turn_steps: int = 10
     """Steps of each world between turns of updates; an episode's last turn may be shorter."""
-    seed_steps: int = 1_000
+    seed_steps: int = 2_000
     """Env steps with uniform random actions at the start."""
+    random_hold: float = 0.5
+    """Probability in [0, 1) that a random action is kept for one more step; held actions reach further."""
     replay_capacity: int = 1_000_000
     """Transitions kept; the memory is taken as they come."""
     novelty_neighbour: int = 5
@@ -41,6 +43,8 @@ class SACConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.gamma < 1:
             raise ValueError(f"algo.gamma must be in [0, 1), got {self.gamma}")
+        if not 0 <= self.random_hold < 1:
+            raise ValueError(f"algo.random_hold must be in [0, 1), got {self.random_hold}")
         if not 0 < self.tau <= 1:
             raise ValueError(f"algo.tau must be in (0, 1], got {self.tau}")
         for name in ("actor_lr", "critic_lr", "alpha_lr", "initial_alpha", "updates_per_step"):

@@ -45,6 +45,7 @@ class WorldRunner(EnvRunner):
         self.num_envs = self.env.num_envs
         self._noise = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(1,)))
         self._tape = EpisodeTape(self.num_envs)
+        self._random = np.zeros(self.env.action_space.shape, np.float32)
         self._obs = np.array(self.env.reset()[0], np.float32)
 
     def sample(self, *, num_steps: int, random_actions: bool = False) -> Sample:
@@ -87,8 +88,11 @@ class WorldRunner(EnvRunner):
         return self.policy.act(torch.from_numpy(self._obs).to(device), torch.from_numpy(noise).to(device)).cpu().numpy()
 
     def _random_actions(self) -> FloatArray:
-        """[N, A] uniform in [-1, 1)."""
-        return self._noise.uniform(-1, 1, self.env.action_space.shape).astype(np.float32)
+        """[N, A] uniform in [-1, 1); each world keeps its last ones with probability `random_hold`."""
+        fresh = self._noise.uniform(-1, 1, self.env.action_space.shape).astype(np.float32)
+        holds = self._noise.random(self.num_envs) < self.config.sac.random_hold
+        self._random = np.where(holds[:, None], self._random, fresh)
+        return self._random
 
     def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
         """The spaces of a single world, under the name RLlib gives to the only module."""
@@ -105,6 +109,7 @@ class WorldRunner(EnvRunner):
         return {
             "worlds": [world.get_state() for world in self._worlds],
             "obs": self._obs,
+            "random": self._random,
             "noise": self._noise.bit_generator.state,
             "tape": self._tape.get_state(),
         }
@@ -114,6 +119,7 @@ class WorldRunner(EnvRunner):
         for world, world_state in zip(self._worlds, tree["worlds"], strict=True):
             world.set_state(world_state)
         self._obs = np.array(tree["obs"], np.float32)
+        self._random = np.array(tree["random"], np.float32)
         self._noise.bit_generator.state = tree["noise"]
         self._tape.set_state(tree["tape"])
 

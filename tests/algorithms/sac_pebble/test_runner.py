@@ -53,8 +53,10 @@ def test_the_seed_decides_the_actions():
 
 def test_random_actions_fill_the_box_and_the_policys_follow_the_policy():
     runner = make_runner()
-    actions = runner.sample(num_steps=300, random_actions=True).transitions.actions
+    actions = runner.sample(num_steps=1000, random_actions=True).transitions.actions
     assert abs(actions.mean()) < 0.1 and abs(actions.std() - 3**-0.5) < 0.05 and np.abs(actions).max() <= 1
+    held = (actions[2:] == actions[:-2]).all(axis=1)  # by the same world, one step later
+    assert abs(held.mean() - 0.5) < 0.05
     with torch.no_grad():
         runner.policy.layers[-1].weight.zero_()
         runner.policy.layers[-1].bias[:] = torch.tensor([1.0, -1.0, -9.0, -9.0])
