@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import Qwen2Tokenizer
 
 from rlvlm.judges.pocket import texts
 from rlvlm.judges.pocket.model import MERGE, PATCH_PX, PICTURE_PX, build_image_processor
@@ -91,7 +91,7 @@ class Lessons:
         tokenizer: the pocket judge's.
     """
 
-    def __init__(self, goal: str, phrase: str, tokenizer: Qwen2Tokenizer) -> None:
+    def __init__(self, goal: str, phrase: str, tokenizer: Any) -> None:
         self._goal = goal
         self._phrase = phrase
         self._tokenizer = tokenizer

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ class Result:
     """Questions answered per second, pictures included."""
 
 
-def grade(gaps: FloatArray, verdicts: Sequence[Verdict], swapped: Sequence[Verdict]) -> dict[str, object]:
+def grade(gaps: FloatArray, verdicts: Sequence[Verdict], swapped: Sequence[Verdict]) -> dict[str, Any]:
     """Returns the shares of a `Result`.
 
     Args:
@@ -158,6 +159,15 @@ def _share(is_hit: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
     return float(is_hit[among].mean()) if among.any() else float("nan")
 
 
+def _without_nan(value: Any) -> Any:
+    """The same tree with None for NaN, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and np.isnan(value) else value
+
+
 def main() -> None:
     """Measures and shows."""
     logging.basicConfig(level=logging.WARNING)
@@ -165,7 +175,7 @@ def main() -> None:
     torch.set_num_threads(config.threads)
     results = evaluate(config)
     if config.out:
-        config.out.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
+        config.out.write_text(json.dumps(_without_nan([asdict(each) for each in results]), indent=1) + "\n")
     Console(width=200).print(table_of(results))
 
 

@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
@@ -60,9 +61,10 @@ def build_tokenizer(texts: Sequence[str], phrases: Sequence[str], vocab_size: in
     backend.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False))
     learned = json.loads(backend.to_str())["model"]
-    tokenizer = Qwen2Tokenizer(
+    merges: Any = [tuple(merge) for merge in learned["merges"]]
+    tokenizer: Any = Qwen2Tokenizer(
         vocab=learned["vocab"],
-        merges=[tuple(merge) for merge in learned["merges"]],
+        merges=merges,
         unk_token=PAD, eos_token=STOP, pad_token=PAD,
     )
     tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])

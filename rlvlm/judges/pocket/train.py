@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import tyro
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Qwen2Tokenizer, Qwen3VLForConditionalGeneration
 from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 from transformers.utils.logging import disable_progress_bar
 
@@ -103,7 +103,7 @@ class Trainer:
         self.config = config
         goal, phrase = scenes[0].goal, scenes[0].phrase
         self.tokenizer = build_tokenizer(corpus(goal, phrase), phrases([phrase]))
-        self.model = build_model(self.tokenizer)
+        self.model: Any = build_model(self.tokenizer)
         self.eyes = Eyes(self.model.config.text_config.hidden_size)
         self._album = Album(scenes)
         self._lessons = Lessons(goal, phrase, self.tokenizer)
@@ -189,13 +189,13 @@ class Trainer:
         """What the language model gets to see of `pictures` [B, P], in the order in which the dialogues show them."""
         if pictures.shape[1] == 0:
             return None
-        layers = [(layer.flatten(0, 1),) for layer in self._seen[pictures.flatten()].unbind(1)]
+        layers: Any = [(layer.flatten(0, 1),) for layer in self._seen[pictures.flatten()].unbind(1)]
         return {"image": BaseModelOutputWithDeepstackFeatures(pooler_output=layers[-1], deepstack_features=layers[:-1])}
 
 
 def _ramp(step: int, num_steps: int) -> float:
-    """Share of the highest step size: up within 50 steps, then down to zero along a cosine."""
-    return min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / num_steps))
+    """Share of the highest step size: up within 50 steps (or a tenth), then down to zero along a cosine."""
+    return min(1.0, (step + 1) / min(50, num_steps / 10)) * 0.5 * (1 + math.cos(math.pi * step / num_steps))
 
 
 def _report(name: str, step: int, num_steps: int, elapsed_s: float, facts: Facts) -> None:
@@ -204,7 +204,7 @@ def _report(name: str, step: int, num_steps: int, elapsed_s: float, facts: Facts
     _LOGGER.info("%s %d/%d, %.0f s, %.0f s left: %s", name, step, num_steps, elapsed_s, left_s, words)
 
 
-def save(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, folder: Path) -> None:
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
     """Writes model (bfloat16), tokenizer and picture processor as a Qwen3-VL folder; it appears whole or not at all."""
     fresh, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
     for leftover in (fresh, old):

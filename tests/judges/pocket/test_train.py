@@ -61,6 +61,8 @@ def test_only_answers_are_learned(tokenizer):
     batch = Lessons("lengthen the bar", PHRASE, tokenizer).batch(
         "single_stage", np.array([[0.1, 0.9], [1.0, 1.0]], np.float32), np.array([[0, 1], [1, 1]])
     )
+    learned = batch.targets >= 0
+    assert torch.equal(batch.targets[learned], batch.ids[learned])
     answers = [tokenizer.decode(row[row >= 0]) for row in batch.targets]
     assert answers == [
         "First: the bar is 10% long. Second: the bar is 90% long. The second is nearer to the goal.\n1<|im_end|>",
@@ -75,10 +77,10 @@ def test_patches_are_what_the_model_takes(tokenizer):
 
 def test_training_reduces_the_loss_and_repeats_itself(tmp_path):
     first = train(tmp_path / "first", seeing_steps=1, talking_steps=1).facts
-    longer = train(tmp_path / "longer", seeing_steps=12, talking_steps=8).facts
-    again = train(tmp_path / "again", seeing_steps=12, talking_steps=8).facts
-    assert longer["seeing"]["loss"] < first["seeing"]["loss"]
-    assert longer["talking"]["direct"] < first["talking"]["direct"]
+    longer = train(tmp_path / "longer", seeing_steps=30, talking_steps=20).facts
+    again = train(tmp_path / "again", seeing_steps=30, talking_steps=20).facts
+    assert longer["seeing"]["loss"] < 0.8 * first["seeing"]["loss"]
+    assert longer["talking"]["direct"] < 0.8 * first["talking"]["direct"]
     assert longer == again
     weights, same = (load_file(tmp_path / name / "model.safetensors") for name in ("longer", "again"))
     assert all(torch.equal(weights[name], same[name]) for name in weights)
