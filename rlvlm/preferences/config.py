@@ -8,7 +8,7 @@ from typing import Literal
 class FeedbackConfig:
     """When the teacher is asked, and about what."""
 
-    first_step: int = 4_000
+    first_step: int = 3_000
     """Env step of the first session; before it the agent explores by novelty."""
     every_steps: int = 2_000
     """Env steps between sessions."""
