@@ -1,21 +1,22 @@
-"""The processes around a run: a private Ray, the judge's Serve app, and the watch on everybody's memory."""
+"""What a run stands on while it works: Ray, the judge's Serve app, the algorithm; each ends with its context."""
 
 import os
 import secrets
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
+import ray
 import torch
+from ray.tune.trainable import trainable
 
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.errors import MachineError
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.environment import usable_cores
+from rlvlm.experiments.processes.guardian import guarded_folder
 from rlvlm.judges.judge import Judge
 from rlvlm.serving.apps import start_judge
 
@@ -57,8 +58,9 @@ def judge_session(config: RunConfig) -> Iterator[Callable[[], Judge] | None]:
         yield lambda: running.judge
 
 
-def build_algorithm(config: RunConfig, make_judge: Callable[[], Judge] | None) -> SACPebble:
-    """The algorithm of a run, ready to train or to be restored.
+@contextmanager
+def algorithm_session(config: RunConfig, make_judge: Callable[[], Judge] | None) -> Iterator[SACPebble]:
+    """The algorithm of a run, ready to train or to be restored; it is stopped when the context closes.
 
     Args:
         config: of the run.
@@ -75,53 +77,17 @@ def build_algorithm(config: RunConfig, make_judge: Callable[[], Judge] | None) -
     if make_judge is not None:
         settings.rewards(make_judge=make_judge)
     settings.debugging(seed=config.seed)
-    return settings.build_algo()
-
-
-class MemoryWatch:
-    """Samples the memory of this process and all below it while the context is open.
-
-    Proportional set size is summed, so that pages which processes share are counted once.
-
-    Args:
-        start_mb: the peak so far, in MiB.
-        period_s: seconds between samples.
-    """
-
-    def __init__(self, start_mb: float, period_s: float = 3.0) -> None:
-        self.peak_mb = start_mb
-        self._period_s = period_s
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="memory-watch", daemon=True)
-
-    def __enter__(self) -> "MemoryWatch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(self._period_s):
-            self.peak_mb = max(self.peak_mb, tree_memory_mb())
-
-
-def tree_memory_mb() -> float:
-    """Memory of this process and all its descendants together, in MiB."""
-    own = psutil.Process()
-    total = 0
-    for process in (own, *own.children(recursive=True)):
-        try:
-            total += process.memory_full_info().pss
-        except psutil.Error:  # it ended meanwhile, or hides from us
-            continue
-    return total / 2**20
+    # RLlib makes an empty folder per algorithm, by default in the user's home, which may not even be writable.
+    trainable.DEFAULT_STORAGE_PATH = ray.get_runtime_context().get_temp_dir()
+    algorithm = settings.build_algo()
+    try:
+        yield algorithm
+    finally:
+        algorithm.stop()
+        shutil.rmtree(algorithm.logdir, ignore_errors=True)
 
 
 def _attached() -> Iterator[None]:
-    import ray
-
     ray.init(log_to_driver=False, logging_level="error")
     try:
         yield
@@ -131,10 +97,18 @@ def _attached() -> Iterator[None]:
 
 def _private(config: RunConfig) -> Iterator[None]:
     parent = _make_parent()
+    with guarded_folder(parent):
+        _start(parent, config)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _start(parent: Path, config: RunConfig) -> None:
+    """A Ray of our own, with its files in `parent`."""
     # With no mode chosen Ray turns its token on by itself, and takes this one instead of writing into the home folder.
     os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(_write_token(parent)))
-    import ray
-
     try:
         ray.init(
             address="local",
@@ -148,27 +122,16 @@ def _private(config: RunConfig) -> Iterator[None]:
             _temp_dir=str(parent / "r"),
         )
     except (OSError, RuntimeError, TimeoutError) as error:
-        shutil.rmtree(parent, ignore_errors=True)
         what = str(error).strip().splitlines() or [type(error).__name__]
         raise MachineError(f"Ray does not start: {what[0]}", "rlvlm doctor  (memory, /dev/shm, ports)") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(parent, ignore_errors=True)
 
 
 def _make_parent() -> Path:
-    """A folder only this user can enter, for Ray's files; those of runs that were killed are taken away."""
+    """A folder only this user can enter, for Ray's files."""
     roots = [root for root in (tempfile.gettempdir(), "/tmp") if len(root) + 24 <= MAX_TEMP_PATH and _is_writable(root)]
     if not roots:
         raise MachineError("Ray needs a temporary folder with a short path", "export TMPDIR=/tmp")
-    mark = f"{_PREFIX}-{os.getuid()}-"
-    for old in Path(roots[0]).glob(f"{mark}*"):
-        pid = old.name.removeprefix(mark).split("-")[0]
-        if old.stat().st_uid == os.getuid() and pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{mark}{os.getpid()}-", dir=roots[0]))
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-", dir=roots[0]))
 
 
 def _is_writable(root: str) -> bool:

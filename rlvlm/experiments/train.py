@@ -19,7 +19,8 @@ from rlvlm.experiments.folder.checkpoints import Checkpoint, RunState
 from rlvlm.experiments.folder.rows import evaluation_row, query_row
 from rlvlm.experiments.folder.run_folder import RunFolder
 from rlvlm.experiments.folder.trackers import Trackers
-from rlvlm.experiments.session import MemoryWatch, build_algorithm, judge_session, ray_session
+from rlvlm.experiments.processes.memory import MemoryWatch
+from rlvlm.experiments.session import algorithm_session, judge_session, ray_session
 from rlvlm.experiments.terminal.panel import RunConsole
 from rlvlm.experiments.terminal.quiet import quiet_output
 from rlvlm.experiments.terminal.signals import StopRequest
@@ -200,9 +201,8 @@ def _train(
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
         stack.enter_context(ray_session(config))
         make_judge = stack.enter_context(judge_session(config))
+        algorithm = stack.enter_context(algorithm_session(config, make_judge))
         stop.take_over()
-        algorithm = build_algorithm(config, make_judge)
-        stack.callback(algorithm.stop)
         if checkpoint is not None:
             algorithm.load_checkpoint(str(checkpoint.algorithm))
         folder.cut(before.env_steps)

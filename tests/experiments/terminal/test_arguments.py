@@ -9,8 +9,8 @@ from rlvlm.experiments.terminal.arguments import parse_run
 
 def test_dotted_words_override_the_recipe() -> None:
     words = ("drawer_open --judge.model Qwen/Qwen3-VL-8B-Instruct --judge.backend transformers "
-             "--judge.quantization nf4 --env.start random --reward.model state --reward.teacher oracle --algo.batch-size 64 "
-             "--algo.hidden 32 16 --algo.actor_lr 1e-3 --seed 7 --out here").split()  # fmt: skip
+             "--judge.quantization nf4 --env.start random --reward.model state --reward.teacher oracle "
+             "--algo.batch-size 64 --algo.hidden 32 16 --algo.actor_lr 1e-3 --seed 7 --out here").split()  # fmt: skip
     config = parse_run(words, "rlvlm run").config
     assert (config.judge.backend, config.judge.quantization, config.env.start) == ("transformers", "nf4", "random")
     assert (config.reward.model, config.reward.teacher, config.reward.source) == ("state", "oracle", "preference")

@@ -1,0 +1,46 @@
+"""How much memory a run takes, all its processes together. Watched by `train`."""
+
+import threading
+
+import psutil
+
+
+class MemoryWatch:
+    """Samples the memory of this process and all below it while the context is open.
+
+    Proportional set size is summed, so that pages which processes share are counted once.
+
+    Args:
+        start_mb: the peak so far, in MiB.
+        period_s: seconds between samples.
+    """
+
+    def __init__(self, start_mb: float, period_s: float = 3.0) -> None:
+        self.peak_mb = start_mb
+        self._period_s = period_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory-watch", daemon=True)
+
+    def __enter__(self) -> "MemoryWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._period_s):
+            self.peak_mb = max(self.peak_mb, tree_memory_mb())
+
+
+def tree_memory_mb() -> float:
+    """Memory of this process and all its descendants together, in MiB."""
+    own = psutil.Process()
+    total = 0
+    for process in (own, *own.children(recursive=True)):
+        try:
+            total += process.memory_full_info().pss
+        except psutil.Error:  # it ended meanwhile, or hides from us
+            continue
+    return total / 2**20
