@@ -17,6 +17,8 @@ from rlvlm.types import FloatArray
 
 _ROWS_PER_PASS = 512
 """Rows read at once when predicting: bounds the memory of activations."""
+_SMALLEST_SPREAD = 1e-4
+"""Predictions that differ by less are noise, and are not blown up to a reward."""
 
 
 def preference_loss(returns_left: Tensor, returns_right: Tensor, p_right: Tensor) -> Tensor:
@@ -65,7 +67,10 @@ class RewardModel:
     Weights and Adam's state live on from fit to fit.
 
     Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, and the code of Lee et al. 2021 (PEBBLE): early stop on
-    training accuracy, no bootstrap samples. Departure: a fit is also bounded in gradient steps.
+    training accuracy, no bootstrap samples. Departures: a fit is also bounded in gradient steps; and rewards have mean
+    0 and standard deviation 1 over the compared steps, as in Christiano et al. 2017, arXiv:1706.03741, sec. 2.2.
+    Comparisons fix neither, and a good judge makes it matter: its labels are learned within an epoch or two, the fit
+    ends with all predictions within a thousandth of one another, and SAC cannot see a reward so flat.
 
     Args:
         inputs: what the networks look at.
@@ -80,6 +85,7 @@ class RewardModel:
         self._members = [inputs.build_network(self._rng) for _ in range(config.ensemble)]
         self._adam = torch.optim.Adam([weight for member in self._members for weight in member.parameters()], config.lr)
         self._num_fits = 0
+        self._centre, self._spread = 0.0, 1.0
 
     @property
     def num_fits(self) -> int:
@@ -102,6 +108,8 @@ class RewardModel:
             updates += len(losses)
             epoch += 1
         self._num_fits += 1
+        compared = self.predict(comparisons.steps()).mean(axis=0)
+        self._centre, self._spread = float(compared.mean()), max(float(compared.std()), _SMALLEST_SPREAD)
         return {
             metrics.REWARD_LOSS: float(np.mean(losses)),
             metrics.REWARD_ACCURACY: accuracy,
@@ -119,8 +127,12 @@ class RewardModel:
         ]
         return torch.cat(parts, dim=1).numpy()[:, kind]
 
+    def rewards(self, steps: Steps) -> FloatArray:
+        """The members' mean `[N]`, with mean 0 and standard deviation 1 over the steps compared at the last fit."""
+        return (self.predict(steps).mean(axis=0) - np.float32(self._centre)) / np.float32(self._spread)
+
     def get_state(self) -> dict[str, Any]:
-        """Weights, Adam's state and generator, as arrays and numbers."""
+        """Weights, Adam's state, scale and generator, as arrays and numbers."""
         adam = self._adam.state_dict()["state"]
         return {
             "members": [{name: weight.numpy().copy() for name, weight in member.state_dict().items()}
@@ -129,6 +141,8 @@ class RewardModel:
                      for at, slot in adam.items()},
             "rng": self._rng.get_state().numpy().copy(),
             "num_fits": self._num_fits,
+            "centre": self._centre,
+            "spread": self._spread,
         }  # fmt: skip
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -140,6 +154,7 @@ class RewardModel:
         self._adam.load_state_dict({**self._adam.state_dict(), "state": slots})
         self._rng.set_state(torch.tensor(state["rng"]))
         self._num_fits = int(state["num_fits"])
+        self._centre, self._spread = float(state["centre"]), float(state["spread"])
 
     def _prepare(self, comparisons: Comparisons) -> _Lesson:
         steps = comparisons.steps()

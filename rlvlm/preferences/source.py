@@ -7,7 +7,7 @@ from rlvlm.types import FloatArray, Transitions
 
 
 class PreferenceReward:
-    """Mean prediction of a reward model's members, in [-1, 1]. Changes with every fit.
+    """What a reward model makes of each step, with mean 0 and spread 1 over what was compared. Changes with every fit.
 
     Args:
         model: fitted elsewhere. Before its first fit the numbers mean nothing, and `version` is 0.
@@ -24,4 +24,4 @@ class PreferenceReward:
 
     def label(self, transitions: Transitions) -> FloatArray:
         """Rewards `[B]`."""
-        return self._model.predict(Steps.of(transitions)).mean(axis=0)
+        return self._model.rewards(Steps.of(transitions))
