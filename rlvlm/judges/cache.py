@@ -35,7 +35,7 @@ class CachedJudge:
         """
         self._judge = judge
         self._file = file
-        self._known: dict[str, Verdict | Score] = {} if file is None else read_answers(file)
+        self._known: dict[str, Any] = {} if file is None else read_answers(file)
         self.hits = 0
         """Questions answered from memory."""
         self.misses = 0

@@ -1,7 +1,7 @@
 """A judge that runs elsewhere, reached by the name of its Serve app; looks like a local one."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -60,9 +60,9 @@ class ServedJudge:
         Raises:
             JudgeUnavailable: the app does not answer.
         """
-        if self._stamp is None:
-            self._stamp = self._request("stamp")
-        return self._stamp
+        stamp = self._stamp or self._request("stamp")
+        self._stamp = stamp
+        return stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         """One verdict per query, in order.
@@ -110,7 +110,7 @@ class ServedJudge:
                 "look at `serve status`, or raise --serve.timeout-s, --serve.retries or --serve.num-replicas",
             ) from error
 
-    def _try_once(self, method: Callable[..., Any], *args: Any) -> Any:
+    def _try_once(self, method: DeploymentHandle, *args: Any) -> Any:
         response = method.remote(*args)
         try:
             outcome = response.result(timeout_s=self._timeout_s)

@@ -56,8 +56,8 @@ class JudgeReplica:
             self._judge = self._thread.submit(_build, config, placement.num_cpus).result()
         except JudgeUnavailable as error:
             raise RuntimeError(CAUSE + json.dumps([str(error), error.fix])) from error
-        self._compare_merged.set_max_batch_size(config.batch_size)
-        self._score_merged.set_max_batch_size(config.batch_size)
+        for merged in (self._compare_merged, self._score_merged):
+            merged.set_max_batch_size(config.batch_size)  # pyright: ignore[reportAttributeAccessIssue] by @serve.batch
 
     def __repr__(self) -> str:
         return f"JudgeReplica({self._judge.stamp.judge}, {self._judge.stamp.prompt})"
@@ -100,7 +100,7 @@ class JudgeReplica:
     async def _score_merged(self, requests: list[list[Clip]]) -> list[Outcome]:
         return await self._answer(requests, self._judge.score)
 
-    async def _answer(self, requests: list[list[Item]], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Outcome]:
+    async def _answer(self, requests: list[list[Item]], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Any]:
         """Asks all requests at once and deals the answers out again."""
         try:
             answers = await self._run(ask, [item for request in requests for item in request])
@@ -151,8 +151,7 @@ def judge_app(args: JudgeAppArgs) -> serve.Application:
 
 def bind_judge(judge: JudgeConfig, placement: PlacementConfig) -> serve.Application:
     """The deployment of `judge`, bound and ready for `serve.run`."""
-    deployment = serve.deployment(
-        JudgeReplica,
+    make_deployment = serve.deployment(
         name=DEPLOYMENT,
         num_replicas=placement.num_replicas,
         ray_actor_options={"num_cpus": placement.num_cpus, "num_gpus": placement.num_gpus},
@@ -164,7 +163,7 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig) -> serve.Applicat
         graceful_shutdown_timeout_s=5.0,
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
-    return deployment.bind(judge, placement)
+    return make_deployment(JudgeReplica).bind(judge, placement)
 
 
 def assigned_device(device: str) -> str:
@@ -190,8 +189,12 @@ def _build(config: JudgeConfig, num_cpus: float) -> Any:
 
 def _joined(outcomes: Sequence[Outcome]) -> Outcome:
     """The parts of one request put together; an error of one part is the error of all."""
-    errors = [outcome for outcome in outcomes if isinstance(outcome, JudgeUnavailable)]
-    return errors[0] if errors else [answer for outcome in outcomes for answer in outcome]
+    joined: list[Any] = []
+    for outcome in outcomes:
+        if isinstance(outcome, JudgeUnavailable):
+            return outcome
+        joined += outcome
+    return joined
 
 
 def _probe() -> Query:

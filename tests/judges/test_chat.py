@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny_vlm import save_tiny_llava
 
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges import prompts
@@ -17,7 +18,7 @@ GOAL = "open the drawer"
 
 
 def make_config(folder, **changes) -> JudgeConfig:
-    return replace(JudgeConfig(backend="transformers", model=str(folder), max_new_tokens=8, batch_size=4), **changes)
+    return replace(JudgeConfig(backend="transformers", model=str(folder), max_new_tokens=4, batch_size=4), **changes)
 
 
 def make_queries(count: int, seed: int = 0, size_px: int = 40) -> list[Query]:
@@ -52,6 +53,11 @@ def test_direct_probabilities_are_those_of_the_whole_label_texts(tiny_vlms):
 @pytest.mark.parametrize("mode", ["direct", "single_stage", "two_stage"])
 def test_every_family_and_mode_keeps_the_contract(tiny_vlms, family, mode):
     check_judge(ChatJudge(make_config(tiny_vlms[family], prompt=mode)))
+
+
+@pytest.mark.parametrize("mode", ["direct", "two_stage"])
+def test_a_vlm_of_another_line_keeps_the_contract(tmp_path, mode):
+    check_judge(ChatJudge(make_config(save_tiny_llava(tmp_path / "llava"), prompt=mode)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -87,12 +87,14 @@ def test_an_unreadable_answer_is_never_guessed(text):
     assert parse_label(text) is None
 
 
-@pytest.mark.parametrize(("text", "label"), [(text, label) for text, label in READABLE.items() if label is not TIE])
-def test_swapping_the_two_labels_swaps_the_verdict(text, label):
+PLAIN = [text for text, label in READABLE.items()
+         if label is not TIE and set("01") & set(text) and not set("23-") & set(text) and not text.startswith("1\n")]
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_swapping_the_two_labels_swaps_the_verdict(text):
     swapped = text.replace("1", "\x01").replace("0", "1").replace("\x01", "0")
-    if set("2-3") & set(text) or not set("01") & set(text) or text == "1." or text.startswith("1\n"):
-        pytest.skip("digits that are no label, or a list's first number, change their meaning")
-    assert parse_label(swapped) is (RIGHT if label is LEFT else LEFT)
+    assert {parse_label(text), parse_label(swapped)} == {LEFT, RIGHT}
 
 
 @settings(max_examples=300, deadline=None)
