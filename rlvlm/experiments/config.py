@@ -64,7 +64,7 @@ class RunConfig:
     """Name of the task in `rlvlm.envs.registry`."""
     goal: str = ""
     """Goal phrase of the prompt; empty takes the task's own."""
-    steps: int = 40_000
+    steps: int = 20_000
     """Env steps of the run."""
     seed: int = 0
     """Seeds env, networks, sampling and queries."""
