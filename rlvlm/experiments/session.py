@@ -120,6 +120,8 @@ def _start(parent: Path, config: RunConfig) -> None:
             log_to_driver=False,
             logging_level="error",
             _temp_dir=str(parent / "r"),
+            # Workers started ahead take memory, and on a busy machine Ray waits for them, without end if they are late.
+            _system_config={"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 300},
         )
     except (OSError, RuntimeError, TimeoutError) as error:
         what = str(error).strip().splitlines() or [type(error).__name__]

@@ -17,7 +17,7 @@ import pytest
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 WORDS = ("rlvlm.testing:TINY --steps 400 --reward.teacher oracle --reward.model state --seed 2 "
-         "--feedback.first-step 100 --feedback.every-steps 60 --feedback.queries 8 --reward-model.max-epochs 5 "
+         "--feedback.first-step 100 --feedback.every-steps 60 --feedback.queries 8 --reward-model.ensemble 2 "
          "--env.episode-steps 20 --algo.seed-steps 40 --algo.batch-size 32 --algo.hidden 32 32 "
          "--eval.every-steps 100 --eval.episodes 2 --track.checkpoint-every-steps 60 "
          "--track.log-every-steps 40").split()
@@ -35,7 +35,7 @@ def start(*words: str, home: Path | None = None) -> subprocess.Popen[str]:
 
 
 def finish(child: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = child.communicate(timeout=300)
+    out, err = child.communicate(timeout=500)
     return child.returncode, out, err
 
 
@@ -91,7 +91,7 @@ def test_a_run_leaves_its_folder_and_says_little(whole: tuple[Path, str]) -> Non
 
 
 def wait_for_rows(run: Path, count: int, child: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     while time.monotonic() < deadline:
         if child.poll() is not None:
             raise AssertionError(f"ended early: {child.communicate()}")

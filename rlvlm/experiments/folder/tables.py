@@ -123,4 +123,4 @@ def _whole_lines(path: Path) -> list[str]:
     """The lines that end with a line break; a tail without one was torn by a crash."""
     text = path.read_bytes().decode(errors="replace")
     # Not str.splitlines: a judge's text may hold other characters that it takes for line breaks.
-    return text[: text.rfind("\n") + 1].split("\n")[:-1]
+    return text.split("\n")[:-1]
