@@ -33,6 +33,8 @@ TEACHER_WAIT_S = "queries/teacher_wait_s"
 
 REWARD_LOSS = "reward_model/loss"
 REWARD_ACCURACY = "reward_model/train_accuracy"
+REWARD_HELD_OUT_ACCURACY = "reward_model/held_out_accuracy"
+REWARD_IS_TRUSTED = "reward_model/is_trusted"
 REWARD_EPOCHS = "reward_model/epochs"
 REWARD_FIT_S = "reward_model/fit_s"
 RELABEL_S = "reward_model/relabel_s"

@@ -1,4 +1,4 @@
-"""The rules of the house that can be checked by reading the code (DESIGN: an import may only point to a lower floor)."""
+"""The rules of the house that can be checked by reading the code: above all, imports point to lower floors."""
 
 import ast
 import dataclasses

@@ -36,7 +36,11 @@ def smoke(config: RunConfig) -> RunConfig:
             every_steps=min(config.feedback.every_steps, 500),
             queries=min(config.feedback.queries, 20),
         ),
-        reward_model=replace(config.reward_model, max_epochs=min(config.reward_model.max_epochs, 10)),
+        reward_model=replace(
+            config.reward_model,
+            min_updates=min(config.reward_model.min_updates, 20),
+            max_updates=min(config.reward_model.max_updates, 20),
+        ),
         algo=replace(
             config.algo,
             seed_steps=min(config.algo.seed_steps, 500),

@@ -12,7 +12,7 @@ class FeedbackConfig:
     """Env step of the first session; before it the agent explores by novelty."""
     every_steps: int = 2_000
     """Env steps between sessions."""
-    queries: int = 60
+    queries: int = 100
     """Queries per session."""
     max_queries: int = 20_000
     """Budget of the whole run: queries asked, answered or not."""
@@ -45,15 +45,27 @@ class RewardModelConfig:
     """Comparisons per gradient step (64 in the paper)."""
     max_epochs: int = 50
     """Passes over all comparisons per session, at most."""
+    min_updates: int = 60
+    """Gradient steps per session before the fit may stop at `stop_accuracy`, 0 to `max_updates`."""
     max_updates: int = 100
     """Gradient steps per session, at most; bounds a session's time when there are many comparisons."""
     stop_accuracy: float = 0.97
     """A session's fit ends once the members' mean training accuracy of an epoch exceeds this."""
 
+    hold_out_every: int = 5
+    """One comparison in this many never trains but tests the fit: rewards stay 0 until they tell held-out labels
+    better than a coin would. 0 holds out none and trusts every fit."""
+
     def __post_init__(self) -> None:
         for name in ("picture_px", "ensemble", "batch_size", "max_epochs", "max_updates"):
             if getattr(self, name) < 1:
                 raise ValueError(f"reward_model.{name} must be >= 1, got {getattr(self, name)}")
+        if self.hold_out_every < 0 or self.hold_out_every == 1:
+            raise ValueError(f"reward_model.hold_out_every must be 0 or >= 2, got {self.hold_out_every}")
+        if not 0 <= self.min_updates <= self.max_updates:
+            raise ValueError(
+                f"need 0 <= reward_model.min_updates <= max_updates, got {self.min_updates} and {self.max_updates}"
+            )
         if not 0 < self.stop_accuracy <= 1:
             raise ValueError(f"reward_model.stop_accuracy must be in (0, 1], got {self.stop_accuracy}")
         if self.lr <= 0:

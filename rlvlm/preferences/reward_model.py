@@ -1,5 +1,6 @@
 """An ensemble that learns from comparisons which steps are better. Fitted by the loop, read by `source`."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,6 @@ from rlvlm.types import FloatArray
 
 _ROWS_PER_PASS = 512
 """Rows read at once when predicting: bounds the memory of activations."""
-_SMALLEST_SPREAD = 1e-4
-"""Predictions that differ by less are noise, and are not blown up to a reward."""
 
 
 def preference_loss(returns_left: Tensor, returns_right: Tensor, p_right: Tensor) -> Tensor:
@@ -49,9 +48,14 @@ def num_right(returns_left: Tensor, returns_right: Tensor, p_right: Tensor) -> i
     return int((agrees & (p_right != 0.5)).sum())
 
 
+def beats_chance(num_right: int, num: int) -> bool:
+    """Whether `num_right` of `num` answers lie more than two standard deviations above what a coin would give."""
+    return num_right > num / 2 + math.sqrt(num)
+
+
 @dataclass(frozen=True, slots=True)
 class _Lesson:
-    """The comparisons of one fit as tensors."""
+    """Comparisons as tensors."""
 
     rows: Tensor
     """[U, ...] what the networks read."""
@@ -60,6 +64,10 @@ class _Lesson:
     p_right: Tensor
     """[N]."""
 
+    def part(self, chosen: Tensor) -> "_Lesson":
+        """Those comparisons where `chosen` `[N]` is true."""
+        return _Lesson(self.rows, self.places[chosen], self.p_right[chosen])
+
 
 class RewardModel:
     """K networks that differ in their first weights and in the order in which they see the same comparisons.
@@ -67,10 +75,11 @@ class RewardModel:
     Weights and Adam's state live on from fit to fit.
 
     Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, and the code of Lee et al. 2021 (PEBBLE): early stop on
-    training accuracy, no bootstrap samples. Departures: a fit is also bounded in gradient steps; and rewards have mean
-    0 and standard deviation 1 over the compared steps, as in Christiano et al. 2017, arXiv:1706.03741, sec. 2.2.
-    Comparisons fix neither, and a good judge makes it matter: its labels are learned within an epoch or two, the fit
-    ends with all predictions within a thousandth of one another, and SAC cannot see a reward so flat.
+    training accuracy, no bootstrap samples. Departures: a fit is also bounded in gradient steps, from above and from
+    below. The lower bound matters when the teacher is good: its labels are ordered right within an epoch or two, and a
+    fit that stops there leaves all rewards within a thousandth of one another, too flat for SAC to see. And some
+    comparisons are held out: labels given by a coin can be fitted, and would send the agent after a reward that means
+    nothing.
 
     Args:
         inputs: what the networks look at.
@@ -85,7 +94,7 @@ class RewardModel:
         self._members = [inputs.build_network(self._rng) for _ in range(config.ensemble)]
         self._adam = torch.optim.Adam([weight for member in self._members for weight in member.parameters()], config.lr)
         self._num_fits = 0
-        self._centre, self._spread = 0.0, 1.0
+        self._is_trusted = False
 
     @property
     def num_fits(self) -> int:
@@ -93,28 +102,56 @@ class RewardModel:
         return self._num_fits
 
     def fit(self, comparisons: Comparisons) -> dict[str, float]:
-        """Trains on all comparisons, at least one, and returns loss and accuracy of the last epoch.
+        """Trains on all comparisons but those held out, at least one; returns what the last epoch and the test gave.
 
         Raises:
             NumericsError: the loss is not finite.
         """
-        lesson = self._prepare(comparisons)
+        whole = self._prepare(comparisons)
+        is_held_out = self._held_out(len(comparisons))
+        lesson = whole.part(~is_held_out)
         if not self._num_fits:
             for member in self._members:
-                member.calibrate(lesson.rows)
+                member.calibrate(whole.rows)
         config, losses, accuracy, updates, epoch = self._config, [], 0.0, 0, 0
-        while epoch < config.max_epochs and updates < config.max_updates and accuracy <= config.stop_accuracy:
+        while updates < config.min_updates or (
+            epoch < config.max_epochs and updates < config.max_updates and accuracy <= config.stop_accuracy
+        ):
             losses, accuracy = self._run_epoch(lesson, config.max_updates - updates)
             updates += len(losses)
             epoch += 1
         self._num_fits += 1
-        compared = self.predict(comparisons.steps()).mean(axis=0)
-        self._centre, self._spread = float(compared.mean()), max(float(compared.std()), _SMALLEST_SPREAD)
         return {
             metrics.REWARD_LOSS: float(np.mean(losses)),
             metrics.REWARD_ACCURACY: accuracy,
             metrics.REWARD_EPOCHS: float(epoch),
+            **self._test(whole.part(is_held_out)),
         }
+
+    def _held_out(self, num: int) -> Tensor:
+        """[N] whether each comparison is kept from training; a comparison's lot never changes."""
+        every = self._config.hold_out_every
+        return torch.arange(num) % every == every - 1 if every else torch.zeros(num, dtype=torch.bool)
+
+    @torch.no_grad()
+    def _test(self, held_out: _Lesson) -> dict[str, float]:
+        """Decides whether the rewards count: whether the members' mean tells the decided labels of `held_out`."""
+        if not self._config.hold_out_every:
+            self._is_trusted = True
+            return {}
+        is_decided = held_out.p_right != 0.5
+        num, right = int(is_decided.sum()), 0
+        if num:
+            returns = torch.stack([self._returns(member, held_out.rows, held_out.places) for member in self._members])
+            right = num_right(*returns.mean(dim=0).unbind(-1), held_out.p_right)
+        self._is_trusted = beats_chance(right, num)
+        told = {metrics.REWARD_IS_TRUSTED: float(self._is_trusted)}
+        return told | {metrics.REWARD_HELD_OUT_ACCURACY: right / num} if num else told
+
+    def rewards(self, steps: Steps) -> FloatArray:
+        """The members' mean `[N]` in [-1, 1]; zeros as long as the fit does no better than chance."""
+        mean = self.predict(steps).mean(axis=0)
+        return mean if self._is_trusted else np.zeros_like(mean)
 
     @torch.no_grad()
     def predict(self, steps: Steps) -> FloatArray:
@@ -127,12 +164,8 @@ class RewardModel:
         ]
         return torch.cat(parts, dim=1).numpy()[:, kind]
 
-    def rewards(self, steps: Steps) -> FloatArray:
-        """The members' mean `[N]`, with mean 0 and standard deviation 1 over the steps compared at the last fit."""
-        return (self.predict(steps).mean(axis=0) - np.float32(self._centre)) / np.float32(self._spread)
-
     def get_state(self) -> dict[str, Any]:
-        """Weights, Adam's state, scale and generator, as arrays and numbers."""
+        """Weights, Adam's state and generator, as arrays and numbers."""
         adam = self._adam.state_dict()["state"]
         return {
             "members": [{name: weight.numpy().copy() for name, weight in member.state_dict().items()}
@@ -141,8 +174,7 @@ class RewardModel:
                      for at, slot in adam.items()},
             "rng": self._rng.get_state().numpy().copy(),
             "num_fits": self._num_fits,
-            "centre": self._centre,
-            "spread": self._spread,
+            "is_trusted": self._is_trusted,
         }  # fmt: skip
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -154,7 +186,7 @@ class RewardModel:
         self._adam.load_state_dict({**self._adam.state_dict(), "state": slots})
         self._rng.set_state(torch.tensor(state["rng"]))
         self._num_fits = int(state["num_fits"])
-        self._centre, self._spread = float(state["centre"]), float(state["spread"])
+        self._is_trusted = bool(state["is_trusted"])
 
     def _prepare(self, comparisons: Comparisons) -> _Lesson:
         steps = comparisons.steps()

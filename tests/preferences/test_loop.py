@@ -18,7 +18,7 @@ from rlvlm.rewards.source import Labelling
 from rlvlm.testing import TinyWorld
 from rlvlm.types import Label, Pair, Transitions, Verdict
 
-SMALL = RewardModelConfig(picture_px=16, max_epochs=3)
+SMALL = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
 FEEDBACK = FeedbackConfig(first_step=10, every_steps=5, queries=8)
 
 

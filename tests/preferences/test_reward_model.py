@@ -13,7 +13,7 @@ from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Comparisons, Steps
 from rlvlm.preferences.networks import PictureInput, RewardInput, StateInput
 from rlvlm.preferences.queries import draw_pairs, look_alike
-from rlvlm.preferences.reward_model import RewardModel, num_right, preference_loss
+from rlvlm.preferences.reward_model import RewardModel, beats_chance, num_right, preference_loss
 from rlvlm.testing import TinyWorld
 from rlvlm.types import Label, Pair
 
@@ -77,7 +77,8 @@ def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: 
     pairs = telling_pairs(10, segment_steps)
     comparisons = comparisons_of(pairs)
     num = len(comparisons)
-    config = RewardModelConfig(picture_px=16, batch_size=4, max_epochs=1, stop_accuracy=1.0, lr=3e-4)
+    config = RewardModelConfig(picture_px=16, batch_size=4, max_epochs=1, min_updates=0, stop_accuracy=1.0, lr=3e-4,
+                               hold_out_every=0)
     model = RewardModel(build_input(sees), config, seed=5)
     start, rng = model.get_state(), torch.Generator()
     rng.set_state(torch.tensor(start["rng"]))
@@ -120,10 +121,62 @@ def test_a_fit_stops_early_once_it_is_right_and_in_any_case_after_its_updates() 
     patient = RewardModelConfig(picture_px=16, stop_accuracy=0.9, max_epochs=200, max_updates=10_000)
     told = RewardModel(build_input("image"), patient, seed=0).fit(comparisons)
     assert told[metrics.REWARD_ACCURACY] > 0.9 and told[metrics.REWARD_EPOCHS] < 200
-    hasty = RewardModelConfig(picture_px=16, batch_size=10, stop_accuracy=1.0, max_updates=6)
+    hasty = RewardModelConfig(picture_px=16, batch_size=8, stop_accuracy=1.0, min_updates=0, max_updates=6)
     model = RewardModel(build_input("image"), hasty, seed=0)
-    assert model.fit(comparisons)[metrics.REWARD_EPOCHS] == 2  # 4 updates, then 2
+    assert model.fit(comparisons)[metrics.REWARD_EPOCHS] == 2  # 32 train: 4 updates, then 2
     assert model.get_state()["adam"]["0"]["step"] == 6
+
+
+def test_a_fit_goes_on_for_its_least_updates_although_it_is_right() -> None:
+    """Labels that are in order after a step or two would else leave a reward that nobody can see."""
+    comparisons = comparisons_of(telling_pairs(40))
+    steps, _ = all_steps()
+    spreads = []
+    for least in (0, 60):
+        config = RewardModelConfig(picture_px=16, stop_accuracy=0.6, min_updates=least)
+        model = RewardModel(build_input("image"), config, seed=0)
+        model.fit(comparisons)
+        assert model.get_state()["adam"]["0"]["step"] >= least
+        spreads.append(model.predict(steps).mean(axis=0).std())
+    assert spreads[1] > 3 * spreads[0]
+
+
+def test_chance_is_two_standard_deviations_of_a_coin() -> None:
+    # 16 tosses: mean 8, standard deviation 2.
+    assert not beats_chance(12, 16) and beats_chance(13, 16)
+    assert not beats_chance(0, 0) and not beats_chance(4, 4) and beats_chance(5, 5)
+
+
+def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on() -> None:
+    steps, _ = all_steps()
+    pairs = telling_pairs(150)
+    good = RewardModel(build_input("image"), CONFIG, seed=0)
+    told = good.fit(comparisons_of(pairs))
+    assert told[metrics.REWARD_IS_TRUSTED] == 1 and told[metrics.REWARD_HELD_OUT_ACCURACY] > 0.8
+    np.testing.assert_allclose(good.rewards(steps), good.predict(steps).mean(axis=0))
+    coin = Comparisons("drop")
+    tosses = np.random.default_rng(0).integers(2, size=len(pairs))
+    coin.add(pairs, [verdict([Label.LEFT, Label.RIGHT][toss]) for toss in tosses])
+    fooled = RewardModel(build_input("image"), CONFIG, seed=0)
+    told = fooled.fit(coin)
+    assert told[metrics.REWARD_IS_TRUSTED] == 0 and told[metrics.REWARD_HELD_OUT_ACCURACY] < 0.7
+    assert fooled.predict(steps).std() > 0 and not fooled.rewards(steps).any()
+    blind = RewardModel(build_input("image"), RewardModelConfig(picture_px=16, hold_out_every=0), seed=0)
+    assert metrics.REWARD_IS_TRUSTED not in blind.fit(coin) and blind.rewards(steps).any()
+
+
+def test_a_comparison_held_out_never_trains() -> None:
+    pairs = telling_pairs(10)
+    weights = []
+    for held_out_label in (Label.LEFT, Label.RIGHT):
+        labels = [Label.LEFT] * 10
+        labels[4] = labels[9] = held_out_label
+        comparisons = Comparisons("drop")
+        comparisons.add(pairs, [verdict(label) for label in labels])
+        model = RewardModel(build_input("state"), CONFIG, seed=0)
+        model.fit(comparisons)
+        weights.append(model.get_state()["members"][0]["layers.0.weight"])
+    np.testing.assert_array_equal(*weights)
 
 
 def test_the_first_fit_alone_sets_the_scale_of_the_inputs() -> None:

@@ -58,8 +58,8 @@ def build(local_ray):
             .learning(sac=SACConfig(**{"hidden": (32, 32), "batch_size": 32, "seed_steps": 40, "turn_steps": 7,
                                        "replay_capacity": 200, "catch_up_updates": 5, **sac}))
             .rewards(reward=reward, feedback=FeedbackConfig(first_step=100, every_steps=60, queries=10),
-                     reward_model=RewardModelConfig(picture_px=32, max_epochs=3), judge_picture_px=32,
-                     make_judge=functools.partial(FakeJudge))
+                     reward_model=RewardModelConfig(picture_px=32, max_epochs=3, min_updates=0, hold_out_every=0),
+                     judge_picture_px=32, make_judge=functools.partial(FakeJudge))
             .debugging(seed=seed)
         )
         built.append(config.build_algo())
