@@ -11,10 +11,12 @@ from rlvlm.errors import UsageError
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.recipes import recipe, smoke
 
+_HELP = ("-h", "--help")
+
 
 @dataclass(frozen=True)
 class RunArguments:
-    """Learn a task; every option below overrides one field of the task's recipe."""
+    """What `run` is told."""
 
     config: Annotated[RunConfig, tyro.conf.arg(name="")]
     smoke: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -34,16 +36,23 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments:
         UsageError: no task, one that does not exist, or a value that breaks a rule.
         SystemExit: an option is wrong (code 2, shown in a box), or help was asked for (code 0).
     """
+    if words and words[0] in _HELP:
+        return _parse(recipe(task_names()[0]), _HELP[:1], f"{prog} TASK")
     if not words or words[0].startswith("-"):
         raise UsageError(
             f"name a task first: {prog} TASK [options]; tasks: {', '.join(task_names())}",
             f"{prog} {task_names()[0]} --help  shows all options",
         )
-    task, options = words[0], list(words[1:])
+    task, options = words[0], words[1:]
     default = recipe(task)
-    if "--smoke" in options:
-        default = smoke(default)
+    return _parse(smoke(default) if "--smoke" in options else default, options, f"{prog} {task}")
+
+
+def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments:
+    about = f"Learn a task ({', '.join(task_names())}); every option overrides one field of the task's recipe."
     try:
-        return tyro.cli(RunArguments, default=RunArguments(config=default), args=options, prog=f"{prog} {task}")
+        return tyro.cli(
+            RunArguments, default=RunArguments(config=default), args=options, prog=prog, description=about
+        )
     except ValueError as error:  # a rule of RunConfig itself; those of its parts are told by the parser
-        raise UsageError(str(error), f"{prog} {task} --help") from error
+        raise UsageError(str(error), f"{prog} --help") from error

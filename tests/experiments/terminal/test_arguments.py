@@ -25,10 +25,17 @@ def test_smoke_is_a_start_that_overrides_still_change() -> None:
     assert config.steps == 777 and config.eval == smoke(recipe("drawer_open")).eval
 
 
-@pytest.mark.parametrize("words", [[], ["--smoke"], ["--help"]])
+@pytest.mark.parametrize("words", [[], ["--smoke"]])
 def test_without_a_task_the_tasks_are_named(words: list[str]) -> None:
     with pytest.raises(UsageError, match="drawer_open"):
         parse_run(words, "rlvlm run")
+
+
+def test_help_without_a_task_lists_tasks_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse_run(["--help"], "rlvlm run")
+    text = capsys.readouterr().out
+    assert "rlvlm run TASK" in text and "drawer_open" in text and "--reward.teacher" in text
 
 
 def test_the_task_is_a_word_and_no_option() -> None:
