@@ -83,6 +83,11 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be >= 1, got {self.steps}")
+        if self.asks_judge and self.judge.backend == "pocket" and self.feedback.segment_steps > 1:
+            raise ValueError(
+                "the pocket judge knows single pictures only, so feedback.segment_steps must be 1, "
+                f"got {self.feedback.segment_steps}; longer segments need judge.backend transformers"
+            )
 
     @property
     def asks_judge(self) -> bool:

@@ -17,6 +17,7 @@ from rlvlm.errors import MachineError
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.environment import usable_cores
 from rlvlm.experiments.processes.guardian import guarded_folder
+from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.serving.apps import start_judge
 
@@ -45,8 +46,15 @@ def ray_session(config: RunConfig) -> Iterator[None]:
 
 
 @contextmanager
-def judge_session(config: RunConfig) -> Iterator[Callable[[], Judge] | None]:
+def judge_session(config: RunConfig, answers: Path) -> Iterator[Callable[[], Judge] | None]:
     """What makes the judge's client, while its Serve app is up; None for runs that ask no judge.
+
+    The client remembers: after a crash, what was asked since the last checkpoint is answered from the file, for
+    nothing and in the same words.
+
+    Args:
+        config: of the run.
+        answers: file of the answers so far; made with the first one.
 
     Raises:
         JudgeUnavailable: the judge cannot be loaded, or the app named in `serve.app` is not running.
@@ -55,7 +63,7 @@ def judge_session(config: RunConfig) -> Iterator[Callable[[], Judge] | None]:
         yield None
         return
     with start_judge(config.judge, config.serve, name=config.task) as running:
-        yield lambda: running.judge
+        yield lambda: CachedJudge(running.judge, answers)
 
 
 @contextmanager

@@ -200,7 +200,7 @@ def _train(
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
         stack.enter_context(ray_session(config))
-        make_judge = stack.enter_context(judge_session(config))
+        make_judge = stack.enter_context(judge_session(config, folder.answers))
         algorithm = stack.enter_context(algorithm_session(config, make_judge))
         stop.take_over()
         if checkpoint is not None:

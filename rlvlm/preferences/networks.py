@@ -1,6 +1,6 @@
 """The networks of a learned reward and what each looks at: pictures, or state and action. Used by the reward model.
 
-Both give one number in [-1, 1] per step. A choice between them is a choice of `RewardInput`; nothing else differs.
+Both give one number in [-BOUND, BOUND] per step. A choice between them is a choice of `RewardInput`, nothing else.
 """
 
 import math
@@ -18,7 +18,15 @@ from rlvlm.preferences.dataset import Steps
 _CONVOLUTIONS = ((16, 5, 4), (32, 3, 2), (64, 3, 2), (128, 3, 2))
 """Channels out, kernel and stride of each layer."""
 _HIDDEN = (256, 256, 256)
+BOUND = 3.0
+"""Largest reward. Departure from 1 in both papers: within [-1, 1] the Bradley-Terry model can be at most 88 % sure, so
+every fit pushes all rewards to the two ends, and a quarter of the way is worth as much as all of it."""
 _SMALLEST_SCALE = 0.1
+
+
+def _bounded(values: Tensor) -> Tensor:
+    """`values`, pressed smoothly into [-BOUND, BOUND]; small ones stay as they are."""
+    return BOUND * torch.tanh(values / BOUND)
 
 
 class RewardInput(Protocol):
@@ -33,7 +41,7 @@ class RewardInput(Protocol):
         ...
 
     def build_network(self, rng: torch.Generator) -> "PictureNetwork | StateNetwork":
-        """A fresh network: rows `[M, ...]` to rewards `[M]` in [-1, 1]."""
+        """A fresh network: rows `[M, ...]` to rewards `[M]`."""
         ...
 
 
@@ -51,7 +59,7 @@ def _spread_by_inputs(layer: nn.Module, rng: torch.Generator) -> nn.Module:
 
 
 class PictureNetwork(nn.Module):
-    """Four convolutions, one linear layer, tanh.
+    """Four convolutions, one linear layer, bounded by a tanh.
 
     Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, its image reward: 16-32-64-128 channels, kernels 5-3-3-3,
     and its initial weights. Departures, because our pictures have 64 pixels a side and not 300: the first stride is 4
@@ -72,7 +80,7 @@ class PictureNetwork(nn.Module):
             layers += [_spread_by_inputs(layer, rng), nn.ReLU()]
             channels, size = channels_out, (size - 1) // stride + 1
         head = _spread(skip_init(nn.Linear, channels * size**2, 1), 1e-3, rng)
-        self.layers = nn.Sequential(*layers, nn.Flatten(), head, nn.Tanh())
+        self.layers = nn.Sequential(*layers, nn.Flatten(), head)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def calibrate(self, pictures: Tensor) -> None:
@@ -80,11 +88,11 @@ class PictureNetwork(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Rewards `[M]` of `pictures` `[M, H, W, 3]` uint8."""
-        return self.layers(pictures.permute(0, 3, 1, 2).float() / 255).squeeze(-1)
+        return _bounded(self.layers(pictures.permute(0, 3, 1, 2).float() / 255).squeeze(-1))
 
 
 class StateNetwork(nn.Module):
-    """Three hidden layers of 256 LeakyReLU units, tanh.
+    """Three hidden layers of 256 LeakyReLU units, bounded by a tanh.
 
     Source: Lee et al. 2021 (PEBBLE), arXiv:2106.05091, app. B. Departure: inputs are centred and scaled by the first
     rows that are fitted. Positions in metres differ by centimetres around offsets of half a metre; left as they are,
@@ -101,7 +109,7 @@ class StateNetwork(nn.Module):
         for size_in, size_out in zip((num_inputs, *_HIDDEN), _HIDDEN, strict=False):
             layers += [_spread_by_inputs(skip_init(nn.Linear, size_in, size_out), rng), nn.LeakyReLU()]
         head = _spread_by_inputs(skip_init(nn.Linear, _HIDDEN[-1], 1), rng)
-        self.layers = nn.Sequential(*layers, head, nn.Tanh())
+        self.layers = nn.Sequential(*layers, head)
         self.centre = nn.Buffer(torch.zeros(num_inputs))
         self.scale = nn.Buffer(torch.ones(num_inputs))
 
@@ -113,7 +121,7 @@ class StateNetwork(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rewards `[M]` of `rows` `[M, D + A]`."""
-        return self.layers((rows - self.centre) / self.scale).squeeze(-1)
+        return _bounded(self.layers((rows - self.centre) / self.scale).squeeze(-1))
 
 
 class PictureInput:

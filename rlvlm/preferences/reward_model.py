@@ -149,13 +149,13 @@ class RewardModel:
         return told | {metrics.REWARD_HELD_OUT_ACCURACY: right / num} if num else told
 
     def rewards(self, steps: Steps) -> FloatArray:
-        """The members' mean `[N]` in [-1, 1]; zeros as long as the fit does no better than chance."""
+        """The members' mean `[N]`; zeros as long as the fit does no better than chance."""
         mean = self.predict(steps).mean(axis=0)
         return mean if self._is_trusted else np.zeros_like(mean)
 
     @torch.no_grad()
     def predict(self, steps: Steps) -> FloatArray:
-        """Each member's reward of each step, `[K, N]` in [-1, 1]; steps that look the same are read once."""
+        """Each member's reward of each step, `[K, N]`; steps that look the same are read once."""
         first, kind = self._inputs.distinct(steps)
         parts = [
             torch.stack([member(rows) for member in self._members])

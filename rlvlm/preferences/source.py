@@ -7,7 +7,7 @@ from rlvlm.types import FloatArray, Transitions
 
 
 class PreferenceReward:
-    """Mean prediction of a reward model's members, in [-1, 1], once it can be trusted. Changes with every fit.
+    """Mean prediction of a reward model's members once it can be trusted. Changes with every fit.
 
     Args:
         model: fitted elsewhere. Before its first fit the numbers mean nothing, and `version` is 0.

