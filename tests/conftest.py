@@ -21,14 +21,11 @@ def tiny_vlms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: save_tiny_vlm(root / family, family) for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    """A real Ray of this machine with two CPUs, unless one is already up."""
+    """A real Ray of this machine with two CPUs, for one file: the next may want another."""
     import ray
 
-    is_ours = not ray.is_initialized()
-    if is_ours:
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     yield
-    if is_ours:
-        ray.shutdown()
+    ray.shutdown()

@@ -1,5 +1,6 @@
 """What a run stands on while it works: Ray, the judge's Serve app, the algorithm; each ends with its context."""
 
+import logging
 import os
 import secrets
 import shutil
@@ -16,11 +17,14 @@ from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.errors import MachineError
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.environment import usable_cores
-from rlvlm.experiments.processes.guardian import guarded_folder
+from rlvlm.experiments.processes.guardian import guarded_folder, sweep
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.serving.apps import start_judge
 
+logger = logging.getLogger(__name__)
+
+START_TRIES = 3
 OBJECT_STORE_BYTES = 200 * 2**20
 """Only queries pass through the object store, so the smallest sensible one will do."""
 MAX_TEMP_PATH = 40
@@ -114,26 +118,41 @@ def _private(config: RunConfig) -> Iterator[None]:
 
 
 def _start(parent: Path, config: RunConfig) -> None:
-    """A Ray of our own, with its files in `parent`."""
+    """A Ray of our own, with its files in `parent`; on a busy machine it may take a second try.
+
+    Raises:
+        MachineError: no try succeeds.
+    """
     # With no mode chosen Ray turns its token on by itself, and takes this one instead of writing into the home folder.
     os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(_write_token(parent)))
-    try:
-        ray.init(
-            address="local",
-            num_cpus=max(usable_cores(), 2),  # the judge's replica and Serve's own actors need a place each
-            include_dashboard=config.track.dashboard,
-            dashboard_host="127.0.0.1",
-            dashboard_port=config.track.dashboard_port if config.track.dashboard else None,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level="error",
-            _temp_dir=str(parent / "r"),
-            # Workers started ahead take memory, and on a busy machine Ray waits for them, without end if they are late.
-            _system_config={"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 300},
-        )
-    except (OSError, RuntimeError, TimeoutError) as error:
-        what = str(error).strip().splitlines() or [type(error).__name__]
-        raise MachineError(f"Ray does not start: {what[0]}", "rlvlm doctor  (memory, /dev/shm, ports)") from error
+    failure = ""
+    for number in range(START_TRIES):
+        folder = parent / f"r{number}"
+        try:
+            _init(folder, config)
+            return
+        except Exception as error:  # Ray raises bare Exceptions here, for one when it had no answer in 30 seconds
+            failure = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            logger.warning("Ray did not start: %s", failure)
+            ray.shutdown()
+            sweep(folder, spared=os.getpid())
+    raise MachineError(f"Ray does not start: {failure}", "rlvlm doctor  (memory, /dev/shm, ports)")
+
+
+def _init(folder: Path, config: RunConfig) -> None:
+    ray.init(
+        address="local",
+        num_cpus=max(usable_cores(), 2),  # the judge's replica and Serve's own actors need a place each
+        include_dashboard=config.track.dashboard,
+        dashboard_host="127.0.0.1",
+        dashboard_port=config.track.dashboard_port if config.track.dashboard else None,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level="error",
+        _temp_dir=str(folder),
+        # Workers started ahead take memory, and on a busy machine Ray waits for them, without end if they are late.
+        _system_config={"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 300},
+    )
 
 
 def _make_parent() -> Path:

@@ -188,7 +188,7 @@ def _carry_on(folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | Non
                 raise _crash(folder, error) from error
             fix = f"free some space, then go on: rlvlm resume {folder.path}"
             raise MachineError(f"the disk of {folder.path} is full", fix) from error
-        except Exception as error:  # noqa: BLE001 - a run's outermost frame: the box is for the user, the file for us
+        except Exception as error:  # a run's outermost frame: the box is for the user, the file for us
             raise _crash(folder, error) from error
 
 

@@ -45,7 +45,7 @@ def test_runs_that_differ_in_their_seed_form_a_group(runs: Path) -> None:
     groups = group_runs([read_run(folder) for folder in find_runs([runs])])
     assert {name: [run.config.seed for run in group] for name, group in groups.items()} == {
         "drawer_open: judge labels, image reward": [0, 1],
-        "drawer_open: oracle labels, image reward, steps=40000": [0],
+        "drawer_open: oracle labels, image reward, steps=20000": [0],
         "drawer_open: oracle labels, image reward, steps=9": [0],
     }
 

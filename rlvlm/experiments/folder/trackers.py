@@ -69,6 +69,6 @@ def _start_wandb(folder: RunFolder, config: RunConfig) -> Any:
             config=asdict(config),
             settings=wandb.Settings(init_timeout=INIT_TIMEOUT_S, silent=True),
         )
-    except Exception as error:  # noqa: BLE001 - a tracker's failure, of whatever kind, costs its curves and no more
+    except Exception as error:  # a tracker's failure, of whatever kind, costs its curves and no more
         logger.warning("Weights & Biases does not start, going on without it: %s", error)
         return None

@@ -27,7 +27,7 @@ def guarded(action: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         show_failure("stopped by Ctrl-C", "")
         return EXIT_INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the outermost frame: a user gets a box, the file keeps the traceback
+    except Exception as error:  # the outermost frame: a user gets a box, the file keeps the traceback
         with tempfile.NamedTemporaryFile("w", prefix="rlvlm-crash-", suffix=".txt", delete=False) as file:
             file.write(traceback.format_exc())
         show_failure(f"unexpected {type(error).__name__}: {error}", f"please report it with {file.name}")
