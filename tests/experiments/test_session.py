@@ -1,0 +1,40 @@
+"""A private Ray in a process of its own, on a machine that is too busy at first."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+BUSY = """
+import time
+import ray._private.services as services
+from rlvlm.experiments.config import RunConfig
+from rlvlm.experiments.session import ray_session
+
+asked, patient, clock = [], services.get_node, time.monotonic
+
+
+def get_node(*words):
+    asked.append(words)
+    if len(asked) == 1:  # Ray looks at the clock next, and finds that its 30 seconds are over
+        time.monotonic = lambda: (setattr(time, "monotonic", clock), clock() + 100)[1]
+        raise RuntimeError("the raylet has not registered yet")
+    return patient(*words)
+
+
+services.get_node = get_node
+with ray_session(RunConfig(task="t")):
+    import ray
+
+    print(len(asked), ray.get(ray.remote(lambda: "works").remote()))
+"""
+
+
+def test_a_start_that_took_too_long_is_tried_again() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    child = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, env=environment, timeout=500)
+    assert child.stdout == "2 works\n", child.stderr
+    assert child.returncode == 0
