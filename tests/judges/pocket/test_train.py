@@ -75,6 +75,7 @@ def test_patches_are_what_the_model_takes(tokenizer):
     assert patches.shape == (3, GRID**2, build_model(tokenizer).model.visual.patch_embed.proj.weight[0].numel())
 
 
+@pytest.mark.slow
 def test_training_reduces_the_loss_and_repeats_itself(tmp_path):
     first = train(tmp_path / "first", seeing_steps=1, talking_steps=1).facts
     longer = train(tmp_path / "longer", seeing_steps=30, talking_steps=20).facts
