@@ -36,7 +36,7 @@ test: setup
 	$(BIN)/python -m pytest $(ARGS)
 
 fast: setup
-	$(BIN)/python -m pytest -m "not ray and not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not ray and not slow and not gpu and not full and not vllm" $(ARGS)
 
 # Style and types; pyright fetches its own runtime the first time.
 check: setup
