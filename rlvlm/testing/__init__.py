@@ -1,0 +1,11 @@
+"""Small stand-ins and contract checks; only tests (and benchmarks) import this room.
+
+`worlds` and `fakes` are what tests use in place of simulators and models, `contracts` holds every member of a protocol
+to it, `chaos` breaks running things on purpose (it needs Ray and is imported by its own name).
+"""
+
+from rlvlm.testing.contracts import check_judge, check_world
+from rlvlm.testing.fakes import FakeJudge
+from rlvlm.testing.worlds import TINY, TinyWorld
+
+__all__ = ["TINY", "FakeJudge", "TinyWorld", "check_judge", "check_world"]
