@@ -6,7 +6,7 @@ S snapshot, H and W pixels. Left and right name the two sides of a comparison; `
 that the right side is the better one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -62,6 +62,8 @@ class Query:
     """[L, H, W, 3]; L is 1 when single pictures are compared."""
     right: Frames
     """[L, H, W, 3]."""
+    goal_picture: Frames | None = None
+    """[1, H, W, 3] the scene with the goal reached, where the judge is to be shown one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +73,20 @@ class Clip:
     goal: str
     frames: Frames
     """[L, H, W, 3]."""
+    goal_picture: Frames | None = None
+    """[1, H, W, 3] the scene with the goal reached, where the judge is to be shown one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What an answer cost, where the backend says so."""
+
+    tokens_in: int
+    """Tokens of prompt and pictures."""
+    tokens_out: int
+    """Tokens written."""
+    cost_usd: float | None = None
+    """None where nobody charges, or the price is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +104,9 @@ class Verdict:
     text: str = ""
     """The raw answer, untrusted."""
     latency_s: float = 0.0
+    usage: Usage | None = None
+    question: str = field(default="", compare=False)
+    """Content address of what was asked, given by the label store that keeps the answer; empty where none does."""
 
     def __post_init__(self) -> None:
         decided = self.label in (Label.LEFT, Label.RIGHT)
@@ -105,6 +124,9 @@ class Score:
     stamp: Stamp
     text: str = ""
     latency_s: float = 0.0
+    usage: Usage | None = None
+    question: str = field(default="", compare=False)
+    """As of a `Verdict`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
