@@ -29,6 +29,10 @@ class UsageError(RunError):
     exit_code = 2
 
 
+class UnsupportedQuestion(UsageError):  # noqa: N818 - beside JudgeUnavailable
+    """The judge works, but it cannot be asked this; trying again would not help."""
+
+
 class MachineError(RunError):
     """The machine lacks something: a renderer, disk, a port, memory, a GPU."""
 

@@ -1,7 +1,9 @@
 """From a judge's config to a judge. Serving, experiments and notebooks start here."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rlvlm.errors import JudgeUnavailable
@@ -36,5 +38,14 @@ def _pocket(config: JudgeConfig) -> Judge:
     return ChatJudge(config, load_vlm(replace(config, model=str(folder))))
 
 
-BUILDERS: dict[str, Callable[[JudgeConfig], Judge]] = {"pocket": _pocket, "transformers": _transformers}
+def _backend(name: str, config: JudgeConfig) -> Judge:
+    """The judge of `rlvlm.judges.backends.NAME`, whose `build` takes the config."""
+    return importlib.import_module(f"rlvlm.judges.backends.{name}").build(config)
+
+
+BUILDERS: dict[str, Callable[[JudgeConfig], Judge]] = {
+    "pocket": _pocket,
+    "transformers": _transformers,
+    **{name: partial(_backend, name) for name in ("vllm", "openai", "gemini", "clip", "blip2", "cached")},
+}
 """One builder per `JudgeConfig.backend`."""

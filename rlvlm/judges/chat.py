@@ -12,6 +12,7 @@ from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.loading import LoadedVLM, load_vlm
+from rlvlm.judges.prompts import Chat
 from rlvlm.judges.verdicts import parse_label, parse_score, status_of
 from rlvlm.types import Clip, Label, Query, Score, Stamp, Status, Verdict
 
@@ -23,7 +24,6 @@ TOP_P = 0.9
 _LABELS = (Label.LEFT, Label.RIGHT, Label.TIE)
 _THINK = "<think>"
 
-Chat = list[prompts.Message]
 Item = TypeVar("Item", Query, Clip)
 Answer = TypeVar("Answer", Verdict, Score)
 

@@ -1,22 +1,33 @@
 """Configuration of a judge; imports nothing heavy so that the command line starts at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from rlvlm.judges.backends.config import ApiConfig, CachedConfig, EngineConfig
+
+_NEED_MODEL = ("transformers", "vllm", "openai", "gemini", "clip", "blip2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeConfig:
     """Which model looks, and how it is asked."""
 
-    backend: Literal["pocket", "transformers"] = "pocket"
-    """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any Qwen2-VL, Qwen2.5-VL or Qwen3-VL."""
+    backend: Literal["pocket", "transformers", "vllm", "openai", "gemini", "clip", "blip2", "cached"] = "pocket"
+    """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any Qwen-VL or LLaVA; vllm: the same, faster, in
+    an environment of its own; openai, gemini: over HTTP; clip, blip2: similarity of picture and goal; cached: from
+    disk."""
     model: str = ""
-    """Hub name or local folder of the weights; empty for the pocket judge's own."""
+    """Hub name or local folder of the weights, or the API's name of the model; empty for the pocket judge's own."""
     revision: str = ""
     """Commit of a hub model; empty takes the newest."""
     prompt: Literal["two_stage", "single_stage", "direct"] = "direct"
     """two_stage: describe, then label (the paper's); single_stage: both in one answer; direct: the label's
     probabilities from one forward pass, no text."""
+    score: Literal["progress", "rating", "success", "video"] = "progress"
+    """How one clip is scored. progress: percent, in one number; rating: 1 to 5; success: probability of yes from one
+    forward pass; video: percent after written reasoning, from first picture, clip and current picture."""
+    both_orders: bool = False
+    """Ask each query in both orders, at twice the price; where the answers disagree there is no preference."""
     quantization: Literal["none", "nf4"] = "none"
     """nf4: 4-bit weights through bitsandbytes."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -37,10 +48,14 @@ class JudgeConfig:
     """Queries per forward pass, >= 1."""
     seed: int = 0
     """Of the sampling, where temperature is above 0."""
+    api: ApiConfig = field(default_factory=ApiConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    cached: CachedConfig = field(default_factory=CachedConfig)
 
     def __post_init__(self) -> None:
-        if self.backend == "transformers" and not self.model:
-            raise ValueError("judge.backend transformers needs judge.model: a hub name or a folder with the weights")
+        if self.backend in _NEED_MODEL and not self.model:
+            raise ValueError(f"judge.backend {self.backend} needs judge.model: a hub name, a folder with the weights, "
+                             "or what the API calls the model")
         if self.temperature < 0:
             raise ValueError(f"judge.temperature must be >= 0, got {self.temperature}")
         for name in ("picture_px", "max_new_tokens", "batch_size"):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from rlvlm.judges.prompts import Chat
 from rlvlm.types import Clip, Query, Score, Stamp, Verdict
 
 
@@ -26,4 +27,23 @@ class Judge(Protocol):
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order."""
+        ...
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """A judge that can also just write: the second, optional protocol of chat models."""
+
+    def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
+        """The model's reply to each chat, in order.
+
+        Args:
+            chats: in the Qwen message format of `prompts`, pictures as `[H, W, 3]` uint8 arrays.
+            max_new_tokens: longest reply, in tokens, >= 1.
+            temperature: 0 is greedy, above it the reply is sampled.
+
+        Raises:
+            UnsupportedQuestion: the judge cannot write, or a chat is not in that format; says which rule it breaks.
+            JudgeUnavailable: the model broke on every one of them.
+        """
         ...

@@ -19,6 +19,7 @@ VERSION = 1
 Mode = Literal["two_stage", "single_stage", "direct"]
 Message = dict[str, Any]
 """One turn in the Qwen chat format: `{"role": str, "content": [{"type": "text" | "image", ...}]}`."""
+Chat = list[Message]
 
 LABEL_TEXTS = ("0", "1", "-1")
 """How left, right and tie are written in an answer."""

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 from ray import serve
@@ -12,7 +11,8 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.judges.prompts import Chat
 from rlvlm.types import Clip, Query, Score, Stamp, Verdict
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ MAX_BACKOFF_S = 10.0
 _PASSING = (RayActorError, BackPressureError, DeploymentUnavailableError, TimeoutError, JudgeUnavailable)
 """Failures that another try may mend: a replica died or is overloaded, slow, or about to be replaced."""
 
-Item = TypeVar("Item", Query, Clip)
+Item = TypeVar("Item", Query, Clip, Chat)
 
 
 class ServedJudge:
@@ -80,14 +80,23 @@ class ServedJudge:
         """
         return self._ask("score", clips)
 
-    def _ask(self, method: str, items: Sequence[Item]) -> list[Any]:
+    def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
+        """The model's reply to each chat, in order; see `judges.judge.Generator`.
+
+        Raises:
+            UnsupportedQuestion: the judge cannot write, or cannot read one of the chats.
+            JudgeUnavailable: a request was not answered within its tries.
+        """
+        return self._ask("generate", chats, max_new_tokens, temperature)
+
+    def _ask(self, method: str, items: Sequence[Item], *args: Any) -> list[Any]:
         """Sends the items in pieces, several at a time, and joins the answers in order."""
         if not items:
             return []
         pieces = [list(items[start : start + self._batch_size]) for start in range(0, len(items), self._batch_size)]
         self._connect()
         with ThreadPoolExecutor(min(IN_FLIGHT, len(pieces)), thread_name_prefix="judge-request") as pool:
-            parts = list(pool.map(partial(self._request, method), pieces))
+            parts = list(pool.map(lambda piece: self._request(method, piece, *args), pieces))
         return [answer for part in parts for answer in part]
 
     def _request(self, method: str, *args: Any) -> Any:
@@ -117,7 +126,7 @@ class ServedJudge:
         except TimeoutError:
             response.cancel()
             raise
-        if isinstance(outcome, JudgeUnavailable):
+        if isinstance(outcome, JudgeUnavailable | UnsupportedQuestion):
             raise outcome
         return outcome
 

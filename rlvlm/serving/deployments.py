@@ -6,16 +6,19 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import ray
 from pydantic import BaseModel, ConfigDict, field_validator
 from ray import serve
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.judge import Generator
+from rlvlm.judges.prompts import Chat
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.types import Clip, Query, Score, Stamp, Status, Verdict
 
@@ -31,8 +34,8 @@ HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 10.0, 30.0
 PROBE_DEADLINE_S = 20.0
 """An idle judge must answer a probe within this."""
 
-Item = TypeVar("Item", Query, Clip)
-Answer = TypeVar("Answer", Verdict, Score)
+Item = TypeVar("Item", Query, Clip, Chat)
+Answer = TypeVar("Answer", Verdict, Score, str)
 Outcome = list[Verdict] | list[Score] | JudgeUnavailable
 """What one request gets. An error travels as a value: raised, it would hit every request of the batch."""
 
@@ -54,7 +57,7 @@ class JudgeReplica:
         try:
             config = dataclasses.replace(config, device=assigned_device(config.device))
             self._judge = self._thread.submit(_build, config, placement.num_cpus).result()
-        except JudgeUnavailable as error:
+        except (JudgeUnavailable, UnsupportedQuestion) as error:
             raise RuntimeError(CAUSE + json.dumps([str(error), error.fix])) from error
         for merged in (self._compare_merged, self._score_merged):
             merged.set_max_batch_size(config.batch_size)  # pyright: ignore[reportAttributeAccessIssue] by @serve.batch
@@ -73,6 +76,21 @@ class JudgeReplica:
     async def score(self, clips: list[Clip]) -> Outcome:
         """One score per clip, in order, or the error that hit them all."""
         return _joined(await asyncio.gather(*map(self._score_merged, self._parts(clips))))
+
+    async def generate(
+        self, chats: list[Chat], max_new_tokens: int, temperature: float
+    ) -> list[str] | JudgeUnavailable | UnsupportedQuestion:
+        """The model's reply to each chat, in order, or the error that hit them all."""
+        if not isinstance(self._judge, Generator):
+            return UnsupportedQuestion(f"{self._judge.stamp.judge} cannot write text", "choose a chat model")
+        write = partial(self._judge.generate, max_new_tokens=max_new_tokens, temperature=temperature)
+        replies: list[str] = []
+        try:
+            for part in self._parts(chats):
+                replies += await self._run(write, part)
+        except (JudgeUnavailable, UnsupportedQuestion) as error:
+            return error
+        return replies
 
     async def check_health(self) -> None:
         """Passes when the judge has judged since the last check, is judging, or answers a probe now.
@@ -137,11 +155,21 @@ class JudgeAppArgs(BaseModel):
     @classmethod
     def _no_unknown_keys(cls, value: Any, info: Any) -> Any:
         config = {"judge": JudgeConfig, "placement": PlacementConfig}[info.field_name]
-        known = {field.name for field in dataclasses.fields(config)}
-        unknown = sorted(set(value) - known) if isinstance(value, dict) else []
-        if unknown:
-            raise ValueError(f"unknown {info.field_name} keys {unknown}; known are {sorted(known)}")
+        _refuse_unknown_keys(config, value, info.field_name)
         return value
+
+
+def _refuse_unknown_keys(config: Any, value: Any, place: str) -> None:
+    """Raises ValueError where `value`, or a mapping inside it, has a key that the config class does not know."""
+    if not isinstance(value, dict):
+        return
+    hints = get_type_hints(config)
+    known = {field.name for field in dataclasses.fields(config)}
+    if unknown := sorted(set(value) - known):
+        raise ValueError(f"unknown {place} keys {unknown}; known are {sorted(known)}")
+    for name, inner in value.items():
+        if dataclasses.is_dataclass(hints[name]):
+            _refuse_unknown_keys(hints[name], inner, f"{place}.{name}")
 
 
 def judge_app(args: JudgeAppArgs) -> serve.Application:
