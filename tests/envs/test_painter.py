@@ -89,3 +89,42 @@ for painter in painters:
 """
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert child.stderr == ""
+
+
+ROOM = """
+<mujoco>
+  <worldbody>
+    <camera name="any"/>
+    <light pos="0 0 5"/>
+    <geom name="floor" type="box" size="1 1 .05" rgba=".5 .5 .2 1"/>
+    <geom name="bar" type="box" pos="0 0 .8" size=".1 1 .05" rgba=".2 .8 .2 {alpha}"/>
+    <body name="ball" pos="0 0 .4">
+      <joint type="slide" axis="1 0 0"/>
+      <geom type="sphere" size=".2" rgba="1 0 0 1"/>
+    </body>
+    <body name="stand" pos="0 .6 .3"><geom type="box" size=".1 .1 .1" rgba="0 0 1 1"/></body>
+  </worldbody>
+</mujoco>
+"""
+PASSING = np.array([[x, 0.1 * x, 0.6, 0.3] for x in np.linspace(-0.7, 0.7, 9)], np.float32)
+"""The ball passes under the bar, the stand moves from episode to episode."""
+
+
+def room_painter(alpha: float) -> Painter:
+    model = mujoco.MjModel.from_xml_string(ROOM.format(alpha=alpha))
+    return Painter(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",))
+
+
+def test_drawing_the_still_parts_once_gives_the_same_pictures() -> None:
+    in_layers, whole = room_painter(alpha=1.0), room_painter(alpha=1.0)
+    assert in_layers._has_still_layer
+    whole._has_still_layer = False
+    for size_px in (40, 111):
+        pictures = in_layers.draw(PASSING, size_px)
+        assert (pictures == whole.draw(PASSING, size_px)).all()
+        red = (pictures[..., 0] > 100) & (pictures[..., 1] < 50)  # [N, H, W]
+        assert red[4].sum() < red[0].sum()  # the bar hides part of the ball
+
+
+def test_what_lets_light_through_is_drawn_whole() -> None:
+    assert not room_painter(alpha=0.5)._has_still_layer
