@@ -12,7 +12,7 @@ import tyro
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, simulated_config
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.serving.config import PlacementConfig
 
@@ -83,6 +83,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be >= 1, got {self.steps}")
+        simulated_config(self.reward.teacher, self.feedback)  # refuses what does not go together
         if self.asks_judge and self.judge.backend == "pocket" and self.feedback.segment_steps > 1:
             raise ValueError(
                 "the pocket judge knows single pictures only, so feedback.segment_steps must be 1, "
@@ -93,6 +94,10 @@ class RunConfig:
     def asks_judge(self) -> bool:
         """Whether a VLM answers the run's queries."""
         return self.reward.source == "preference" and self.reward.teacher == "judge"
+
+    def labels(self, own: Path) -> Path:
+        """Folder of the judge's label store: the shared one of `judge.store`, else the run's `own`."""
+        return Path(self.judge.store).expanduser() if self.judge.store else own
 
     @property
     def reward_name(self) -> str:

@@ -57,7 +57,7 @@ def check_before_run(config: RunConfig) -> None:
     """Raises what would otherwise stop the run after it has begun.
 
     Raises:
-        UsageError: the judge's model is a folder that is not there.
+        UsageError: the judge's model is a folder that is not there, or its store is none that can be used.
         JudgeUnavailable: the pocket judge's weights are missing.
         MachineError: no renderer, or the dashboard's port is taken.
     """
@@ -67,6 +67,10 @@ def check_before_run(config: RunConfig) -> None:
     if config.asks_judge and model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().is_dir():
         fix = "give the folder that holds config.json and the weights"
         raise UsageError(f"judge.model {model} is not a folder", fix)
+    if config.asks_judge and config.judge.store:
+        from rlvlm.judges.labels.store import LabelStore  # numpy is not for those who only ask for help
+
+        LabelStore(Path(config.judge.store).expanduser())
     if config.track.dashboard and not port_is_free(config.track.dashboard_port):
         what = f"port {config.track.dashboard_port} for the Ray dashboard is taken"
         raise MachineError(what, f"choose another: --track.dashboard-port {free_port()}")

@@ -20,6 +20,7 @@ from rlvlm.experiments.folder.environment import usable_cores
 from rlvlm.experiments.processes.guardian import guarded_folder, sweep
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
+from rlvlm.judges.labels.store import LabelStore
 from rlvlm.serving.apps import start_judge
 
 logger = logging.getLogger(__name__)
@@ -50,15 +51,15 @@ def ray_session(config: RunConfig) -> Iterator[None]:
 
 
 @contextmanager
-def judge_session(config: RunConfig, answers: Path) -> Iterator[Callable[[], Judge] | None]:
+def judge_session(config: RunConfig, open_store: Callable[[], LabelStore]) -> Iterator[Callable[[], Judge] | None]:
     """What makes the judge's client, while its Serve app is up; None for runs that ask no judge.
 
-    The client remembers: after a crash, what was asked since the last checkpoint is answered from the file, for
-    nothing and in the same words.
+    The client remembers: after a crash, what was asked since the last checkpoint is answered from the store, for
+    nothing and in the same words; so is what any other run asked the same judge, where they share one.
 
     Args:
         config: of the run.
-        answers: file of the answers so far; made with the first one.
+        open_store: opens the store of answers in the process that asks; must pickle.
 
     Raises:
         JudgeUnavailable: the judge cannot be loaded, or the app named in `serve.app` is not running.
@@ -67,7 +68,7 @@ def judge_session(config: RunConfig, answers: Path) -> Iterator[Callable[[], Jud
         yield None
         return
     with start_judge(config.judge, config.serve, name=config.task) as running:
-        yield lambda: CachedJudge(running.judge, answers)
+        yield lambda: CachedJudge(running.judge, open_store())
 
 
 @contextmanager

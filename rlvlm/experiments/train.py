@@ -5,6 +5,7 @@ import time
 import traceback
 from collections import deque
 from contextlib import ExitStack
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from rlvlm.experiments.session import algorithm_session, judge_session, ray_sess
 from rlvlm.experiments.terminal.panel import RunConsole
 from rlvlm.experiments.terminal.quiet import quiet_output
 from rlvlm.experiments.terminal.signals import StopRequest
+from rlvlm.experiments.truths import label_store, truths_of
 
 SAMPLE_PX = 200
 """Side of the pictures kept for the judge's page."""
@@ -79,6 +81,7 @@ class Training:
         self._before = before
         self._started = time.monotonic()
         self._trackers = Trackers(folder, config)
+        self._labels = label_store(folder, config)
         self._draw_samples = algorithm.frame_store(SAMPLE_PX).frames
         self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
         self.last_evaluation: list[EvaluationEpisode] = []
@@ -95,6 +98,8 @@ class Training:
         while not is_over:
             before = self._algorithm.env_steps
             self._algorithm.train()
+            if self._algorithm.env_steps >= self._config.steps:
+                self._algorithm.finish_feedback()
             self._keep_queries()
             is_over = bool(stop) or self._algorithm.env_steps >= self._config.steps
             is_best = self._evaluate_if_due(before)
@@ -114,6 +119,7 @@ class Training:
 
     def _keep_queries(self) -> None:
         records = self._algorithm.drain_queries()
+        self._labels.add_truths(truths_of(records))
         self._folder.queries.append(map(query_row, records))
         for _, session in groupby(records, key=lambda record: record.session):
             self._folder.samples.append(sample_rows(list(session), self._draw_samples))
@@ -200,7 +206,7 @@ def _train(
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
         stack.enter_context(ray_session(config))
-        make_judge = stack.enter_context(judge_session(config, folder.answers))
+        make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config)))
         algorithm = stack.enter_context(algorithm_session(config, make_judge))
         stop.take_over()
         if checkpoint is not None:

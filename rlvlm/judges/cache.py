@@ -1,19 +1,14 @@
 """A judge that remembers: the same pictures, goal and stamp are asked once. Wraps any judge, local or served."""
 
-import hashlib
-import json
-import logging
-import os
-import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from rlvlm.judges.judge import Judge
-from rlvlm.types import Clip, Frames, Label, Query, Score, Stamp, Status, Verdict
-
-logger = logging.getLogger(__name__)
+from rlvlm.judges.labels.records import Pictures, Question, answer_key, describe
+from rlvlm.judges.labels.store import LabelStore
+from rlvlm.types import Clip, Query, Score, Stamp, Status, Verdict
 
 Item = TypeVar("Item", Query, Clip)
 Answer = TypeVar("Answer", Verdict, Score)
@@ -22,22 +17,20 @@ Answer = TypeVar("Answer", Verdict, Score)
 class CachedJudge:
     """Answers from memory what was asked before, and asks the rest.
 
-    Failed answers are never kept, so they are asked again. With a file, answers outlive the process: one line per
-    answer, each with its own checksum, on the disk before the answer is handed out.
+    Failed answers are never remembered, so they are asked again. With a store, answers outlive the process and are
+    shared with every other run that uses it: they are on the disk before they are handed out, with their pictures.
+
+    Args:
+        judge: is asked what is not known yet.
+        store: where answers are kept. None remembers within this process alone.
     """
 
-    def __init__(self, judge: Judge, file: Path | None = None) -> None:
-        """Reads the answers in `file`, if there is one.
-
-        Args:
-            judge: is asked what is not known yet.
-            file: append-only; created with the first answer. None remembers within this process alone.
-        """
+    def __init__(self, judge: Judge, store: LabelStore | None = None) -> None:
         self._judge = judge
-        self._file = file
-        self._known: dict[str, Any] = {} if file is None else read_answers(file)
+        self._store = store
+        self._known: dict[str, Verdict | Score] = {}
         self.hits = 0
-        """Questions answered from memory."""
+        """Questions answered from memory or the store."""
         self.misses = 0
         """Questions put to the judge."""
 
@@ -48,93 +41,67 @@ class CachedJudge:
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         """One verdict per query, in order; a remembered one is as it was given."""
-        stamp = self.stamp
-        return self._answer([query_key(query, stamp) for query in queries], queries, self._judge.compare)
+        return self._answer(queries, self._judge.compare)
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order; a remembered one is as it was given."""
-        stamp = self.stamp
-        return self._answer([clip_key(clip, stamp) for clip in clips], clips, self._judge.score)
+        return self._answer(clips, self._judge.score)
 
-    def _answer(
-        self, keys: list[str], items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]
-    ) -> list[Answer]:
-        unknown = {key: item for key, item in zip(keys, items, strict=True) if key not in self._known}
-        fresh = dict(zip(unknown, ask(list(unknown.values())), strict=True)) if unknown else {}
-        keep = {key: answer for key, answer in fresh.items() if answer.status is not Status.FAILED}
-        if self._file is not None and keep:
-            append_answers(self._file, keep)
-        self._known.update(keep)
-        self.misses += len(fresh)
-        self.hits += len(keys) - len(fresh)
-        return [fresh[key] if key in fresh else self._known[key] for key in keys]
+    def _answer(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
+        if not items:
+            return []
+        stamp = self.stamp
+        described = [describe(item) for item in items]
+        keys = [answer_key(question.id, stamp) for question, _ in described]
+        found = self._remember(keys)
+        unknown = {key: place for place, key in enumerate(keys) if key not in found}
+        if unknown:
+            asked = [items[place] for place in unknown.values()]
+            fresh = self._ask(asked, [described[place] for place in unknown.values()], ask)
+            found |= dict(zip(unknown, fresh, strict=True))
+        self.misses += len(unknown)
+        self.hits += len(keys) - len(unknown)
+        return [found[key] for key in keys]
+
+    def _remember(self, keys: Sequence[str]) -> dict[str, Any]:
+        """What is known of `keys`: verdicts or scores, as the keys say."""
+        if self._store is None:
+            return {key: self._known[key] for key in keys if key in self._known}
+        self._store.refresh()
+        answers = {key: self._store.find(key) for key in dict.fromkeys(keys)}
+        return {key: answer for key, answer in answers.items() if answer is not None}
+
+    def _ask(
+        self, items: Sequence[Item], described: Sequence[tuple[Question, Pictures]],
+        ask: Callable[[Sequence[Item]], list[Answer]],
+    ) -> list[Answer]:  # fmt: skip
+        """The judge's answers, kept before they are handed out; pictures are written while it thinks."""
+        questions = [question for question, _ in described]
+        if self._store is None:
+            answers = _named(ask(items), questions)
+            for question, answer in zip(questions, answers, strict=True):
+                if answer.status is not Status.FAILED:
+                    self._known[answer_key(question.id, answer.stamp)] = answer
+            return answers
+        with ThreadPoolExecutor(1, thread_name_prefix="label-pictures") as pool:
+            pictures = [picture for _, shown in described for picture in shown]
+            kept = pool.submit(self._store.keep_pictures, pictures)
+            answers = _named(ask(items), questions)
+            kept.result()
+        self._store.add_answers(list(zip(questions, answers, strict=True)))
+        return answers
 
 
 def query_key(query: Query, stamp: Stamp) -> str:
     """SHA-256 over everything that decides a query's answer: pictures, goal and stamp."""
-    return _key("compare", query.goal, stamp, [query.left, query.right])
+    return answer_key(describe(query)[0].id, stamp)
 
 
 def clip_key(clip: Clip, stamp: Stamp) -> str:
     """SHA-256 over everything that decides a clip's score."""
-    return _key("score", clip.goal, stamp, [clip.frames])
+    return answer_key(describe(clip)[0].id, stamp)
 
 
-def append_answers(file: Path, answers: dict[str, Verdict | Score]) -> None:
-    """Adds one checked line per answer to `file` and waits until the disk has them."""
-    lines = "".join(_line(key, answer) for key, answer in answers.items())
-    with file.open("ab") as stream:
-        stream.write(lines.encode())
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def read_answers(file: Path) -> dict[str, Verdict | Score]:
-    """The answers in `file` by key. A last line torn by a crash is cut off; other damaged lines are skipped."""
-    if not file.exists():
-        return {}
-    data = file.read_bytes()
-    whole, _, torn = data.rpartition(b"\n")
-    if torn:
-        logger.warning("%s ends in a torn line; it is cut off", file)
-        os.truncate(file, len(data) - len(torn))
-    answers = {}
-    for number, line in enumerate(whole.splitlines(), start=1):
-        checksum, _, body = line.partition(b" ")
-        if checksum != _checksum(body):
-            logger.warning("line %d of %s is damaged; its question will be asked again", number, file)
-            continue
-        record = json.loads(body)
-        answers[record["key"]] = _answer_from(record)
-    return answers
-
-
-def _key(kind: str, goal: str, stamp: Stamp, clips: Sequence[Frames]) -> str:
-    digest = hashlib.sha256(json.dumps([kind, goal, asdict(stamp), [clip.shape for clip in clips]]).encode())
-    for clip in clips:
-        digest.update(clip.tobytes())
-    return digest.hexdigest()
-
-
-def _line(key: str, answer: Verdict | Score) -> str:
-    kind = "verdict" if isinstance(answer, Verdict) else "score"
-    body = json.dumps({"key": key, "kind": kind, **asdict(answer)})
-    return f"{_checksum(body.encode()).decode()} {body}\n"
-
-
-def _checksum(body: bytes) -> bytes:
-    return f"{zlib.crc32(body):08x}".encode()
-
-
-def _answer_from(record: dict[str, Any]) -> Verdict | Score:
-    """The answer that `_line` wrote."""
-    shared = {"status": Status(record["status"]), "stamp": Stamp(**record["stamp"]), "text": record["text"],
-              "latency_s": record["latency_s"]}
-    if record["kind"] == "score":
-        return Score(value=record["value"], **shared)
-    label, probabilities = record["label"], record["probabilities"]
-    return Verdict(
-        label=None if label is None else Label(label),
-        probabilities=None if probabilities is None else tuple(probabilities),
-        **shared,
-    )
+def _named(answers: Sequence[Answer], questions: Sequence[Question]) -> list[Answer]:
+    """The answers, each with the content address of its question."""
+    return [replace(answer, question=question.id) for answer, question in zip(answers, questions, strict=True)]

@@ -48,6 +48,9 @@ class JudgeConfig:
     """Queries per forward pass, >= 1."""
     seed: int = 0
     """Of the sampling, where temperature is above 0."""
+    store: str = ""
+    """Folder of the label store that answers are kept in and looked up from; runs may share one. Empty keeps a run's
+    answers in the run's own folder."""
     api: ApiConfig = field(default_factory=ApiConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     cached: CachedConfig = field(default_factory=CachedConfig)

@@ -2,9 +2,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from rlvlm.judges.cache import CachedJudge, clip_key, query_key, read_answers
+from rlvlm.judges.cache import CachedJudge, clip_key, query_key
+from rlvlm.judges.labels.store import LabelStore
 from rlvlm.testing import FakeJudge, check_judge
 from rlvlm.types import Clip, Query, Status, Verdict
 
@@ -17,8 +17,8 @@ def make_query(left: int, right: int) -> Query:
 class CountingJudge(FakeJudge):
     """Remembers how many questions came in each call."""
 
-    def __init__(self, failing: int = 0) -> None:
-        super().__init__(failing=failing)
+    def __init__(self, margin: float = 0.0, failing: int = 0) -> None:
+        super().__init__(margin, failing)
         self.calls: list[int] = []
 
     def compare(self, queries):
@@ -37,12 +37,14 @@ def test_a_question_is_asked_once():
 
 
 def test_the_cached_judge_keeps_the_contract(tmp_path):
-    check_judge(CachedJudge(FakeJudge(), tmp_path / "answers.jsonl"))
+    check_judge(CachedJudge(FakeJudge()))
+    check_judge(CachedJudge(FakeJudge(), LabelStore(tmp_path / "store")))
+    check_judge(CachedJudge(FakeJudge(), LabelStore(tmp_path / "store")))  # from the disk alone
 
 
 def test_failed_answers_are_asked_again(tmp_path):
     judge = CountingJudge(failing=1)
-    cached = CachedJudge(judge, tmp_path / "answers.jsonl")
+    cached = CachedJudge(judge, LabelStore(tmp_path / "store"))
     queries = [make_query(0, 9), make_query(9, 0)]
     assert [verdict.status for verdict in cached.compare(queries)] == [Status.FAILED, Status.OK]
     assert [verdict.status for verdict in cached.compare(queries)] == [Status.OK, Status.OK]
@@ -53,40 +55,42 @@ def test_everything_that_decides_an_answer_is_in_the_key():
     query, stamp = make_query(1, 2), FakeJudge().stamp
     swapped = Query(goal=query.goal, left=query.right, right=query.left)
     wide = replace(query, left=query.left.reshape(1, 2, 8, 3))
+    shown = replace(query, goal_picture=query.right)
     others = [query_key(swapped, stamp), query_key(replace(query, goal="close it"), stamp), query_key(wide, stamp),
+              query_key(shown, stamp),
               *(query_key(query, replace(stamp, **{p: "x"})) for p in ("judge", "revision", "prompt", "decoding")),
               clip_key(Clip(goal=query.goal, frames=query.left), stamp)]
     assert query_key(query, stamp) == query_key(make_query(1, 2), stamp)
     assert len({query_key(query, stamp), *others}) == 1 + len(others)
 
 
-def write_some(file: Path) -> list[Verdict]:
-    cached = CachedJudge(FakeJudge(margin=1), file)
+def write_some(folder: Path) -> list[Verdict]:
+    cached = CachedJudge(FakeJudge(margin=1), LabelStore(folder))
     cached.score([Clip(goal="open it", frames=make_query(7, 7).left)])
     return cached.compare([make_query(0, 9), make_query(9, 0), make_query(4, 4)])
 
 
-def test_answers_outlive_the_process(tmp_path):
-    verdicts = write_some(tmp_path / "answers.jsonl")
-    judge = CountingJudge()
-    judge._margin = 1
-    again = CachedJudge(judge, tmp_path / "answers.jsonl")
-    assert again.compare([make_query(0, 9), make_query(9, 0), make_query(4, 4)]) == verdicts
-    assert judge.calls == [] and len(read_answers(tmp_path / "answers.jsonl")) == 4
+def test_answers_outlive_the_process_to_the_bit(tmp_path):
+    verdicts = write_some(tmp_path / "store")
+    judge = CountingJudge(margin=1)
+    again = CachedJudge(judge, LabelStore(tmp_path / "store"))
+    remembered = again.compare([make_query(0, 9), make_query(9, 0), make_query(4, 4)])
+    assert remembered == verdicts and judge.calls == []
+    assert [verdict.question for verdict in remembered] == [verdict.question for verdict in verdicts] != ["", "", ""]
 
 
-@pytest.mark.parametrize("cut", [1, 20, 200])
-def test_a_torn_last_line_is_cut_off_and_the_rest_kept(tmp_path, cut):
-    file = tmp_path / "answers.jsonl"
-    write_some(file)
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-cut])
-    assert len(read_answers(file)) == 3
-    assert write_some(file) and file.read_bytes() == whole
+def test_two_runs_that_share_a_store_see_each_others_answers_while_both_live(tmp_path):
+    one, other = CountingJudge(), CountingJudge()
+    first = CachedJudge(one, LabelStore(tmp_path / "store"))
+    second = CachedJudge(other, LabelStore(tmp_path / "store"))
+    queries = [make_query(0, 9), make_query(3, 1)]
+    assert first.compare(queries) == second.compare(queries)
+    second.compare([make_query(7, 8)])
+    first.compare([make_query(7, 8)])
+    assert (one.calls, other.calls) == ([2], [1])
 
 
-def test_a_damaged_line_is_not_believed(tmp_path):
-    file = tmp_path / "answers.jsonl"
-    write_some(file)
-    file.write_bytes(file.read_bytes().replace(b'"label": "left"', b'"label": "tie"', 1))
-    assert len(read_answers(file)) == 3
+def test_another_stamp_is_another_question(tmp_path):
+    for margin, label in ((0.0, "right"), (20.0, "tie")):
+        cached = CachedJudge(FakeJudge(margin), LabelStore(tmp_path / "store"))
+        assert cached.compare([make_query(0, 9)])[0].label == label

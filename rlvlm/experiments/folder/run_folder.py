@@ -51,7 +51,7 @@ class RunFolder:
         self.plots = path / "plots"
         self.videos = path / "videos"
         self.tensorboard = path / "tensorboard"
-        self.answers = path / "judge_answers.jsonl"
+        self.labels = path / "labels"
         self.log = path / "run.log"
         self.panel = path / "judge_panel.html"
         self.card = path / "README.md"

@@ -1,0 +1,120 @@
+"""Pictures by content: one PNG per distinct picture, named by the digest of its pixels. Part of a label store."""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+MAX_PIXELS = 4096 * 4096
+"""Larger pictures are refused before they are decoded."""
+MAX_FILE_BYTES = 3 * MAX_PIXELS + 2**20
+_HEX = frozenset("0123456789abcdef")
+_FAST = 1
+"""zlib level: a third of the time of the default for files a tenth larger."""
+
+
+class MissingPicture(ValueError):  # noqa: N818 - named for what is found
+    """A picture is not in the store, or its file is not what was written."""
+
+
+def picture_digest(picture: NDArray[Any]) -> str:
+    """SHA-256 of a picture's shape, type and pixels; any array has one."""
+    digest = hashlib.sha256(json.dumps([picture.shape, str(picture.dtype)]).encode())
+    digest.update(np.ascontiguousarray(picture).data if picture.size else b"")
+    return digest.hexdigest()
+
+
+class PictureShelf:
+    """The folder `pictures/` of a store.
+
+    Args:
+        folder: made at the first picture.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keep(self, pictures: Iterable[tuple[str, NDArray[Any]]]) -> int:
+        """Writes what is not there yet and returns how many files that were.
+
+        Args:
+            pictures: digest and pixels; what is no `[H, W, 3]` uint8 picture is left out.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        num_written = 0
+        for digest, picture in pictures:
+            is_picture = picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3 and picture.size
+            if is_picture and not (file := self._file(digest)).exists():
+                self._write(file, picture)
+                num_written += 1
+        return num_written
+
+    def load(self, digest: str) -> NDArray[np.uint8]:
+        """The picture `[H, W, 3]` of that digest.
+
+        Raises:
+            MissingPicture: it is not there, or the file holds something else.
+        """
+        if not is_digest(digest):
+            raise MissingPicture(f"a picture is named by 64 hexadecimal digits, got {digest[:80]!r}")
+        file = self._file(digest)
+        try:
+            picture = _decode(_read(file))
+        except (OSError, ValueError, SyntaxError, UnidentifiedImageError) as error:  # Pillow raises all of these
+            raise MissingPicture(f"{file} cannot be read: {error}") from error
+        if picture_digest(picture) != digest:
+            raise MissingPicture(f"{file} is not the picture that it is named after")
+        return picture
+
+    def has(self, digest: str) -> bool:
+        """Whether a file of that name is there; `load` tells whether it is right."""
+        return is_digest(digest) and self._file(digest).exists()
+
+    def _file(self, digest: str) -> Path:
+        return self._folder / digest[:2] / f"{digest}.png"
+
+    def _write(self, file: Path, picture: NDArray[np.uint8]) -> None:
+        """In one move: a reader, or another writer, sees the whole file or none."""
+        data = BytesIO()
+        Image.fromarray(np.ascontiguousarray(picture)).save(data, format="png", compress_level=_FAST)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f".{file.stem[:16]}.{secrets.token_hex(8)}.partial")
+        try:
+            partial.write_bytes(data.getvalue())
+            os.replace(partial, file)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def is_digest(text: object) -> bool:
+    """Whether `text` is a SHA-256 in lower-case hex: nothing else may become part of a path."""
+    return isinstance(text, str) and len(text) == 64 and _HEX.issuperset(text)
+
+
+def _read(file: Path) -> bytes:
+    """A regular file's bytes, up to `MAX_FILE_BYTES`; links and devices are not followed."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as stream:
+        data = stream.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def _decode(data: bytes) -> NDArray[np.uint8]:
+    """The pixels of a PNG, once its header promises a picture of sensible size."""
+    image = Image.open(BytesIO(data), formats=["PNG"])
+    if image.width * image.height > MAX_PIXELS or image.mode != "RGB":
+        raise ValueError(f"an RGB picture of at most {MAX_PIXELS} pixels is wanted, got {image.mode} {image.size}")
+    return np.asarray(image)
