@@ -1,7 +1,46 @@
 """Configuration of preference learning; imports nothing heavy so that the command line starts at once."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedTeacherConfig:
+    """The weaknesses of a teacher who knows the true reward; by default there are none."""
+
+    mistake: float = 0.0
+    """Probability that an answer is turned round, in [0, 1]."""
+    beta: float = math.inf
+    """Rationality per unit of true return, > 0: right is preferred with probability sigmoid(beta * gain); inf always
+    prefers the larger return."""
+    gamma: float = 1.0
+    """Memory: each step of a segment weighs this share of the next one, in (0, 1]."""
+    skip: float = 0.0
+    """A query is skipped unless one side is worth more than this share of an average segment, >= 0."""
+    equal: float = 0.0
+    """Sides whose returns differ by less than this share of an average segment's are no preference, >= 0."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mistake <= 1:
+            raise ValueError(f"feedback.simulated.mistake is a probability in [0, 1], got {self.mistake}")
+        if not self.beta > 0:
+            raise ValueError(f"feedback.simulated.beta must be > 0, got {self.beta}; inf always takes the larger return")
+        if not 0 < self.gamma <= 1:
+            raise ValueError(f"feedback.simulated.gamma must be in (0, 1], got {self.gamma}; 1 forgets nothing")
+        for name in ("skip", "equal"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"feedback.simulated.{name} is a share >= 0, got {getattr(self, name)}")
+
+
+BPREF_TEACHERS = {
+    "mistake": SimulatedTeacherConfig(mistake=0.1),
+    "stochastic": SimulatedTeacherConfig(beta=1.0),
+    "skip": SimulatedTeacherConfig(skip=0.1),
+    "equal": SimulatedTeacherConfig(equal=0.1),
+    "myopic": SimulatedTeacherConfig(gamma=0.9),
+}
+"""The imperfect teachers of Lee et al. 2021 (B-Pref), arXiv:2111.03026, each with one weakness at its published value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +61,9 @@ class FeedbackConfig:
     """Queries are drawn uniformly from the frames of this many newest episodes."""
     ties: Literal["drop", "equal"] = "drop"
     """drop: answers without preference do not train (the paper); equal: they train as one half."""
+    ahead: bool = False
+    """Whether the agent learns on while the teacher answers; the answers are then used one session later."""
+    simulated: SimulatedTeacherConfig = field(default_factory=SimulatedTeacherConfig)
 
     def __post_init__(self) -> None:
         for name in ("first_step", "every_steps", "queries", "segment_steps", "recent_episodes"):
@@ -29,6 +71,19 @@ class FeedbackConfig:
                 raise ValueError(f"feedback.{name} must be >= 1, got {getattr(self, name)}")
         if self.max_queries < 0:
             raise ValueError(f"feedback.max_queries must be >= 0, got {self.max_queries}")
+
+
+def simulated_config(teacher: str, feedback: FeedbackConfig) -> SimulatedTeacherConfig | None:
+    """The weaknesses of the simulated teacher that `RewardConfig.teacher` names; None for every other teacher.
+
+    Raises:
+        ValueError: it skips queries, which would then train as ties.
+    """
+    config = feedback.simulated if teacher == "simulated" else BPREF_TEACHERS.get(teacher)
+    if config is not None and config.skip > 0 and feedback.ties == "equal":
+        raise ValueError("a teacher that skips queries needs feedback.ties drop, got equal, with which skipped queries "
+                         "would train as one half; choose one of the two")
+    return config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,9 +17,10 @@ from rlvlm.preferences.networks import PictureInput, RewardInput, StateInput
 from rlvlm.preferences.queries import draw_pairs, look_alike
 from rlvlm.preferences.records import QueryRecord, Tally, record_queries
 from rlvlm.preferences.reward_model import RewardModel
+from rlvlm.preferences.sessions import Answered, AskAhead, AskAndWait, Asking, Session
 from rlvlm.preferences.source import PreferenceReward
-from rlvlm.preferences.teachers import Teacher
-from rlvlm.types import Pair, Trajectory, Verdict
+from rlvlm.preferences.teachers import InformedTeacher, Teacher
+from rlvlm.types import Pair, Trajectory
 
 _ROUNDS = 100
 """How often a session tries to replace pairs that look alike."""
@@ -37,6 +39,7 @@ class PreferenceLoop:
 
     1. Pairs that look alike are drawn again before anybody is asked, and cost nothing of the budget.
     2. A session that yields no label is no error: nothing is fitted, and the next one comes on schedule.
+    3. With `FeedbackConfig.ahead` the answers of a session are used at the next one.
 
     Args:
         teacher: answers queries.
@@ -50,6 +53,7 @@ class PreferenceLoop:
         self, *, teacher: Teacher, frames: FrameStore, model: RewardModel, config: FeedbackConfig, seed: int
     ) -> None:
         self._teacher = teacher
+        self._asking: Asking = AskAhead(teacher) if config.ahead else AskAndWait(teacher)
         self._frames = frames
         self._model = model
         self._config = config
@@ -73,7 +77,7 @@ class PreferenceLoop:
 
     def is_due(self, env_steps: int) -> bool:
         """Whether a session is to be held now: on schedule, within the budget, and with something to draw from."""
-        has_budget = self._tally.num_asked < self._config.max_queries
+        has_budget = self._num_asked < self._config.max_queries
         has_segments = any(len(trajectory) >= self._config.segment_steps for trajectory in self._recent)
         return env_steps >= self._next_step and has_budget and has_segments
 
@@ -84,15 +88,26 @@ class PreferenceLoop:
             JudgeUnavailable: the teacher does not answer or cannot be understood. The session stays due.
             NumericsError: the reward model's loss is not finite.
         """
+        if isinstance(self._teacher, InformedTeacher):
+            self._teacher.inform(self._recent)
         pairs, num_look_alike = self._draw()
-        verdicts, wait_s = self._ask(pairs)
-        self._record(pairs, verdicts, env_steps, num_look_alike)
-        self._tally.check_teacher(verdicts)
-        num_stored = self._comparisons.add(pairs, verdicts)
+        answered = self._asking.put(
+            Session(number=self._num_sessions, env_steps=env_steps, pairs=pairs, num_look_alike=num_look_alike)
+        )
+        num_stored = self._take_in(answered)
         fitted = self._fit(num_stored)
         self._schedule_next(env_steps)
+        wait_s = sum(session.wait_s for session in answered)
         told = {metrics.TEACHER_WAIT_S: wait_s, metrics.COMPARISONS: float(len(self._comparisons))}
         return self._tally.metrics() | told | fitted
+
+    def finish(self) -> None:
+        """Waits for answers that are still to come and records them; nothing is fitted any more.
+
+        Raises:
+            JudgeUnavailable: as in `run_session`.
+        """
+        self._take_in(self._asking.finish())
 
     def drain_records(self) -> list[QueryRecord]:
         """The records since the last call. They are not part of the state: write them before saving it."""
@@ -103,7 +118,7 @@ class PreferenceLoop:
         """Everything that `set_state` needs to go on exactly: dicts, lists, arrays, numbers and strings."""
         return {
             "rng": self._rng.bit_generator.state,
-            "teacher": self._teacher.get_state(),
+            "asking": self._asking.get_state(),
             "model": self._model.get_state(),
             "comparisons": self._comparisons.get_state(),
             "recent": _pack(self._recent),
@@ -115,7 +130,7 @@ class PreferenceLoop:
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned, in a loop built from the same configs."""
         self._rng.bit_generator.state = state["rng"]
-        self._teacher.set_state(state["teacher"])
+        self._asking.set_state(state["asking"])
         self._model.set_state(state["model"])
         self._comparisons.set_state(state["comparisons"])
         self._recent = deque(_unpack(state["recent"]), maxlen=self._config.recent_episodes)
@@ -123,9 +138,14 @@ class PreferenceLoop:
         self._num_sessions = int(state["num_sessions"])
         self._next_step = int(state["next_step"])
 
+    @property
+    def _num_asked(self) -> int:
+        """Queries of the whole run, those still unanswered among them."""
+        return self._tally.num_asked + self._asking.num_pending
+
     def _draw(self) -> tuple[list[Pair], int]:
         """Pairs worth asking about, as many as session and budget allow, and how many were drawn that look alike."""
-        wanted = min(self._config.queries, self._config.max_queries - self._tally.num_asked)
+        wanted = min(self._config.queries, self._config.max_queries - self._num_asked)
         pairs: list[Pair] = []
         num_drawn = 0
         for _ in range(_ROUNDS):
@@ -137,24 +157,25 @@ class PreferenceLoop:
                 break
         return pairs, num_drawn - len(pairs)
 
-    def _ask(self, pairs: list[Pair]) -> tuple[list[Verdict], float]:
-        """The teacher's verdicts, and how long they took in seconds."""
-        started = time.perf_counter()
-        verdicts = self._teacher.answer(pairs) if pairs else []
-        assert len(verdicts) == len(pairs), f"a teacher owes one verdict per pair, got {len(verdicts)} of {len(pairs)}"
-        return verdicts, time.perf_counter() - started
-
-    def _record(self, pairs: list[Pair], verdicts: list[Verdict], env_steps: int, num_look_alike: int) -> None:
-        records = record_queries(
-            pairs, verdicts, env_step=env_steps, session=self._num_sessions, timestamp=time.time()
-        )
-        self._records += records
-        self._tally.count(records, num_look_alike)
+    def _take_in(self, answered: Sequence[Answered]) -> int:
+        """Records and stores answers; returns how many of them train."""
+        num_stored = 0
+        for one in answered:
+            session, verdicts = one.session, one.verdicts
+            num, num_pairs = len(verdicts), len(session.pairs)
+            assert num == num_pairs, f"a teacher owes one verdict per pair, got {num} of {num_pairs}"
+            records = record_queries(session.pairs, verdicts, env_step=session.env_steps, session=session.number,
+                                     timestamp=time.time())  # fmt: skip
+            self._records += records
+            self._tally.count(records, session.num_look_alike)
+            self._tally.check_teacher(verdicts)
+            num_stored += self._comparisons.add(session.pairs, verdicts)
+        return num_stored
 
     def _fit(self, num_stored: int) -> dict[str, float]:
         """Fits the model when there are new labels."""
         if not num_stored:
-            logger.info("session %d gave no label that trains; the reward stays as it is", self._num_sessions)
+            logger.info("session %d brought no label that trains; the reward stays as it is", self._num_sessions)
             return {}
         started = time.perf_counter()
         fitted = self._model.fit(self._comparisons)

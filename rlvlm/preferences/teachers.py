@@ -1,13 +1,16 @@
-"""Who answers queries: a judge that looks at pictures, an oracle that knows the truth, a coin. Used by the loop."""
+"""Who answers queries: a judge that looks at pictures, teachers who know the truth, a coin. Used by the loop."""
 
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.judges.judge import Judge
-from rlvlm.types import FloatArray, Label, Pair, Query, Stamp, Status, Verdict
+from rlvlm.preferences.config import SimulatedTeacherConfig
+from rlvlm.preferences.simulated import SimulatedTeacher
+from rlvlm.types import FloatArray, Label, Pair, Query, Stamp, Status, Trajectory, Verdict
 
 
 class Teacher(Protocol):
@@ -23,6 +26,24 @@ class Teacher(Protocol):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
+        ...
+
+
+@runtime_checkable
+class PatientTeacher(Teacher, Protocol):
+    """A teacher that can be waited for in another thread."""
+
+    def prepare(self, pairs: Sequence[Pair]) -> Callable[[], list[Verdict]]:
+        """Does now what only this thread may do; what it returns gives one verdict per pair, in any thread."""
+        ...
+
+
+@runtime_checkable
+class InformedTeacher(Teacher, Protocol):
+    """A teacher whose answers depend on how good the agent is by now."""
+
+    def inform(self, recent: Sequence[Trajectory]) -> None:
+        """Looks at the newest finished episodes, oldest first; called before every session."""
         ...
 
 
@@ -46,11 +67,15 @@ class JudgeTeacher:
         Raises:
             JudgeUnavailable: the judge answers nothing at all.
         """
+        return self.prepare(pairs)()
+
+    def prepare(self, pairs: Sequence[Pair]) -> Callable[[], list[Verdict]]:
+        """Draws the pictures now, in the thread that owns the renderer; what it returns asks the judge."""
         snapshots = np.array([(pair.left.snapshots, pair.right.snapshots) for pair in pairs])  # [N, 2, L, S]
         frames = self._frames.frames(snapshots.reshape(-1, snapshots.shape[-1]))
         sides = frames.reshape(*snapshots.shape[:3], *frames.shape[1:])  # [N, 2, L, H, W, 3]
         queries = [Query(goal=self._goal, left=left, right=right) for left, right in sides]
-        return self._judge.compare(queries)
+        return partial(self._judge.compare, queries)
 
     def get_state(self) -> dict[str, Any]:
         return {}
@@ -113,7 +138,8 @@ class RandomTeacher:
 
 
 def build_teacher(
-    kind: Literal["judge", "oracle", "random"], *, judge: Judge | None, frames: FrameStore, goal: str, seed: int
+    kind: str, *, judge: Judge | None, frames: FrameStore, goal: str, seed: int,
+    simulated: SimulatedTeacherConfig | None = None,
 ) -> Teacher:
     """The teacher that `RewardConfig.teacher` names.
 
@@ -122,11 +148,14 @@ def build_teacher(
         judge: who looks; only a judge teacher needs one.
         frames: draws pictures at the judge's size.
         goal: fills the slot of the prompt.
-        seed: of the coin.
+        seed: of the coin and of simulated weaknesses.
+        simulated: from `config.simulated_config`; None for the teachers that are not simulated.
 
     Raises:
         ValueError: a judge teacher without a judge.
     """
+    if simulated is not None:
+        return SimulatedTeacher(simulated, seed)
     if kind == "oracle":
         return OracleTeacher()
     if kind == "random":

@@ -231,6 +231,10 @@ class SACPebble(Algorithm):
             **self._learner.report(),
         }
 
+    def finish_feedback(self) -> None:
+        """Waits for answers that are still to come; call it after the last step, before the last `drain_queries`."""
+        self._schedule.finish_feedback()
+
     def drain_queries(self) -> list[QueryRecord]:
         """The queries asked since the last call; write them down before saving a checkpoint."""
         return self._schedule.drain_records()

@@ -76,6 +76,11 @@ class RewardSchedule:
             self._switch_to_learned(self._loop)
         return session_metrics
 
+    def finish_feedback(self) -> None:
+        """Waits for answers that are still to come, so that their records are not lost."""
+        if self._loop is not None:
+            self._loop.finish()
+
     def drain_records(self) -> list[QueryRecord]:
         """The query records since the last call; none without a preference loop."""
         return [] if self._loop is None else self._loop.drain_records()
@@ -126,6 +131,7 @@ def _build_loop(config: ScheduleConfig, viewer: World) -> PreferenceLoop:
         frames=FrameStore(viewer, config.judge_picture_px, capacity=256),
         goal=config.goal or viewer.goal,
         seed=config.seed,
+        simulated=simulated_config(config.reward.teacher, config.feedback),
     )
     return build_preference_loop(viewer, teacher, feedback=config.feedback, reward_model=config.reward_model,
                                  sees=config.reward.model, seed=config.seed)

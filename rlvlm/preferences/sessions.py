@@ -1,0 +1,171 @@
+"""How a session's questions reach the teacher: the agent waits for answers, or learns on. Used by the loop."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlvlm.preferences.teachers import PatientTeacher, Teacher
+from rlvlm.types import Pair, Segment, Verdict
+
+_COLUMNS = tuple(field.name for field in fields(Segment))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """Questions put together at one point of the run."""
+
+    number: int
+    """From 0."""
+    env_steps: int
+    """Env steps done by then."""
+    pairs: list[Pair]
+    num_look_alike: int
+    """Pairs that were drawn but not asked about."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """A session and what the teacher said."""
+
+    session: Session
+    verdicts: list[Verdict]
+    """One per pair, in order."""
+    wait_s: float
+    """How long the agent stood still for them, seconds."""
+
+
+class Asking(Protocol):
+    """Hands sessions to a teacher, and hands them back once they are answered."""
+
+    @property
+    def num_pending(self) -> int:
+        """Queries asked and not handed back yet."""
+        ...
+
+    def put(self, session: Session) -> list[Answered]:
+        """Asks; returns the sessions whose answers may be used now, oldest first.
+
+        Raises:
+            JudgeUnavailable: the teacher answers nothing at all.
+        """
+        ...
+
+    def finish(self) -> list[Answered]:
+        """Waits for everything that is pending and returns it. Raises as `put` does."""
+        ...
+
+    def get_state(self) -> dict[str, Any]:
+        """What is pending, and the teacher's state: dicts, lists, arrays, numbers and strings."""
+        ...
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned; what was pending is asked again."""
+        ...
+
+
+class AskAndWait:
+    """Every session is answered before the agent takes its next step."""
+
+    num_pending = 0
+
+    def __init__(self, teacher: Teacher) -> None:
+        self._teacher = teacher
+
+    def put(self, session: Session) -> list[Answered]:
+        """This session, answered."""
+        started = time.perf_counter()
+        verdicts = self._teacher.answer(session.pairs) if session.pairs else []
+        return [Answered(session=session, verdicts=verdicts, wait_s=time.perf_counter() - started)]
+
+    def finish(self) -> list[Answered]:
+        return []
+
+    def get_state(self) -> dict[str, Any]:
+        return {"teacher": self._teacher.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._teacher.set_state(state["teacher"])
+
+
+class AskAhead:
+    """A session is answered while the agent learns on, and handed back when the next one is put.
+
+    Pictures are drawn at once, in the thread that owns the renderer; only the wait for a judge moves to another one.
+    Answers are used at a fixed step, whenever they came, so a run does not depend on how fast the judge was.
+    """
+
+    def __init__(self, teacher: Teacher) -> None:
+        self._teacher = teacher
+        self._state_before = teacher.get_state()
+        self._pending: tuple[Session, Future[list[Verdict]]] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="teacher")
+
+    @property
+    def num_pending(self) -> int:
+        """Queries asked and not handed back yet."""
+        return 0 if self._pending is None else len(self._pending[0].pairs)
+
+    def put(self, session: Session) -> list[Answered]:
+        """The session before this one."""
+        answered = self.finish()
+        self._state_before = self._teacher.get_state()
+        self._pending = session, self._thread.submit(_prepared(self._teacher, session.pairs))
+        return answered
+
+    def finish(self) -> list[Answered]:
+        """What is pending, once it is answered."""
+        if self._pending is None:
+            return []
+        session, future = self._pending
+        started = time.perf_counter()
+        verdicts = future.result()
+        self._pending = None
+        return [Answered(session=session, verdicts=verdicts, wait_s=time.perf_counter() - started)]
+
+    def get_state(self) -> dict[str, Any]:
+        if self._pending is None:
+            return {"teacher": self._teacher.get_state(), "pending": []}
+        return {"teacher": self._state_before, "pending": [_pack(self._pending[0])]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._teacher.set_state(state["teacher"])
+        self._pending = None
+        for packed in state["pending"]:
+            self.put(_unpack(packed))
+
+
+def _prepared(teacher: Teacher, pairs: Sequence[Pair]) -> Callable[[], list[Verdict]]:
+    """What is left to do for the answers and may be done in another thread."""
+    if not pairs:
+        return list
+    return teacher.prepare(pairs) if isinstance(teacher, PatientTeacher) else partial(teacher.answer, pairs)
+
+
+def _pack(session: Session) -> dict[str, Any]:
+    """The session as numbers and arrays [N, 2, L, ...]."""
+    return {
+        "number": session.number,
+        "env_steps": session.env_steps,
+        "num_look_alike": session.num_look_alike,
+        "num_pairs": len(session.pairs),
+        "sides": {
+            name: np.array([(getattr(pair.left, name), getattr(pair.right, name)) for pair in session.pairs])
+            for name in _COLUMNS
+        },
+    }
+
+
+def _unpack(packed: dict[str, Any]) -> Session:
+    """The inverse of `_pack`."""
+    pairs = [
+        Pair(**{side: Segment(**{name: packed["sides"][name][at, column] for name in _COLUMNS})
+                for column, side in enumerate(("left", "right"))})
+        for at in range(packed["num_pairs"])
+    ]  # fmt: skip
+    return Session(number=packed["number"], env_steps=packed["env_steps"], pairs=pairs,
+                   num_look_alike=packed["num_look_alike"])  # fmt: skip
