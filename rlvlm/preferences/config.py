@@ -25,7 +25,7 @@ class SimulatedTeacherConfig:
         if not 0 <= self.mistake <= 1:
             raise ValueError(f"feedback.simulated.mistake is a probability in [0, 1], got {self.mistake}")
         if not self.beta > 0:
-            raise ValueError(f"feedback.simulated.beta must be > 0, got {self.beta}; inf always takes the larger return")
+            raise ValueError(f"feedback.simulated.beta must be > 0, got {self.beta}; inf takes the larger return")
         if not 0 < self.gamma <= 1:
             raise ValueError(f"feedback.simulated.gamma must be in (0, 1], got {self.gamma}; 1 forgets nothing")
         for name in ("skip", "equal"):
@@ -40,7 +40,7 @@ BPREF_TEACHERS = {
     "equal": SimulatedTeacherConfig(equal=0.1),
     "myopic": SimulatedTeacherConfig(gamma=0.9),
 }
-"""The imperfect teachers of Lee et al. 2021 (B-Pref), arXiv:2111.03026, each with one weakness at its published value."""
+"""The imperfect teachers of Lee et al. 2021 (B-Pref), arXiv:2111.03026: one weakness each, at its published value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

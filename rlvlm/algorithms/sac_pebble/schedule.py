@@ -8,7 +8,7 @@ from rlvlm.algorithms.sac_pebble.runner import Sample
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.world import World
 from rlvlm.judges.judge import Judge
-from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, simulated_config
 from rlvlm.preferences.loop import PreferenceLoop, build_preference_loop
 from rlvlm.preferences.records import QueryRecord
 from rlvlm.preferences.teachers import build_teacher
