@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 MAX_PIXELS = 4096 * 4096
 """Larger pictures are refused before they are decoded."""
@@ -70,7 +70,7 @@ class PictureShelf:
         file = self._file(digest)
         try:
             picture = _decode(_read(file))
-        except (OSError, ValueError, SyntaxError, UnidentifiedImageError) as error:  # Pillow raises all of these
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow raises all of these
             raise MissingPicture(f"{file} cannot be read: {error}") from error
         if picture_digest(picture) != digest:
             raise MissingPicture(f"{file} is not the picture that it is named after")

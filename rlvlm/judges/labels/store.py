@@ -230,22 +230,30 @@ def _check_mark(folder: Path) -> bool:
     """
     file = folder / _MARK
     if not file.is_file():
-        if folder.exists() and (not folder.is_dir() or any(map(_is_foreign, folder.iterdir()))):
+        is_used = folder.exists() and (not folder.is_dir() or any(map(_is_foreign, folder.iterdir())))
+        if is_used and not file.is_file():  # another writer may have marked and filled it meanwhile
             raise UsageError(f"{folder} is no label store and not empty", "name a new folder, or one with store.json")
-        return False
-    try:
-        with open(file, "rb") as stream:
-            mark = json.loads(stream.read(4_096))
-        schema = mark["schema"] if mark["what"] == _WHAT else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        schema = None
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        if not is_used:
+            return False
+    schema = _schema_of(file)
+    if schema is None:
         raise UsageError(f"{file} does not say which label store this is",
                          f'if the rest is whole, write {{"what": "{_WHAT}", "schema": {SCHEMA}}} into it')
     if schema > SCHEMA:
         raise UsageError(f"{folder} is a label store of schema {schema}; this rlvlm reads schemas up to {SCHEMA}",
                          "use the rlvlm that wrote it, or a newer one")
     return True
+
+
+def _schema_of(file: Path) -> int | None:
+    """The schema that a mark names; None where it is no mark of ours."""
+    try:
+        with open(file, "rb") as stream:
+            mark = json.loads(stream.read(4_096))
+        schema = mark["schema"] if mark["what"] == _WHAT else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return schema if type(schema) is int and schema >= 1 else None
 
 
 def _is_foreign(file: Path) -> bool:
