@@ -21,7 +21,8 @@ from rlvlm.experiments.folder.rows import evaluation_row, query_row
 from rlvlm.experiments.folder.run_folder import RunFolder
 from rlvlm.experiments.folder.trackers import Trackers
 from rlvlm.experiments.processes.memory import MemoryWatch
-from rlvlm.experiments.session import algorithm_session, judge_session, ray_session
+from rlvlm.experiments.processes.private_ray import ray_session
+from rlvlm.experiments.session import algorithm_session, judge_session
 from rlvlm.experiments.terminal.panel import RunConsole
 from rlvlm.experiments.terminal.quiet import quiet_output
 from rlvlm.experiments.terminal.signals import StopRequest
@@ -205,7 +206,7 @@ def _train(
     console.phase("starting Ray and the judge")
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
-        stack.enter_context(ray_session(config))
+        stack.enter_context(ray_session(config.track.dashboard_port if config.track.dashboard else None))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config)))
         algorithm = stack.enter_context(algorithm_session(config, make_judge))
         stop.take_over()

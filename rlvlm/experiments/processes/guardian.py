@@ -1,4 +1,4 @@
-"""A small process beside a run that ends what a killed run leaves behind. Started by `session` with a private Ray.
+"""A small process beside a run that ends what a killed run leaves behind. Started by `private_ray` with a private Ray.
 
 Ray's own processes notice that their driver was killed, but two of them take a minute over it, because they report to a
 server that died with it.

@@ -11,8 +11,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 BUSY = """
 import time
 import ray._private.services as services
-from rlvlm.experiments.config import RunConfig
-from rlvlm.experiments.session import ray_session
+from rlvlm.experiments.processes.private_ray import ray_session
 
 asked, patient, clock = [], services.get_node, time.monotonic
 
@@ -26,7 +25,7 @@ def get_node(*words):
 
 
 services.get_node = get_node
-with ray_session(RunConfig(task="t")):
+with ray_session():
     import ray
 
     print(len(asked), ray.get(ray.remote(lambda: "works").remote()))
