@@ -13,10 +13,12 @@ from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.serving.client import ServedJudge
+from rlvlm.serving.client import IN_FLIGHT, ServedJudge
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.deployments import CAUSE, bind_judge
+from rlvlm.serving.deployments import bind_judge
+from rlvlm.serving.replicas.replica import CAUSE, Builder
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,9 @@ class RunningJudge:
         self.stop()
 
 
-def start_judge(judge: JudgeConfig, placement: PlacementConfig, name: str) -> RunningJudge:
+def start_judge(
+    judge: JudgeConfig, placement: PlacementConfig, name: str, build: Builder = build_judge
+) -> RunningJudge:
     """A judge that answers: the running app `placement.app`, or one started now under a name of its own.
 
     Serve runs without an HTTP proxy; the judge is reached through its handle alone.
@@ -59,20 +63,21 @@ def start_judge(judge: JudgeConfig, placement: PlacementConfig, name: str) -> Ru
         judge: what to load, and how it is asked.
         placement: where, with which resources; `app` attaches instead.
         name: of the run; the app's name is made from it and is unique, so runs on one cluster never meet.
+        build: makes the judge inside each replica, for a judge of your own; it must pickle.
 
     Raises:
         JudgeUnavailable: the app to attach to is not running, or the judge cannot be loaded or placed; says why.
     """
     if placement.app:
-        return RunningJudge(judge=_attach(judge, placement), app=placement.app, is_ours=False)
-    app = f"judge-{re.sub('[^A-Za-z0-9_-]+', '-', name)}-{uuid.uuid4().hex[:8]}"
+        return RunningJudge(judge=_attach(judge, placement, name), app=placement.app, is_ours=False)
+    app = f"judge-{_plain(name)}-{uuid.uuid4().hex[:8]}"
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
     serve.run_many(
-        [serve.RunTarget(bind_judge(judge, placement), name=app, route_prefix=None)],
+        [serve.RunTarget(bind_judge(judge, placement, build), name=app, route_prefix=None)],
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )
-    running = RunningJudge(judge=_client(app, judge, placement), app=app, is_ours=True)
+    running = RunningJudge(judge=_client(app, judge, placement, name), app=app, is_ours=True)
     try:
         _wait_until_running(app, placement)
     except BaseException:  # also on Ctrl-C: nothing of ours may stay behind
@@ -82,13 +87,21 @@ def start_judge(judge: JudgeConfig, placement: PlacementConfig, name: str) -> Ru
     return running
 
 
-def _client(app: str, judge: JudgeConfig, placement: PlacementConfig) -> ServedJudge:
-    return ServedJudge(app, timeout_s=placement.timeout_s, retries=placement.retries, batch_size=judge.batch_size)
+def _client(app: str, judge: JudgeConfig, placement: PlacementConfig, name: str) -> ServedJudge:
+    return ServedJudge(
+        app, timeout_s=placement.timeout_s, retries=placement.retries, batch_size=judge.batch_size,
+        in_flight=max(IN_FLIGHT, 2 * placement.num_replicas, 2 * placement.max_replicas),
+        run=f"{_plain(name)}-{uuid.uuid4().hex[:8]}",
+    )
 
 
-def _attach(judge: JudgeConfig, placement: PlacementConfig) -> ServedJudge:
+def _plain(name: str) -> str:
+    return re.sub("[^A-Za-z0-9_-]+", "-", name)
+
+
+def _attach(judge: JudgeConfig, placement: PlacementConfig, name: str) -> ServedJudge:
     """A client of the running app, once it has answered."""
-    client = _client(placement.app, judge, placement)
+    client = _client(placement.app, judge, placement, name)
     logger.info("attached to Serve app %s: %s, prompt %s", placement.app, client.stamp.judge, client.stamp.prompt)
     return client
 

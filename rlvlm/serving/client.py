@@ -1,8 +1,10 @@
 """A judge that runs elsewhere, reached by the name of its Serve app; looks like a local one."""
 
 import logging
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from ray import serve
@@ -13,6 +15,8 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges.prompts import Chat
+from rlvlm.serving.envelope import Kind, Receipt, Request, digest, request_key
+from rlvlm.serving.monitoring import ClientMetrics
 from rlvlm.types import Clip, Query, Score, Stamp, Verdict
 
 logger = logging.getLogger(__name__)
@@ -23,18 +27,22 @@ MAX_BACKOFF_S = 10.0
 _PASSING = (RayActorError, BackPressureError, DeploymentUnavailableError, TimeoutError, JudgeUnavailable)
 """Failures that another try may mend: a replica died or is overloaded, slow, or about to be replaced."""
 
-Item = TypeVar("Item", Query, Clip, Chat)
+Item = TypeVar("Item")
 
 
 class ServedJudge:
     """The `Judge` protocol over a `DeploymentHandle`.
 
     Questions go out in pieces of `batch_size`, cut by position alone: with one client the model sees the same batches
-    whatever the timing, so answers repeat to the bit. A piece that is lost with its replica is sent again. The object
-    pickles; the handle is looked up where it is used.
+    whatever the timing, so answers repeat to the bit. A piece that is lost with its replica is sent again under the
+    same key, so that no replica judges it twice, and every answer comes with a digest of the pictures it is about, so
+    that none is taken for another's. The object pickles; the handle is looked up where it is used.
     """
 
-    def __init__(self, app: str, *, timeout_s: float = 120.0, retries: int = 4, batch_size: int = 16) -> None:
+    def __init__(
+        self, app: str, *, timeout_s: float = 120.0, retries: int = 4, batch_size: int = 16, in_flight: int = IN_FLIGHT,
+        run: str = "",
+    ) -> None:  # fmt: skip
         """Remembers where to ask; nothing is contacted yet.
 
         Args:
@@ -42,8 +50,12 @@ class ServedJudge:
             timeout_s: longest wait for one request's answer.
             retries: tries after the first.
             batch_size: questions per request.
+            in_flight: requests under way at once.
+            run: who asks; the runs on one server get even shares of it. Empty makes up a name.
         """
         self._app = app
+        self._in_flight = in_flight
+        self._run = run or f"client-{uuid.uuid4().hex[:8]}"
         self._timeout_s = timeout_s
         self._retries = retries
         self._batch_size = batch_size
@@ -51,7 +63,7 @@ class ServedJudge:
         self._stamp: Stamp | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_handle": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_metrics"} | {"_handle": None}
 
     @property
     def stamp(self) -> Stamp:
@@ -70,7 +82,7 @@ class ServedJudge:
         Raises:
             JudgeUnavailable: a request was not answered within its tries.
         """
-        return self._ask("compare", queries)
+        return self._ask_kind("compare", queries)
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order.
@@ -78,7 +90,7 @@ class ServedJudge:
         Raises:
             JudgeUnavailable: a request was not answered within its tries.
         """
-        return self._ask("score", clips)
+        return self._ask_kind("score", clips)
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
         """The model's reply to each chat, in order; see `judges.judge.Generator`.
@@ -87,30 +99,55 @@ class ServedJudge:
             UnsupportedQuestion: the judge cannot write, or cannot read one of the chats.
             JudgeUnavailable: a request was not answered within its tries.
         """
-        return self._ask("generate", chats, max_new_tokens, temperature)
+        def ask(_: int, piece: list[Chat]) -> list[Any]:
+            return self._request("generate", piece, max_new_tokens, temperature)
 
-    def _ask(self, method: str, items: Sequence[Item], *args: Any) -> list[Any]:
+        return self._in_pieces(chats, ask)
+
+    @cached_property
+    def _metrics(self) -> ClientMetrics:
+        return ClientMetrics()
+
+    def _ask_kind(self, kind: Kind, items: Sequence[Any]) -> list[Any]:
+        """The answers to queries or clips, each checked to be about what was sent."""
+        return self._in_pieces(items, partial(self._ask_piece, kind, uuid.uuid4().hex))
+
+    def _in_pieces(self, items: Sequence[Item], ask: Callable[[int, list[Item]], list[Any]]) -> list[Any]:
         """Sends the items in pieces, several at a time, and joins the answers in order."""
         if not items:
             return []
         pieces = [list(items[start : start + self._batch_size]) for start in range(0, len(items), self._batch_size)]
         self._connect()
-        with ThreadPoolExecutor(min(IN_FLIGHT, len(pieces)), thread_name_prefix="judge-request") as pool:
-            parts = list(pool.map(lambda piece: self._request(method, piece, *args), pieces))
+        with ThreadPoolExecutor(min(self._in_flight, len(pieces)), thread_name_prefix="judge-request") as pool:
+            parts = list(pool.map(ask, range(len(pieces)), pieces))
         return [answer for part in parts for answer in part]
 
-    def _request(self, method: str, *args: Any) -> Any:
+    def _ask_piece(self, kind: Kind, call: str, index: int, items: list[Any]) -> list[Any]:
+        """The answers to one piece of a call."""
+        digests = [digest(item) for item in items]
+        request = Request(key=request_key(call, index, digests), run=self._run, kind=kind, items=items)
+        return self._request("ask", request, check=partial(self._opened, digests)).answers
+
+    def _opened(self, digests: list[bytes], receipt: Receipt) -> Receipt:
+        """The receipt, once it is known to be about the pictures that were sent."""
+        if receipt.digests != digests or len(receipt.answers) != len(digests):
+            self._metrics.crossed(self._run)
+            raise JudgeUnavailable(f"judge app {self._app!r} answered a question that was not asked",
+                                   "client and server must run the same version of rlvlm")
+        return receipt
+
+    def _request(self, method: str, *args: Any, check: Callable[[Any], Any] | None = None) -> Any:
         """One request's answer, after as many tries as it takes."""
         retrying = Retrying(
             stop=stop_after_attempt(1 + self._retries),
             wait=wait_random_exponential(multiplier=0.5, max=MAX_BACKOFF_S),
             retry=retry_if_exception_type(_PASSING),
-            before_sleep=self._log_retry,
+            before_sleep=self._note_retry,
             reraise=True,
         )
         handle = self._connect()
         try:
-            return retrying(self._try_once, getattr(handle, method), *args)
+            return retrying(self._try_once, getattr(handle, method), args, check)
         except JudgeUnavailable:
             raise
         except (*_PASSING, RayTaskError, RayServeException) as error:
@@ -119,16 +156,19 @@ class ServedJudge:
                 "look at `serve status`, or raise --serve.timeout-s, --serve.retries or --serve.num-replicas",
             ) from error
 
-    def _try_once(self, method: DeploymentHandle, *args: Any) -> Any:
+    def _try_once(self, method: DeploymentHandle, args: tuple[Any, ...], check: Callable[[Any], Any] | None) -> Any:
         response = method.remote(*args)
         try:
             outcome = response.result(timeout_s=self._timeout_s)
         except TimeoutError:
             response.cancel()
             raise
+        except BackPressureError:
+            self._metrics.refused(self._run)
+            raise
         if isinstance(outcome, JudgeUnavailable | UnsupportedQuestion):
             raise outcome
-        return outcome
+        return check(outcome) if check else outcome
 
     def _connect(self) -> DeploymentHandle:
         """The app's handle, looked up on first use in this process."""
@@ -142,8 +182,9 @@ class ServedJudge:
                 ) from error
         return self._handle
 
-    def _log_retry(self, state: RetryCallState) -> None:
+    def _note_retry(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
+        self._metrics.retry(self._run, type(error).__name__)
         logger.warning("judge app %s: try %d failed (%s); trying again", self._app, state.attempt_number,
                        type(error).__name__)
 

@@ -10,15 +10,26 @@ class PlacementConfig:
     app: str = ""
     """Name of a running Serve app to use; empty starts one of our own and stops it at the end."""
     num_replicas: int = 1
-    """Copies of the judge."""
+    """Copies of the judge; the fewest of them where max_replicas lets Serve start more."""
+    max_replicas: int = 0
+    """Most copies while requests pile up; 0 keeps num_replicas."""
+    target_ongoing_requests: float = 2.0
+    """Requests per copy, at work or waiting, that Serve aims at by starting and stopping copies, > 0."""
+    upscale_delay_s: float = 10.0
+    """How long requests must pile up before another copy is started."""
+    downscale_delay_s: float = 300.0
+    """How long a copy must be too many before it is stopped: loading it again costs minutes."""
     num_cpus: float = 1.0
     """CPU cores per replica."""
     num_gpus: float = 0.0
-    """Share of a GPU per replica; 0.5 lets two judges share a card. Bookkeeping only: it does not limit memory."""
+    """Share of a GPU per replica; 0.5 lets two judges share a card, each limited to half of its memory."""
     timeout_s: float = 120.0
     """Longest wait for one request's answer, in seconds."""
     retries: int = 4
     """Tries after the first when a replica dies or is overloaded."""
+    stall_s: float = 5.0
+    """Silence after which a replica counts as stuck and is replaced, >= 1: its model, at work, uses no CPU (on a GPU:
+    finishes no layer), or its event loop does not turn. A long batch is no silence."""
 
     def __post_init__(self) -> None:
         if self.num_replicas < 1:
@@ -27,5 +38,13 @@ class PlacementConfig:
             raise ValueError(f"serve.num_cpus and num_gpus must be >= 0, got {self.num_cpus} and {self.num_gpus}")
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise ValueError(f"serve.num_gpus above 1 must be a whole number, got {self.num_gpus}")
+        if self.max_replicas and self.max_replicas < self.num_replicas:
+            raise ValueError(f"serve.max_replicas must be 0 or >= num_replicas, got {self.max_replicas} and "
+                             f"{self.num_replicas}")
+        if self.target_ongoing_requests <= 0 or self.upscale_delay_s < 0 or self.downscale_delay_s < 0:
+            raise ValueError("need serve.target_ongoing_requests > 0 and delays >= 0, got "
+                             f"{self.target_ongoing_requests}, {self.upscale_delay_s} and {self.downscale_delay_s}")
+        if self.stall_s < 1:
+            raise ValueError(f"serve.stall_s must be >= 1, got {self.stall_s}; a short pause is no fault")
         if self.timeout_s <= 0 or self.retries < 0:
             raise ValueError(f"need serve.timeout_s > 0 and retries >= 0, got {self.timeout_s} and {self.retries}")

@@ -1,0 +1,122 @@
+"""Every figure that rlvlm shows at Ray's Prometheus endpoint, once: name, kind, tags, and who observes it.
+
+Ray exports them on each node's metrics port beside its own (Serve's latencies, queues and replica health), with the
+prefix `ray_` and, for counters, the suffix `_total`; `docs/monitoring/rlvlm.json` is a Grafana dashboard over them. A
+process without Ray may observe too: nothing happens then.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray.serve import metrics as serve_metrics  # as Ray's own, plus the application, deployment and replica
+from ray.util import metrics as ray_metrics
+
+from rlvlm import metrics
+from rlvlm.types import Score, Verdict
+
+SIZES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
+SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0]
+
+ANSWERS = "rlvlm_judge_answers"
+"""Counter, tags kind (compare, score), status (ok, no_preference, invalid, failed), run: questions answered."""
+BATCH_SIZE = "rlvlm_judge_batch_size"
+"""Histogram, tag kind: questions per batch."""
+QUEUE = "rlvlm_judge_queue"
+"""Gauge: questions that wait in a replica for a batch."""
+LATENCY_S = "rlvlm_judge_latency_s"
+"""Histogram, tag kind: seconds a request spent in a replica, waiting included."""
+GPU_BYTES = "rlvlm_judge_gpu_bytes"
+"""Gauge: the most GPU memory that the replica has held."""
+RETRIES = "rlvlm_judge_retries"
+"""Counter, tag reason (the error's name): requests that a client sent again."""
+REFUSED = "rlvlm_judge_refused"
+"""Counter: requests refused because the queue was full."""
+CROSSED = "rlvlm_judge_crossed"
+"""Counter: answers that came back for other pictures than were sent; anything but 0 is a fault of ours."""
+CACHE_HITS = "rlvlm_cache_hits"
+"""Gauge, tag run: questions answered from memory so far."""
+CACHE_MISSES = "rlvlm_cache_misses"
+"""Gauge, tag run: questions put to the judge so far."""
+LABEL_ACCURACY = "rlvlm_label_accuracy"
+"""Gauge, tag run: share of decided labels that agree with the simulator's progress."""
+
+RUN_GAUGES = {
+    metrics.LABEL_ACCURACY: LABEL_ACCURACY,
+    metrics.CACHE_HITS: CACHE_HITS,
+    metrics.CACHE_MISSES: CACHE_MISSES,
+}
+"""Which of a run's own metrics are shown, under which names."""
+
+COUNTERS = (ANSWERS, RETRIES, REFUSED, CROSSED)
+GAUGES = (QUEUE, GPU_BYTES, CACHE_HITS, CACHE_MISSES, LABEL_ACCURACY)
+HISTOGRAMS = (BATCH_SIZE, LATENCY_S)
+
+
+def exported_names() -> set[str]:
+    """The names under which Prometheus finds these figures."""
+    histograms = {f"ray_{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
+    return {f"ray_{name}_total" for name in COUNTERS} | {f"ray_{name}" for name in GAUGES} | histograms
+
+
+class ReplicaMetrics:
+    """What one replica observes. Serve adds the tags application, deployment and replica."""
+
+    def __init__(self) -> None:
+        tags: Any = ("kind", "status", "run")  # Serve's own annotation allows one tag only
+        self._answers = serve_metrics.Counter(ANSWERS, "Questions answered.", tag_keys=tags)
+        self._batch_size = serve_metrics.Histogram(BATCH_SIZE, "Questions per batch.", SIZES, tag_keys=("kind",))
+        self._latency_s = serve_metrics.Histogram(LATENCY_S, "Seconds per request.", SECONDS, tag_keys=("kind",))
+        self._queue = serve_metrics.Gauge(QUEUE, "Questions waiting for a batch.")
+        self._gpu_bytes = serve_metrics.Gauge(GPU_BYTES, "Most GPU memory held, in bytes.")
+
+    def request(self, kind: str, run: str, answers: Sequence[Verdict | Score], seconds: float) -> None:
+        """Counts the answers to one request by status."""
+        for status, count in Tally(answer.status for answer in answers).items():
+            self._answers.inc(count, {"kind": kind, "status": status.value, "run": run or "unnamed"})
+        self._latency_s.observe(seconds, {"kind": kind})
+
+    def batch(self, kind: str, size: int) -> None:
+        """Notes the size of a batch as it starts."""
+        self._batch_size.observe(size, {"kind": kind})
+
+    def state(self, num_waiting: int, gpu_bytes: int = 0) -> None:
+        """Notes how the replica stands."""
+        self._queue.set(num_waiting)
+        self._gpu_bytes.set(gpu_bytes)
+
+
+class ClientMetrics:
+    """What the caller's side observes: tries that went wrong."""
+
+    def __init__(self) -> None:
+        self._retries = ray_metrics.Counter(RETRIES, "Requests sent again.", tag_keys=("run", "reason"))
+        self._refused = ray_metrics.Counter(REFUSED, "Requests refused: queue full.", tag_keys=("run",))
+        self._crossed = ray_metrics.Counter(CROSSED, "Answers about other pictures than were sent.", tag_keys=("run",))
+
+    def retry(self, run: str, reason: str) -> None:
+        """Counts a try that failed and is made again."""
+        self._retries.inc(1, {"run": run, "reason": reason})
+
+    def refused(self, run: str) -> None:
+        """Counts a request that met a full queue."""
+        self._refused.inc(1, {"run": run})
+
+    def crossed(self, run: str) -> None:
+        """Counts an answer that was about something else."""
+        self._crossed.inc(1, {"run": run})
+
+
+class RunMetrics:
+    """What a run shows of its own metrics, so that label accuracy and cache hits stand beside the judge's figures."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._gauges = {key: ray_metrics.Gauge(name, f"{key} of a run.", tag_keys=("run",))
+                        for key, name in RUN_GAUGES.items()}
+
+    def publish(self, row: Mapping[str, float]) -> None:
+        """Shows the newest values of those metrics in `row` that are shown at all."""
+        for key, gauge in self._gauges.items():
+            if key in row:
+                gauge.set(row[key], {"run": self._run})
