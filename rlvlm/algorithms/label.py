@@ -6,10 +6,10 @@ from torch import Tensor
 
 from rlvlm.algorithms.replay import Replay
 from rlvlm.errors import NumericsError
-from rlvlm.rewards.source import Labelling, RewardSource
+from rlvlm.rewards.source import ChangingSource, Labelling, RewardSource
 from rlvlm.types import FloatArray, Transitions
 
-_RELABEL_ROWS = 4096
+_PIECE_ROWS = 16_384
 
 
 def label_on_arrival(transitions: Transitions, source: RewardSource) -> FloatArray:
@@ -30,11 +30,37 @@ def label_on_draw(replay: Replay, rows: Tensor, source: RewardSource) -> Tensor 
     return torch.as_tensor(_checked(source, replay.transitions(rows)), device=replay.device)
 
 
-def relabel(replay: Replay, source: RewardSource) -> None:
-    """Gives every row of the replay its reward by `source`, in place; the env's rewards beside them stay."""
-    for start in range(0, len(replay), _RELABEL_ROWS):
-        rows = slice(start, min(start + _RELABEL_ROWS, len(replay)))
-        replay.rewards[rows] = torch.as_tensor(label_on_arrival(replay.transitions(rows), source), device=replay.device)
+class Relabelling:
+    """Brings a replay up to date with a source that has changed, a piece between two turns of acting.
+
+    Pieces are cut by what there is to look at, never by the clock, so a run repeats to the bit. Until the last piece is
+    done, draws mix rewards from before and after the change; a replay of fewer rows than one piece never does.
+    """
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        self.next_row: int | None = None
+        """First row that waits for its new reward; None when every row has it."""
+
+    def start(self) -> None:
+        """Every row waits from now on."""
+        self.next_row = 0
+
+    def advance(self, source: ChangingSource) -> None:
+        """Labels the next piece, if there is one; the env's rewards beside them stay."""
+        if self.next_row is None:
+            return
+        first, end = self.next_row, min(self.next_row + _PIECE_ROWS, len(self._replay))
+        num = source.num_affordable(self._replay.transitions(slice(first, end)))
+        rows = slice(first, min(first + num, end))
+        labels = _checked(source, self._replay.transitions(rows))
+        self._replay.rewards[rows] = torch.as_tensor(labels, device=self._replay.device)
+        self.next_row = None if rows.stop == len(self._replay) else rows.stop
+
+    def finish(self, source: ChangingSource) -> None:
+        """Labels everything that waits."""
+        while self.next_row is not None:
+            self.advance(source)
 
 
 def _checked(source: RewardSource, transitions: Transitions) -> FloatArray:

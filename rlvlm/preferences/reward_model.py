@@ -143,7 +143,8 @@ class RewardModel:
         num, right = int(is_decided.sum()), 0
         if num:
             returns = torch.stack([self._returns(member, held_out.rows, held_out.places) for member in self._members])
-            right = num_right(*returns.mean(dim=0).unbind(-1), held_out.p_right)
+            mean = returns.mean(dim=0)  # [N, 2]
+            right = num_right(mean[:, 0], mean[:, 1], held_out.p_right)
         self._is_trusted = beats_chance(right, num)
         told = {metrics.REWARD_IS_TRUSTED: float(self._is_trusted)}
         return told | {metrics.REWARD_HELD_OUT_ACCURACY: right / num} if num else told
@@ -152,6 +153,12 @@ class RewardModel:
         """The members' mean `[N]`; zeros as long as the fit does no better than chance."""
         mean = self.predict(steps).mean(axis=0)
         return mean if self._is_trusted else np.zeros_like(mean)
+
+    def num_affordable(self, steps: Steps) -> int:
+        """How many of the leading steps can be read within a good half second, >= 1: counts what looks different."""
+        first, _ = self._inputs.distinct(steps)
+        kinds = self._inputs.affordable_kinds
+        return len(steps) if len(first) <= kinds else int(np.sort(first)[kinds])
 
     @torch.no_grad()
     def predict(self, steps: Steps) -> FloatArray:

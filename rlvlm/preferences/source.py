@@ -25,3 +25,7 @@ class PreferenceReward:
     def label(self, transitions: Transitions) -> FloatArray:
         """Rewards `[B]`."""
         return self._model.rewards(Steps.of(transitions))
+
+    def num_affordable(self, transitions: Transitions) -> int:
+        """How many of the leading rows `label` can take within a good half second, >= 1."""
+        return self._model.num_affordable(Steps.of(transitions))

@@ -30,3 +30,11 @@ class RewardSource(Protocol):
     def label(self, transitions: Transitions) -> FloatArray:
         """Rewards `[B]` for a batch."""
         ...
+
+
+class ChangingSource(RewardSource, Protocol):
+    """A source with `Labelling.ON_CHANGE`: what it said before has to be said anew, a piece at a time."""
+
+    def num_affordable(self, transitions: Transitions) -> int:
+        """How many of the leading rows can be labelled in a good half second on one core, >= 1."""
+        ...

@@ -3,7 +3,7 @@ import pytest
 import torch
 from numbered import rows
 
-from rlvlm.algorithms.label import label_on_arrival, label_on_draw, relabel
+from rlvlm.algorithms.label import Relabelling, label_on_arrival, label_on_draw
 from rlvlm.algorithms.replay import Replay
 from rlvlm.errors import NumericsError
 from rlvlm.rewards.source import Labelling
@@ -17,6 +17,9 @@ class Scaled:
 
     def label(self, transitions):
         return transitions.obs[:, 0] * self.scale
+
+    def num_affordable(self, transitions):
+        return min(700, len(transitions.obs))
 
 
 def test_three_rows_labelled_by_hand():
@@ -37,10 +40,28 @@ def test_relabelling_reaches_every_row_after_wrap_around_and_leaves_the_true_rew
     for first in range(0, 8000, 1000):
         replay.add(rows(first, 1000), np.zeros(1000, np.float32))
     truth = replay.transitions(slice(0, 5000)).env_rewards.copy()
-    relabel(replay, Scaled(-1.0))
+    relabelling = Relabelling(replay)
+    relabelling.start()
+    relabelling.finish(Scaled(-1.0))
     np.testing.assert_array_equal(replay.rewards.numpy(), -replay.transitions(slice(0, 5000)).obs[:, 0])
     np.testing.assert_array_equal(replay.transitions(slice(0, 5000)).env_rewards, truth)
     assert replay.rewards.min() == -7999
+
+
+def test_relabelling_goes_on_in_pieces_while_rows_arrive():
+    replay = Replay(5000)
+    replay.add(rows(1, 1500), np.zeros(1500, np.float32))
+    relabelling, source = Relabelling(replay), Scaled(2.0)
+    relabelling.advance(source)
+    assert not replay.rewards.any(), "nothing was to be done"
+    relabelling.start()
+    relabelling.advance(source)
+    assert np.count_nonzero(replay.rewards) == 700 == relabelling.next_row
+    replay.add(rows(1501, 100), label_on_arrival(rows(1501, 100), source))
+    relabelling.advance(source)
+    relabelling.advance(source)
+    assert relabelling.next_row is None
+    np.testing.assert_array_equal(replay.rewards.numpy(), 2 * replay.transitions(slice(0, 1600)).obs[:, 0])
 
 
 def test_a_reward_that_is_not_finite_stops_the_run():

@@ -28,3 +28,15 @@ def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits() -> 
     np.testing.assert_allclose(rewards, (one + two + three) / 3, rtol=1e-6)
     assert rewards.shape == (20,) and rewards.dtype == np.float32 and rewards.any()
     assert source.version == 1
+
+
+def test_what_can_be_afforded_is_counted_in_what_looks_different() -> None:
+    inputs = StateInput(4, 2)
+    inputs.affordable_kinds = 7
+    source, episode = PreferenceReward(RewardModel(inputs, RewardModelConfig(), seed=0)), tiny_episode(0)
+    batch = Transitions(obs=episode.obs, actions=episode.actions, next_obs=episode.next_obs,
+                        terminated=np.zeros(20, np.float32), env_rewards=episode.env_rewards,
+                        success=np.zeros(20, np.float32), snapshots=episode.snapshots)
+    assert source.num_affordable(batch) == 7
+    inputs.affordable_kinds = 20
+    assert source.num_affordable(batch) == 20

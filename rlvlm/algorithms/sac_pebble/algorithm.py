@@ -26,7 +26,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
 from rlvlm.algorithms.evaluation import EvaluationEpisode, evaluate
-from rlvlm.algorithms.label import label_on_arrival, relabel
+from rlvlm.algorithms.label import Relabelling, label_on_arrival
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.algorithms.sac_pebble.module import SACModule
@@ -154,6 +154,7 @@ class SACPebble(Algorithm):
         self._runner.policy = self._learner.networks.policy
         self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
         self._schedule = build_schedule(self.config.schedule(), self._viewer)
+        self._relabelling = Relabelling(self._learner.replay)
         self._recent: deque[list[float]] = deque(maxlen=_RECENT_EPISODES)
         self._facts: dict[str, float] = {}
         self._env_steps = self._num_episodes = self._steps_told = 0
@@ -173,6 +174,8 @@ class SACPebble(Algorithm):
             self._learner.replay.add(sample.transitions, rewards[-1])
             if self._schedule.is_feedback_due(self._env_steps):
                 self._learn_reward()
+            if self._schedule.learned is not None:
+                self._relabelling.advance(self._schedule.learned)
             self._learner.learn(self._updates_due(num_steps), self._schedule.source)
         self._log_round(np.concatenate(rewards))
 
@@ -191,15 +194,17 @@ class SACPebble(Algorithm):
         return sample
 
     def _learn_reward(self) -> None:
-        """Asks, fits and relabels everything; the first learned reward finds critics without a past."""
+        """Asks, fits and has everything relabelled; the first learned reward finds critics without a past."""
         was_learned, version = self._schedule.is_learned, self._schedule.source.version
         self._facts |= self._schedule.hold_session(self._env_steps)
-        if not self._schedule.is_learned or (was_learned and self._schedule.source.version == version):
+        learned = self._schedule.learned
+        if learned is None or (was_learned and learned.version == version):
             return
-        relabel(self._learner.replay, self._schedule.source)
+        self._relabelling.start()
         if not was_learned:
+            self._relabelling.finish(learned)
             self._learner.restart_critics()
-            self._learner.learn(self.config.sac.catch_up_updates, self._schedule.source)
+            self._learner.learn(self.config.sac.catch_up_updates, learned)
 
     def _updates_due(self, num_steps: int) -> int:
         """Updates after a turn: none before the random steps are over, then `updates_per_step` on average."""
@@ -259,6 +264,7 @@ class SACPebble(Algorithm):
             "runner": self._runner.save_tree(),
             "learner": self._learner.save_tree(),
             "schedule": self._schedule.save_tree(),
+            "relabelled_to": self._relabelling.next_row,
             "recent": list(self._recent),
             "facts": self._facts,
             "env_steps": self._env_steps,
@@ -277,6 +283,7 @@ class SACPebble(Algorithm):
         self._runner.load_tree(tree["runner"])
         self._learner.load_tree(tree["learner"])
         self._schedule.load_tree(tree["schedule"])
+        self._relabelling.next_row = tree["relabelled_to"]
         self._recent.extend(tree["recent"])
         self._facts = dict(tree["facts"])
         self._env_steps, self._num_episodes = tree["env_steps"], tree["num_episodes"]

@@ -11,6 +11,7 @@ from rlvlm.judges.judge import Judge
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, simulated_config
 from rlvlm.preferences.loop import PreferenceLoop, build_preference_loop
 from rlvlm.preferences.records import QueryRecord
+from rlvlm.preferences.source import PreferenceReward
 from rlvlm.preferences.teachers import build_teacher
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.environment import EnvironmentReward, SparseSuccess
@@ -55,6 +56,11 @@ class RewardSchedule:
     def is_learned(self) -> bool:
         """Whether the source in force is the one learned from preferences."""
         return self._loop is not None and self.source is self._loop.source
+
+    @property
+    def learned(self) -> PreferenceReward | None:
+        """The source learned from preferences, once it is in force."""
+        return self._loop.source if self._loop is not None and self.is_learned else None
 
     def take_in(self, sample: Sample) -> None:
         """Remembers visited states and finished episodes for those who need them."""

@@ -1,0 +1,96 @@
+"""How long a replay of 200,000 steps takes to relabel after a fit: `python benchmarks/relabel.py`.
+
+The steps are real ones of drawer_open, played by the random policy of the run's start; the reward models are fitted to
+an oracle's answers. Prints seconds per model, the longest time that acting stands still, and what there was to look at,
+as JSON. `--robot visible` makes every picture different from every other: the worst case for a picture model.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from typing import Literal
+
+import numpy as np
+import torch
+
+from rlvlm.algorithms.label import Relabelling
+from rlvlm.algorithms.replay import Replay
+from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+from rlvlm.algorithms.sac_pebble.runner import WorldRunner
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import make_world
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+from rlvlm.preferences.loop import PreferenceLoop, build_preference_loop
+from rlvlm.preferences.teachers import OracleTeacher
+
+ROWS, EPISODES, QUERIES = 200_000, 20, 200
+
+
+class Rig:
+    """A replay of random play in one world, and reward models fitted to an oracle that watched it."""
+
+    def __init__(self, robot: Literal["hidden", "visible"], rows: int) -> None:
+        world = EnvConfig(robot=robot)
+        self._runner = WorldRunner(config=SACPebbleConfig().worlds(task="drawer_open", world=world))
+        self.viewer = make_world("drawer_open", world, 0)
+        self.replay = Replay(rows)
+        self._episodes = []
+        while len(self.replay) < rows:
+            sample = self._runner.sample(num_steps=min(250, rows - len(self.replay)), random_actions=True)
+            self.replay.add(sample.transitions, sample.transitions.env_rewards)
+            self._episodes += sample.episodes
+
+    def fitted(self, sees: Literal["image", "state"]) -> PreferenceLoop:
+        """A preference loop that has held one session, with its pictures drawn as they would have been on arrival."""
+        loop = build_preference_loop(self.viewer, OracleTeacher(), feedback=FeedbackConfig(queries=QUERIES),
+                                     reward_model=RewardModelConfig(), sees=sees, seed=0)
+        for episode in self._episodes[:EPISODES]:
+            loop.add(episode)
+        loop.run_session(3_000)
+        return loop
+
+
+def relabel(replay: Replay, loop: PreferenceLoop) -> list[float]:
+    """Seconds of each piece."""
+    relabelling, pieces = Relabelling(replay), []
+    relabelling.start()
+    while relabelling.next_row is not None:
+        started = time.perf_counter()
+        relabelling.advance(loop.source)
+        pieces.append(time.perf_counter() - started)
+    return pieces
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--robot", choices=("hidden", "visible"), default="hidden")
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="of torch; a run uses one")
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    rig = Rig(chosen.robot, chosen.rows)
+    loops = {sees: rig.fitted(sees) for sees in ("state", "image")}
+    totals, longest = {sees: [] for sees in loops}, {sees: [] for sees in loops}
+    num_pieces = {}
+    for _ in range(chosen.rounds):
+        for sees, loop in loops.items():
+            pieces = relabel(rig.replay, loop)
+            totals[sees].append(sum(pieces))
+            longest[sees].append(max(pieces))
+            num_pieces[sees] = len(pieces)
+    snapshots = rig.replay.transitions(slice(0, chosen.rows)).snapshots
+    kinds = len(np.unique(rig.viewer.picture_key(snapshots), axis=0))
+    print(json.dumps({
+        "rows": chosen.rows, "robot": chosen.robot, "threads": chosen.threads, "different_pictures": kinds,
+        "first_time_s": {sees: round(values[0], 2) for sees, values in totals.items()},
+        "median_s": {sees: round(statistics.median(values), 2) for sees, values in totals.items()},
+        "longest_piece_s": {sees: round(max(values), 2) for sees, values in longest.items()},
+        "pieces": num_pieces, "machine": f"{platform.machine()}, {torch.__version__}",
+    }, indent=2))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
