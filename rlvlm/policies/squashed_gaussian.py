@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,50 @@ from torch.nn.functional import softplus
 
 LOG_STD_MIN = -5.0
 LOG_STD_MAX = 2.0
+_HALF_RANGE = 0.5 * (LOG_STD_MAX - LOG_STD_MIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Actions drawn from squashed Gaussians, and what it takes to go back from them to the network's outputs."""
+
+    actions: Tensor
+    """[B, A] in (-1, 1)."""
+    log_density: Tensor
+    """[B] of the actions, nats."""
+    deviation: Tensor
+    """[B, A] how far noise moved the action from the mean, before squashing."""
+    width: Tensor
+    """[B, A] in (-1, 1): where between its bounds log-std lies."""
+
+    @classmethod
+    def of(cls, outputs: Tensor, noise: Tensor) -> "Draw":
+        """The actions that `noise` `[B, A]`, standard normal, makes of the network's outputs `[B, 2A]`."""
+        mean, raw = outputs.chunk(2, dim=-1)
+        width = torch.tanh(raw)
+        log_std = _log_std(width)
+        deviation = log_std.exp() * noise
+        before = mean + deviation
+        return cls(torch.tanh(before), log_density(before, noise, log_std), deviation, width)
+
+    def rows(self, chosen: slice) -> "Draw":
+        """Some of the actions."""
+        return Draw(self.actions[chosen], self.log_density[chosen], self.deviation[chosen], self.width[chosen])
+
+    def output_slopes(self, action_slopes: Tensor, density_slope: Tensor) -> Tensor:
+        """Slopes `[B, 2A]` of a loss at the network's outputs.
+
+        With action a = tanh(u), the log-density's slope along u is 2a: the Gaussian's own part does not change with the
+        mean, and -d/du log(1 - tanh(u)^2) = 2 tanh(u).
+
+        Args:
+            action_slopes: [B, A] of the loss, at the actions.
+            density_slope: [] of the loss, at every log-density.
+        """
+        before = torch.addcmul(action_slopes, action_slopes, self.actions.square(), value=-1)
+        before.addcmul_(density_slope, self.actions, value=2)
+        log_std = before * self.deviation - density_slope
+        return torch.cat((before, _HALF_RANGE * log_std * (1 - self.width.square())), dim=-1)
 
 
 class SquashedGaussian(nn.Module):
@@ -42,7 +87,7 @@ class SquashedGaussian(nn.Module):
         for layer in inner:
             hidden = torch.relu_(layer(hidden))
         mean, raw = last(hidden).chunk(2, dim=-1)
-        return mean, LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (torch.tanh(raw) + 1)
+        return mean, _log_std(torch.tanh(raw))
 
     def sample(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions and how likely they were; gradients flow through both.
@@ -63,6 +108,11 @@ class SquashedGaussian(nn.Module):
         """Actions [B, A] for acting only: the distribution's mode when `noise` is None, else a sample."""
         mean, log_std = self(obs)
         return torch.tanh(mean if noise is None else mean + log_std.exp() * noise)
+
+
+def _log_std(width: Tensor) -> Tensor:
+    """Log-std `[B, A]` of where it lies between its bounds, -1 to 1."""
+    return LOG_STD_MIN + _HALF_RANGE * (width + 1)
 
 
 def log_density(before: Tensor, noise: Tensor, log_std: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch.distributions import Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from rlvlm.policies.squashed_gaussian import SquashedGaussian, log_density
+from rlvlm.policies.squashed_gaussian import Draw, SquashedGaussian, log_density
 
 
 def test_density_at_the_mean_of_a_unit_gaussian_by_hand():
@@ -58,3 +58,21 @@ def test_the_generator_decides_the_first_weights_which_are_orthogonal():
         assert torch.equal(one, other)
     weight = left.layers[0].weight.detach().numpy()
     np.testing.assert_allclose(weight.T @ weight, np.eye(3), atol=1e-5)  # orthogonal columns
+
+
+def test_a_draw_is_the_policys_sample_and_its_slopes_are_those_of_autograd():
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(9, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    noise, action_slopes = torch.randn(2, 9, 3, generator=generator, dtype=torch.float64)
+    density_slope = torch.tensor(0.37, dtype=torch.float64)
+    draw = Draw.of(outputs, noise)
+    loss = (draw.actions * action_slopes).sum() + density_slope * draw.log_density.sum()
+    (expected,) = torch.autograd.grad(loss, outputs)
+    torch.testing.assert_close(draw.output_slopes(action_slopes, density_slope), expected, rtol=0, atol=1e-12)
+    policy = SquashedGaussian(3, 2, (8,), generator)
+    obs, noise = torch.randn(5, 3, generator=generator), torch.randn(5, 2, generator=generator)
+    hidden = torch.relu(policy.layers[0](obs))
+    draw = Draw.of(policy.layers[1](hidden), noise)
+    for left, right in zip((draw.actions, draw.log_density), policy.sample(obs, noise), strict=True):
+        torch.testing.assert_close(left, right)
+    assert torch.equal(draw.rows(slice(2, None)).actions, draw.actions[2:])

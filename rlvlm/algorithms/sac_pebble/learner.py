@@ -1,20 +1,49 @@
 """Trains the networks from the replay it holds. RLlib builds one; the algorithm calls it between turns of acting."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from torch import Tensor
-from torch.optim import Adam
 
 from rlvlm import metrics
+from rlvlm.algorithms.dense.block import ParameterBlock, flatten
+from rlvlm.algorithms.dense.stack import DenseStack
 from rlvlm.algorithms.label import label_on_draw
 from rlvlm.algorithms.replay import Batch, Replay
 from rlvlm.algorithms.sac_pebble import losses
 from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.errors import NumericsError
+from rlvlm.policies.squashed_gaussian import Draw
 from rlvlm.rewards.source import RewardSource
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What an update computed that is worth logging, when somebody asks."""
+
+    q: Tensor
+    """[2, B] of the batch's actions."""
+    target: Tensor
+    """[B]."""
+    policy_q: Tensor
+    """[2, B] of the policy's own actions."""
+    log_density: Tensor
+    """[B] of those, nats."""
+    alpha: Tensor
+    """[]."""
+
+    def metrics(self) -> dict[str, float]:
+        """Losses, temperature, entropy and mean value by their names in `rlvlm.metrics`."""
+        return {
+            metrics.CRITIC_LOSS: losses.critic_loss(self.q, self.target).item(),
+            metrics.ACTOR_LOSS: losses.actor_loss(self.policy_q, self.log_density, self.alpha).item(),
+            metrics.ALPHA: self.alpha.item(),
+            metrics.ENTROPY: -self.log_density.mean().item(),
+            metrics.Q_MEAN: self.q.mean().item(),
+        }
 
 
 class SACLearner(TorchLearner):
@@ -28,25 +57,26 @@ class SACLearner(TorchLearner):
     replay: Replay
 
     def build(self) -> None:
-        """Makes networks, optimisers and an empty replay."""
+        """Makes networks, their training memory and an empty replay."""
         super().build()
         sac = self.config.sac
         self.networks = self.module[DEFAULT_MODULE_ID]
         self.replay = Replay(sac.replay_capacity, self.device)
         self.num_updates = 0
         self._generator = torch.Generator(self.device).manual_seed(self.config.seed)
-        self._optimizers = {name: self.get_optimizer(DEFAULT_MODULE_ID, name) for name in ("actor", "critic", "alpha")}
         self._latest: dict[str, float] = {}
+        self._blocks = {
+            "actor": ParameterBlock(self.networks.policy.parameters(), sac.actor_lr),
+            "critic": ParameterBlock(self.networks.critic.parameters(), sac.critic_lr),
+            "alpha": ParameterBlock([self.networks.log_alpha], sac.alpha_lr),
+        }
+        self._target_values = flatten(self.networks.target.parameters())
+        self._policy = DenseStack.of_policy(self.networks.policy, 2 * sac.batch_size)
+        self._critic = DenseStack(self.networks.critic.layers(), sac.batch_size)
+        self._target = DenseStack(self.networks.target.layers(), sac.batch_size)
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
-        """Registers Adam for policy, critics and temperature; RLlib calls it during `build`."""
-        networks, sac = self.module[module_id], self.config.sac
-        groups = {"actor": (list(networks.policy.parameters()), sac.actor_lr),
-                  "critic": (list(networks.critic.parameters()), sac.critic_lr),
-                  "alpha": ([networks.log_alpha], sac.alpha_lr)}
-        for name, (parameters, lr) in groups.items():
-            self.register_optimizer(module_id=module_id, optimizer_name=name, params=parameters,
-                                    optimizer=Adam(parameters, lr=lr, fused=True))
+        """Nothing to register: `ParameterBlock` takes the steps."""
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
         """RLlib's own path from episodes to a loss, which this learner does not take.
@@ -71,37 +101,36 @@ class SACLearner(TorchLearner):
         for _ in range(num_updates):
             rows = torch.randint(len(self.replay), (self.config.sac.batch_size,), generator=self._generator,
                                  device=self.device)
-            statistics = self._update(self.replay.draw(rows, label_on_draw(self.replay, rows, source)))
+            reading = self._update(self.replay.draw(rows, label_on_draw(self.replay, rows, source)))
         self.num_updates += num_updates
-        self._latest = {name: value.item() for name, value in statistics.items()}
+        self._latest = reading.metrics()
         self._check_finite()
 
-    def _update(self, batch: Batch) -> dict[str, Tensor]:
-        """One update of critics, policy, temperature and target; returns what is worth logging, unread."""
-        sac, networks = self.config.sac, self.networks
+    @torch.no_grad()
+    def _update(self, batch: Batch) -> Reading:
+        """One update of critics, policy, temperature and target."""
+        sac, count = self.config.sac, len(batch.obs)
         noise = torch.randn(2, *batch.actions.shape, generator=self._generator, device=self.device)
-        alpha = networks.log_alpha.detach().exp()
-        with torch.no_grad():
-            next_actions, next_log_density = networks.policy.sample(batch.next_obs, noise[0])
-            next_q = networks.target(batch.next_obs, next_actions)
-            target = losses.td_target(batch.rewards, batch.terminated, next_q, next_log_density, alpha, sac.gamma)
-        q = networks.critic(batch.obs, batch.actions)
-        critic_loss = losses.critic_loss(q, target)
-        self._descend("critic", critic_loss)
-        actions, log_density = networks.policy.sample(batch.obs, noise[1])
-        actor_loss = losses.actor_loss(networks.critic(batch.obs, actions), log_density, alpha)
-        self._descend("actor", actor_loss)
-        self._descend("alpha", losses.temperature_loss(networks.log_alpha, log_density, -batch.actions.shape[1]))
-        losses.move_towards(list(networks.target.parameters()), list(networks.critic.parameters()), sac.tau)
-        return {metrics.CRITIC_LOSS: critic_loss.detach(), metrics.ACTOR_LOSS: actor_loss.detach(),
-                metrics.ALPHA: alpha, metrics.ENTROPY: -log_density.detach().mean(), metrics.Q_MEAN: q.detach().mean()}
+        alpha = self.networks.log_alpha.exp()
+        # Both draws are the same policy's, so one pass makes them.
+        outputs = self._policy.forward(torch.cat((batch.next_obs, batch.obs)))
+        both = Draw.of(outputs[0], noise.flatten(0, 1))
+        ahead, here = both.rows(slice(count)), both.rows(slice(count, None))
 
-    def _descend(self, name: str, loss: Tensor) -> None:
-        """One optimiser step; only the gradients of that optimiser's own parameters are computed."""
-        parameters = self._optimizers[name].param_groups[0]["params"]
-        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            parameter.grad = gradient
-        self._optimizers[name].step()
+        next_q = self._target.forward(torch.cat((batch.next_obs, ahead.actions), dim=1))[..., 0]
+        target = losses.td_target(batch.rewards, batch.terminated, next_q, ahead.log_density, alpha, sac.gamma)
+        q = self._critic.forward(torch.cat((batch.obs, batch.actions), dim=1))[..., 0]
+        self._critic.backward(losses.critic_slopes(q, target)[..., None])
+        self._blocks["critic"].step()
+
+        policy_q = self._critic.forward(torch.cat((batch.obs, here.actions), dim=1))[..., 0]
+        slopes = self._critic.input_slopes(losses.value_slopes(policy_q)[..., None], first_input=batch.obs.shape[1])
+        self._policy.backward(here.output_slopes(slopes.sum(dim=0), alpha / count)[None], first_row=count)
+        self._blocks["actor"].step()
+        self._blocks["alpha"].gradients.fill_(losses.temperature_slope(alpha, here.log_density, -noise.shape[2]))
+        self._blocks["alpha"].step()
+        self._target_values.lerp_(self._blocks["critic"].values, sac.tau)
+        return Reading(q, target, policy_q, here.log_density, alpha)
 
     def _check_finite(self) -> None:
         """Stops a run whose losses have become NaN or infinite: one such update spoils every weight behind it."""
@@ -113,7 +142,7 @@ class SACLearner(TorchLearner):
     def restart_critics(self) -> None:
         """Critics, targets and the critics' optimiser start anew; policy, temperature and replay stay."""
         self.networks.restart_critics(self._generator)
-        self._optimizers["critic"].state.clear()
+        self._blocks["critic"].forget()
 
     def report(self) -> dict[str, float]:
         """Losses of the newest update (none before the first) and the number of updates so far."""
@@ -123,7 +152,7 @@ class SACLearner(TorchLearner):
         """Everything a bit-identical continuation needs, as a state tree."""
         return {
             "networks": {name: value.cpu().numpy() for name, value in self.networks.state_dict().items()},
-            "optimizers": {name: _optimizer_tree(optimizer) for name, optimizer in self._optimizers.items()},
+            "adam": {name: block.get_state() for name, block in self._blocks.items()},
             "replay": self.replay.get_state(),
             "generator": self._generator.get_state().numpy(),
             "num_updates": self.num_updates,
@@ -133,23 +162,9 @@ class SACLearner(TorchLearner):
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned; learning rates stay those of the present config."""
         self.networks.load_state_dict({name: torch.as_tensor(value) for name, value in tree["networks"].items()})
-        for name, optimizer in self._optimizers.items():
-            _restore_optimizer(optimizer, tree["optimizers"][name])
+        for name, block in self._blocks.items():
+            block.set_state(tree["adam"][name])
         self.replay.set_state(tree["replay"])
         self._generator.set_state(torch.as_tensor(tree["generator"]))
         self.num_updates, self._latest = tree["num_updates"], dict(tree["latest"])
 
-
-def _optimizer_tree(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Adam's moments and step count per parameter, in order; empty dicts before the first step."""
-    parameters = optimizer.param_groups[0]["params"]
-    return [{name: value.cpu().numpy() for name, value in optimizer.state.get(parameter, {}).items()}
-            for parameter in parameters]
-
-
-def _restore_optimizer(optimizer: torch.optim.Optimizer, states: list[dict[str, Any]]) -> None:
-    optimizer.state.clear()
-    for parameter, state in zip(optimizer.param_groups[0]["params"], states, strict=True):
-        if state:
-            optimizer.state[parameter] = {name: torch.tensor(value, device=parameter.device)
-                                          for name, value in state.items()}

@@ -1,4 +1,8 @@
-"""The maths of SAC as pure functions: tensors in, tensors out. The learner calls them."""
+"""The maths of SAC as pure functions: tensors in, tensors out. The learner calls them.
+
+The learner descends the slopes, which are the losses' derivatives written out; the losses themselves are what it logs,
+and what the tests hold the slopes to.
+"""
 
 import torch
 from torch import Tensor
@@ -30,6 +34,11 @@ def critic_loss(q: Tensor, target: Tensor) -> Tensor:
     return (q - target).square().mean(dim=1).sum()
 
 
+def critic_slopes(q: Tensor, target: Tensor) -> Tensor:
+    """Derivative `[2, B]` of `critic_loss` by `q` `[2, B]`."""
+    return (q - target).mul_(2 / q.shape[1])
+
+
 def actor_loss(q: Tensor, log_density: Tensor, alpha: Tensor) -> Tensor:
     """Scalar whose descent raises value and entropy.
 
@@ -43,6 +52,12 @@ def actor_loss(q: Tensor, log_density: Tensor, alpha: Tensor) -> Tensor:
     return (alpha * log_density - q.amin(dim=0)).mean()
 
 
+def value_slopes(q: Tensor) -> Tensor:
+    """Derivative `[2, B]` of `actor_loss` by `q` `[2, B]`: the smaller value counts, of equal ones the first."""
+    first = (q[0] <= q[1]).to(q.dtype)
+    return torch.stack((first, 1 - first)).div_(-q.shape[1])
+
+
 def temperature_loss(log_alpha: Tensor, log_density: Tensor, target_entropy: float) -> Tensor:
     """Scalar whose descent moves the temperature until the policy's entropy is `target_entropy` nats.
 
@@ -51,6 +66,6 @@ def temperature_loss(log_alpha: Tensor, log_density: Tensor, target_entropy: flo
     return -(log_alpha.exp() * (log_density.detach() + target_entropy)).mean()
 
 
-def move_towards(target: list[Tensor], source: list[Tensor], tau: float) -> None:
-    """Moves every target tensor the share `tau` of the way to its source, in place (Polyak averaging)."""
-    torch._foreach_lerp_(target, source, tau)
+def temperature_slope(alpha: Tensor, log_density: Tensor, target_entropy: float) -> Tensor:
+    """Derivative `[]` of `temperature_loss` by `log_alpha`, at temperature `alpha` `[]`."""
+    return -alpha * (log_density.mean() + target_entropy)

@@ -92,8 +92,9 @@ def test_restarted_critics_forget_and_everything_else_stays():
     assert not any(torch.equal(*pair) for pair in zip(critic, networks.critic.weights, strict=True))
     assert all(torch.equal(*pair) for pair in zip(networks.critic.parameters(), networks.target.parameters(),
                                                   strict=True))
-    tree = learner.save_tree()["optimizers"]
-    assert tree["critic"] == [{}] * len(tree["critic"]) and all(tree["actor"]) and all(tree["alpha"])
+    tree = learner.save_tree()["adam"]
+    assert [tree[name]["steps"] for name in ("critic", "actor", "alpha")] == [0, 5, 5]
+    assert not tree["critic"]["mean"].any() and not tree["critic"]["square"].any() and tree["actor"]["mean"].any()
     learner.learn(5, EnvironmentReward())
 
 

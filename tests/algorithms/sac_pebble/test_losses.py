@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from rlvlm.algorithms.sac_pebble.losses import actor_loss, critic_loss, move_towards, td_target, temperature_loss
+from rlvlm.algorithms.sac_pebble.losses import (
+    actor_loss,
+    critic_loss,
+    critic_slopes,
+    td_target,
+    temperature_loss,
+    temperature_slope,
+    value_slopes,
+)
 
 
 def test_one_transition_by_hand():
@@ -27,7 +35,21 @@ def test_temperature_rises_below_the_target_entropy_and_falls_above():
         assert torch.sign(log_alpha.grad).item() == sign
 
 
-def test_targets_move_by_their_share():
-    target, source = [torch.zeros(2), torch.ones(1)], [torch.ones(2), torch.zeros(1)]
-    move_towards(target, source, 0.25)
-    assert target[0].tolist() == [0.25, 0.25] and target[1].tolist() == [0.75]
+def test_slopes_are_the_losses_derivatives():
+    generator = torch.Generator().manual_seed(0)
+    q, other = torch.randn(2, 2, 9, generator=generator, dtype=torch.float64)
+    target, log_density = torch.randn(2, 9, generator=generator, dtype=torch.float64)
+    log_alpha = torch.tensor(-1.3, dtype=torch.float64, requires_grad=True)
+    alpha = log_alpha.detach().exp()
+    q.requires_grad_(), other.requires_grad_()
+    for loss, variable, slopes in (
+        (critic_loss(q, target), q, critic_slopes(q.detach(), target)),
+        (actor_loss(other, log_density, alpha), other, value_slopes(other.detach())),
+        (temperature_loss(log_alpha, log_density, -3.0), log_alpha, temperature_slope(alpha, log_density, -3.0)),
+    ):
+        (expected,) = torch.autograd.grad(loss, variable)
+        torch.testing.assert_close(slopes, expected, rtol=0, atol=1e-12)
+
+
+def test_of_two_equal_values_one_counts():
+    assert value_slopes(torch.zeros(2, 4)).tolist() == [[-0.25] * 4, [0.0] * 4]
