@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlvlm.judges.backends.config import ApiConfig, CachedConfig, EngineConfig
+from rlvlm.judges.backends.config import ApiConfig, CachedConfig, EngineConfig, SimilarityConfig
 
 _NEED_MODEL = ("transformers", "vllm", "openai", "gemini", "clip", "blip2")
 
@@ -53,6 +53,7 @@ class JudgeConfig:
     answers in the run's own folder."""
     api: ApiConfig = field(default_factory=ApiConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    similarity: SimilarityConfig = field(default_factory=SimilarityConfig)
     cached: CachedConfig = field(default_factory=CachedConfig)
 
     def __post_init__(self) -> None:

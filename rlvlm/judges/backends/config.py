@@ -1,6 +1,7 @@
 """Settings that only some backends know, nested in `JudgeConfig`; imports nothing heavy."""
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,30 +14,76 @@ class ApiConfig:
     """File that holds the key, readable by its owner alone (mode 0600)."""
     key_env: str = ""
     """Name of the environment variable that holds the key, where there is no key_file; empty takes the provider's
-    usual name."""
-    concurrency: int = 8
-    """Requests under way at once, >= 1."""
+    usual name, and with a base_url none: a provider's key is not sent to other servers."""
+    concurrency: int = 16
+    """Questions under way at once, >= 1."""
     timeout_s: float = 60.0
-    """Longest wait for one answer, in seconds."""
+    """Longest wait for one request's answer, in seconds."""
+    deadline_s: float = 100.0
+    """Longest time for one question, tries and pauses included, in seconds."""
     retries: int = 4
     """Tries after the first, >= 0."""
     max_requests: int = 0
-    """Requests that one judge may send in its life, tries included; 0 sets no limit."""
+    """Requests that may be sent, tries included; 0 sets no limit."""
     max_cost_usd: float = 0.0
-    """What one judge may spend in its life, by the prices below; 0 sets no limit."""
+    """What may be spent, by the prices below; 0 sets no limit."""
     usd_per_million_input: float = 0.0
     """Price of a million input tokens."""
     usd_per_million_output: float = 0.0
     """Price of a million output tokens."""
+    ledger: str = ""
+    """File in which requests and spending are counted, so that both caps hold across replicas and restarts; empty
+    counts within one process."""
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
             raise ValueError(f"judge.api.concurrency must be >= 1, got {self.concurrency}")
-        if self.timeout_s <= 0:
-            raise ValueError(f"judge.api.timeout_s must be > 0, got {self.timeout_s}")
+        for name in ("timeout_s", "deadline_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"judge.api.{name} must be > 0, got {getattr(self, name)}")
         for name in ("retries", "max_requests", "max_cost_usd", "usd_per_million_input", "usd_per_million_output"):
             if getattr(self, name) < 0:
                 raise ValueError(f"judge.api.{name} must be >= 0, got {getattr(self, name)}")
+        if self.max_cost_usd and not (self.usd_per_million_input or self.usd_per_million_output):
+            raise ValueError("judge.api.max_cost_usd needs prices: set judge.api.usd_per_million_input and _output")
+        _check_url(self.base_url)
+        # What follows may be a key in the wrong place, so no message repeats it.
+        if self.key_env and not (self.key_env.isidentifier() and self.key_env.isascii()):
+            raise ValueError("judge.api.key_env is the name of an environment variable, never the key itself")
+        if self.key_file.startswith(("sk-", "AIza")):
+            raise ValueError("judge.api.key_file is the path of a file, never the key itself")
+
+
+def _check_url(url: str) -> None:
+    """Raises ValueError where `url` is not the plain root of a server; never repeats it, for it may hold a password."""
+    parts = urlsplit(url)
+    if url and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise ValueError("judge.api.base_url must look like https://host/v1")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("judge.api.base_url must hold no user, password or query; name a file with judge.api.key_file")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimilarityConfig:
+    """How likeness of picture and goal becomes a score: backends clip and blip2."""
+
+    baseline: str = ""
+    """What the scene looks like without the goal, e.g. `a drawer`. With it only change along the line from this text
+    to the goal counts, as far as `alpha` says; empty compares picture and goal alone."""
+    alpha: float = 0.5
+    """Weight of that line, in [0, 1]: 0 is plain likeness, 1 the line alone."""
+    tie_band: float = 0.0
+    """Scores that differ by no more than this are no preference, >= 0."""
+    template: str = "{goal}"
+    """Sentence put to the text encoder, with one slot, e.g. `a picture of {goal}`; a state reads better than a task."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"judge.similarity.alpha must be in [0, 1], got {self.alpha}")
+        if not 0 <= self.tie_band <= 1:
+            raise ValueError(f"judge.similarity.tie_band must be in [0, 1], got {self.tie_band}")
+        if self.template.count("{goal}") != 1 or self.template.replace("{goal}", "").count("{"):
+            raise ValueError(f"judge.similarity.template needs one slot {{goal}}, got {self.template!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
