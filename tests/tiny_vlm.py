@@ -1,4 +1,4 @@
-"""Chat VLMs of the three Qwen-VL families and LLaVA, real classes and configs with a few thousand random weights."""
+"""Chat VLMs of the three Qwen-VL families and two LLaVAs, real classes, a few thousand random weights."""
 
 from pathlib import Path
 
@@ -10,6 +10,8 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlavaConfig,
+    LlavaNextConfig,
+    LlavaNextProcessor,
     LlavaProcessor,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
@@ -17,6 +19,7 @@ from transformers import (
     Qwen3VLConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 IMAGE, VIDEO, START, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
@@ -87,22 +90,38 @@ def _config(family: str, tokenizer: PreTrainedTokenizerFast):
     return build(text_config=text, vision_config=vision, **ids)
 
 
+_LLAVA_SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+_PINPOINTS = [[28, 56], [56, 28], [56, 56]]
+
+
 def save_tiny_llava(folder: Path, seed: int = 0) -> Path:
     """Writes a random LLaVA: a chat VLM that is not of the Qwen-VL line and has a processor of its own."""
+    pictures = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    return _save_llava(folder, seed, LlavaConfig, {"image_seq_length": 4}, LlavaProcessor, pictures)
+
+
+def save_tiny_llava_next(folder: Path, seed: int = 0) -> Path:
+    """Writes a random LLaVA-NeXT: pictures are cut into tiles beside an overview, so they differ in length."""
+    pictures = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=_PINPOINTS)
+    sizes = {"image_seq_length": 4, "image_grid_pinpoints": _PINPOINTS}
+    return _save_llava(folder, seed, LlavaNextConfig, sizes, LlavaNextProcessor, pictures)
+
+
+def _save_llava(folder: Path, seed: int, config, own: dict, processor, pictures) -> Path:
     tokenizer = build_tokenizer()
     tokenizer.add_tokens(["<image>"], special_tokens=True)
     template = CHAT_TEMPLATE.replace(START + IMAGE + END, "<image>")
     tokenizer.chat_template = template
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     torch.manual_seed(seed)
-    AutoModelForImageTextToText.from_config(LlavaConfig(
-        vision_config=CLIPVisionConfig(image_size=28, patch_size=14, **sizes),
-        text_config=LlamaConfig(vocab_size=len(tokenizer), **sizes, **ids),
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"), image_seq_length=4,
+    AutoModelForImageTextToText.from_config(config(
+        vision_config=CLIPVisionConfig(image_size=28, patch_size=14, **_LLAVA_SIZES),
+        text_config=LlamaConfig(vocab_size=len(tokenizer), **_LLAVA_SIZES, **ids),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"), **own,
     )).save_pretrained(folder)
-    LlavaProcessor(
-        CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}), tokenizer,
-        patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1, chat_template=template,
+    processor(
+        pictures, tokenizer, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        chat_template=template,
     ).save_pretrained(folder)
     return folder

@@ -1,55 +1,100 @@
-"""A chat VLM as a judge: questions in, verdicts out, in batches. The pocket judge and the Qwen-VL families run here."""
+"""A chat VLM as a judge: questions in, verdicts out, in batches. Which library runs the network is `ChatModel`'s.
+
+`backends.transformers`, `backends.pocket` and `backends.vllm` make these judges. numpy only.
+"""
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges import prompts
+from rlvlm.judges.abilities import ANYTHING, Abilities
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.loading import LoadedVLM, load_vlm
 from rlvlm.judges.prompts import Chat
-from rlvlm.judges.verdicts import parse_label, parse_score, status_of
-from rlvlm.types import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.judges.verdicts import parse_label, parse_rating, parse_score, parse_video_score, status_of
+from rlvlm.types import Clip, Frames, Label, Query, Score, Stamp, Status, Verdict
 
 logger = logging.getLogger(__name__)
 
-MIN_LABEL_MASS = 1e-3
-"""Direct mode: where all labels together are less likely than this, the model was not answering: invalid."""
+MIN_CHOICE_MASS = 1e-3
+"""Where all choices together are less likely than this, the model was not answering the question: invalid."""
 TOP_P = 0.9
+"""Of sampling, where the temperature is above 0."""
 _LABELS = (Label.LEFT, Label.RIGHT, Label.TIE)
-_THINK = "<think>"
 
 Item = TypeVar("Item", Query, Clip)
 Answer = TypeVar("Answer", Verdict, Score)
+Asked = TypeVar("Asked")
+Given = TypeVar("Given")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model wrote."""
+
+    text: str
+    """All of it."""
+    readable: str
+    """Without the last line where the token limit tore it: a cut `10` would read as 1."""
+
+
+class ChatModel(Protocol):
+    """A network that reads chats with pictures: what a library must offer for `ChatJudge` to stand on it."""
+
+    @property
+    def revision(self) -> str:
+        """Commit or digest of the weights; empty when unknown."""
+        ...
+
+    @property
+    def traits(self) -> str:
+        """Whatever else changes its answers at fixed weights, e.g. `dtype=float32 quantization=none`."""
+        ...
+
+    def generate(
+        self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()
+    ) -> list[Reply]:
+        """One reply per chat, greedy at temperature 0; of `choices` alone, where the library can hold it to them."""
+        ...
+
+    def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:
+        """[B, C] log-probability that the reply to each chat begins with each choice's whole text."""
+        ...
+
+    def release_memory(self) -> None:
+        """Gives unused memory back, after it ran out."""
+        ...
 
 
 class ChatJudge:
-    """A local chat VLM behind the `Judge` protocol.
+    """A chat VLM behind the `Judge` and `Generator` protocols.
 
     An item that cannot be asked, or on which the model breaks, becomes a failed answer and leaves the rest of its
     batch alone; where memory runs out the batch is halved and asked again.
     """
 
-    def __init__(self, config: JudgeConfig, vlm: LoadedVLM | None = None) -> None:
-        """Holds the model; without `vlm`, the one that `config.model` names is loaded.
+    def __init__(self, config: JudgeConfig, model: ChatModel, abilities: Abilities = ANYTHING) -> None:
+        """Holds the model and settles how it is asked.
 
         Raises:
-            JudgeUnavailable: the model cannot be loaded.
+            UnsupportedQuestion: the model cannot be asked as `config` says.
         """
-        vlm = load_vlm(config) if vlm is None else vlm
-        self._mode = config.prompt
+        abilities.check(config)
+        self._config = config
+        self._model = model
+        self._abilities = abilities
         self._batch_size = config.batch_size
-        self._model = ChatModel(vlm, config)
         self._stamp = Stamp(
             judge=f"{config.backend}:{config.model or config.backend}",
-            revision=vlm.revision,
-            prompt=prompts.version(config.prompt),
-            decoding=_decoding(config, str(vlm.model.dtype).removeprefix("torch.")),
+            revision=model.revision,
+            prompt=f"{prompts.version(config.prompt)} {prompts.version(config.score)}",
+            decoding=_decoding(config, model.traits),
         )
 
     @property
@@ -64,21 +109,47 @@ class ChatJudge:
             JudgeUnavailable: the model broke on every one of them.
         """
         ask = {"direct": self._label_directly, "single_stage": self._label_in_one, "two_stage": self._label_in_two}
-        return self._answer_all(queries, ask[self._mode], self._failed_verdict)
+        return self._answer_all(queries, ask[self._config.prompt], self._failed_verdict)
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order.
+        """One score per clip, in order; `latency_s` likewise.
 
         Raises:
             JudgeUnavailable: the model broke on every one of them.
         """
-        return self._answer_all(clips, self._score_batch, self._failed_score)
+        ask = {"progress": self._score_progress, "rating": self._score_rating, "success": self._score_success,
+               "video": self._score_video}
+        return self._answer_all(clips, ask[self._config.score], self._failed_score)
+
+    def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
+        """The model's reply to each chat, in order.
+
+        Raises:
+            UnsupportedQuestion: a chat is not in the format of `prompts`, or the model cannot read it.
+            JudgeUnavailable: the model broke on every one of them.
+        """
+        try:
+            checked = [prompts.checked_chat(chat) for chat in chats]
+        except ValueError as error:
+            raise UnsupportedQuestion(f"the judge cannot read a chat: {error}", "see docs/judges.md") from error
+
+        def write(batch: Sequence[Chat]) -> list[str]:
+            replies = self._model.generate(batch, max_new_tokens=max_new_tokens, temperature=temperature)
+            return [reply.text for reply in replies]
+
+        def failed(reason: str) -> str:
+            raise UnsupportedQuestion(f"the judge cannot reply to a chat: {reason}", "see docs/judges.md")
+
+        replies: list[str] = []
+        while len(replies) < len(checked):
+            replies += self._ask(checked[len(replies) : len(replies) + self._batch_size], write, failed)
+        return replies
 
     def _answer_all(
         self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]], failed: Callable[[str], Answer]
     ) -> list[Answer]:
         """Asks what can be asked, in batches; every item gets an answer, failed ones too."""
-        problems = [_problem(item) for item in items]
+        problems = [self._problem(item) for item in items]
         good = [item for item, problem in zip(items, problems, strict=True) if problem is None]
         answers: list[Answer] = []
         while len(answers) < len(good):
@@ -90,13 +161,12 @@ class ChatJudge:
         return [next(in_order) if problem is None else failed(problem) for problem in problems]
 
     def _ask(
-        self, batch: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]], failed: Callable[[str], Answer]
-    ) -> list[Answer]:
+        self, batch: Sequence[Asked], ask: Callable[[Sequence[Asked]], list[Given]], failed: Callable[[str], Given]
+    ) -> list[Given]:
         """Answers to one batch; one that breaks is halved until the item to blame is alone."""
         try:
-            with torch.inference_mode():
-                return ask(batch)
-        except (ValueError, RuntimeError, TypeError, IndexError) as error:
+            return ask(batch)
+        except (ValueError, RuntimeError, TypeError, IndexError, MemoryError) as error:
             reason, is_too_large = f"{type(error).__name__}: {error}", _is_out_of_memory(error)
         if len(batch) == 1:
             logger.warning("the judge failed on a question: %s", reason)
@@ -105,19 +175,29 @@ class ChatJudge:
         if is_too_large:  # later batches start smaller; outside `except`, so that the traceback holds no tensors
             logger.warning("out of memory with %d questions at once; going on with %d", len(batch), half)
             self._batch_size = half
-            torch.cuda.empty_cache()
+            self._model.release_memory()
         return self._ask(batch[:half], ask, failed) + self._ask(batch[half:], ask, failed)
+
+    def _problem(self, item: Query | Clip) -> str | None:
+        """Why an item cannot be asked; None where it can."""
+        shown = [item.left, item.right] if isinstance(item, Query) else [item.frames]
+        if item.goal_picture is not None:
+            if not self._abilities.goal_pictures:
+                return "this judge was never shown a picture of the goal in its training; leave out goal_picture"
+            shown.append(item.goal_picture)
+        return next(filter(None, map(_frames_problem, shown)), None) or _goal_problem(item.goal)
 
     def _label_directly(self, queries: Sequence[Query]) -> list[Verdict]:
         """Verdicts from the probabilities of the label texts, without generating; temperature has no part in them."""
         start = time.perf_counter()
-        log_p = self._model.label_log_p([prompts.compare_messages("direct", query) for query in queries])  # [B, 3]
+        chats = [prompts.compare_messages("direct", query) for query in queries]
+        log_p = self._model.choice_log_p(chats, prompts.LABEL_TEXTS)  # [B, 3]
         elapsed = time.perf_counter() - start
         verdicts = []
         for row in log_p:
-            left, right, tie = row.softmax(-1).tolist()
+            left, right, tie = _normalised(row)
             choice = int(row.argmax())
-            label = _LABELS[choice] if row.exp().sum() >= MIN_LABEL_MASS else None
+            label = _LABELS[choice] if np.exp(row).sum() >= MIN_CHOICE_MASS else None
             verdicts.append(Verdict(
                 status=status_of(label), label=label, stamp=self._stamp, probabilities=(left, right, tie),
                 text=prompts.LABEL_TEXTS[choice], latency_s=elapsed,
@@ -127,35 +207,59 @@ class ChatJudge:
     def _label_in_one(self, queries: Sequence[Query]) -> list[Verdict]:
         """Verdicts from one answer that holds the analysis and the label."""
         start = time.perf_counter()
-        answers = self._model.generate([prompts.compare_messages("single_stage", query) for query in queries])
+        replies = self._write([prompts.compare_messages("single_stage", query) for query in queries])
         elapsed = time.perf_counter() - start
-        return [_verdict(self._stamp, answer.readable, answer.text, elapsed) for answer in answers]
+        return [_verdict(self._stamp, reply.readable, reply.text, elapsed) for reply in replies]
 
     def _label_in_two(self, queries: Sequence[Query]) -> list[Verdict]:
         """Verdicts from a report on the pictures and a second, text-only question about the report."""
         start = time.perf_counter()
-        reports = self._model.generate([prompts.compare_messages("two_stage", query) for query in queries])
-        answers = self._model.generate([
-            prompts.label_messages(query.goal, report.text.rpartition("</think>")[2])
-            for query, report in zip(queries, reports, strict=True)
-        ])
+        reports = self._write([prompts.compare_messages("two_stage", query) for query in queries])
+        chats = [prompts.label_messages(query.goal, report.text.rpartition("</think>")[2])
+                 for query, report in zip(queries, reports, strict=True)]
+        answers = self._write(chats, prompts.LABEL_TEXTS)
         elapsed = time.perf_counter() - start
         return [
             _verdict(self._stamp, answer.readable, f"{report.text}\n\n{answer.text}", elapsed)
             for report, answer in zip(reports, answers, strict=True)
         ]
 
-    def _score_batch(self, clips: Sequence[Clip]) -> list[Score]:
-        """Scores from a generated percentage."""
+    def _score_progress(self, clips: Sequence[Clip]) -> list[Score]:
+        return self._score_text(clips, prompts.score_messages, parse_score)
+
+    def _score_rating(self, clips: Sequence[Clip]) -> list[Score]:
+        return self._score_text(clips, prompts.rating_messages, parse_rating)
+
+    def _score_video(self, clips: Sequence[Clip]) -> list[Score]:
+        return self._score_text(clips, prompts.video_messages, parse_video_score)
+
+    def _score_text(
+        self, clips: Sequence[Clip], messages: Callable[[Clip], Chat], parse: Callable[[str], float | None]
+    ) -> list[Score]:
+        """Scores out of what the model writes."""
         start = time.perf_counter()
-        answers = self._model.generate([prompts.score_messages(clip) for clip in clips])
+        replies = self._write([messages(clip) for clip in clips])
         elapsed = time.perf_counter() - start
-        values = [parse_score(answer.readable) for answer in answers]
-        return [
-            Score(status=Status.INVALID if value is None else Status.OK, value=value, stamp=self._stamp,
-                  text=answer.text, latency_s=elapsed)
-            for value, answer in zip(values, answers, strict=True)
-        ]
+        values = [parse(reply.readable) for reply in replies]
+        return [_score(self._stamp, value, reply.text, elapsed) for value, reply in zip(values, replies, strict=True)]
+
+    def _score_success(self, clips: Sequence[Clip]) -> list[Score]:
+        """The share of yes among yes and no, without generating."""
+        start = time.perf_counter()
+        choices = (*prompts.ANSWERS_YES, *prompts.ANSWERS_NO)
+        log_p = self._model.choice_log_p([prompts.success_messages(clip) for clip in clips], choices)  # [B, 6]
+        elapsed = time.perf_counter() - start
+        scores = []
+        for row in log_p:
+            p_yes = float(sum(_normalised(row)[: len(prompts.ANSWERS_YES)]))
+            is_answer = np.exp(row).sum() >= MIN_CHOICE_MASS
+            scores.append(_score(self._stamp, p_yes if is_answer else None, choices[int(row.argmax())], elapsed))
+        return scores
+
+    def _write(self, chats: Sequence[Chat], choices: Sequence[str] = ()) -> list[Reply]:
+        return self._model.generate(
+            chats, max_new_tokens=self._config.max_new_tokens, temperature=self._config.temperature, choices=choices
+        )
 
     def _failed_verdict(self, reason: str) -> Verdict:
         return Verdict(status=Status.FAILED, label=None, stamp=self._stamp, text=reason)
@@ -164,104 +268,25 @@ class ChatJudge:
         return Score(status=Status.FAILED, value=None, stamp=self._stamp, text=reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What the model wrote."""
-
-    text: str
-    """All of it."""
-    readable: str
-    """Without the last line where the token limit tore it: a cut `10` would read as 1."""
+def _frames_problem(frames: Frames) -> str | None:
+    if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != "uint8" or 0 in frames.shape:
+        return f"pictures must be [L, H, W, 3] uint8, got {frames.shape} {frames.dtype}"
+    return None
 
 
-class ChatModel:
-    """The network behind a judge: chats in, texts or label probabilities out."""
-
-    def __init__(self, vlm: LoadedVLM, config: JudgeConfig) -> None:
-        self._vlm = vlm
-        self._config = config
-        self._label_ids = [
-            vlm.processor.tokenizer.encode(text, add_special_tokens=False) for text in prompts.LABEL_TEXTS
-        ]
-
-    def generate(self, chats: Sequence[Chat]) -> list[Reply]:
-        """The model's reply to each chat: greedy at temperature 0, else sampled from the seed of the config."""
-        config, model, tokenizer = self._config, self._vlm.model, self._vlm.processor.tokenizer
-        texts = self._texts(chats)
-        inputs = self._inputs(texts, chats)
-        sampling = {"do_sample": False} if config.temperature == 0 else {
-            "do_sample": True, "temperature": config.temperature, "top_p": TOP_P, "top_k": 0,
-        }
-        devices = [model.device] if model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(config.seed)
-            tokens = model.generate(**inputs, max_new_tokens=config.max_new_tokens, **sampling)
-        tokens = tokens[:, inputs["input_ids"].shape[1] :]  # [B, N]
-        stops = torch.as_tensor(model.generation_config.eos_token_id, device=tokens.device)
-        is_whole = torch.isin(tokens, stops).any(-1).tolist()
-        answers = tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        opened = [_THINK + answer if _opens_thought(chat) else answer
-                  for chat, answer in zip(texts, answers, strict=True)]
-        return [Reply(text, text if whole else text.rpartition("\n")[0])
-                for text, whole in zip(opened, is_whole, strict=True)]
-
-    def label_log_p(self, chats: Sequence[Chat]) -> torch.Tensor:
-        """[B, 3] log-probability that the reply begins with each label's whole token sequence, float64 on the CPU.
-
-        Where only `-1` takes two tokens (the Qwen tokenizers) this is one forward pass: the first of the two is
-        appended to the chat; the position before it gives the first token of all labels, its own the second of `-1`.
-        """
-        texts = [text + "\n</think>\n\n" if _opens_thought(text) else text for text in self._texts(chats)]
-        inputs = self._inputs(texts, chats)
-        scores = torch.full((len(chats), len(self._label_ids)), -torch.inf, dtype=torch.float64)
-        for prefix in _longest([tuple(ids[:-1]) for ids in self._label_ids]):
-            logits = self._vlm.model(**_append(inputs, prefix), logits_to_keep=len(prefix) + 1, use_cache=False).logits
-            log_p = logits.double().log_softmax(-1).cpu()  # [B, len(prefix) + 1, vocabulary]
-            for index, ids in enumerate(self._label_ids):
-                if tuple(ids[:-1]) == prefix[: len(ids) - 1]:
-                    scores[:, index] = log_p[:, range(len(ids)), ids].sum(-1)
-        return scores
-
-    def _texts(self, chats: Sequence[Chat]) -> list[str]:
-        return [self._vlm.processor.apply_chat_template(chat) for chat in chats]
-
-    def _inputs(self, texts: Sequence[str], chats: Sequence[Chat]) -> dict[str, torch.Tensor]:
-        """The model's inputs [B, N], left-padded, on its device and in its precision."""
-        model = self._vlm.model
-        inputs = self._vlm.processor(texts, [prompts.pictures(chat) for chat in chats])
-        return {
-            name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
-            for name, tensor in inputs.items()
-        }
-
-
-def _longest(prefixes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The prefixes that no other one continues, each once and in order."""
-    return [p for p in dict.fromkeys(prefixes) if not any(other != p and other[: len(p)] == p for other in prefixes)]
-
-
-def _append(inputs: dict[str, torch.Tensor], tokens: Sequence[int]) -> dict[str, torch.Tensor]:
-    """The inputs with `tokens` added at the end of every chat."""
-    shape = inputs["input_ids"].shape
-    extended = dict(inputs)
-    for name, tensor in inputs.items():
-        if tensor.shape == shape:
-            fill = {"input_ids": list(tokens), "attention_mask": [1] * len(tokens)}.get(name, [0] * len(tokens))
-            tail = torch.tensor(fill, dtype=tensor.dtype, device=tensor.device).expand(shape[0], -1)
-            extended[name] = torch.cat([tensor, tail], dim=1)
-    return extended
-
-
-def _problem(item: Query | Clip) -> str | None:
-    """Why an item cannot be asked; None where it can."""
-    for frames in [item.left, item.right] if isinstance(item, Query) else [item.frames]:
-        if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != "uint8" or 0 in frames.shape:
-            return f"pictures must be [L, H, W, 3] uint8, got {frames.shape} {frames.dtype}"
+def _goal_problem(goal: str) -> str | None:
     try:
-        prompts.check_goal(item.goal)
+        prompts.check_goal(goal)
     except ValueError as error:
         return str(error)
     return None
+
+
+def _normalised(log_p: NDArray[np.float64]) -> list[float]:
+    """Probabilities [C] that sum to 1, of log-probabilities [C]; equal where none has any."""
+    top = log_p.max()
+    shares = np.exp(log_p - top) if np.isfinite(top) else np.ones_like(log_p)
+    return (shares / shares.sum()).tolist()
 
 
 def _verdict(stamp: Stamp, readable: str, text: str, latency_s: float) -> Verdict:
@@ -269,19 +294,18 @@ def _verdict(stamp: Stamp, readable: str, text: str, latency_s: float) -> Verdic
     return Verdict(status=status_of(label), label=label, stamp=stamp, text=text, latency_s=latency_s)
 
 
-def _decoding(config: JudgeConfig, dtype: str) -> str:
+def _score(stamp: Stamp, value: float | None, text: str, latency_s: float) -> Score:
+    status = Status.INVALID if value is None else Status.OK
+    return Score(status=status, value=value, stamp=stamp, text=text, latency_s=latency_s)
+
+
+def _decoding(config: JudgeConfig, traits: str) -> str:
     """Everything that changes an answer at fixed weights and prompt."""
     text = f"temperature={config.temperature:g} max_new_tokens={config.max_new_tokens}"
     seed = f" top_p={TOP_P:g} seed={config.seed}" if config.temperature > 0 else ""
-    pixels = f"min_pixels={config.min_pixels} max_pixels={config.max_pixels}"
-    return f"{text}{seed} {pixels} dtype={dtype} quantization={config.quantization}"
-
-
-def _opens_thought(chat: str) -> bool:
-    """Whether the template lets the answer begin inside a thought."""
-    return chat.rstrip().endswith(_THINK)
+    return f"{text}{seed} min_pixels={config.min_pixels} max_pixels={config.max_pixels} {traits}"
 
 
 def _is_out_of_memory(error: Exception) -> bool:
     words = ("out of memory", "allocate memory", "not enough memory")
-    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error).lower() for word in words)
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)

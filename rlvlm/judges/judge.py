@@ -11,9 +11,10 @@ from rlvlm.types import Clip, Query, Score, Stamp, Verdict
 class Judge(Protocol):
     """A frozen model that looks at pictures and answers.
 
-    Members: `chat.ChatJudge` (any chat VLM), `cache.CachedJudge` (remembers), `serving.client.ServedJudge` (by name
-    on Ray Serve), `testing.FakeJudge`. One answer that cannot be read is a verdict with status invalid, one that did
-    not come is failed; only a judge that answers nothing at all raises `JudgeUnavailable`.
+    Members: `chat.ChatJudge` (any chat VLM), the judges of `backends`, `both_orders.BothOrders`, `cache.CachedJudge`
+    (remembers), `serving.client.ServedJudge` (by name on Ray Serve), `testing.FakeJudge`. One answer that cannot be
+    read is a verdict with status invalid, one that did not come is failed; only a judge that answers nothing at all
+    raises `JudgeUnavailable`.
     """
 
     @property

@@ -1,9 +1,12 @@
 """What a judge is asked, as versioned data: one template, one slot for the goal, the same for every task and model.
 
-`chat.ChatJudge` renders these messages, and the pocket judge is trained on exactly them. Change any wording here and
+`chat.ChatJudge` sends these messages, and the pocket judge is trained on exactly them. Change any wording here and
 `VERSION` must rise: it is part of every stamp, so that old answers are never mistaken for new ones.
 
-Source: RL-VLM-F, arXiv:2402.03681, for the order of the parts and the labels 0, 1 and -1; the wording is our own.
+Sources, for the order of the parts and the scales; the wording is our own. Comparisons: RL-VLM-F, arXiv:2402.03681.
+Rating: RoboReward, arXiv:2601.00675 (1 to 5 on the final state). Success: TOPReward, arXiv:2602.19313, as a yes-no
+question. Video: PRIMO-R1, arXiv:2603.15600 (first picture, clip, current picture; think, then answer). Departure: the
+clip's pictures are sent as pictures, not as a video file.
 """
 
 from collections.abc import Sequence
@@ -17,6 +20,9 @@ from rlvlm.types import Clip, Frames, Query
 VERSION = 1
 
 Mode = Literal["two_stage", "single_stage", "direct"]
+"""How a comparison can be asked."""
+ScoreMode = Literal["progress", "rating", "success", "video"]
+"""How the score of one clip can be asked."""
 Message = dict[str, Any]
 """One turn in the Qwen chat format: `{"role": str, "content": [{"type": "text" | "image", ...}]}`."""
 Chat = list[Message]
@@ -25,6 +31,8 @@ LABEL_TEXTS = ("0", "1", "-1")
 """How left, right and tie are written in an answer."""
 MAX_FRAMES = 8
 """Pictures shown per side; longer clips are thinned evenly, first and last picture kept."""
+MAX_VIDEO_FRAMES = 16
+"""Likewise for the clip of a video score."""
 MAX_GOAL_CHARS = 200
 MAX_REPORT_CHARS = 4_000
 """A stage-1 answer is cut to this length before it is pasted into stage 2."""
@@ -48,11 +56,30 @@ SCORE_REQUEST = (
     "How much of the goal is reached at the end? Write one line with only a whole number: "
     "0 for nothing, 100 for all of it."
 )
+RATING_REQUEST = (
+    "Rate how much of the goal is reached at the end: 1 for nothing, 2 for a start, 3 for about half, "
+    "4 for nearly all, 5 for all of it. Write one line with only the number."
+)
+SUCCESS_REQUEST = "Is the goal reached at the end? Answer with one word, yes or no."
+TAG_GOAL = "Picture of the goal reached:"
+TAG_SCENE = "The scene:"
+VIDEO_SYSTEM = (
+    "You watch a robot at work and say how far it has come. First think between <think> and </think>, in three parts: "
+    "planning, which steps the task needs; observation, what the pictures show; reasoning, which steps are done. "
+    "Then give the result alone between <answer> and </answer>."
+)
+TAG_START = "The scene at the start:"
+TAG_CLIP = "The clip, pictures in order of time:"
+TAG_NOW = "The scene now:"
+VIDEO_REQUEST = "How much of the task is done now? The answer is a whole number of percent, from 0 to 100."
+ANSWERS_YES, ANSWERS_NO = ("yes", "Yes", "YES"), ("no", "No", "NO")
+"""How yes and no are written in an answer."""
 
+_ROLES = ("system", "user", "assistant")
 _FORBIDDEN = frozenset("<>|{}[]`\\")
 
 
-def version(mode: Mode | Literal["score"]) -> str:
+def version(mode: Mode | ScoreMode) -> str:
     """Name and version of a prompt as it stands in `Stamp.prompt`, e.g. `two_stage/1`."""
     return f"{mode}/{VERSION}"
 
@@ -74,7 +101,7 @@ def check_goal(goal: str) -> str:
 
 
 def compare_messages(mode: Mode, query: Query) -> list[Message]:
-    """The first turn put to the vision model: intro, tag, left pictures, tag, right pictures, questions."""
+    """The first turn, to the vision model: intro, goal picture, tag, left pictures, tag, right pictures, questions."""
     goal = check_goal(query.goal)
     is_clip = max(len(query.left), len(query.right)) > 1
     intro = (INTRO_CLIPS if is_clip else INTRO_PICTURES).format(goal=goal)
@@ -83,8 +110,9 @@ def compare_messages(mode: Mode, query: Query) -> list[Message]:
         "single_stage": f"{QUESTIONS} {END_WITH_LABEL}{LABEL_REQUEST}",
         "direct": LABEL_REQUEST,
     }[mode]
-    content = [_text(f"{intro}\n{TAG_LEFT}"), *_images(query.left), _text(TAG_RIGHT), *_images(query.right)]
-    return [{"role": "user", "content": [*content, _text(request)]}]
+    opening = _opening(intro, query.goal_picture, TAG_LEFT)
+    content = [*opening, *_images(query.left), _text(TAG_RIGHT), *_images(query.right), _text(request)]
+    return [{"role": "user", "content": content}]
 
 
 def label_messages(goal: str, report: str) -> list[Message]:
@@ -94,15 +122,50 @@ def label_messages(goal: str, report: str) -> list[Message]:
         goal: the query's goal.
         report: the stage-1 answer, untrusted: cut to `MAX_REPORT_CHARS` and freed of marks that could end the turn.
     """
-    clean = report[:MAX_REPORT_CHARS].replace("<|", "< ").replace("|>", " >").strip()
+    clean = _tame(report[:MAX_REPORT_CHARS]).strip()
     text = REPORT.format(goal=check_goal(goal), questions=QUESTIONS, report=clean)
     return [{"role": "user", "content": [_text(text + LABEL_REQUEST)]}]
 
 
 def score_messages(clip: Clip) -> list[Message]:
     """The turn that asks for one clip's progress, in percent."""
-    intro = INTRO_SCORE.format(goal=check_goal(clip.goal))
-    return [{"role": "user", "content": [_text(intro), *_images(clip.frames), _text(SCORE_REQUEST)]}]
+    return _ask_about(clip, SCORE_REQUEST)
+
+
+def rating_messages(clip: Clip) -> list[Message]:
+    """The turn that asks for a rating from 1 to 5."""
+    return _ask_about(clip, RATING_REQUEST)
+
+
+def success_messages(clip: Clip) -> list[Message]:
+    """The turn that asks whether the goal is reached: yes or no."""
+    return _ask_about(clip, SUCCESS_REQUEST)
+
+
+def video_messages(clip: Clip) -> list[Message]:
+    """The turns that ask for percent after written reasoning: first picture, whole clip, current picture."""
+    opening = _opening(f"Task: {check_goal(clip.goal)}.", clip.goal_picture, TAG_START)
+    content = [
+        *opening, *_images(clip.frames[:1]),
+        _text(TAG_CLIP), *_images(clip.frames, MAX_VIDEO_FRAMES),
+        _text(TAG_NOW), *_images(clip.frames[-1:]),
+        _text(VIDEO_REQUEST),
+    ]  # fmt: skip
+    return [{"role": "system", "content": [_text(VIDEO_SYSTEM)]}, {"role": "user", "content": content}]
+
+
+def checked_chat(chat: Any) -> Chat:
+    """A chat from outside, once it is in the format of this file; texts freed of marks that could end a turn.
+
+    Args:
+        chat: turns `{"role", "content"}`; a content is a text or a list of parts, of type text or image.
+
+    Raises:
+        ValueError: says which turn breaks which rule.
+    """
+    if not isinstance(chat, list) or not chat:
+        raise ValueError("a chat is a list of at least one turn")
+    return [_checked_turn(turn, number) for number, turn in enumerate(chat, start=1)]
 
 
 def pictures(messages: Sequence[Message]) -> list[NDArray[np.uint8]]:
@@ -111,16 +174,55 @@ def pictures(messages: Sequence[Message]) -> list[NDArray[np.uint8]]:
     return [part["image"] for part in parts if part["type"] == "image"]
 
 
-def thin(frames: Frames) -> Frames:
-    """At most `MAX_FRAMES` of the frames `[L, H, W, 3]`, evenly spread, the first and the last among them."""
-    if len(frames) <= MAX_FRAMES:
+def thin(frames: Frames, most: int = MAX_FRAMES) -> Frames:
+    """At most `most` of the frames `[L, H, W, 3]`, evenly spread, the first and the last among them."""
+    if len(frames) <= most:
         return frames
-    return frames[np.linspace(0, len(frames) - 1, MAX_FRAMES).round().astype(int)]
+    return frames[np.linspace(0, len(frames) - 1, most).round().astype(int)]
+
+
+def _ask_about(clip: Clip, request: str) -> list[Message]:
+    intro = INTRO_SCORE.format(goal=check_goal(clip.goal))
+    opening = _opening(intro, clip.goal_picture, TAG_SCENE if clip.goal_picture is not None else "")
+    return [{"role": "user", "content": [*opening, *_images(clip.frames), _text(request)]}]
+
+
+def _opening(intro: str, goal_picture: Frames | None, tag: str) -> list[dict[str, Any]]:
+    """Intro and tag in one text, or with the goal picture between them."""
+    if goal_picture is None:
+        return [_text(f"{intro}\n{tag}" if tag else intro)]
+    return [_text(f"{intro}\n{TAG_GOAL}"), *_images(goal_picture[:1]), _text(tag)]
+
+
+def _checked_turn(turn: Any, number: int) -> Message:
+    if not isinstance(turn, dict) or turn.get("role") not in _ROLES or set(turn) != {"role", "content"}:
+        raise ValueError(f"turn {number} needs a role, one of {', '.join(_ROLES)}, and a content, and nothing else")
+    content = turn["content"]
+    parts = [_text(content)] if isinstance(content, str) else content
+    if not isinstance(parts, list) or not parts:
+        raise ValueError(f"the content of turn {number} is a text or a list of parts, got {type(content).__name__}")
+    return {"role": turn["role"], "content": [_checked_part(part, number) for part in parts]}
+
+
+def _checked_part(part: Any, number: int) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return _text(_tame(part["text"]))
+    image = part.get("image") if kind == "image" else None
+    is_picture = isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[-1] == 3 and image.size > 0
+    if not is_picture or image.dtype != np.uint8:
+        raise ValueError(f"a part of turn {number} is neither a text nor a picture [H, W, 3] of uint8")
+    return {"type": "image", "image": image}
+
+
+def _tame(text: str) -> str:
+    """The text without marks that a chat template gives a meaning."""
+    return text.replace("<|", "< ").replace("|>", " >")
 
 
 def _text(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _images(frames: Frames) -> list[dict[str, Any]]:
-    return [{"type": "image", "image": frame} for frame in thin(frames)]
+def _images(frames: Frames, most: int = MAX_FRAMES) -> list[dict[str, Any]]:
+    return [{"type": "image", "image": frame} for frame in thin(frames, most)]

@@ -1,4 +1,4 @@
-r"""Reading a judge's text: labels and percentages out of whatever a model wrote, without ever guessing.
+r"""Reading a judge's text: labels, percentages and ratings out of whatever a model wrote, without ever guessing.
 
 An answer is untrusted. What cannot be read for certain is None, which callers count as invalid; it never becomes a
 tie. A line counts when it holds nothing but the value (a *bare* line), when the value is marked (`\boxed{1}`,
@@ -19,6 +19,7 @@ MAX_CHARS = 20_000
 _LABELS = {"0": Label.LEFT, "1": Label.RIGHT, "-1": Label.TIE}
 _LABEL = r"(?<![\d.,+\-/~#])(?:-1|0|1)(?![\d%/]|[.,:]\d)"
 _PERCENT = r"(?<![\d.,+\-/~#])\d{1,3}(?:\.\d{1,6})?(?:\s?%|\s?/\s?100)?(?![\d%/]|[.,:\-]\d)"
+_RATING = r"(?<![\d.,+\-/~#])[1-5](?:\s?/\s?5)?(?![\d%/]|[.,:\-]\d)"
 _WORDS = (
     "answer|label|choice|verdict|antwort|réponse|respuesta|risposta|resposta|ответ|метка|"
     "答案|回答|标签|答え|정답|답"
@@ -29,6 +30,8 @@ _LINK = r"(?:is|would be|should be|ist|est|es|è|é|是)(?![^\W\d])|[:：=]|->|=
 _MINUS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"))
 _SPECIAL_TOKEN = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?s>")
 _CLOSED_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+_NUMBERED = re.compile(r"[\s*_(]*([1-9])\s*(?:[.):]|$)")
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _LIST_ITEM = re.compile(r"[\s*_(]*2\s*(?:[.):]|$)")
 
 
@@ -66,6 +69,7 @@ def _grammar(value: str, words: str) -> _Grammar:
 
 _LABEL_GRAMMAR = _grammar(_LABEL, _WORDS)
 _PERCENT_GRAMMAR = _grammar(_PERCENT, _WORDS + "|score|progress")
+_RATING_GRAMMAR = _grammar(_RATING, _WORDS + "|score|rating")
 _AFTER_VALUE = re.compile(rf"{_CLOSE}$|[\s*_`\"'”)\]}}]*(?:[.。!,，;；(\n]|\s(?:because|since|as)\b)", re.IGNORECASE)
 
 
@@ -91,6 +95,33 @@ def parse_score(text: str) -> float | None:
     number = float(re.split(r"[\s%/]", value, maxsplit=1)[0])
     is_ambiguous = number <= 1 and "." in value and not value.endswith(("%", "/100", "/ 100"))
     return None if is_ambiguous or number > 100 else number / 100
+
+
+def parse_rating(text: str) -> float | None:
+    """The rating from 1 to 5 that an answer gives, as a number in [0, 1]; None when it cannot be read for certain.
+
+    1 is 0, 5 is 1. `3.5`, `6` and `4/10` are not on the scale and are not read, nor is the last number of a list that
+    counts 1, 2, 3: it may be an item that was never written.
+    """
+    heads = [int(match[1]) for match in map(_NUMBERED.match, _answer_lines(text)) if match]
+    if len(heads) > 1 and heads == list(range(1, len(heads) + 1)):
+        return None
+    value = _one_value(text, _RATING_GRAMMAR)
+    return None if value is None else (int(value[0]) - 1) / 4
+
+
+def parse_video_score(text: str) -> float | None:
+    """The percentage behind written reasoning, as a number in [0, 1]; None when it cannot be read for certain.
+
+    The scale is fixed: 1 is one percent, and `0.7` is not read. Only what stands between `<answer>` and `</answer>`
+    counts, if there is one such pair; several are read where they agree. Without any, the text after the reasoning is
+    read as `parse_score` reads it; a number inside reasoning that was cut short never counts.
+    """
+    lines = "\n".join(_answer_lines(text))
+    answers = {parse_score(answer) for answer in _ANSWER.findall(lines)}
+    if not answers:
+        return None if "<answer>" in lines.lower() else parse_score(lines)
+    return answers.pop() if len(answers) == 1 else None
 
 
 def status_of(label: Label | None) -> Status:

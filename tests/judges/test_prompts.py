@@ -1,3 +1,5 @@
+import hashlib
+
 import numpy as np
 import pytest
 
@@ -41,6 +43,47 @@ def test_clips_show_their_frames_in_order_and_long_ones_are_thinned():
 def test_a_score_shows_the_clip_and_asks_for_a_percentage():
     messages = prompts.score_messages(Clip(goal="open it", frames=BLACK))
     assert len(prompts.pictures(messages)) == 1 and "100" in texts(messages)[-1]
+
+
+def test_the_words_are_those_the_pocket_judge_was_trained_on():
+    # change a word and `VERSION` must rise, the pocket judge must be trained anew, and this digest with them
+    clip = np.zeros((2, 8, 8, 3), np.uint8)
+    pair, clips = Query(goal="open it", left=BLACK, right=WHITE), Query(goal="open it", left=clip, right=clip)
+    asked = [prompts.compare_messages(mode, query) for query in (pair, clips)
+             for mode in ("direct", "single_stage", "two_stage")]
+    asked += [prompts.label_messages("open it", "They differ."), prompts.score_messages(Clip(goal="a", frames=BLACK))]
+    words = "\n".join(text for messages in asked for text in texts(messages))
+    assert (prompts.VERSION, hashlib.sha256(words.encode()).hexdigest()[:16]) == (1, "1366ae7242100fdb")
+
+
+def test_a_goal_picture_comes_before_what_is_judged():
+    goal = np.full((1, 8, 8, 3), 7, np.uint8)
+    compared = prompts.compare_messages("direct", Query(goal="open it", left=BLACK, right=WHITE, goal_picture=goal))
+    assert texts(compared) == [
+        f"Two pictures of one scene. Goal: open it.\n{prompts.TAG_GOAL}", "<picture>", "First:", "<picture>", "Second:",
+        "<picture>", prompts.LABEL_REQUEST,
+    ]
+    scored = prompts.rating_messages(Clip(goal="open it", frames=BLACK, goal_picture=goal))
+    for messages in (compared, scored):
+        assert prompts.pictures(messages)[0].max() == 7
+    assert texts(scored)[2] == prompts.TAG_SCENE
+
+
+@pytest.mark.parametrize(("build", "request_text"), [
+    (prompts.rating_messages, prompts.RATING_REQUEST), (prompts.success_messages, prompts.SUCCESS_REQUEST),
+])
+def test_other_scores_differ_in_their_last_line_alone(build, request_text):
+    clip = Clip(goal="open it", frames=BLACK)
+    assert texts(build(clip)) == [*texts(prompts.score_messages(clip))[:-1], request_text]
+
+
+def test_a_video_score_shows_start_clip_and_present():
+    frames = np.arange(20, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
+    messages = prompts.video_messages(Clip(goal="open it", frames=frames))
+    shown = [int(picture[0, 0, 0]) for picture in prompts.pictures(messages)]
+    assert (shown[0], shown[-1]) == (0, 19) and len(shown) == 2 + prompts.MAX_VIDEO_FRAMES
+    tags = [text for text in texts(messages)[2:] if text != "<picture>"]
+    assert tags == [prompts.TAG_CLIP, prompts.TAG_NOW, prompts.VIDEO_REQUEST]
 
 
 def test_a_report_cannot_end_its_turn():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvlm.judges.verdicts import parse_label, parse_score, status_of
+from rlvlm.judges.verdicts import parse_label, parse_rating, parse_score, parse_video_score, status_of
 from rlvlm.types import Label, Status
 
 LEFT, RIGHT, TIE = Label.LEFT, Label.RIGHT, Label.TIE
@@ -101,14 +101,23 @@ def test_swapping_the_two_labels_swaps_the_verdict(text):
 @given(st.text(max_size=400))
 def test_any_text_has_an_outcome(text):
     assert parse_label(text) in (LEFT, RIGHT, TIE, None)
-    score = parse_score(text)
-    assert score is None or 0 <= score <= 1
+    for parse in (parse_score, parse_rating, parse_video_score):
+        score = parse(text)
+        assert score is None or 0 <= score <= 1
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text("01-. \n*<think>/answerlb:()2\u2212", max_size=60))
 def test_text_made_of_the_parsers_own_marks_has_an_outcome(text):
     assert parse_label(text) in (LEFT, RIGHT, TIE, None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text("12345670./%- \n*<think>/answer[]", max_size=60))
+def test_scores_of_text_made_of_the_parsers_own_marks_lie_on_their_scales(text):
+    assert parse_rating(text) in (None, 0.0, 0.25, 0.5, 0.75, 1.0)
+    for parse in (parse_score, parse_video_score):
+        assert parse(text) is None or 0 <= parse(text) <= 1
 
 
 @settings(max_examples=200, deadline=None)
@@ -119,7 +128,7 @@ def test_a_label_on_a_line_of_its_own_is_read_or_refused_but_never_changed(prose
 
 
 @pytest.mark.parametrize("unit", [
-    "0", "-1 ", "Answer: 1 ", "<think>", "</think>", "(", "answer:", "* ", "\n", "1\n", "\\boxed{", "a",
+    "0", "-1 ", "Answer: 1 ", "<think>", "</think>", "<answer>", "<answer>5</answer>", "1. a\n", "(", "answer:", "* ", "\n", "1\n", "\\boxed{", "a",
 ])
 def test_huge_answers_are_read_in_linear_time(unit):
     def seconds(count: int) -> float:
@@ -127,6 +136,8 @@ def test_huge_answers_are_read_in_linear_time(unit):
         start = time.process_time()
         parse_label(text)
         parse_score(text)
+        parse_rating(text)
+        parse_video_score(text)
         return time.process_time() - start
 
     seconds(1_000)
@@ -156,3 +167,46 @@ def test_a_readable_score(text, score):
 ])
 def test_an_unreadable_score_is_never_guessed(text):
     assert parse_score(text) is None
+
+
+RATINGS = {
+    "1": 0.0, "2": 0.25, "3": 0.5, "4": 0.75, "5": 1.0, "4/5": 0.75, "4 / 5": 0.75, "**3**": 0.5, "ANSWER: 4": 0.75,
+    "Rating: 2": 0.25, "The rating is 5.": 1.0, "2.": 0.25, "<answer>3</answer>": 0.5, "\\boxed{4}": 0.75,
+    "<think>2 or 3</think>3": 0.5, "1. Shut.\n2. Open.\n3. They differ.\n3": 0.5, "The drawer is half open.\n3": 0.5,
+}
+
+
+@pytest.mark.parametrize(("text", "rating"), RATINGS.items())
+def test_a_readable_rating(text, rating):
+    assert parse_rating(text) == rating
+
+
+@pytest.mark.parametrize("text", [
+    "", "0", "6", "10", "3.5", "3,5", "-3", "4/10", "5%", "3-4", "3 or 4", "3\n4", "I rate it 3", "three", "<think>3",
+    "1\n2", "1. Shut.\n2. Open.\n3", "Rating: 3 of 10", "Rating: 34", "5 stars", "Rating: not 4",
+])
+def test_an_unreadable_rating_is_never_guessed(text):
+    assert parse_rating(text) is None
+
+
+VIDEO_SCORES = {
+    "<think>planning: 3 steps. It is at 30 or 40.</think><answer>45</answer>": 0.45, "<answer>\n80%\n</answer>": 0.8,
+    "<answer>[[45]]</answer>": 0.45, "<ANSWER>7</ANSWER>": 0.07, "<think>a</think>\n45": 0.45, "Progress: 45%": 0.45,
+    "<answer>45</answer> That is <answer>45</answer>": 0.45, "<answer>Answer: 100</answer>": 1.0,
+    "<answer>1</answer>": 0.01, "<answer>1%</answer>": 0.01,  # one percent, not all of it
+}
+
+
+@pytest.mark.parametrize(("text", "score"), VIDEO_SCORES.items())
+def test_a_readable_video_score_is_in_percent(text, score):
+    assert parse_video_score(text) == pytest.approx(score)
+
+
+@pytest.mark.parametrize("text", [
+    "", "success", "not a success", "<answer>success</answer>", "<answer>0.7</answer>", "<answer></answer>",
+    "<answer>45", "<think>45", "<think>It is at 45", "<think><answer>45</answer></think>", "<answer>101</answer>",
+    "<answer>about 45%</answer>", "<answer>30</answer><answer>40</answer>", "The task is 45 percent done: step 3",
+    "45\n<answer>", "<answer>45 or 50</answer>", "<answer>x</answer><answer>45</answer>",
+])
+def test_an_unreadable_video_score_is_never_guessed(text):
+    assert parse_video_score(text) is None

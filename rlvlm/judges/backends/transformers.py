@@ -1,0 +1,132 @@
+"""Any chat VLM that `transformers` can run: the Qwen-VL and LLaVA families, the pocket judge among them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlvlm.judges import prompts
+from rlvlm.judges.chat import TOP_P, ChatJudge, Reply
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.loading import LoadedVLM, load_vlm
+from rlvlm.judges.prompts import Chat
+
+_THINK = "<think>"
+
+
+def build(config: JudgeConfig) -> ChatJudge:
+    """The judge that `config` describes, with its weights loaded.
+
+    Raises:
+        JudgeUnavailable: its weights are missing or cannot be loaded.
+    """
+    return ChatJudge(config, TransformersModel(load_vlm(config), config))
+
+
+class TransformersModel:
+    """The network behind a judge: chats in, texts or probabilities of texts out."""
+
+    def __init__(self, vlm: LoadedVLM, config: JudgeConfig) -> None:
+        self._vlm = vlm
+        self._config = config
+
+    @property
+    def revision(self) -> str:
+        """Hub commit, or a digest of a local folder."""
+        return self._vlm.revision
+
+    @property
+    def traits(self) -> str:
+        """Precision of the weights."""
+        dtype = str(self._vlm.model.dtype).removeprefix("torch.")
+        return f"dtype={dtype} quantization={self._config.quantization}"
+
+    @torch.inference_mode()
+    def generate(
+        self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()
+    ) -> list[Reply]:
+        """The model's reply to each chat: greedy at temperature 0, else sampled from the config's seed.
+
+        `choices` are not enforced: what is written is read, and refused where it is none of them.
+        """
+        model, tokenizer = self._vlm.model, self._vlm.processor.tokenizer
+        texts = self._texts(chats)
+        inputs = self._inputs(texts, chats)
+        sampling = {"do_sample": False} if temperature == 0 else {
+            "do_sample": True, "temperature": temperature, "top_p": TOP_P, "top_k": 0,
+        }
+        devices = [model.device] if model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(self._config.seed)
+            tokens = model.generate(**inputs, max_new_tokens=max_new_tokens, **sampling)
+        tokens = tokens[:, inputs["input_ids"].shape[1] :]  # [B, N]
+        stops = torch.as_tensor(model.generation_config.eos_token_id, device=tokens.device)
+        is_whole = torch.isin(tokens, stops).any(-1).tolist()
+        answers = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        opened = [_THINK + answer if opens_thought(chat) else answer
+                  for chat, answer in zip(texts, answers, strict=True)]
+        return [Reply(text, text if whole else text.rpartition("\n")[0])
+                for text, whole in zip(opened, is_whole, strict=True)]
+
+    @torch.inference_mode()
+    def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:
+        """[B, C] log-probability that the reply begins with each choice's whole token sequence.
+
+        Where of the three labels only `-1` takes two tokens (the Qwen tokenizers) this is one forward pass: the first
+        of the two is appended to the chat; the position before it gives the first token of all labels, its own the
+        second of `-1`.
+        """
+        texts = [text + "\n</think>\n\n" if opens_thought(text) else text for text in self._texts(chats)]
+        inputs = self._inputs(texts, chats)
+        ids_of = [self._vlm.processor.tokenizer.encode(text, add_special_tokens=False) for text in choices]
+        scores = np.full((len(chats), len(choices)), -np.inf)
+        for prefix in longest_prefixes(ids_of):
+            logits = self._vlm.model(**_append(inputs, prefix), logits_to_keep=len(prefix) + 1, use_cache=False).logits
+            log_p = logits.double().log_softmax(-1).cpu()  # [B, len(prefix) + 1, vocabulary]
+            for index, ids in enumerate(ids_of):
+                if tuple(ids[:-1]) == prefix[: len(ids) - 1]:
+                    scores[:, index] = log_p[:, range(len(ids)), ids].sum(-1).numpy()
+        return scores
+
+    def release_memory(self) -> None:
+        """Empties torch's cache of GPU memory."""
+        torch.cuda.empty_cache()
+
+    def _texts(self, chats: Sequence[Chat]) -> list[str]:
+        return [self._vlm.processor.apply_chat_template(chat) for chat in chats]
+
+    def _inputs(self, texts: Sequence[str], chats: Sequence[Chat]) -> dict[str, torch.Tensor]:
+        """The model's inputs [B, N], left-padded, on its device and in its precision."""
+        model = self._vlm.model
+        inputs = self._vlm.processor(texts, [prompts.pictures(chat) for chat in chats])
+        return {
+            name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in inputs.items()
+        }
+
+
+def longest_prefixes(texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """What must be appended to a chat, one at a time, so that every token of `texts` is predicted.
+
+    Their beginnings without the last token, each once, and none that another one continues.
+    """
+    prefixes = list(dict.fromkeys(tuple(ids[:-1]) for ids in texts))
+    return [one for one in prefixes if not any(other != one and other[: len(one)] == one for other in prefixes)]
+
+
+def opens_thought(chat: str) -> bool:
+    """Whether the template lets the answer begin inside a thought."""
+    return chat.rstrip().endswith(_THINK)
+
+
+def _append(inputs: dict[str, torch.Tensor], tokens: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The inputs with `tokens` added at the end of every chat."""
+    shape = inputs["input_ids"].shape
+    extended = dict(inputs)
+    for name, tensor in inputs.items():
+        if tensor.shape == shape:
+            fill = {"input_ids": list(tokens), "attention_mask": [1] * len(tokens)}.get(name, [0] * len(tokens))
+            tail = torch.tensor(fill, dtype=tensor.dtype, device=tensor.device).expand(shape[0], -1)
+            extended[name] = torch.cat([tensor, tail], dim=1)
+    return extended

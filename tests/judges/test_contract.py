@@ -1,0 +1,56 @@
+"""Every backend that can be built here keeps the promises of a judge; a new one adds its line to `JUDGES`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_vlm import save_tiny_llava, save_tiny_llava_next
+
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.judge import Generator, Judge
+from rlvlm.testing import FakeJudge, check_judge
+from rlvlm.types import Clip, Query, Status
+
+Make = Callable[[dict[str, Path], Path], Judge]
+"""Builds a judge from the tiny VLMs' folders and a folder of its own."""
+
+
+def chat(folder: Path, **changes) -> Judge:
+    config = JudgeConfig(backend="transformers", model=str(folder), max_new_tokens=4, batch_size=4)
+    return build_judge(replace(config, **changes))
+
+
+JUDGES: dict[str, Make] = {
+    "fake": lambda vlms, folder: FakeJudge(),
+    "pocket": lambda vlms, folder: build_judge(JudgeConfig()),
+    "qwen2_vl": lambda vlms, folder: chat(vlms["qwen2_vl"]),
+    "qwen2_5_vl": lambda vlms, folder: chat(vlms["qwen2_5_vl"], prompt="single_stage", score="rating"),
+    "qwen3_vl": lambda vlms, folder: chat(vlms["qwen3_vl"], prompt="two_stage", score="success"),
+    "qwen3_vl_video": lambda vlms, folder: chat(vlms["qwen3_vl"], score="video"),
+    "llava": lambda vlms, folder: chat(save_tiny_llava(folder / "vlm"), score="success"),
+    "llava_next": lambda vlms, folder: chat(save_tiny_llava_next(folder / "vlm"), prompt="two_stage", score="rating"),
+    "both_orders": lambda vlms, folder: chat(vlms["qwen3_vl"], both_orders=True),
+}
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_every_judge_keeps_the_contract(tiny_vlms, tmp_path, name):
+    judge = JUDGES[name](tiny_vlms, tmp_path)
+    check_judge(judge)
+    if isinstance(judge, Generator) and name != "both_orders":
+        picture = {"type": "image", "image": np.zeros((32, 32, 3), np.uint8)}
+        turn = {"role": "user", "content": [{"type": "text", "text": "open the drawer"}, picture]}
+        replies = judge.generate([[turn], [turn]], max_new_tokens=3, temperature=0.0)
+        assert len(replies) == 2 and replies[0] == replies[1]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_video", "llava_next"])
+def test_a_goal_picture_changes_nothing_in_the_contract(tiny_vlms, tmp_path, name):
+    judge = JUDGES[name](tiny_vlms, tmp_path)
+    goal, *frames = np.random.default_rng(0).integers(0, 256, (4, 1, 32, 32, 3), np.uint8)
+    verdicts = judge.compare([Query(goal="open it", left=frames[0], right=frames[1], goal_picture=goal)])
+    scores = judge.score([Clip(goal="open it", frames=frames[2], goal_picture=goal)])
+    assert verdicts[0].status is not Status.FAILED and scores[0].status is not Status.FAILED
