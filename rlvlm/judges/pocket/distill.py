@@ -1,0 +1,232 @@
+"""Teaches a pocket judge another judge's labels: `rlvlm distill --from STORE --out DIR`.
+
+The pupil learns the mode `direct`: one forward pass per pair, a thousand times cheaper than a large VLM that writes its
+reasoning. It learns what the teacher answered, right or wrong; the truth, where the store knows it, only grades both.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+
+from rlvlm.errors import UsageError
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.labels.pictures import MissingPicture
+from rlvlm.judges.labels.store import LabelStore, open_store
+from rlvlm.judges.pocket import weights_folder
+from rlvlm.judges.pocket.labelled import Labelled, Lessons, read_labels, split, to_query
+from rlvlm.judges.pocket.learning import Facts, answer_loss, look, optimise, save
+from rlvlm.judges.pocket.model import build_model
+from rlvlm.types import Label, Query, Stamp
+
+logger = logging.getLogger(__name__)
+
+FEWEST = 20
+"""Labels to learn from, and to be graded on, below which a figure would mean nothing."""
+_SWAPPED = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillConfig:
+    """How a pupil is made."""
+
+    start: Literal["shipped", "scratch"] = "shipped"
+    """shipped: go on from the pocket judge's own weights; scratch: from random ones, with its tokenizer."""
+    judge: str = ""
+    """Part of the teacher's name, where the store has several."""
+    prompt: str = ""
+    """Part of the name of the teacher's prompt, likewise."""
+    steps: int = 300
+    """Steps of optimisation."""
+    num_pairs: int = 24
+    """Labels per step; each is shown in both orders."""
+    lr: float = 5e-4
+    """AdamW's highest step size."""
+    held_out: float = 0.1
+    """Share of the pictures that the pupil never sees; labels that show one are what it is graded on."""
+    graded: int = 600
+    """Labels that it is graded on, at most."""
+    seed: int = 0
+    """Of the draws, and of the weights from scratch."""
+    threads: int = 1
+    """CPU threads."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "num_pairs", "graded", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out must be in (0, 1), got {self.held_out}")
+        if self.lr <= 0:
+            raise ValueError(f"lr must be > 0, got {self.lr}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grades:
+    """How a judge does on held-out labels; NaN where there is nothing to divide by."""
+
+    agreement: float
+    """Share of the teacher's labels that it gives too, ties among them."""
+    agreement_decided: float
+    """The same among labels that are left or right for the teacher."""
+    accuracy: float
+    """Share of its own decided labels that name the side with more true progress."""
+    swaps: float
+    """Share of pairs whose label swaps when the pictures swap."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a distillation came to."""
+
+    teacher: Stamp
+    num_learnt: int
+    """Labels that were learnt from."""
+    num_graded: int
+    """Held-out labels that the figures are about."""
+    goals: tuple[str, ...]
+    teacher_accuracy: float
+    """Of the teacher on the graded labels, as far as the truth is known."""
+    before: Grades
+    """Of the weights that it began with."""
+    after: Grades
+
+
+def distill(store: Path, out: Path, config: DistillConfig) -> Outcome:
+    """Trains the pupil and writes it with its card into `out`, ready for `--judge.backend pocket --judge.model OUT`.
+
+    Args:
+        store: folder of the label store.
+        out: new folder.
+        config: how.
+
+    Raises:
+        UsageError: `store` is none, has too few labels or several teachers; `out` is in use.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} is in use", "choose a new folder with --out")
+    opened = open_store(store)
+    teacher, labels = read_labels(opened, config.judge, config.prompt)
+    learnt, held_out = split(labels, config.held_out)
+    if min(len(learnt), len(held_out)) < FEWEST:
+        raise UsageError(f"{len(learnt)} labels to learn from and {len(held_out)} held out are too few, "
+                         f"{FEWEST} of each are wanted", "collect more labels, or change --held-out")
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    graded = _readable(opened, _thin(held_out, config.graded))
+    tokenizer, model = _begin(config.start)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save(model, tokenizer, out)
+    before = grade(out, graded)
+    _train(model, Lessons(opened, learnt, tokenizer, config.seed), config)
+    save(model, tokenizer, out)
+    known = [(one.answer, one.truth) for one, _ in graded]
+    outcome = Outcome(
+        teacher=teacher, num_learnt=len(learnt), num_graded=len(graded), before=before, after=grade(out, graded),
+        goals=tuple(sorted({one.goal for one in labels})), teacher_accuracy=_accuracy(known),
+    )  # fmt: skip
+    (out / "CARD.md").write_text(card(outcome, config))
+    return outcome
+
+
+def grade(folder: Path, graded: Sequence[tuple[Labelled, Query]]) -> Grades:
+    """How the pocket judge in `folder` does, asked directly and through the same code as in a run."""
+    judge = build_judge(JudgeConfig(backend="pocket", model=str(folder)))
+    queries = [query for _, query in graded]
+    given = [verdict.label for verdict in judge.compare(queries)]
+    turned = judge.compare([replace(query, left=query.right, right=query.left) for query in queries])
+    teacher = [one.answer for one, _ in graded]
+    same = [mine is theirs for mine, theirs in zip(given, teacher, strict=True)]
+    return Grades(
+        agreement=_share(same),
+        agreement_decided=_share([hit for hit, theirs in zip(same, teacher, strict=True) if theirs is not Label.TIE]),
+        accuracy=_accuracy([(mine, one.truth) for mine, (one, _) in zip(given, graded, strict=True)]),
+        swaps=_share([_swap(mine) is verdict.label for mine, verdict in zip(given, turned, strict=True)]),
+    )
+
+
+def card(outcome: Outcome, config: DistillConfig) -> str:
+    """The pupil's card, Markdown."""
+    rows = "".join(
+        f"| {name} | {_percent(getattr(outcome.before, field))} | {_percent(getattr(outcome.after, field))} |\n"
+        for name, field in (
+            ("agrees with the teacher", "agreement"), ("agrees where the teacher decided", "agreement_decided"),
+            ("decided labels right, by the simulator", "accuracy"), ("label swaps with the order", "swaps"),
+        )
+    )  # fmt: skip
+    settings = ", ".join(f"{name} {value}" for name, value in asdict(config).items() if value != "")
+    goals = "; ".join(f"`{goal}`" for goal in outcome.goals)
+    return (
+        "# A distilled pocket judge\n\n"
+        f"Trained on {outcome.num_learnt:,} labels of `{outcome.teacher.judge}` (revision "
+        f"`{outcome.teacher.revision[:12] or 'unknown'}`, prompt `{outcome.teacher.prompt}`, "
+        f"`{outcome.teacher.decoding}`).\nGoals: {goals}. It answers in the mode `direct` and about these goals, as "
+        "the teacher would,\nmistakes included. Written answers (`single_stage`, `two_stage`, scores) were not trained.\n\n"
+        f"On {outcome.num_graded:,} held-out labels, each of which shows a picture that training never showed:\n\n"
+        f"| | before | after |\n|---|---|---|\n{rows}\n"
+        f"The teacher's own decided labels are right in {_percent(outcome.teacher_accuracy)}.\n\n"
+        f"Settings: {settings}.\n\nUse: `--judge.backend pocket --judge.model DIR --judge.prompt direct`\n"
+    )
+
+
+def _begin(start: Literal["shipped", "scratch"]) -> tuple[Any, Any]:
+    """Tokenizer and float32 model to go on from."""
+    tokenizer = AutoTokenizer.from_pretrained(weights_folder(), trust_remote_code=False)
+    if start == "scratch":
+        return tokenizer, build_model(tokenizer)
+    model = AutoModelForImageTextToText.from_pretrained(
+        weights_folder(), dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    )
+    return tokenizer, model
+
+
+def _train(model: Any, lessons: Lessons, config: DistillConfig) -> None:
+    """Eyes and speech together: new scenes need both."""
+    def loss_of_step() -> tuple[torch.Tensor, Facts]:
+        batch, patches = lessons.draw(config.num_pairs)
+        loss, right = answer_loss(model, batch, look(model, patches))
+        return loss, {"loss": float(loss.detach()), "right": right}
+
+    facts: Facts = {}
+    model.train()
+    for _ in optimise("distilling", config.steps, list(model.parameters()), loss_of_step, lr=config.lr, facts=facts):
+        pass
+    model.eval()
+
+
+def _readable(store: LabelStore, labels: Sequence[Labelled]) -> list[tuple[Labelled, Query]]:
+    """The labels with their questions; those whose pictures cannot be read are left out."""
+    found = []
+    for one in labels:
+        try:
+            found.append((one, to_query(store, one)))
+        except MissingPicture as missing:
+            logger.warning("a held-out label is left out: %s", missing)
+    return found
+
+
+def _thin(labels: Sequence[Labelled], most: int) -> list[Labelled]:
+    """At most `most` of the labels, evenly spread."""
+    return list(labels[:: -(-len(labels) // most)])
+
+
+def _swap(label: Label | None) -> Label | None:
+    return label if label is None else _SWAPPED.get(label, label)
+
+
+def _accuracy(pairs: Sequence[tuple[Label | None, Label | None]]) -> float:
+    """Share of decided labels that are the true ones, where the truth decides too."""
+    return _share([given is truth for given, truth in pairs if given in _SWAPPED and truth in _SWAPPED])
+
+
+def _share(hits: Sequence[bool]) -> float:
+    return sum(hits) / len(hits) if hits else float("nan")
+
+
+def _percent(share: float) -> str:
+    return "unknown" if share != share else f"{100 * share:.1f} %"
