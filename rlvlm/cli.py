@@ -1,4 +1,4 @@
-"""`rlvlm run | resume | eval | report | doctor`: one screen, no logic."""
+"""`rlvlm run | resume | eval | serve | report | doctor`: one screen, no logic."""
 
 import difflib
 import sys
@@ -10,6 +10,7 @@ from rich.table import Table
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.experiments.terminal import commands
 from rlvlm.experiments.terminal.boxes import guarded
+from rlvlm.experiments.terminal.serve import serve_command
 
 Command = Callable[[Sequence[str], str], int]
 
@@ -17,6 +18,7 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "run": ("TASK [options]   learn a task from a VLM's preferences", commands.run_command),
     "resume": ("DIR              go on with a run that was stopped", commands.resume_command),
     "eval": ("DIR              play the policy of a run", commands.eval_command),
+    "serve": ("NAME           put a judge behind HTTP; --list shows the apps", serve_command),
     "report": ("DIR...           compare runs: table, curves, page", commands.report_command),
     "doctor": ("                 try what a run needs of this machine", commands.doctor_command),
 }

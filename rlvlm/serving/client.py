@@ -178,7 +178,7 @@ class ServedJudge:
             except RayServeException as error:
                 raise JudgeUnavailable(
                     f"no Serve app {self._app!r} on this cluster",
-                    "start one with `serve deploy serve_apps/judge.yaml`, or leave out --serve.app",
+                    "start one with `rlvlm serve` or `serve deploy serve_apps/pocket.yaml`, or leave out --serve.app",
                 ) from error
         return self._handle
 

@@ -1,18 +1,11 @@
 """The Serve YAML files and what becomes of their arguments."""
 
-import importlib
-from pathlib import Path
-
 import pytest
-import yaml
 from pydantic import ValidationError
-from ray.serve.schema import ServeDeploySchema
 
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.deployments import JudgeAppArgs, bind_judge, deployment_name, judge_app
-
-SERVE_APPS = Path(__file__).parents[2] / "serve_apps"
+from rlvlm.serving.deployments import JudgeAppArgs, bind_judge, deployment_name
 
 
 def test_the_dashboard_names_a_judge_by_what_it_is() -> None:
@@ -37,20 +30,6 @@ def test_the_placement_becomes_the_deployments_options() -> None:
 def test_a_wrong_placement_is_refused_by_name(wrong) -> None:
     with pytest.raises(ValueError, match=rf"serve\..*{list(wrong)[0].partition('_delay')[0].replace('upscale', '')}"):
         PlacementConfig(**wrong)
-
-
-@pytest.mark.parametrize("path", sorted(SERVE_APPS.glob("*.yaml")), ids=lambda path: path.name)
-def test_serve_deploy_accepts_the_yaml_and_the_app_its_arguments(path):
-    schema = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text()))
-    for application in schema.applications:
-        module, name = application.import_path.split(":")
-        assert getattr(importlib.import_module(module), name) is judge_app
-        args = JudgeAppArgs.model_validate(application.args)
-        assert application.args["judge"].items() <= {
-            field: getattr(args.judge, field) for field in JudgeConfig.__dataclass_fields__
-        }.items()
-        options = judge_app(args)._bound_deployment.ray_actor_options
-        assert options["num_gpus"] == application.args["placement"]["num_gpus"]
 
 
 @pytest.mark.parametrize("args", [

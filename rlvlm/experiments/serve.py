@@ -1,0 +1,143 @@
+"""`rlvlm serve`: the apps of one file, from loading to Ctrl-C, and what a user reads meanwhile."""
+
+import base64
+import io
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import ray
+from PIL import Image
+from rich.console import Console
+from rich.text import Text
+
+from rlvlm.errors import EXIT_DONE, MachineError
+from rlvlm.experiments.doctor import port_is_free
+from rlvlm.experiments.processes.private_ray import ray_session
+from rlvlm.experiments.terminal.boxes import EXIT_INTERRUPTED
+from rlvlm.experiments.terminal.quiet import quiet_output
+from rlvlm.experiments.terminal.signals import StopRequest
+from rlvlm.serving.http.app_file import AppFile
+from rlvlm.serving.http.launch import running_apps, unhealthy
+from rlvlm.serving.http.token_file import make_token, read_token
+
+REPORT_S = 15.0
+"""Seconds between lines while something loads, where there is no terminal."""
+WATCH_S = 1.0
+
+
+def serve_apps(file: AppFile) -> int:
+    """Starts the apps of `file`, says when and where they answer, and stops them on Ctrl-C.
+
+    Returns:
+        0 when it was stopped while it served, 130 while it was still loading.
+
+    Raises:
+        MachineError: the port is taken, or the token file cannot be used.
+        JudgeUnavailable: something cannot be loaded or placed; says why.
+    """
+    if not port_is_free(file.port):
+        raise MachineError(f"port {file.port} is taken", "choose another: --port N")
+    is_new = make_token(file.http.token_path)
+    read_token(file.http.token_path)  # what is wrong with it is said now, not by a replica in a minute
+    with ExitStack() as stack:
+        log = Path(tempfile.mkstemp(prefix="rlvlm-serve-", suffix=".log")[1])
+        console = Console(file=stack.enter_context(quiet_output(log)), highlight=False, soft_wrap=True)
+        stop = stack.enter_context(StopRequest())
+        progress = stack.enter_context(_progress(console))
+        progress.say("starting Ray")
+        stack.enter_context(ray_session())
+        stop.take_over()
+        start = time.monotonic()
+        stack.enter_context(running_apps(file, progress.say, lambda: bool(stop)))
+        if stop:
+            return EXIT_INTERRUPTED
+        progress.end()
+        _show_ready(console, file, time.monotonic() - start, is_new)
+        _watch(console, file, stop)
+        console.print(f"{stop.signal_name}: stopping")
+    return EXIT_DONE
+
+
+class _Progress:
+    """One line that says what is loading: it changes in place on a terminal, and is repeated elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = console.status("") if console.is_terminal else None
+        self._last = -REPORT_S
+        if self._status:
+            self._status.start()
+
+    def say(self, text: str) -> None:
+        """Shows `text`."""
+        if self._status:
+            self._status.update(Text(text))
+        elif time.monotonic() - self._last >= REPORT_S:
+            self._last = time.monotonic()
+            self._console.print(Text(text))
+
+    def end(self) -> None:
+        """Takes the line away."""
+        if self._status:
+            self._status.stop()
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[_Progress]:
+    progress = _Progress(console)
+    try:
+        yield progress
+    finally:
+        progress.end()
+
+
+def _show_ready(console: Console, file: AppFile, seconds: float, is_new: bool) -> None:
+    """Where it listens, what it needs, and lines to paste."""
+    token = file.http.token_path
+    reach = "this machine only" if file.is_loopback else "every machine that reaches it; put TLS in front"
+    lines = [f"{file.name} is ready after {seconds:.0f} s",
+             f"  listens   {file.url}  ({reach})",
+             f"  token     {token}{'  (made now)' if is_new else ''}"]
+    lines += [f"  judge     {entry.app}: {entry.judge.backend} {entry.judge.model}".rstrip() + f", {entry.resources}"
+              for entry in file.judges]
+    videos = f"below {file.http.media_root}" if file.http.media_root else "not by name; --media-root DIR allows it"
+    lines += [f"  videos    {videos}"]
+    lines += [f"  try       {_curl(file)}", f"  fields    {_header(token)} {file.url}/docs"]
+    lines += [f"  in a run  RAY_ADDRESS={ray.get_runtime_context().gcs_address} "
+              f"RAY_AUTH_TOKEN_PATH={os.environ.get('RAY_AUTH_TOKEN_PATH', '~/.ray/auth_token')} "
+              f"python -m rlvlm.run drawer_open --serve.app {file.judges[0].app}",
+              "Ctrl-C stops it."]
+    console.print(Text("\n".join(lines)))
+
+
+def _header(token: Path) -> str:
+    """A curl that sends the token without showing it in the list of processes (bash and zsh)."""
+    return f"""curl -s -H @<(printf 'Authorization: Bearer %s' "$(cat {token})")"""
+
+
+def _curl(file: AppFile) -> str:
+    """A whole question, ready to paste: which of two grey squares is nearer to an open drawer?"""
+    left, right = (_square(level) for level in (64, 192))
+    body = f'{{"goal":"open the drawer","left":["{left}"],"right":["{right}"]}}'
+    return f"{_header(file.http.token_path)} -H 'Content-Type: application/json' -d '{body}' {file.url}/v1/preference"
+
+
+def _square(level: int) -> str:
+    stream = io.BytesIO()
+    Image.new("L", (32, 32), level).save(stream, "PNG")
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def _watch(console: Console, file: AppFile, stop: StopRequest) -> None:
+    """Returns when a signal asks for it; says when an app stops or starts answering."""
+    down: list[str] = []
+    while not stop:
+        time.sleep(WATCH_S)
+        now = unhealthy(file)
+        if now != down:
+            console.print(f"{', '.join(now)}: being replaced" if now else "all answer again")
+            down = now

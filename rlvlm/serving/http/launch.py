@@ -1,0 +1,128 @@
+"""Starting and stopping the apps of one app file on a Ray that is up. Called by `rlvlm serve`."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+
+from rlvlm.errors import JudgeUnavailable, MachineError, UsageError
+from rlvlm.serving.deployments import bind_judge
+from rlvlm.serving.http.app_file import AppFile
+from rlvlm.serving.http.gateway import bind_gateway
+
+START_TIMEOUT_S = 1_800.0
+"""Longest wait: a big model is read from a slow disk in some minutes."""
+NO_RESOURCES_S = 30.0
+"""How long an app may ask for more than the cluster has: an autoscaler may add nodes."""
+POLL_S = 0.5
+_CAUSE = re.compile(r"judge-cause: (\[.*\])")
+_ENDED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+
+
+@contextmanager
+def running_apps(file: AppFile, report: Callable[[str], None], is_stopped: Callable[[], bool]) -> Iterator[None]:
+    """The file's judges and gateway while the context is open, all of them answering.
+
+    Args:
+        file: what to start.
+        report: is told, about twice a second, what is still loading.
+        is_stopped: ends the wait early, without an error.
+
+    Raises:
+        UsageError: an app of the same name runs on this cluster already.
+        MachineError: Serve's HTTP proxy of this cluster listens elsewhere.
+        JudgeUnavailable: something cannot be loaded or placed; says why.
+    """
+    names = [entry.app for entry in file.judges] + [file.gateway_app]
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options=HTTPOptions(host=file.host, port=file.port),
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )
+    taken = sorted(set(names) & serve.status().applications.keys())
+    if taken:
+        raise UsageError(f"this cluster runs apps of the same names: {taken}", "stop them, or rename these in the file")
+    targets = [serve.RunTarget(bind_judge(entry.judge, entry.placement), name=entry.app, route_prefix=None)
+               for entry in file.judges]
+    targets.append(serve.RunTarget(bind_gateway(file.http), name=file.gateway_app, route_prefix=file.route_prefix))
+    try:
+        serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        _wait(file, names, report, is_stopped)
+        yield
+    finally:
+        if ray.is_initialized():
+            for name in names:
+                serve.delete(name, _blocking=False)
+            _wait_until_gone(names)
+
+
+def unhealthy(file: AppFile) -> list[str]:
+    """Names of the file's apps that do not answer now."""
+    running = serve.status().applications
+    names = [entry.app for entry in file.judges] + [file.gateway_app]
+    return [name for name in names if name not in running or running[name].status is not ApplicationStatus.RUNNING]
+
+
+def _wait(
+    file: AppFile, names: list[str], report: Callable[[str], None], is_stopped: Callable[[], bool]
+) -> None:
+    """Returns when all apps run, or the wait is ended."""
+    start = time.monotonic()
+    while not is_stopped():
+        statuses = serve.status().applications
+        for name in names:
+            if name in statuses:
+                _raise_cause(name, statuses[name])
+        loading = [name for name in names
+                   if name not in statuses or statuses[name].status is not ApplicationStatus.RUNNING]
+        if not loading:
+            return
+        waited_s = time.monotonic() - start
+        report(f"loading {', '.join(loading)} ({waited_s:.0f} s)")
+        if waited_s > NO_RESOURCES_S:
+            _check_resources(file, set(loading))
+        if waited_s > START_TIMEOUT_S:
+            raise JudgeUnavailable(f"{', '.join(loading)} did not load within {START_TIMEOUT_S:.0f} s",
+                                   "look at the replica's log in Ray's session folder")
+        time.sleep(POLL_S)
+
+
+def _raise_cause(name: str, status: ApplicationStatusOverview) -> None:
+    """Raises what the replica itself says is wrong, or what Serve says once it gave up."""
+    messages = [deployment.message for deployment in status.deployments.values()] + [status.message]
+    for message in messages:
+        if found := _CAUSE.search(message):
+            what, fix = json.loads(found[1])
+            raise JudgeUnavailable(f"{name}: {what}", fix)
+        if found := re.search(r"the gateway cannot start: (.*)", message):
+            what, _, fix = found[1].partition("; ")
+            raise MachineError(f"{name}: {what}", fix)
+    if status.status in _ENDED:
+        lines = [line for message in messages for line in message.strip().splitlines() if line.strip()]
+        raise JudgeUnavailable(f"{name} could not start: {lines[-1] if lines else status.status.value}",
+                               "look at the replica's log in Ray's session folder")
+
+
+def _check_resources(file: AppFile, loading: set[str]) -> None:
+    """Raises JudgeUnavailable where the whole cluster has less than the loading judges ask for."""
+    total = ray.cluster_resources()
+    for entry in file.judges:
+        for resource, wanted in (("CPU", entry.placement.num_cpus), ("GPU", entry.placement.num_gpus)):
+            if entry.app in loading and wanted > total.get(resource, 0.0):
+                raise JudgeUnavailable(
+                    f"{entry.app} asks for {wanted:g} {resource}, the Ray cluster has {total.get(resource, 0.0):g}",
+                    f"lower num_{resource.lower()}s in the app file, or use a cluster that has them: RAY_ADDRESS=...",
+                )
+
+
+def _wait_until_gone(names: list[str]) -> None:
+    """Returns when the apps are gone, or after ten seconds: what is left ends with Ray."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and set(names) & serve.status().applications.keys():
+        time.sleep(0.1)
