@@ -60,6 +60,8 @@ class JudgeConfig:
         if self.backend in _NEED_MODEL and not self.model:
             raise ValueError(f"judge.backend {self.backend} needs judge.model: a hub name, a folder with the weights, "
                              "or what the API calls the model")
+        if self.backend == "cached" and not self.cached.store:
+            raise ValueError("judge.backend cached needs judge.cached.store: the folder of a label store")
         if self.temperature < 0:
             raise ValueError(f"judge.temperature must be >= 0, got {self.temperature}")
         for name in ("picture_px", "max_new_tokens", "batch_size"):

@@ -103,6 +103,8 @@ class EngineConfig:
     """Longest chat and answer together, in tokens; 0 takes the model's own."""
     prefix_caching: bool = True
     """Keep the computed start of a chat for the next one that begins alike."""
+    structured: bool = True
+    """Hold the label turn of judge.prompt two_stage to the three labels, so that no label is unreadable."""
     eager: bool = False
     """Skip compilation: starts sooner, answers slower."""
     lora: str = ""
@@ -127,3 +129,7 @@ class CachedConfig:
 
     store: str = ""
     """Folder of the label store that is read."""
+    judge: str = ""
+    """Part of the name of the judge whose answers are wanted; may be empty where the store has only one."""
+    prompt: str = ""
+    """Part of the name of its prompt, likewise."""

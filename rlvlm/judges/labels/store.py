@@ -6,6 +6,8 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,7 @@ from rlvlm.judges.labels.records import (
     to_record,
 )
 from rlvlm.judges.labels.segments import Place, SegmentReader, SegmentWriter, read_record
-from rlvlm.types import Status
+from rlvlm.types import Stamp, Status
 
 SCHEMA = 1
 """Rises when older code could no longer read what newer code writes."""
@@ -164,6 +166,17 @@ class LabelStore:
                 if before is None or (before.progress is None and item.progress is not None):
                     known[item.question] = item
         return known
+
+    def stamps(self) -> Counter[Stamp]:
+        """Who answered, and how often; failed answers do not count."""
+        counts: Counter[tuple[str, ...]] = Counter()
+        for _, record in SegmentReader(self.folder / "lines").new_records():
+            with suppress(KeyError, TypeError, AttributeError):  # a damaged record is nobody's
+                if record["kind"] != "truth" and record["answer"]["status"] != Status.FAILED:
+                    counts[tuple(map(str, record["answer"]["stamp"].values()))] += 1
+        names = [field.name for field in fields(Stamp)]
+        return Counter({Stamp(**dict(zip(names, stamp, strict=True))): count
+                        for stamp, count in counts.items() if len(stamp) == len(names)})
 
     def census(self) -> Counter[str]:
         """How many lines there are of each kind, damaged ones among them."""
