@@ -128,7 +128,8 @@ def test_a_label_on_a_line_of_its_own_is_read_or_refused_but_never_changed(prose
 
 
 @pytest.mark.parametrize("unit", [
-    "0", "-1 ", "Answer: 1 ", "<think>", "</think>", "<answer>", "<answer>5</answer>", "1. a\n", "(", "answer:", "* ", "\n", "1\n", "\\boxed{", "a",
+    "0", "-1 ", "Answer: 1 ", "<think>", "</think>", "<answer>", "<answer>5</answer>", "1. a\n",
+    "(", "answer:", "* ", "\n", "1\n", "\\boxed{", "a",
 ])
 def test_huge_answers_are_read_in_linear_time(unit):
     def seconds(count: int) -> float:

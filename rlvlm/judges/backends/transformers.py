@@ -11,8 +11,7 @@ from rlvlm.judges.chat import TOP_P, ChatJudge, Reply
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.loading import LoadedVLM, load_vlm
 from rlvlm.judges.prompts import Chat
-
-_THINK = "<think>"
+from rlvlm.judges.thoughts import whole_answer, without_thought
 
 
 def build(config: JudgeConfig) -> ChatJudge:
@@ -64,10 +63,9 @@ class TransformersModel:
         stops = torch.as_tensor(model.generation_config.eos_token_id, device=tokens.device)
         is_whole = torch.isin(tokens, stops).any(-1).tolist()
         answers = tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        opened = [_THINK + answer if opens_thought(chat) else answer
-                  for chat, answer in zip(texts, answers, strict=True)]
+        written = map(whole_answer, texts, answers)
         return [Reply(text, text if whole else text.rpartition("\n")[0])
-                for text, whole in zip(opened, is_whole, strict=True)]
+                for text, whole in zip(written, is_whole, strict=True)]
 
     @torch.inference_mode()
     def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:
@@ -77,7 +75,7 @@ class TransformersModel:
         of the two is appended to the chat; the position before it gives the first token of all labels, its own the
         second of `-1`.
         """
-        texts = [text + "\n</think>\n\n" if opens_thought(text) else text for text in self._texts(chats)]
+        texts = list(map(without_thought, self._texts(chats)))
         inputs = self._inputs(texts, chats)
         ids_of = [self._vlm.processor.tokenizer.encode(text, add_special_tokens=False) for text in choices]
         scores = np.full((len(chats), len(choices)), -np.inf)
@@ -113,11 +111,6 @@ def longest_prefixes(texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """
     prefixes = list(dict.fromkeys(tuple(ids[:-1]) for ids in texts))
     return [one for one in prefixes if not any(other != one and other[: len(one)] == one for other in prefixes)]
-
-
-def opens_thought(chat: str) -> bool:
-    """Whether the template lets the answer begin inside a thought."""
-    return chat.rstrip().endswith(_THINK)
 
 
 def _append(inputs: dict[str, torch.Tensor], tokens: Sequence[int]) -> dict[str, torch.Tensor]:
