@@ -75,7 +75,7 @@ class Painter:
         self._has_still_layer = _sort_geoms(self._model, hidden_geoms, self._placed)
         self._model.vis.quality.offsamples = 0
         self._model.vis.quality.shadowsize = 0  # no shadow map: 64 MB less
-        self._view = _aim(self._model, camera)
+        self._view = aim(self._model, camera)
         self._scene = mujoco.MjvScene(self._model, maxgeom=_MAX_GEOMS)
         for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
             self._scene.flags[flag] = 0
@@ -187,7 +187,7 @@ def _close_at_exit(painter: Painter) -> None:
     _open_painters.add(painter)
 
 
-def _aim(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
+def aim(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
     """Turns the model's first camera, which must be fixed to the world, into `camera`."""
     assert model.ncam and model.cam_bodyid[0] == 0, "the scene file has no camera of the world to turn into ours"
     right, up = (np.asarray(axis) / np.linalg.norm(axis) for axis in (camera.right, camera.up))
