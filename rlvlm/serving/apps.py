@@ -10,6 +10,7 @@ from typing import Self
 
 import ray
 from ray import serve
+from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from rlvlm.errors import JudgeUnavailable
@@ -18,6 +19,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.client import IN_FLIGHT, ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.deployments import bind_judge
+from rlvlm.serving.environments import check_environment
 from rlvlm.serving.replicas.replica import CAUSE, Builder
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,8 @@ START_TIMEOUT_S = 1_800.0
 """Longest wait for a judge to load: a big model is read from a slow disk in some minutes."""
 NO_RESOURCES_S = 30.0
 """How long a judge may ask for more than the whole cluster has: an autoscaler may add nodes."""
+ALL_TAKEN_S = 120.0
+"""How long it may ask for what the cluster has but others hold: they may soon be done."""
 POLL_S, REPORT_S = 0.5, 15.0
 _ENDED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
 
@@ -70,6 +74,7 @@ def start_judge(
     """
     if placement.app:
         return RunningJudge(judge=_attach(judge, placement, name), app=placement.app, is_ours=False)
+    check_environment(judge, placement)
     app = f"judge-{_plain(name)}-{uuid.uuid4().hex[:8]}"
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
     serve.run_many(
@@ -119,6 +124,8 @@ def _wait_until_running(app: str, placement: PlacementConfig) -> None:
             raise cause
         if waited_s > NO_RESOURCES_S:
             _check_resources(placement)
+        if waited_s > ALL_TAKEN_S and status is not None:
+            _check_free(app, placement)
         if waited_s > START_TIMEOUT_S:
             raise JudgeUnavailable(f"the judge did not load within {START_TIMEOUT_S:.0f} s",
                                    "look at `serve status` and at the replica's log in Ray's session folder")
@@ -151,11 +158,37 @@ def _cause(status: ApplicationStatusOverview) -> JudgeUnavailable | None:
 
 
 def _check_resources(placement: PlacementConfig) -> None:
-    """Raises JudgeUnavailable where the whole cluster has less than one replica asks for."""
+    """Raises JudgeUnavailable where the whole cluster has less than all replicas ask for."""
     total = ray.cluster_resources()
-    for resource, wanted in (("CPU", placement.num_cpus), ("GPU", placement.num_gpus)):
+    for resource, each in (("CPU", placement.num_cpus), ("GPU", placement.num_gpus)):
+        wanted = each * placement.num_replicas
         if wanted > total.get(resource, 0.0):
+            copies = f" for {placement.num_replicas} replicas" if placement.num_replicas > 1 else ""
             raise JudgeUnavailable(
-                f"the judge asks for {wanted:g} {resource}, the Ray cluster has {total.get(resource, 0.0):g}",
+                f"the judge asks for {wanted:g} {resource}{copies}, the Ray cluster has {total.get(resource, 0.0):g}",
                 f"lower --serve.num-{resource.lower()}s, or use a cluster that has them",
             )
+
+
+def _check_free(app: str, placement: PlacementConfig) -> None:
+    """Raises JudgeUnavailable where no replica of ours is placed because others hold what it asks for."""
+    if _is_placed(app):
+        return
+    free, total = ray.available_resources(), ray.cluster_resources()
+    for resource, each in (("GPU", placement.num_gpus), ("CPU", placement.num_cpus)):
+        if each > free.get(resource, 0.0):
+            others = sorted(name for name in serve.status().applications if name != app)
+            holders = f", the Serve apps {', '.join(others)} among those who hold the rest" if others else ""
+            raise JudgeUnavailable(
+                f"the judge asks for {each:g} {resource}; of the cluster's {total.get(resource, 0.0):g} only "
+                f"{free.get(resource, 0.0):g} is free{holders}",
+                f"stop one of them, lower --serve.num-{resource.lower()}s, or use a running judge with --serve.app",
+            )
+
+
+def _is_placed(app: str) -> bool:
+    """Whether a node has taken a replica of the app, which may still be loading."""
+    client = _get_global_client()
+    details = client.get_serve_details() if client else {}
+    deployments = details.get("applications", {}).get(app, {}).get("deployments", {})
+    return any(replica["node_id"] for deployment in deployments.values() for replica in deployment["replicas"])

@@ -1,6 +1,8 @@
 """A judge that runs elsewhere, reached by the name of its Serve app; looks like a local one."""
 
 import logging
+import random
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 IN_FLIGHT = 4
 """Requests under way at once: enough that a replica never waits for the next one."""
 MAX_BACKOFF_S = 10.0
+REFUSED_WAIT_S = (0.2, 1.0)
+"""Least and longest pause after a request met a full queue."""
 _PASSING = (RayActorError, BackPressureError, DeploymentUnavailableError, TimeoutError, JudgeUnavailable)
 """Failures that another try may mend: a replica died or is overloaded, slow, or about to be replaced."""
 
@@ -157,18 +161,29 @@ class ServedJudge:
             ) from error
 
     def _try_once(self, method: DeploymentHandle, args: tuple[Any, ...], check: Callable[[Any], Any] | None) -> Any:
+        """One try. A full queue is no failure: it is met again soon, until the try's time is over."""
+        give_up = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                outcome = self._call(method, args)
+            except BackPressureError:
+                self._metrics.refused(self._run)
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(random.uniform(*REFUSED_WAIT_S))
+                continue
+            return check(outcome) if check else outcome
+
+    def _call(self, method: DeploymentHandle, args: tuple[Any, ...]) -> Any:
         response = method.remote(*args)
         try:
             outcome = response.result(timeout_s=self._timeout_s)
         except TimeoutError:
             response.cancel()
             raise
-        except BackPressureError:
-            self._metrics.refused(self._run)
-            raise
         if isinstance(outcome, JudgeUnavailable | UnsupportedQuestion):
             raise outcome
-        return check(outcome) if check else outcome
+        return outcome
 
     def _connect(self) -> DeploymentHandle:
         """The app's handle, looked up on first use in this process."""

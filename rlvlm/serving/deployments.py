@@ -11,12 +11,13 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.config import PlacementConfig
+from rlvlm.serving.environments import judge_environment
 from rlvlm.serving.replicas.replica import Builder, JudgeReplica
 
-MAX_ONGOING_REQUESTS = 64
+MAX_ONGOING_REQUESTS = 32
 """Requests that a replica holds at once. Inside a replica runs get even shares (`batches`); before it, first come is
 first served, so it lets in all that a few busy runs send, and a request is at most a batch of pictures."""
-MAX_QUEUED_REQUESTS = 256
+MAX_QUEUED_REQUESTS = 32
 """Requests one caller may have waiting; beyond it gets a BackPressureError and tries again later."""
 RETRY_AFTER_S = 2.0
 """What a caller over HTTP is told together with status 429."""
@@ -74,8 +75,9 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = 
         name=deployment_name(judge),
         num_replicas="auto" if placement.max_replicas else placement.num_replicas,
         autoscaling_config=_autoscaling(placement),
-        ray_actor_options={"num_cpus": placement.num_cpus, "num_gpus": placement.num_gpus},
-        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": placement.num_cpus, "num_gpus": placement.num_gpus,
+                           "runtime_env": judge_environment(judge)},
+        max_ongoing_requests=max(MAX_ONGOING_REQUESTS, 2 * judge.batch_size),
         max_queued_requests=MAX_QUEUED_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
         max_constructor_retry_count=CONSTRUCTOR_TRIES,

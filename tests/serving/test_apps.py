@@ -6,20 +6,24 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import httpx
 import numpy as np
 import pytest
 import ray
 from ray import serve
 
+from rlvlm import metrics
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.serving import apps
+from rlvlm.serving import apps, monitoring
 from rlvlm.serving.apps import RunningJudge, start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
+from rlvlm.serving.monitoring import ClientMetrics, RunMetrics
 from rlvlm.testing import check_judge
-from rlvlm.types import Query, Status
+from rlvlm.testing.chaos import stub, stub_queries, wait_until
+from rlvlm.types import Clip, Query, Status
 
 pytestmark = pytest.mark.ray
 
@@ -133,6 +137,60 @@ def test_a_judge_that_cannot_load_says_why_and_leaves_nothing(cluster, config, t
     assert time.monotonic() - start < 60
     assert str(tmp_path) in str(caught.value) and "chat VLM" in caught.value.fix
     assert not [app for app in serve.status().applications if "broken" in app]
+
+
+def test_a_third_half_finds_no_room_on_the_card_and_hears_why(running, monkeypatch):
+    # by hand: the two replicas of the running app hold 0.5 each of the one GPU
+    monkeypatch.setattr(apps, "ALL_TAKEN_S", 0.5)
+    with pytest.raises(JudgeUnavailable, match="asks for 0.5 GPU; of the cluster's 1 only 0 is free") as caught:
+        start_judge(JudgeConfig(), PlacementConfig(num_cpus=0.1, num_gpus=0.5), "third", stub())
+    assert running.app in str(caught.value) and "--serve.num-gpus" in caught.value.fix
+    assert not [app for app in serve.status().applications if "third" in app]
+
+
+def test_a_judge_grows_and_shrinks_with_its_load(cluster):
+    placement = PlacementConfig(num_cpus=0.1, max_replicas=2, target_ongoing_requests=1, upscale_delay_s=0.0,
+                                downscale_delay_s=1.0)
+    config = JudgeConfig(batch_size=2)
+    with start_judge(config, placement, "growing", stub(latency_s=0.2)) as growing:
+        assert len(replica_names(growing.app)) == 1
+        over = threading.Event()
+        load = threading.Thread(target=_ask_until, args=(growing.judge, over))
+        load.start()
+        wait_until(lambda: len(replica_names(growing.app)) == 2, 30, "a second copy")
+        over.set()
+        load.join()
+
+
+def _ask_until(judge: ServedJudge, over: threading.Event) -> None:
+    while not over.is_set():
+        judge.compare(stub_queries(16, 0))
+
+
+def test_the_figures_reach_rays_prometheus_endpoint(running):
+    """Scrapes for real, after questions of which one fails."""
+    bad = Query(goal="", left=make_queries(1, 0)[0].left, right=make_queries(1, 0)[0].right)
+    running.judge.compare([*make_queries(7, seed=5), bad])
+    running.judge.score([Clip(goal="open the drawer", frames=query.left) for query in make_queries(2, seed=6)])
+    ClientMetrics().retry("a-run", "ActorDiedError")
+    RunMetrics("a-run").publish({metrics.LABEL_ACCURACY: 0.9, metrics.CACHE_HITS: 3.0, "sac/alpha": 1.0})
+    port = ray.nodes()[0]["MetricsExportPort"]
+    wanted = [f"ray_{monitoring.ANSWERS}_total{{", 'status="failed"', 'kind="score"', 'run="a-run"', running.app,
+              f"ray_{monitoring.BATCH_SIZE}_bucket", f"ray_{monitoring.LATENCY_S}_count", f"ray_{monitoring.QUEUE}{{",
+              f"ray_{monitoring.RETRIES}_total", f"ray_{monitoring.LABEL_ACCURACY}{{",
+              f"ray_{monitoring.CACHE_HITS}{{", "judge-qwen3_vl-direct"]
+    text = ""
+
+    def is_there() -> bool:
+        nonlocal text
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+        return all(word in text for word in wanted)
+
+    try:
+        wait_until(is_there, 30, "every figure")
+    except TimeoutError as error:
+        raise AssertionError([word for word in wanted if word not in text]) from error
+    assert "ray_rlvlm_judge_crossed_total" not in text, "nothing crossed, nothing counted"
 
 
 def test_more_than_the_cluster_has_is_refused(cluster, config, monkeypatch):

@@ -37,10 +37,11 @@ def assigned_device(device: str) -> str:
     """
     if device != "auto":
         return device
-    import torch  # the client's process needs none
+    if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
+        return "cpu"
+    import torch
 
-    has_gpu = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))
-    return "cuda" if has_gpu and torch.cuda.is_available() else "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def limit_share(device: str, share: float) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -141,11 +142,10 @@ class JudgeReplica:
         Raises:
             JudgeUnavailable: it cannot be loaded, does not answer, or does not fit its share of a GPU.
         """
-        import torch
-
-        torch.set_num_threads(max(1, int(self._placement.num_cpus)))
         limit_share(config.device, self._placement.num_gpus)
         judge = build(config)
+        if torch := sys.modules.get("torch"):  # a judge behind an API needs none, and its replica starts sooner
+            torch.set_num_threads(max(1, int(self._placement.num_cpus)))
         if not self._is_paid:
             _check_probe(judge)
         check_share(config.device, self._placement.num_gpus)
