@@ -1,0 +1,128 @@
+"""What a paid judge may still send and spend. Kept in memory, or in a file that replicas and restarts share."""
+
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges.backends.config import ApiConfig
+from rlvlm.types import Usage
+
+_ENTRY_CHARS = 120
+
+
+class BudgetSpent(JudgeUnavailable):
+    """The next request would go beyond the budget; it was not sent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """What went out so far; requests still under way count at the most they can cost."""
+
+    requests: int = 0
+    """Requests sent, tries included."""
+    cost_usd: float = 0.0
+
+
+class Budget:
+    """Lets a request pass only while the caps hold, whatever it will turn out to cost.
+
+    Each request is reserved at its worst price before it is sent and settled at its true one when the answer is there;
+    one that ends without an answer stays at its worst price, since the provider may have charged it. With a ledger
+    file the count is shared by every process that opens it, and outlives them.
+
+    Args:
+        config: caps, prices and the ledger's place.
+    """
+
+    def __init__(self, config: ApiConfig) -> None:
+        self._config = config
+        self._ledger = Path(config.ledger).expanduser() if config.ledger else None
+        self._spent = Spent()
+        self._lock = threading.Lock()
+
+    @property
+    def spent(self) -> Spent:
+        """Requests and dollars so far."""
+        with self._open():
+            return self._spent
+
+    def price(self, tokens_in: int, tokens_out: int) -> float | None:
+        """Dollars for these tokens; None where no price is known."""
+        config = self._config
+        if not config.usd_per_million_input and not config.usd_per_million_output:
+            return None
+        return (tokens_in * config.usd_per_million_input + tokens_out * config.usd_per_million_output) / 1e6
+
+    def reserve(self, tokens_in: int, tokens_out: int) -> float:
+        """Counts one request and the most it can cost; returns that cost in dollars.
+
+        Args:
+            tokens_in: most tokens that chat and pictures can count.
+            tokens_out: most tokens that may be written.
+
+        Raises:
+            BudgetSpent: a cap would be passed; nothing was counted.
+        """
+        config, worst = self._config, self.price(tokens_in, tokens_out) or 0.0
+        with self._open():
+            spent = self._spent
+            if config.max_requests and spent.requests >= config.max_requests:
+                raise BudgetSpent(f"the budget of {config.max_requests} requests is spent",
+                                  "raise --judge.api.max-requests, then go on with `rlvlm resume`")
+            if config.max_cost_usd and spent.cost_usd + worst > config.max_cost_usd:
+                raise BudgetSpent(
+                    f"the next request may cost {worst:.4f} USD; {spent.cost_usd:.4f} of {config.max_cost_usd:g} are "
+                    "spent", "raise --judge.api.max-cost-usd, then go on with `rlvlm resume`")
+            self._save(Spent(requests=spent.requests + 1, cost_usd=spent.cost_usd + worst))
+        return worst
+
+    def settle(self, reserved: float, usage: Usage | None) -> None:
+        """Puts the true cost of an answered request in the place of what `reserve` took for it."""
+        if usage is None or usage.cost_usd is None:
+            return
+        with self._open():
+            cost_usd = max(self._spent.cost_usd + usage.cost_usd - reserved, 0.0)
+            self._save(Spent(requests=self._spent.requests, cost_usd=cost_usd))
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Holds the count still; with a ledger, against other processes too."""
+        with self._lock:
+            if self._ledger is None:
+                yield
+                return
+            with self._ledger_stream(self._ledger) as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX)  # released when the file is closed
+                before = self._spent = self._read(stream.read())
+                yield
+                if self._spent != before:
+                    stream.seek(0)  # one small write of constant length: never half an entry
+                    stream.write(f"{json.dumps(asdict(self._spent)):<{_ENTRY_CHARS}}\n")
+
+    @staticmethod
+    def _ledger_stream(ledger: Path) -> TextIO:
+        try:
+            ledger.parent.mkdir(parents=True, exist_ok=True)
+            return open(os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+        except OSError as error:
+            raise JudgeUnavailable(f"the ledger {ledger} cannot be opened: {error.strerror}",
+                                   "name a file that can be written with --judge.api.ledger") from error
+
+    def _read(self, text: str) -> Spent:
+        """The count in the ledger's text; an empty one begins at nothing."""
+        try:
+            entry = json.loads(text) if text.strip() else {}
+            return Spent(requests=int(entry.get("requests", 0)), cost_usd=float(entry.get("cost_usd", 0.0)))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise JudgeUnavailable(f"the ledger {self._ledger} cannot be read: {error}",
+                                   "restore it, or remove it to count from nothing again") from error
+
+    def _save(self, spent: Spent) -> None:
+        self._spent = spent

@@ -1,0 +1,179 @@
+"""Any server that speaks OpenAI's chat completions: GPT-4-class models, vLLM's own server, Ollama. Extra: api.
+
+Servers differ in what they take. What means the same under another name (`max_tokens`) is sent under that name once a
+server has refused the first, and probabilities are gone without where a server has none to give; whatever would change
+the answer, such as the temperature, is never dropped in silence.
+"""
+
+import base64
+import logging
+import math
+from collections.abc import Mapping
+from json import JSONDecodeError
+from typing import Any
+from urllib.parse import urlsplit
+
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges.backends.remote import (
+    Ask,
+    Passing,
+    Refused,
+    RemoteModel,
+    Reply,
+    encode_png,
+    failure_of,
+    retry_after_s,
+)
+from rlvlm.judges.backends.remote_judge import RemoteJudge
+from rlvlm.judges.backends.secret import Secret, read_key
+from rlvlm.judges.chat import TOP_P
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.prompts import Message
+from rlvlm.types import Usage
+
+logger = logging.getLogger(__name__)
+
+OFFICIAL_URL = "https://api.openai.com/v1"
+NUM_ODDS = 20
+"""First tokens whose probabilities are asked for; no known server gives more."""
+_LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
+_ODDS_NAMES = ("logprobs", "top_logprobs")
+
+
+def build(config: JudgeConfig) -> RemoteJudge:
+    """The judge that `config.model` names on `config.api.base_url`, or at OpenAI. Nothing is sent yet.
+
+    Raises:
+        JudgeUnavailable: the client library or the key is missing.
+    """
+    key = read_key(config.api, usual=("OPENAI_API_KEY",), is_needed=not config.api.base_url)
+    provider = OpenAIProvider(config, key)
+    return RemoteJudge(config, RemoteModel(provider, config.api, key), urlsplit(config.api.base_url).netloc)
+
+
+class OpenAIProvider:
+    """Chat completions, one try at a time.
+
+    Args:
+        config: names model and server.
+        key: sent as bearer token; an empty one for servers without.
+
+    Raises:
+        JudgeUnavailable: the package `openai` is missing.
+    """
+
+    def __init__(self, config: JudgeConfig, key: Secret) -> None:
+        try:
+            import openai
+        except ImportError as error:
+            raise JudgeUnavailable("judge.backend openai needs the package openai",
+                                   "pip install 'rlvlm[api]'") from error
+        self._sdk = openai
+        self._model = config.model
+        self._limit = _LIMIT_NAMES[0] if config.api.base_url else _LIMIT_NAMES[1]
+        self._gives_odds = True
+        self._client = openai.AsyncOpenAI(
+            api_key=key.reveal() or "none",  # the client insists on one
+            base_url=config.api.base_url or OFFICIAL_URL,
+            timeout=config.api.timeout_s,
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),  # a key goes where it was sent
+        )
+
+    async def ask(self, ask: Ask) -> Reply:
+        """One completion; see `remote.Provider`."""
+        sdk = self._sdk
+        limit, wants_odds = self._limit, ask.wants_odds and self._gives_odds
+        request: dict[str, Any] = {
+            "model": self._model,
+            "messages": [_turn(turn) for turn in ask.chat],
+            "temperature": ask.temperature,
+            limit: ask.max_new_tokens,
+        }
+        request |= {"top_p": TOP_P, "seed": ask.seed} if ask.temperature > 0 else {}
+        request |= {"logprobs": True, "top_logprobs": NUM_ODDS} if wants_odds else {}
+        try:
+            completion = await self._client.chat.completions.create(**request)
+        except sdk.APIStatusError as error:
+            raise self._failure(error, limit, wants_odds) from None
+        except sdk.APIConnectionError as error:
+            raise Passing(f"no connection: {error.__cause__ or error}") from None
+        except (sdk.OpenAIError, JSONDecodeError, UnicodeDecodeError) as error:
+            raise Passing(f"the answer is not what this API promises: {error}") from None
+        return _reply(completion)
+
+    def _failure(self, error: Any, limit: str, wants_odds: bool) -> Exception:
+        """What an error status means; a name that the server does not know is learned for the next try."""
+        body = error.body if isinstance(error.body, Mapping) else {}
+        reason, named = str(body.get("message") or error.message), str(body.get("param") or "")
+        if error.status_code in (400, 422):
+            if wants_odds and (named in _ODDS_NAMES or "logprobs" in reason):
+                logger.warning("%s gives no probabilities; its text is read instead", self._model)
+                self._gives_odds = False
+                return Passing(reason, 0.0)
+            if named == limit or (not named and limit in reason):
+                self._limit = next(name for name in _LIMIT_NAMES if name != limit)
+                return Passing(reason, 0.0)
+            if named == "temperature":
+                return JudgeUnavailable(f"{self._model} does not take this temperature: {reason}",
+                                        "use --judge.temperature 1 where only the model's own is allowed")
+            if body.get("code") == "content_filter":
+                return Refused(f"blocked by the provider: {reason}")
+        return failure_of(error.status_code, reason, retry_after_s=retry_after_s(error.response.headers),
+                          code=str(body.get("code") or ""))  # fmt: skip
+
+
+def _turn(turn: Message) -> dict[str, Any]:
+    """A turn of `prompts` in OpenAI's words; plain text stays plain, which is all that some servers read."""
+    parts = turn["content"]
+    if all(part["type"] == "text" for part in parts):
+        return {"role": turn["role"], "content": "\n".join(part["text"] for part in parts)}
+    return {"role": turn["role"], "content": [_part(part) for part in parts]}
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    if part["type"] == "text":
+        return part
+    uri = "data:image/png;base64," + base64.b64encode(encode_png(part["image"])).decode()
+    return {"type": "image_url", "image_url": {"url": uri}}
+
+
+def _reply(completion: Any) -> Reply:
+    """The reply in a completion, untrusted: whatever lacks its parts is a failed try.
+
+    Raises:
+        Passing: there is no reply in it.
+        Refused: the provider blocked the question or the answer.
+    """
+    choices = getattr(completion, "choices", None)
+    message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
+    if not choices or message is None:
+        raise Passing("the answer is not what this API promises: it holds no choices")
+    refusal, text = getattr(message, "refusal", None), getattr(message, "content", None)
+    if choices[0].finish_reason == "content_filter":
+        raise Refused("blocked by the provider's content filter")
+    if not isinstance(refusal or text or "", str):
+        raise Passing("the answer is not what this API promises: its content is no text")
+    return Reply(
+        text=refusal or text or "",
+        is_whole=choices[0].finish_reason != "length",
+        is_refusal=bool(refusal),
+        first_tokens=_first_tokens(choices[0]),
+        usage=_usage(completion),
+    )
+
+
+def _first_tokens(choice: Any) -> tuple[tuple[str, float], ...] | None:
+    try:
+        top = choice.logprobs.content[0].top_logprobs
+        return tuple((str(entry.token), math.exp(min(entry.logprob, 0.0))) for entry in top) or None
+    except (AttributeError, IndexError, TypeError):
+        return None  # the server gives none
+
+
+def _usage(completion: Any) -> Usage | None:
+    usage = getattr(completion, "usage", None)
+    tokens_in, tokens_out = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
+    if not isinstance(tokens_in, int) or not isinstance(tokens_out, int):
+        return None
+    return Usage(tokens_in=tokens_in, tokens_out=tokens_out)

@@ -1,0 +1,270 @@
+"""Requests to somebody's API: how many at once, how often again, until when, for how much. Used by `remote_judge`.
+
+A `Provider` knows one API's words; everything else is here, once. Tries follow each other with jittered, growing
+pauses, or when the server says so (`Retry-After`), which then holds back every other request too.
+"""
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from email.utils import mktime_tz, parsedate_tz
+from http import HTTPStatus
+from io import BytesIO
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_random_exponential,
+)
+
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges import prompts
+from rlvlm.judges.backends.budget import Budget
+from rlvlm.judges.backends.config import ApiConfig
+from rlvlm.judges.backends.secret import Secret
+from rlvlm.judges.prompts import Chat
+from rlvlm.types import Usage
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
+MAX_PICTURE_TOKENS = 10_000
+"""Most tokens that any known provider counts for one picture of a judge's size."""
+TEMPLATE_TOKENS = 100
+"""What a provider may add around a chat."""
+_MAX_REASON_CHARS = 500
+_TALKATIVE = ("httpcore2", "httpx2", "openai", "google_genai")
+"""Loggers whose finer lines hold pictures and headers."""
+_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
+
+T = TypeVar("T")
+
+
+class Passing(Exception):  # noqa: N818 - a kind of failure, not an error to show
+    """A try failed and the next one may not.
+
+    Args:
+        reason: untrusted words of the server, or ours.
+        retry_after_s: how long the server wants to be left alone; None when it does not say.
+    """
+
+    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+
+class Refused(Exception):  # noqa: N818 - likewise
+    """This question will not be answered, however often it is asked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """One request."""
+
+    chat: Chat
+    max_new_tokens: int
+    temperature: float
+    seed: int = 0
+    """Sent where the temperature is above 0."""
+    wants_odds: bool = False
+    """Whether the probabilities of the reply's first token are wanted, where the server gives them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What the model wrote."""
+
+    text: str
+    is_whole: bool = True
+    """Whether it came to its end; false where the token limit tore it."""
+    is_refusal: bool = False
+    """Whether the model said that it would not answer."""
+    first_tokens: tuple[tuple[str, float], ...] | None = None
+    """The likeliest first tokens, each with its probability; None where the server does not tell."""
+    usage: Usage | None = None
+
+    @property
+    def readable(self) -> str:
+        """The text without its last line where that is torn: a cut `10` would read as 1."""
+        return self.text if self.is_whole else self.text.rpartition("\n")[0]
+
+
+class Provider(Protocol):
+    """One API's words."""
+
+    async def ask(self, ask: Ask) -> Reply:
+        """One try.
+
+        Raises:
+            Passing: it failed and another may not.
+            Refused: this question will not be answered.
+            JudgeUnavailable: no question will be: wrong key, no such model, nothing paid.
+        """
+        ...
+
+
+class RemoteModel:
+    """A provider asked with patience, within limits, and without its key in any message.
+
+    Args:
+        provider: the API.
+        config: the limits.
+        key: is masked in everything that comes back.
+    """
+
+    def __init__(self, provider: Provider, config: ApiConfig, key: Secret) -> None:
+        self._provider = provider
+        self._config = config
+        self._key = key
+        self._picture_tokens = MAX_PICTURE_TOKENS
+        self._not_before = 0.0
+        self.budget = Budget(config)
+        for name in _TALKATIVE:
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="remote-judge", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns, run beside all other requests of this model; safe in any thread."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # also on Ctrl-C: no request goes on behind our back
+            future.cancel()
+            raise
+
+    async def ask(self, ask: Ask, deadline: float) -> Reply:
+        """The reply, after as many tries as it takes and is allowed.
+
+        Args:
+            ask: the request.
+            deadline: `time.monotonic` by which the reply must be there, waits included.
+
+        Raises:
+            Passing: every try failed; the last one's reason.
+            Refused: the server will not answer this.
+            JudgeUnavailable: it will not answer anything, or the budget is spent.
+        """
+        left_s = max(0.0, deadline - time.monotonic())
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(Passing),
+            wait=self._pause_s,
+            stop=stop_after_attempt(self._config.retries + 1) | stop_before_delay(left_s),
+            reraise=True,
+        )
+        return await retrying(self._try, ask, deadline)
+
+    async def _try(self, ask: Ask, deadline: float) -> Reply:
+        """One request, sent as soon as the server lets us, counted, and given up when its time is over."""
+        hold_s = self._not_before - time.monotonic()
+        if hold_s > 0:
+            if time.monotonic() + hold_s >= deadline:
+                raise Passing("the server asked to wait longer than judge.api.deadline_s allows")
+            await asyncio.sleep(hold_s)
+        reserved = self.budget.reserve(self._most_tokens(ask.chat), ask.max_new_tokens)
+        patience_s = min(self._config.timeout_s, max(0.0, deadline - time.monotonic()))
+        try:
+            reply = await asyncio.wait_for(self._provider.ask(ask), patience_s)
+        except TimeoutError:
+            raise Passing(f"no answer within {patience_s:.1f} s") from None
+        except (Passing, Refused, JudgeUnavailable) as error:
+            self._give_up(error)
+        usage = self._priced(reply.usage, ask.chat)
+        self.budget.settle(reserved, usage)
+        return replace(reply, text=self._key.scrub(reply.text), usage=usage)
+
+    def _give_up(self, error: Passing | Refused | JudgeUnavailable) -> NoReturn:
+        """Raises the same without the key, and without the library's own exception, which knows the headers."""
+        reason = self._key.scrub(" ".join(str(error).split()))[:_MAX_REASON_CHARS]
+        if isinstance(error, Passing):
+            if error.retry_after_s:
+                self._not_before = max(self._not_before, time.monotonic() + error.retry_after_s)
+            logger.info("a request to the judge's API failed and will be sent again: %s", reason)
+            raise Passing(reason, error.retry_after_s) from None
+        if isinstance(error, JudgeUnavailable):
+            raise JudgeUnavailable(reason, error.fix) from None
+        raise Refused(reason) from None
+
+    def _pause_s(self, state: RetryCallState) -> float:
+        """Seconds to the next try: never before the server wants it, and never all at the same moment."""
+        failure = state.outcome.exception() if state.outcome else None
+        if isinstance(failure, Passing) and failure.retry_after_s is not None:
+            return failure.retry_after_s + random.random() * min(1.0, 0.1 * failure.retry_after_s)
+        return wait_random_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S)(state)
+
+    def _most_tokens(self, chat: Chat) -> int:
+        """No fewer than a provider will count: a token is at least a byte, a picture what the dearest one takes."""
+        parts = [part for turn in chat for part in turn["content"]]
+        num_bytes = sum(len(part["text"].encode()) for part in parts if part["type"] == "text")
+        return num_bytes + TEMPLATE_TOKENS + self._picture_tokens * len(prompts.pictures(chat))
+
+    def _priced(self, usage: Usage | None, chat: Chat) -> Usage | None:
+        """The usage with its price; the first one also tells what a picture of this run's size counts at most."""
+        if usage is None:
+            return None
+        if num_pictures := len(prompts.pictures(chat)):
+            per_picture = -(-usage.tokens_in // num_pictures)
+            known = 0 if self._picture_tokens == MAX_PICTURE_TOKENS else self._picture_tokens
+            self._picture_tokens = max(known, per_picture)
+        return replace(usage, cost_usd=self.budget.price(usage.tokens_in, usage.tokens_out))
+
+
+def failure_of(status: int, reason: str, *, retry_after_s: float | None = None, code: str = "") -> Exception:
+    """What an HTTP error status means for the question that met it.
+
+    Args:
+        status: of the answer.
+        reason: the server's words, untrusted.
+        retry_after_s: how long it wants to be left alone.
+        code: its machine-readable reason, if any.
+    """
+    told = f"HTTP {status}: {reason}"
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return JudgeUnavailable(f"the judge's API does not accept the key ({told})",
+                                "check --judge.api.key-file or --judge.api.key-env")
+    if status == HTTPStatus.NOT_FOUND:
+        return JudgeUnavailable(f"the judge's API has no such model or address ({told})",
+                                "check --judge.model and --judge.api.base-url")
+    if status == HTTPStatus.PAYMENT_REQUIRED or code == "insufficient_quota":
+        return JudgeUnavailable(f"the account of the judge's API has nothing left ({told})",
+                                "top it up, then go on with `rlvlm resume`")
+    if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return Passing(told, retry_after_s)
+    return Refused(told)
+
+
+def retry_after_s(headers: Any) -> float | None:
+    """Seconds that a `Retry-After` header asks for, as a number or a date; None where it is absent or unreadable.
+
+    Args:
+        headers: of the answer, any mapping with lower-case look-up.
+    """
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        value = headers.get(name) or ""
+        try:
+            seconds = float(value) * unit
+        except ValueError:
+            date = parsedate_tz(value)
+            seconds = mktime_tz(date) - time.time() if date else -1.0
+        if 0 <= seconds < float("inf"):
+            return seconds
+    return None
+
+
+def encode_png(picture: NDArray[np.uint8]) -> bytes:
+    """The picture [H, W, 3] as a PNG file."""
+    stream = BytesIO()
+    Image.fromarray(picture).save(stream, "PNG")
+    return stream.getvalue()

@@ -1,0 +1,84 @@
+"""The key to a paid API: read from a place that only its owner can read, and written nowhere. Used by remote judges."""
+
+import os
+import stat
+from pathlib import Path
+from typing import NoReturn
+
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges.backends.config import ApiConfig
+
+MASK = "[key]"
+_MAX_BYTES = 4_096
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Secret:
+    """A value that shows itself only to who asks for it: not in a repr, a log, a pickle or a traceback's message."""
+
+    __slots__ = ("__value",)
+
+    def __init__(self, value: str) -> None:
+        self.__value = value
+
+    def reveal(self) -> str:
+        """The value, for the one call that needs it."""
+        return self.__value
+
+    def scrub(self, text: str) -> str:
+        """`text` with every occurrence of the value masked: servers like to repeat what they were sent."""
+        return text.replace(self.__value, MASK) if self.__value else text
+
+    def __bool__(self) -> bool:
+        return bool(self.__value)
+
+    def __repr__(self) -> str:
+        return MASK
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret does not travel; send the name of the file or variable that holds it")
+
+
+def read_key(config: ApiConfig, *, usual: tuple[str, ...], is_needed: bool) -> Secret:
+    """The key that the config points to; an empty one where none is needed.
+
+    A server of one's own (`base_url`) is never sent the provider's usual variable: a key must not reach somebody who
+    was not meant to have it.
+
+    Args:
+        config: names a file or a variable, or neither.
+        usual: variables that the provider's own tools read, the first that is set counts.
+        is_needed: whether there is no asking without a key.
+
+    Raises:
+        JudgeUnavailable: there is no key where one is needed, or the file can be read by others or not at all.
+    """
+    if config.key_file:
+        return Secret(_read_file(Path(config.key_file).expanduser()))
+    names = (config.key_env,) if config.key_env else () if config.base_url else usual
+    value = next((os.environ[name].strip() for name in names if os.environ.get(name, "").strip()), "")
+    if not value and (is_needed or config.key_env):
+        raise JudgeUnavailable(
+            f"the judge's API needs a key and {' or '.join(names) or 'no place to look for one'} is not set",
+            "write the key to a file that only you can read (chmod 600) and name it with --judge.api.key-file",
+        )
+    return Secret(value)
+
+
+def _read_file(file: Path) -> str:
+    """The one line in `file`, which only its owner may read."""
+    try:
+        with file.open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            if stat.S_ISREG(mode) and mode & _OTHERS:
+                raise JudgeUnavailable(f"the key in {file} can be read by others (mode {stat.S_IMODE(mode):o})",
+                                       f"chmod 600 {file}")
+            data = stream.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise JudgeUnavailable(f"the key file {file} cannot be read: {error.strerror or error}",
+                               "name a file that holds the key with --judge.api.key-file") from error
+    key = data.decode("ascii", errors="replace").strip()
+    if not key or len(data) > _MAX_BYTES or not key.isprintable() or " " in key or "\ufffd" in key:
+        raise JudgeUnavailable(f"{file} does not hold a key: one word of plain characters is expected",
+                               "write the key alone into the file")
+    return key

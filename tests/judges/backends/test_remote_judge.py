@@ -1,0 +1,477 @@
+"""Remote judges against a real server on the loopback address, in both dialects, well and badly behaved."""
+
+import logging
+import pickle
+import random
+import stat
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from api_server import CUT, ApiServer, Call, Dialect, Response, error
+
+from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.experiments.folder.settings import to_yaml
+from rlvlm.judges.backends.config import ApiConfig
+from rlvlm.judges.backends.remote_judge import CUT as CUT_OFF
+from rlvlm.judges.backends.remote_judge import EMPTY, REFUSAL
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.judge import Generator
+from rlvlm.testing import check_judge
+from rlvlm.types import Clip, Label, Query, Status, Usage
+
+KEY = "canary-7f3a9c5e1b"
+DIALECTS: list[Dialect] = ["openai", "gemini"]
+
+
+@pytest.fixture(autouse=True)
+def _own_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy",
+                 "OPENAI_API_KEY", "OPENAI_BASE_URL", "GEMINI_API_KEY", "GOOGLE_API_KEY"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RLVLM_TEST_KEY", KEY)
+    monkeypatch.setattr("rlvlm.judges.backends.remote.FIRST_PAUSE_S", 0.02)
+
+
+def judge(dialect: Dialect, url: str, api: dict[str, Any] | None = None, **changes: Any):
+    settings = ApiConfig(**{"base_url": url, "key_env": "RLVLM_TEST_KEY", **(api or {})})
+    return build_judge(JudgeConfig(**{"backend": dialect, "model": "m", "api": settings, **changes}))
+
+
+def grey(shade: int, num: int = 1) -> np.ndarray:
+    return np.full((num, 8, 8, 3), shade, np.uint8)
+
+
+def query(left: int = 10, right: int = 200) -> Query:
+    return Query(goal="open the drawer", left=grey(left), right=grey(right))
+
+
+def flaky(server: ApiServer, response: Response, *, at: int) -> ApiServer:
+    """Lets only the pair whose left side has the shade `at` meet the response."""
+    def answer(call: Call) -> Response:
+        is_hit = bool(call.pictures) and call.pictures[0].mean() == at
+        return response if is_hit else server.truth(call)
+
+    server.respond = lambda call: (server.calls.append(call), answer(call))[1]
+    return server
+
+
+# --- asked well -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", ["direct", "single_stage", "two_stage"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_query_reaches_the_server_and_its_label_comes_back(dialect: Dialect, prompt: str) -> None:
+    # By hand: the server prefers the brighter of two pictures, and counts 100 tokens in and 5 out per request.
+    server = ApiServer(dialect)
+    with server.running() as url:
+        verdicts = judge(dialect, url, prompt=prompt).compare([query(10, 200), query(200, 10)])
+    assert [v.label for v in verdicts] == [Label.RIGHT, Label.LEFT]
+    num_requests = 2 if prompt == "two_stage" else 1
+    assert [v.usage for v in verdicts] == [Usage(tokens_in=100 * num_requests, tokens_out=5 * num_requests)] * 2
+    assert len(server.calls) == 2 * num_requests
+    assert sorted(p.mean() for p in server.calls[0].pictures) == [10, 200]
+    if prompt == "direct":  # 0.9 and 0.06 of what is no other word
+        assert verdicts[0].probabilities == pytest.approx((0.0625, 0.9375, 0.0))
+
+
+@pytest.mark.parametrize("form", ["progress", "rating", "success", "video"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_clip_is_scored_in_every_form(dialect: Dialect, form: str) -> None:
+    server = ApiServer(dialect)
+    with server.running() as url:
+        scores = judge(dialect, url, score=form).score([Clip(goal="open it", frames=grey(s, 3)) for s in (0, 128, 255)])
+    assert [score.value for score in scores] == pytest.approx([0.0, 0.5, 1.0], abs=0.01)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_it_keeps_the_contract_and_can_write(dialect: Dialect) -> None:
+    server = ApiServer(dialect)
+    with server.running() as url:
+        one = judge(dialect, url)
+        check_judge(one)
+        assert isinstance(one, Generator)
+        parts = [{"type": "text", "text": "How bright?"}, {"type": "image", "image": grey(255)[0]}]
+        turn = {"role": "user", "content": parts}
+        system = {"role": "system", "content": "Answer shortly."}
+        assert one.generate([[system, turn], [turn]], max_new_tokens=7, temperature=0.5) == ["100", "100"]
+        body = server.calls[-2].body
+        with pytest.raises(UnsupportedQuestion, match="turn 1"):
+            one.generate([[{"role": "robber", "content": "hi"}]], max_new_tokens=1, temperature=0.0)
+    assert "Answer shortly." in str(body) or "Answer shortly." in str(server.calls[-1].body)
+    assert one.stamp.judge.startswith(f"{dialect}:m@127.0.0.1")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_both_orders_work_over_the_wire(dialect: Dialect) -> None:
+    with ApiServer(dialect).running() as url:
+        assert judge(dialect, url, both_orders=True).compare([query()])[0].label is Label.RIGHT
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_no_more_requests_are_under_way_than_allowed(dialect: Dialect) -> None:
+    server = ApiServer(dialect)
+    server.script = [lambda call: replace(server.truth(call), delay_s=0.05)] * 12
+    with server.running() as url:
+        judge(dialect, url, {"concurrency": 3}).compare([query()] * 12)
+    assert server.most_at_once == 3
+
+
+def test_a_server_without_probabilities_is_read_by_its_text_and_not_asked_for_them_again() -> None:
+    refusal = error("openai", 400, "logprobs are not supported with this model", param="logprobs")
+    server = ApiServer("openai", refusal)
+    with server.running() as url:
+        one = judge("openai", url)
+        first, second = (one.compare([query()])[0] for _ in range(2))
+    assert (first.label, first.probabilities, second.label) == (Label.RIGHT, None, Label.RIGHT)
+    assert ["logprobs" in call.body for call in server.calls] == [True, False, False]
+
+
+def test_a_model_that_wants_another_name_for_the_token_limit_gets_it() -> None:
+    refusal = error("openai", 400, "Unsupported parameter: 'max_tokens'", param="max_tokens")
+    server = ApiServer("openai", refusal)
+    with server.running() as url:
+        assert judge("openai", url).compare([query()])[0].label is Label.RIGHT
+    assert "max_tokens" in server.calls[0].body and "max_completion_tokens" in server.calls[1].body
+
+
+def test_a_temperature_that_the_model_does_not_take_is_never_dropped_in_silence() -> None:
+    server = ApiServer("openai", *[error("openai", 400, "Only 1 is supported", param="temperature")] * 9)
+    with server.running() as url, pytest.raises(JudgeUnavailable, match="does not take this temperature") as caught:
+        judge("openai", url, {"retries": 0}).compare([query()])
+    assert "--judge.temperature 1" in caught.value.fix
+
+
+# --- answers that are none --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_is_no_label_is_invalid_and_never_a_tie(dialect: Dialect) -> None:
+    server = ApiServer(dialect)
+    cut = {"finish": "length" if dialect == "openai" else "MAX_TOKENS"}
+    server.script = [server.say(""), server.say(None), server.say("I cannot tell, maybe 1"), server.say("", **cut),
+                     server.say("Analysis.\n1", **cut)]
+    with server.running() as url:
+        one = judge(dialect, url, prompt="single_stage")
+        verdicts = [one.compare([query()])[0] for _ in range(5)]
+    assert {v.status for v in verdicts} == {Status.INVALID}
+    assert [v.text for v in verdicts] == [EMPTY, EMPTY, "I cannot tell, maybe 1", CUT_OFF, "Analysis.\n1"]
+
+
+@pytest.mark.parametrize("prompt", ["direct", "single_stage", "two_stage"])
+def test_a_refusal_is_invalid_even_if_it_holds_a_label(prompt: str) -> None:
+    server = ApiServer("openai")
+    server.script = [server.say(None, refusal="-1", odds={"-": 0.99})]
+    with server.running() as url:
+        verdict = judge("openai", url, prompt=prompt).compare([query()])[0]
+    assert (verdict.status, verdict.label, verdict.text) == (Status.INVALID, None, REFUSAL + "-1")
+    assert len(server.calls) == 1
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_a_provider_blocks_is_failed_and_costs_no_other_question(dialect: Dialect) -> None:
+    server = ApiServer(dialect)
+    blocked = server.say("1", finish="content_filter" if dialect == "openai" else "SAFETY")
+    question = Response({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}}) if dialect == "gemini" else error(
+        "openai", 400, "triggering content management policy", code="content_filter")
+    for response in (blocked, question):
+        with flaky(server, response, at=66).running() as url:
+            verdicts = judge(dialect, url).compare([query(), query(66, 200), query(200, 10)])
+        assert [v.status for v in verdicts] == [Status.OK, Status.FAILED, Status.OK]
+        assert "blocked" in verdicts[1].text
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("fault", [
+    Response({"error": {"message": "boom"}}, status=500), Response("bad gateway", status=502, content_type="text/html"),
+    Response("{\"choices\": [", status=200), Response("<html>hello</html>", content_type="text/html"),
+    Response({}), Response([]), Response("null"), Response({"choices": [], "candidates": []}),
+    Response({"choices": "none", "candidates": 7}),
+    Response({"choices": [{"message": {"content": 5}}], "candidates": [5]}),
+    Response(status=CUT), Response("\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), status=200),
+], ids=lambda fault: f"{fault.status}-{str(fault.body)[:12]}")  # fmt: skip
+def test_a_passing_fault_is_asked_away(dialect: Dialect, fault: Response) -> None:
+    server = ApiServer(dialect, fault, fault)
+    with server.running() as url:
+        verdict = judge(dialect, url).compare([query()])[0]
+    assert verdict.label is Label.RIGHT and len(server.calls) == 3
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_server_that_stays_broken_is_given_up_after_the_tries_that_were_allowed(dialect: Dialect) -> None:
+    server = ApiServer(dialect, *[error(dialect, 503, "overloaded")] * 50)
+    with server.running() as url, pytest.raises(JudgeUnavailable, match="every one of 2.*503.*overloaded"):
+        judge(dialect, url, {"retries": 2}).compare([query(), query()])
+    assert len(server.calls) == 6
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_bad_request_fails_alone_and_is_not_repeated(dialect: Dialect) -> None:
+    server = flaky(ApiServer(dialect), error(dialect, 400, "image is too small"), at=66)
+    with server.running() as url:
+        verdicts = judge(dialect, url, prompt="single_stage").compare([query(), query(66, 1), query(200, 10)])
+    assert [v.label for v in verdicts] == [Label.RIGHT, None, Label.LEFT]
+    assert verdicts[1].status is Status.FAILED and "too small" in verdicts[1].text and len(server.calls) == 3
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_retry_after_holds_back_this_request_and_all_others(dialect: Dialect) -> None:
+    busy = error(dialect, 429, "slow down", headers={"Retry-After": "0.6"})
+    server = ApiServer(dialect, busy)
+    with server.running() as url:
+        verdicts = judge(dialect, url, {"concurrency": 1}).compare([query()] * 3)
+    assert [v.label for v in verdicts] == [Label.RIGHT] * 3
+    first, *rest = [call.at for call in server.calls]
+    assert len(rest) == 3 and min(rest) - first >= 0.6
+
+
+def test_geminis_own_way_to_say_when_is_understood() -> None:
+    info = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "0.5s"}]
+    server = ApiServer("gemini", error("gemini", 429, "quota", details=info))
+    with server.running() as url:
+        assert judge("gemini", url).compare([query()])[0].label is Label.RIGHT
+    assert server.calls[1].at - server.calls[0].at >= 0.5
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_wait_beyond_the_deadline_is_not_begun(dialect: Dialect) -> None:
+    server = ApiServer(dialect, *[error(dialect, 429, "come back tomorrow", headers={"Retry-After": "86400"})] * 9)
+    start = time.monotonic()
+    with server.running() as url, pytest.raises(JudgeUnavailable, match="tomorrow"):
+        judge(dialect, url, {"deadline_s": 2.0}).compare([query()] * 4)
+    assert time.monotonic() - start < 2.0 and len(server.calls) <= 4
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_slow_server_costs_no_more_than_the_deadline(dialect: Dialect) -> None:
+    server = ApiServer(dialect, *[Response({}, delay_s=5.0)] * 9)
+    start = time.monotonic()
+    with server.running() as url:
+        with pytest.raises(JudgeUnavailable, match=r"no answer within 0\.\d s"):
+            judge(dialect, url, {"timeout_s": 0.3, "deadline_s": 0.8}).compare([query()])
+        assert 0.3 <= time.monotonic() - start < 2.0
+    assert 2 <= len(server.calls) <= 3
+
+
+def test_a_server_that_is_not_there_is_named_and_not_asked_for_ever() -> None:
+    with pytest.raises(JudgeUnavailable, match="no connection"):
+        judge("openai", "http://127.0.0.1:9/v1", {"retries": 1}).compare([query()])
+
+
+@pytest.mark.parametrize(("status", "extra", "words"), [
+    (401, {}, "does not accept the key"), (403, {}, "does not accept the key"), (404, {}, "no such model"),
+    (402, {}, "nothing left"), (429, {"code": "insufficient_quota"}, "nothing left"),
+])  # fmt: skip
+def test_what_no_try_can_mend_ends_at_once(status: int, extra: dict[str, Any], words: str) -> None:
+    server = ApiServer("openai", *[error("openai", status, "no", **extra)] * 99)
+    with server.running() as url, pytest.raises(JudgeUnavailable, match=words):
+        judge("openai", url, {"concurrency": 4}).compare([query()] * 60)
+    assert len(server.calls) <= 4
+
+
+def throttled(server: ApiServer, per_s: float) -> ApiServer:
+    """A server that answers so many requests a second and refuses the rest, telling when to come back."""
+    lock, free_at = threading.Lock(), [0.0]
+
+    def respond(call: Call) -> Response:
+        with lock:
+            server.calls.append(call)
+            wait_s = free_at[0] - time.monotonic()
+            if wait_s > 0:
+                return error(server.dialect, 429, "quota", headers={"Retry-After": f"{wait_s:.3f}"})
+            free_at[0] = time.monotonic() + 1 / per_s
+        return server.truth(call)
+
+    server.respond = respond
+    return server
+
+
+@pytest.mark.parametrize("num", [20, pytest.param(1_500, marks=pytest.mark.full)])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_quota_slows_a_run_down_and_loses_nothing(dialect: Dialect, num: int) -> None:
+    rng = random.Random(0)
+    queries = [query(*rng.sample(range(256), 2)) for _ in range(num)]
+    server = throttled(ApiServer(dialect), per_s=20.0)
+    with server.running() as url:
+        one = judge(dialect, url, {"concurrency": 4, "retries": 50, "deadline_s": 60.0})
+        verdicts = one.compare(queries)
+    wanted = [Label.RIGHT if q.right.mean() > q.left.mean() else Label.LEFT for q in queries]
+    assert [v.label for v in verdicts] == wanted
+    assert len(server.calls) <= 6 * num, "nobody hammers a server that asked for patience"
+
+
+# --- budget -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_cap_on_requests_holds_and_what_was_paid_for_is_kept(dialect: Dialect) -> None:
+    server = ApiServer(dialect)
+    with server.running() as url:
+        one = judge(dialect, url, {"max_requests": 5})
+        verdicts = one.compare([query()] * 8)
+        assert [v.status for v in verdicts].count(Status.OK) == 5
+        assert [v.status for v in verdicts].count(Status.FAILED) == 3
+        with pytest.raises(JudgeUnavailable, match="budget of 5 requests is spent"):
+            one.compare([query()])
+    assert len(server.calls) == 5
+
+
+def test_tries_count_too() -> None:
+    server = ApiServer("openai", *[error("openai", 500, "boom")] * 50)
+    with server.running() as url, pytest.raises(JudgeUnavailable):
+        judge("openai", url, {"max_requests": 3, "retries": 9}).compare([query()])
+    assert len(server.calls) == 3
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_spending_never_passes_its_cap_and_every_answer_has_its_price(dialect: Dialect) -> None:
+    # By hand: 1,000 tokens in at 10 USD and 50 out at 30 USD a million make 0.0115 USD.
+    server = ApiServer(dialect)
+    server.truth = lambda call: server.say("1", usage=(1_000, 50))
+    prices = {"usd_per_million_input": 10.0, "usd_per_million_output": 30.0}
+    with server.running() as url:
+        one = judge(dialect, url, {**prices, "max_cost_usd": 0.5, "concurrency": 2})
+        done = 0
+        with pytest.raises(JudgeUnavailable, match="may cost .* of 0.5 are spent"):
+            while True:
+                verdicts = one.compare([query()] * 20)
+                done += sum(v.status is Status.OK for v in verdicts)
+                paid = [v.usage.cost_usd for v in verdicts if v.usage]
+                assert all(cost == pytest.approx(0.0115) for cost in paid)
+    true_cost = len(server.calls) * 0.0115
+    assert done == len(server.calls) and 0.45 < true_cost <= 0.5
+
+
+def test_a_ledger_holds_the_cap_across_judges_and_restarts(tmp_path: Path) -> None:
+    server = ApiServer("openai")
+    api = {"max_requests": 10, "ledger": str(tmp_path / "run" / "ledger.json")}
+    with server.running() as url:
+        for _ in range(3):  # two replicas at a time, each started anew
+            judges = [judge("openai", url, api) for _ in range(2)]
+            threads = [threading.Thread(target=_compare_calmly, args=(one, 3)) for one in judges]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+    assert len(server.calls) == 10
+    assert stat.S_IMODE((tmp_path / "run" / "ledger.json").stat().st_mode) == 0o600
+
+
+def _compare_calmly(one: Any, num: int) -> None:
+    try:
+        one.compare([query()] * num)
+    except JudgeUnavailable as failure:
+        assert "budget" in str(failure)
+
+
+# --- the key ----------------------------------------------------------------------------------------------------------
+
+
+def our_frames(failure: BaseException) -> str:
+    """The traceback as a crash report would hold it, with the locals of every frame but this file's."""
+    told = traceback.TracebackException.from_exception(failure, capture_locals=True)
+    frames = [frame for frame in told.stack if frame.filename != __file__]
+    assert len(frames) > 2
+    return "".join(traceback.StackSummary.from_list(frames).format()) + str([frame.locals for frame in frames])
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_key_is_sent_and_shows_nowhere(dialect: Dialect, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(f"{KEY}\n")
+    file.chmod(0o600)
+    def echo(call: Call) -> Response:
+        return error(dialect, 500, f"you sent {call.headers} {KEY}", headers={"X-Echo": KEY})
+
+    parrot = ApiServer(dialect)
+    parrot.script = [echo, parrot.say(f"Your key is {KEY}.\n1")]
+    seen: list[Any] = []
+    with caplog.at_level(logging.DEBUG), parrot.running() as url:
+        one = judge(dialect, url, {"key_file": str(file)}, prompt="single_stage")
+        seen += [one, one.stamp, vars(one), *one.compare([query()])]
+        for fault in ([echo] * 9, [error(dialect, 401, f"wrong key {KEY}")], [error(dialect, 400, f"bad {KEY}")]):
+            parrot.script = list(fault)
+            with pytest.raises(JudgeUnavailable) as caught:
+                one.compare([query()])
+            seen += [caught.value, caught.value.fix, vars(caught.value), our_frames(caught.value)]
+            seen.append(pickle.dumps(caught.value).decode("latin-1"))
+    seen += [to_yaml(one._config), caplog.text, *[record.__dict__ for record in caplog.records]]
+    sent = parrot.calls[0].headers
+    assert (sent.get("authorization") or sent.get("x-goog-api-key", "")).endswith(KEY)
+    assert caplog.records and "[key]" in str(seen[3].text)
+    assert not [item for item in seen if KEY in str(item) or KEY in repr(item)]
+    with pytest.raises(TypeError):
+        pickle.dumps(one)
+
+
+def test_a_providers_key_is_not_sent_to_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    server = ApiServer("openai")
+    with server.running() as url:
+        judge("openai", url, {"key_env": ""}).compare([query()])
+    assert KEY not in str(server.calls[0].headers)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_key_does_not_follow_a_redirect(dialect: Dialect) -> None:
+    thief, server = ApiServer(dialect), ApiServer(dialect)
+    with thief.running() as elsewhere, server.running() as url:
+        server.script = [Response({}, status=307, headers={"Location": elsewhere})] * 9
+        with pytest.raises(JudgeUnavailable):
+            judge(dialect, url, {"retries": 1}).compare([query()])
+    assert thief.calls == [] and server.calls
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_without_a_key_nothing_is_asked(dialect: Dialect) -> None:
+    with pytest.raises(JudgeUnavailable, match="needs a key") as caught:
+        build_judge(JudgeConfig(backend=dialect, model="m"))
+    assert "chmod 600" in caught.value.fix
+
+
+# --- what comes with it -----------------------------------------------------------------------------------------------
+
+_BLOCKED = """
+import socket, sys
+def refuse(*a, **k): raise AssertionError(f"a connection was opened: {a}")
+socket.socket.connect = socket.socket.connect_ex = socket.create_connection = socket.getaddrinfo = refuse
+"""
+
+
+def test_importing_and_building_opens_no_connection_and_loads_no_client() -> None:
+    program = _BLOCKED + """
+import os, pkgutil, importlib, rlvlm.judges.backends, rlvlm.experiments.config, rlvlm.cli
+for module in pkgutil.iter_modules(rlvlm.judges.backends.__path__):
+    if module.name != "vllm":
+        importlib.import_module(f"rlvlm.judges.backends.{module.name}")
+assert not {"openai", "google.genai"} & set(sys.modules), "clients load only when they are asked for"
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+build_judge(JudgeConfig())
+os.environ["OPENAI_API_KEY"] = os.environ["GEMINI_API_KEY"] = "none"
+for backend in ("openai", "gemini"):
+    build_judge(JudgeConfig(backend=backend, model="m"))
+print("built")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.stdout.strip().endswith("built"), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(("dialect", "package"), [("openai", "openai"), ("gemini", "google-genai")])
+def test_a_missing_client_names_the_line_that_installs_it(
+    dialect: Dialect, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("openai", "google", "google.genai"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(JudgeUnavailable, match=f"needs the package {package}") as caught:
+        judge(dialect, "http://127.0.0.1:9")
+    assert caught.value.fix == "pip install 'rlvlm[api]'"
