@@ -13,6 +13,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from rlvlm.errors import JudgeUnavailable, MachineError, UsageError
 from rlvlm.serving.deployments import bind_judge
+from rlvlm.serving.environments import check_environment
 from rlvlm.serving.http.app_file import AppFile
 from rlvlm.serving.http.gateway import bind_gateway
 
@@ -39,6 +40,8 @@ def running_apps(file: AppFile, report: Callable[[str], None], is_stopped: Calla
         MachineError: Serve's HTTP proxy of this cluster listens elsewhere.
         JudgeUnavailable: something cannot be loaded or placed; says why.
     """
+    for entry in file.judges:
+        check_environment(entry.judge, entry.placement)
     names = [entry.app for entry in file.judges] + [file.gateway_app]
     serve.start(
         proxy_location="HeadOnly",

@@ -49,14 +49,16 @@ def read_token(path: Path) -> bytes:
     except OSError as error:
         raise MachineError(f"the token file {path} cannot be read: {error.strerror}",
                            "name another: --token-file FILE") from error
-    with open(descriptor, "rb") as stream:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise MachineError(f"the token file {path} is no regular file", "name another: --token-file FILE")
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise MachineError(f"the token file {path} must be yours alone, its mode is {found.st_mode & 0o777:03o}",
                                f"chmod 600 {path}")
-        token = stream.read(4_097).strip()
+        token = os.read(descriptor, 4_097).strip()
+    finally:
+        os.close(descriptor)
     if not MIN_CHARS <= len(token) <= 4_096 or not _ALLOWED.fullmatch(token):
         raise MachineError(f"the token file {path} must hold one line of at least {MIN_CHARS} letters and digits",
                            f"delete it, and a new one is made: rm {path}")

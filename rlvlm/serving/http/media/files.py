@@ -69,9 +69,12 @@ class MediaRoot:
             descriptor = os.open(parts[-1], _FILE, dir_fd=folder)
         finally:
             os.close(folder)
-        with open(descriptor, "rb") as stream:
+        try:
             _check(os.fstat(descriptor))
-            data = stream.read(MAX_VIDEO_BYTES + 1)
+            with open(descriptor, "rb", closefd=False) as stream:
+                data = stream.read(MAX_VIDEO_BYTES + 1)
+        finally:
+            os.close(descriptor)
         if len(data) > MAX_VIDEO_BYTES or data[4:8] != b"ftyp":
             raise ValueError
         return data
