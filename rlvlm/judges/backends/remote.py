@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from email.utils import mktime_tz, parsedate_tz
 from http import HTTPStatus
 from io import BytesIO
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,27 +175,29 @@ class RemoteModel:
             await asyncio.sleep(hold_s)
         reserved = self.budget.reserve(self._most_tokens(ask.chat), ask.max_new_tokens)
         patience_s = min(self._config.timeout_s, max(0.0, deadline - time.monotonic()))
-        try:
-            reply = await asyncio.wait_for(self._provider.ask(ask), patience_s)
-        except TimeoutError:
-            raise Passing(f"no answer within {patience_s:.1f} s") from None
-        except (Passing, Refused, JudgeUnavailable) as error:
-            self._give_up(error)
+        reply = await self._outcome(ask, patience_s)
+        if isinstance(reply, Exception):  # raised here, where no frame knows what the server said about the key
+            raise reply
         usage = self._priced(reply.usage, ask.chat)
         self.budget.settle(reserved, usage)
         return replace(reply, text=self._key.scrub(reply.text), usage=usage)
 
-    def _give_up(self, error: Passing | Refused | JudgeUnavailable) -> NoReturn:
-        """Raises the same without the key, and without the library's own exception, which knows the headers."""
-        reason = self._key.scrub(" ".join(str(error).split()))[:_MAX_REASON_CHARS]
-        if isinstance(error, Passing):
+    async def _outcome(self, ask: Ask, patience_s: float) -> Reply | Exception:
+        """The reply, or what to raise in its place: without the key, and without the library's own exceptions."""
+        try:
+            return await asyncio.wait_for(self._provider.ask(ask), patience_s)
+        except TimeoutError:
+            return Passing(f"no answer within {patience_s:.1f} s")
+        except (Passing, Refused, JudgeUnavailable) as error:
+            reason = self._key.scrub(" ".join(str(error).split()))[:_MAX_REASON_CHARS]
+            if isinstance(error, JudgeUnavailable):
+                return JudgeUnavailable(reason, error.fix)
+            if isinstance(error, Refused):
+                return Refused(reason)
+            logger.info("a request to the judge's API failed: %s", reason)
             if error.retry_after_s:
                 self._not_before = max(self._not_before, time.monotonic() + error.retry_after_s)
-            logger.info("a request to the judge's API failed and will be sent again: %s", reason)
-            raise Passing(reason, error.retry_after_s) from None
-        if isinstance(error, JudgeUnavailable):
-            raise JudgeUnavailable(reason, error.fix) from None
-        raise Refused(reason) from None
+            return Passing(reason, error.retry_after_s)
 
     def _pause_s(self, state: RetryCallState) -> float:
         """Seconds to the next try: never before the server wants it, and never all at the same moment."""
