@@ -18,7 +18,7 @@ from rlvlm.judges.abilities import ANYTHING, Abilities
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import Chat
 from rlvlm.judges.verdicts import parse_label, parse_rating, parse_score, parse_video_score, status_of
-from rlvlm.types import Clip, Frames, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.types import Clip, Label, Query, Score, Stamp, Status, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -180,12 +180,9 @@ class ChatJudge:
 
     def _problem(self, item: Query | Clip) -> str | None:
         """Why an item cannot be asked; None where it can."""
-        shown = [item.left, item.right] if isinstance(item, Query) else [item.frames]
-        if item.goal_picture is not None:
-            if not self._abilities.goal_pictures:
-                return "this judge was never shown a picture of the goal in its training; leave out goal_picture"
-            shown.append(item.goal_picture)
-        return next(filter(None, map(_frames_problem, shown)), None) or _goal_problem(item.goal)
+        if item.goal_picture is not None and not self._abilities.goal_pictures:
+            return "this judge was never shown a picture of the goal in its training; leave out goal_picture"
+        return prompts.problem_of(item)
 
     def _label_directly(self, queries: Sequence[Query]) -> list[Verdict]:
         """Verdicts from the probabilities of the label texts, without generating; temperature has no part in them."""
@@ -266,20 +263,6 @@ class ChatJudge:
 
     def _failed_score(self, reason: str) -> Score:
         return Score(status=Status.FAILED, value=None, stamp=self._stamp, text=reason)
-
-
-def _frames_problem(frames: Frames) -> str | None:
-    if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != "uint8" or 0 in frames.shape:
-        return f"pictures must be [L, H, W, 3] uint8, got {frames.shape} {frames.dtype}"
-    return None
-
-
-def _goal_problem(goal: str) -> str | None:
-    try:
-        prompts.check_goal(goal)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _normalised(log_p: NDArray[np.float64]) -> list[float]:

@@ -100,6 +100,19 @@ def check_goal(goal: str) -> str:
     return goal
 
 
+def problem_of(item: Query | Clip) -> str | None:
+    """Why nobody could be asked about an item; None where somebody can."""
+    shown = [item.left, item.right] if isinstance(item, Query) else [item.frames]
+    for frames in shown if item.goal_picture is None else [*shown, item.goal_picture]:
+        if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != "uint8" or 0 in frames.shape:
+            return f"pictures must be [L, H, W, 3] uint8, got {frames.shape} {frames.dtype}"
+    try:
+        check_goal(item.goal)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def compare_messages(mode: Mode, query: Query) -> list[Message]:
     """The first turn, to the vision model: intro, goal picture, tag, left pictures, tag, right pictures, questions."""
     goal = check_goal(query.goal)

@@ -19,7 +19,7 @@ from rlvlm.judges.chat import TOP_P
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import Chat
 from rlvlm.judges.verdicts import parse_label, parse_rating, parse_score, parse_video_score, status_of
-from rlvlm.types import Clip, Frames, Label, Query, Score, Stamp, Status, Usage, Verdict
+from rlvlm.types import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class RemoteJudge:
         fatal: list[JudgeUnavailable] = []
 
         async def answer(item: Item) -> Answer:
-            if problem := _problem(item):
+            if problem := prompts.problem_of(item):
                 return failed(problem)
             async with self._gate:
                 if fatal:
@@ -121,7 +121,7 @@ class RemoteJudge:
                     return failed(str(error))
 
         answers = list(await asyncio.gather(*map(answer, items)))
-        put = [answer for answer, item in zip(answers, items, strict=True) if _problem(item) is None]
+        put = [answer for answer, item in zip(answers, items, strict=True) if prompts.problem_of(item) is None]
         if put and all(answer.status is Status.FAILED for answer in put):
             raise fatal[0] if fatal else JudgeUnavailable(
                 f"the judge's API failed on every one of {len(put)} questions: {put[0].text}",
@@ -219,16 +219,3 @@ def _sum(one: Usage | None, other: Usage | None) -> Usage | None:
     costs = [usage.cost_usd for usage in (one, other) if usage.cost_usd is not None]
     return Usage(tokens_in=one.tokens_in + other.tokens_in, tokens_out=one.tokens_out + other.tokens_out,
                  cost_usd=sum(costs) if costs else None)  # fmt: skip
-
-
-def _problem(item: Query | Clip) -> str | None:
-    """Why an item cannot be asked; None where it can."""
-    shown: list[Frames] = [item.left, item.right] if isinstance(item, Query) else [item.frames]
-    for frames in [*shown, *([] if item.goal_picture is None else [item.goal_picture])]:
-        if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != "uint8" or 0 in frames.shape:
-            return f"pictures must be [L, H, W, 3] uint8, got {frames.shape} {frames.dtype}"
-    try:
-        prompts.check_goal(item.goal)
-    except ValueError as error:
-        return str(error)
-    return None
