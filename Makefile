@@ -1,5 +1,6 @@
 # Set-up, run and tests of rlvlm. Every target can be repeated; what is done is skipped.
 #   make run [ARGS="--smoke"]   learn to open the drawer
+#   make vllm                   build the environment of vLLM judges
 #   make test                   all tests;  make fast: those without Ray and long runs
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
@@ -27,6 +28,11 @@ rendering: $(STAMP)
 	    echo "Headless rendering needs: sudo apt-get install -y $(RENDER_PACKAGES)" >&2; exit 3; \
 	  fi; \
 	  $(BIN)/python -m rlvlm.envs.rendering; }
+
+# vLLM pins its own torch, so it gets an environment of its own: some 4 GB under .envs.
+.PHONY: vllm
+vllm: setup
+	PYTHON=$(BIN)/python environments/vllm.sh .envs/vllm
 
 run: setup
 	$(BIN)/python -m rlvlm.run drawer_open $(ARGS)

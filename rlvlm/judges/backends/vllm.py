@@ -1,8 +1,8 @@
 """Chat VLMs on vLLM, an inference engine that batches by itself, keeps what prompts share, and spreads over GPUs.
 
 vLLM pins its own torch and transformers, so this file is used in an environment of its own: `make vllm` builds it and
-`serving.environments` gives it to the judge's replica. The engine runs inside the replica's process: it ends with it, and
-leaves no process behind that holds a GPU.
+`serving.environments` gives it to the judge's replica. The engine runs inside the replica's process: it ends with it,
+and leaves no process behind that holds a GPU.
 """
 
 import os

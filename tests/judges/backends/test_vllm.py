@@ -1,0 +1,88 @@
+"""What of the vLLM backend can be checked where vLLM is not; the engine itself runs in tests/serving/test_served_vllm.py."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges.backends import vllm
+from rlvlm.judges.backends.config import EngineConfig
+from rlvlm.judges.backends.vllm import VllmModel
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.pocket import weights_folder
+
+CONFIG = JudgeConfig(backend="vllm", model=str(weights_folder()), batch_size=16)
+
+
+class Engine:
+    """An engine of one vocabulary: every byte is a token, and a row of numbers says how likely each one is."""
+
+    def __init__(self, log_p) -> None:
+        self.log_p = log_p
+        self.requests: list = []
+
+    def generate(self, requests, sampling, lora_request, use_tqdm):
+        self.requests.append([request["prompt_token_ids"] for request in requests])
+        return [self.answer(request["prompt_token_ids"], sampling) for request in requests]
+
+    def answer(self, ids, sampling):
+        asked = {token: SimpleNamespace(logprob=self.log_p(ids, token)) for token in sampling.logprob_token_ids}
+        return SimpleNamespace(outputs=[SimpleNamespace(logprobs=[asked])])
+
+
+def make_model(engine) -> VllmModel:
+    model = object.__new__(VllmModel)
+    model._config, model._engine, model._lora = CONFIG, engine, None
+    model._vllm = SimpleNamespace(SamplingParams=SimpleNamespace)
+    model._tokenizer = SimpleNamespace(
+        encode=lambda text, add_special_tokens: list(text.encode()),
+        apply_chat_template=lambda chat, **_: "".join(part["text"] for part in chat[0]["content"]),
+    )
+    return model
+
+
+def test_the_probability_of_a_choice_is_that_of_all_its_tokens():
+    # by hand: p(0) = 0.5, p(1) = 0.2, p(-) = 0.3, p(1 | -) = 0.9; so -1 has 0.27
+    def log_p(ids, token):
+        return np.log({"0": 0.5, "1": 0.9 if ids[-1:] == [ord("-")] else 0.2, "-": 0.3}[chr(token)])
+
+    engine = Engine(log_p)
+    chat = [{"role": "user", "content": [{"type": "text", "text": "ab"}]}]
+    scores = make_model(engine).choice_log_p([chat, chat], ("0", "1", "-1"))
+    assert np.exp(scores) == pytest.approx(np.array([[0.5, 0.2, 0.27]] * 2))
+    assert engine.requests == [[[97, 98]] * 2, [[97, 98, 45]] * 2]  # the longer one begins as the shorter: a cache hit
+
+
+def test_an_answer_inside_a_thought_is_asked_for_behind_it():
+    engine = Engine(lambda ids, token: -1.0)
+    chat = [{"role": "user", "content": [{"type": "text", "text": "ab<think>\n"}]}]
+    make_model(engine).choice_log_p([chat], ("0",))
+    assert bytes(engine.requests[0][0]) == b"ab<think>\n\n</think>\n\n"
+
+
+def test_our_settings_in_the_engines_words():
+    config = replace(CONFIG, quantization="nf4", max_pixels=9, engine=EngineConfig(tensor_parallel=2, max_tokens=512))
+    settings = vllm._engine_settings(config, Path("/weights"))
+    assert settings["quantization"] == "bitsandbytes" and settings["tensor_parallel_size"] == 2
+    assert settings["distributed_executor_backend"] == "mp" and settings["max_model_len"] == 512
+    assert settings["mm_processor_kwargs"] == {"max_pixels": 9} and settings["enable_prefix_caching"]
+    assert settings["trust_remote_code"] is False
+    plain = vllm._engine_settings(CONFIG, Path("/weights"))
+    assert plain["quantization"] is None and plain["max_model_len"] is None and plain["mm_processor_kwargs"] is None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_where_vllm_is_missing_the_way_to_it_is_shown():
+    with pytest.raises(JudgeUnavailable, match="vLLM cannot be imported here") as caught:
+        build_judge(CONFIG)
+    assert "make vllm" in caught.value.fix
+
+
+def test_a_folder_without_an_adapter_is_refused(tmp_path):
+    with pytest.raises(JudgeUnavailable, match="holds no LoRA adapter"):
+        vllm._lora(replace(CONFIG, engine=EngineConfig(lora=str(tmp_path))))

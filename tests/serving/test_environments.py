@@ -1,0 +1,45 @@
+import pytest
+
+from rlvlm.errors import JudgeUnavailable, UsageError
+from rlvlm.judges.backends.config import EngineConfig
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.serving.config import PlacementConfig
+from rlvlm.serving.deployments import bind_judge
+from rlvlm.serving.environments import check_environment, judge_environment
+
+
+def vllm(**engine) -> JudgeConfig:
+    return JudgeConfig(backend="vllm", model="a/b", engine=EngineConfig(**engine))
+
+
+def test_only_a_judge_that_needs_it_gets_a_python_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert judge_environment(JudgeConfig()) == {}
+    assert judge_environment(JudgeConfig(engine=EngineConfig(python="/opt/python"))) == {}
+    assert judge_environment(vllm()) == {"py_executable": str(tmp_path / ".envs/vllm/bin/python")}
+    assert judge_environment(vllm(python="/opt/python")) == {"py_executable": "/opt/python"}
+
+
+def test_the_deployment_carries_it():
+    def options(judge: JudgeConfig) -> dict:
+        return bind_judge(judge, PlacementConfig())._bound_deployment.ray_actor_options
+
+    assert options(vllm(python="/opt/python"))["runtime_env"] == {"py_executable": "/opt/python"}
+    assert not options(JudgeConfig()).get("runtime_env")
+
+
+def test_a_missing_environment_is_named_with_the_command_that_builds_it(tmp_path):
+    check_environment(JudgeConfig(), PlacementConfig())
+    with pytest.raises(JudgeUnavailable, match="vllm needs an environment of its own; /no/python is missing") as caught:
+        check_environment(vllm(python="/no/python"), PlacementConfig())
+    assert "make vllm" in caught.value.fix
+    python = tmp_path / "python"
+    python.touch()
+    check_environment(vllm(python=str(python)), PlacementConfig())
+
+
+def test_a_model_is_not_spread_over_more_gpus_than_it_gets(tmp_path):
+    judge = JudgeConfig(engine=EngineConfig(tensor_parallel=2))
+    with pytest.raises(UsageError, match="needs 2 GPUs a replica, got 1"):
+        check_environment(judge, PlacementConfig(num_gpus=1))
+    check_environment(judge, PlacementConfig(num_gpus=2))

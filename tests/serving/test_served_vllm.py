@@ -1,0 +1,124 @@
+"""A judge on vLLM, for real: a Serve replica in vLLM's own environment, beside the same weights in transformers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlvlm.errors import UnsupportedQuestion
+from rlvlm.judges.backends.config import EngineConfig
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.pocket import weights_folder
+from rlvlm.serving.apps import start_judge
+from rlvlm.serving.client import ServedJudge
+from rlvlm.serving.config import PlacementConfig
+from rlvlm.serving.environments import VLLM_PYTHON
+from rlvlm.testing import check_judge
+from rlvlm.types import Clip, Label, Query, Status
+
+PYTHON = Path(__file__).parents[2] / VLLM_PYTHON
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON.exists(), reason="no vLLM environment here; make vllm builds it"),
+]
+GOAL = "open the drawer"
+POCKET = JudgeConfig(backend="transformers", model=str(weights_folder()), dtype="float32", max_new_tokens=64)
+ON_VLLM = replace(POCKET, backend="vllm", engine=EngineConfig(python=str(PYTHON), eager=True, max_tokens=2048))
+
+
+def make_pairs(count: int) -> list[Query]:
+    """Noise with one plain band of another colour per side: different pictures, different answers."""
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 256, (count, 2, 1, 200, 200, 3), np.uint8)
+    frames[:, :, :, 60:140] = rng.integers(0, 256, (count, 2, 1, 1, 1, 3))
+    return [Query(goal=GOAL, left=left, right=right) for left, right in frames]
+
+
+@contextmanager
+def served(config: JudgeConfig) -> Iterator[ServedJudge]:
+    with start_judge(config, PlacementConfig(), "test-vllm") as running:
+        yield running.judge
+
+
+@pytest.fixture(scope="module")
+def judge(local_ray) -> Iterator[ServedJudge]:
+    with served(ON_VLLM) as judge:
+        yield judge
+
+
+def test_the_same_pairs_get_the_same_verdicts_as_from_transformers(judge):
+    pairs = make_pairs(12)
+    here, there = build_judge(POCKET).compare(pairs), judge.compare(pairs)
+    assert [verdict.label for verdict in there] == [verdict.label for verdict in here]
+    for one, other in zip(here, there, strict=True):
+        assert other.probabilities == pytest.approx(one.probabilities, abs=5e-3)
+    assert len({verdict.probabilities[0] for verdict in there}) == 12  # the pictures matter
+    assert there[0].stamp.revision == here[0].stamp.revision and there[0].stamp.judge.startswith("vllm:")
+
+
+def test_scores_and_writing_agree_too(judge):
+    local = build_judge(POCKET)
+    clips = [Clip(goal=GOAL, frames=pair.left) for pair in make_pairs(4)]
+    assert [score.text for score in judge.score(clips)] == [score.text for score in local.score(clips)]
+    picture = {"type": "image", "image": clips[0].frames[0]}
+    chat = [{"role": "user", "content": [{"type": "text", "text": GOAL}, picture]}]
+    assert judge.generate([chat], max_new_tokens=6, temperature=0.0) == local.generate(
+        [chat], max_new_tokens=6, temperature=0.0)
+    with pytest.raises(UnsupportedQuestion):
+        judge.generate([[]], max_new_tokens=6, temperature=0.0)
+
+
+def test_it_keeps_the_contract(judge):
+    check_judge(judge)
+
+
+@pytest.mark.full
+def test_two_stage_is_held_to_the_labels_and_agrees(local_ray):
+    pairs = make_pairs(8)
+    here = build_judge(replace(POCKET, prompt="two_stage")).compare(pairs)
+    with served(replace(ON_VLLM, prompt="two_stage")) as judge:
+        there = judge.compare(pairs)
+    assert [verdict.text for verdict in there] == [verdict.text for verdict in here]
+    with served(replace(ON_VLLM, prompt="two_stage", max_new_tokens=3)) as judge:  # reports are torn, labels are not
+        assert {verdict.status for verdict in judge.compare(pairs)} <= {Status.OK, Status.NO_PREFERENCE}
+
+
+@pytest.mark.full
+def test_an_adapter_changes_the_answers_as_peft_says(local_ray, tmp_path):
+    merged = save_adapter(tmp_path)
+    pairs = make_pairs(8)
+    plain = build_judge(POCKET).compare(pairs)
+    expected = build_judge(replace(POCKET, model=str(merged))).compare(pairs)
+    engine = replace(ON_VLLM.engine, lora=str(tmp_path / "adapter"))
+    with served(replace(ON_VLLM, engine=engine)) as judge:
+        answered = judge.compare(pairs)
+    for one, other in zip(expected, answered, strict=True):
+        assert other.probabilities == pytest.approx(one.probabilities, abs=1e-2)
+    assert max(abs(one.probabilities[0] - other.probabilities[0])
+               for one, other in zip(plain, answered, strict=True)) > 0.05
+    assert "lora=" in answered[0].stamp.decoding and set(Label) >= {verdict.label for verdict in answered}
+
+
+def save_adapter(folder: Path) -> Path:
+    """A random adapter in folder/adapter, and the pocket judge with it merged in: the folder that is returned."""
+    import shutil
+
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    from rlvlm.judges.loading import load_vlm
+
+    torch.manual_seed(0)
+    model = load_vlm(POCKET).model
+    targets = r".*language_model.*\.(q_proj|v_proj|o_proj|down_proj)"
+    adapted = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=targets, init_lora_weights=False))
+    adapted.save_pretrained(folder / "adapter")
+    shutil.copytree(weights_folder(), folder / "merged")
+    adapted.merge_and_unload().save_pretrained(folder / "merged")
+    return folder / "merged"
