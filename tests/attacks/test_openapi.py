@@ -1,0 +1,60 @@
+"""Requests made from our own OpenAPI description, right and wrong: whatever comes, no answer is a 5xx."""
+
+import logging
+from collections import Counter
+
+import pytest
+import schemathesis
+from http_edge import Edge
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.config import SchemathesisConfig
+
+logger = logging.getLogger(__name__)
+
+SHORT, FULL = 300, 20_000
+
+
+def attack(tmp_path, count: int) -> Counter:
+    """Sends `count` requests; returns how often each status came back."""
+    edge = Edge(tmp_path)
+    config = SchemathesisConfig()
+    config.projects.override.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+    schema = schemathesis.openapi.from_dict(edge.client.get("/openapi.json").json(), config=config)
+    operations = [found.ok() for found in schema.get_all_operations()]
+    statuses: Counter = Counter()
+
+    for operation in operations:
+        cases = st.one_of(*[operation.as_strategy(generation_mode=mode) for mode in GenerationMode])
+
+        @settings(max_examples=count // len(operations) + 1, deadline=None, database=None, derandomize=True,
+                  suppress_health_check=list(HealthCheck))
+        @given(case=cases)
+        def send(case):
+            request = case.as_transport_kwargs(base_url="http://127.0.0.1")
+            sent = {name: request.get(name) for name in ("json", "data", "params", "cookies")}
+            headers = {name: value for name, value in dict(request["headers"]).items() if value is not None}
+            content = sent.pop("data")
+            if isinstance(content, str | bytes):
+                sent["content"] = content
+            answer = edge.client.request(request["method"], request["url"], headers=headers | edge.headers, **sent)
+            statuses[answer.status_code] += 1
+            assert answer.status_code < 500, (request, answer.text)
+            if answer.status_code != 200 and request["method"] != "HEAD":
+                assert set(answer.json()["error"]) == {"code", "message", "fix"}
+
+        send()
+    return statuses
+
+
+def test_no_request_breaks_the_gateway(tmp_path):
+    statuses = attack(tmp_path, SHORT)
+    assert statuses.total() >= 150 and statuses[422] > 0, statuses
+
+
+@pytest.mark.full
+def test_no_request_of_twenty_thousand_breaks_the_gateway(tmp_path):
+    statuses = attack(tmp_path, FULL)
+    logger.warning("answers by status: %s", dict(statuses))
+    assert statuses.total() >= FULL
