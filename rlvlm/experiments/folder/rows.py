@@ -49,4 +49,5 @@ def query_row(record: QueryRecord) -> dict[str, Any]:
         "return_2": record.return_right,
         "latency_s": verdict.latency_s,
         "text": verdict.text,
+        "question": verdict.question,
     }
