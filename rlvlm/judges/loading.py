@@ -33,6 +33,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.patch_embedding import flatten_patch_embedding
+from rlvlm.judges.pictures import can_replace, process
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +79,7 @@ class PillowProcessor:
             ValueError: a text has not one picture mark per picture.
         """
         flat = [picture for pictures in images for picture in pictures]
-        inputs = dict(self.image_processor(images=flat, return_tensors="pt")) if flat else {}
+        inputs = self._process(flat) if flat else {}
         counts = (inputs["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist() if flat else []
         expanded = []
         for chat, pictures in zip(text, images, strict=True):
@@ -92,6 +94,11 @@ class PillowProcessor:
         inputs["mm_token_type_ids"] = (inputs["input_ids"] == self._image_token_id).int()
         inputs.pop("token_type_ids", None)
         return inputs
+
+    def _process(self, flat: Pictures) -> dict[str, torch.Tensor]:
+        if can_replace(self.image_processor):
+            return process(flat, self.image_processor)
+        return dict(self.image_processor(images=flat, return_tensors="pt"))
 
 
 class AutoProcessorAdapter:
@@ -275,6 +282,7 @@ def _model(folder: Path, config: JudgeConfig, device: torch.device) -> Any:
             f"the weights in {folder} cannot be loaded on {device}: {_first_line(error)}",
             "check the download with hf download, or save memory with --judge.quantization nf4",
         ) from error
+    flatten_patch_embedding(model)
     return model.eval()
 
 

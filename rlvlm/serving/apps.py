@@ -191,4 +191,4 @@ def _is_placed(app: str) -> bool:
     client = _get_global_client()
     details = client.get_serve_details() if client else {}
     deployments = details.get("applications", {}).get(app, {}).get("deployments", {})
-    return any(replica["node_id"] for deployment in deployments.values() for replica in deployment["replicas"])
+    return any(replica.get("node_id") for deployment in deployments.values() for replica in deployment["replicas"])

@@ -1,0 +1,36 @@
+import torch
+from torch import nn
+
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.loading import load_vlm
+from rlvlm.judges.patch_embedding import PatchProduct, flatten_patch_embedding
+
+
+class TinyPatchEmbed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Conv3d(1, 2, kernel_size=(1, 2, 2), stride=(1, 2, 2), bias=True)
+
+
+def test_a_product_by_hand() -> None:
+    # one patch [[1, 2], [3, 4]], first output weighs all with 1, the second takes the last alone
+    model = TinyPatchEmbed()
+    with torch.no_grad():
+        model.proj.weight.copy_(torch.tensor([[[[[1.0, 1.0], [1.0, 1.0]]]], [[[[0.0, 0.0], [0.0, 1.0]]]]]))
+        model.proj.bias.copy_(torch.tensor([0.5, 0.0]))  # type: ignore[union-attr]
+    names = set(model.state_dict())
+    assert flatten_patch_embedding(model) == 1 and set(model.state_dict()) == names
+    patch = torch.tensor([[[[[1.0, 2.0], [3.0, 4.0]]]]])
+    assert model.proj(patch).flatten().tolist() == [10.5, 4.0]
+    assert flatten_patch_embedding(model) == 0
+
+
+def test_every_family_computes_what_it_did(tiny_vlms) -> None:
+    for folder in tiny_vlms.values():
+        vision = load_vlm(JudgeConfig(backend="transformers", model=str(folder))).model.model.visual
+        product = vision.patch_embed.proj
+        assert isinstance(product, PatchProduct)
+        patches = torch.randn(50, *product.weight.shape[1:])
+        with torch.no_grad():
+            wanted = nn.functional.conv3d(patches, product.weight, product.bias, stride=product.weight.shape[2:])
+        torch.testing.assert_close(product(patches), wanted)
