@@ -1,4 +1,4 @@
-"""The memory of an off-policy algorithm: one contiguous tensor per column. It lives inside the learner."""
+"""The memory of an off-policy algorithm: one table, a transition per row. It lives inside the learner."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -11,11 +11,14 @@ from rlvlm.types import FloatArray, Transitions
 
 _FIRST_ROWS = 1024
 _TRANSITION_COLUMNS = tuple(field.name for field in fields(Transitions))
+_DRAWN = ("obs", "actions", "next_obs", "terminated", "rewards")
+"""What an update reads; these columns lie side by side, so that one gather brings them."""
+_COLUMNS = (*_DRAWN, *(name for name in _TRANSITION_COLUMNS if name not in _DRAWN))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one SAC update reads; tensors on the learner's device."""
+    """What one SAC update reads; tensors on the learner's device, windows into one block of memory."""
 
     obs: Tensor
     """[B, D]."""
@@ -27,26 +30,27 @@ class Batch:
     """[B]."""
     rewards: Tensor
     """[B] from the reward source, never the env's own unless that is the source."""
-
-
-_DRAWN = frozenset(field.name for field in fields(Batch))
+    obs_and_actions: Tensor
+    """[B, D + A] side by side, as critics read them."""
 
 
 class Replay:
     """The newest `capacity` transitions, each with the env's reward and, beside it, the source's.
 
-    Memory is taken as transitions come: the columns double until they reach `capacity`; after that the oldest rows
+    Memory is taken as transitions come: the table doubles until it reaches `capacity`; after that the oldest rows
     are overwritten.
 
     Args:
         capacity: rows kept at most, >= 1.
-        device: where the columns live.
+        device: where the table lives.
     """
 
     def __init__(self, capacity: int, device: torch.device | str = "cpu") -> None:
         self.capacity = capacity
         self.device = torch.device(device)
-        self._columns: dict[str, Tensor] = {}
+        self._table = torch.empty(0, 0, device=self.device)
+        self._places: dict[str, slice] = {}  # of each column in a row
+        self._vectors: frozenset[str] = frozenset()  # columns with one number per row, and no axis for it
         self._next_row = 0
         self._num_rows = 0
 
@@ -56,55 +60,74 @@ class Replay:
     @property
     def rewards(self) -> Tensor:
         """[N] rewards by the source, in row order; writing to it relabels."""
-        return self._columns["rewards"][: self._num_rows]
+        return self._column(self._table[: self._num_rows], "rewards")
 
     def add(self, transitions: Transitions, rewards: FloatArray) -> None:
         """Stores a batch and its rewards `[B]`; B may not exceed the capacity."""
         count = len(rewards)
         assert count == len(transitions.obs) <= self.capacity, "one reward per transition, no more than fit"
-        new = {name: getattr(transitions, name) for name in _TRANSITION_COLUMNS} | {"rewards": rewards}
-        self._make_room(new, count)
-        rows = (self._next_row + np.arange(count)) % self.capacity
-        for name, values in new.items():
-            self._columns[name][rows] = torch.as_tensor(values, dtype=torch.float32, device=self.device)
+        new = {name: rewards if name == "rewards" else getattr(transitions, name) for name in _COLUMNS}
+        if not self._places:
+            self._lay_out(new)
+        self._make_room(count)
+        rows = np.concatenate([values.reshape(count, -1) for values in new.values()], axis=1, dtype=np.float32)
+        places = (self._next_row + np.arange(count)) % self.capacity
+        self._table[torch.from_numpy(places)] = torch.as_tensor(rows, device=self.device)
         self._next_row = int((self._next_row + count) % self.capacity)
         self._num_rows = min(self._num_rows + count, self.capacity)
 
     def draw(self, rows: Tensor, rewards: Tensor | None = None) -> Batch:
         """The given rows `[B]` (integers below `len`) as a batch, with `rewards` `[B]` in place of the stored ones."""
-        columns = {name: column.index_select(0, rows) for name, column in self._columns.items() if name in _DRAWN}
+        gathered = self._table[:, : self._places["rewards"].stop].index_select(0, rows)
+        columns = {name: self._column(gathered, name) for name in _DRAWN}
         if rewards is not None:
             columns["rewards"] = rewards
-        return Batch(**columns)
+        return Batch(**columns, obs_and_actions=gathered[:, : self._places["actions"].stop])
 
     def transitions(self, rows: Tensor | slice) -> Transitions:
         """The given rows as numpy arrays, without the source's reward: what a reward source may look at."""
-        return Transitions(**{name: self._columns[name][rows].cpu().numpy() for name in _TRANSITION_COLUMNS})
+        table = self._table[rows].cpu()
+        return Transitions(**{name: self._column(table, name).numpy() for name in _TRANSITION_COLUMNS})
 
     def get_state(self) -> dict[str, Any]:
         """All rows and the position of the next one."""
-        rows = {name: column[: self._num_rows].cpu().numpy() for name, column in self._columns.items()}
-        return {"next_row": self._next_row, "num_rows": self._num_rows, "columns": rows}
+        table = self._table[: self._num_rows].cpu()
+        columns = {name: self._column(table, name).numpy() for name in self._places}
+        return {"next_row": self._next_row, "num_rows": self._num_rows, "columns": columns}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned; the capacity must be the same."""
-        self._columns = {}
+        self.__init__(self.capacity, self.device)
+        if state["columns"]:
+            self._lay_out({name: state["columns"][name] for name in _COLUMNS})
+            self._make_room(state["num_rows"])
         self._next_row, self._num_rows = state["next_row"], state["num_rows"]
-        self._make_room(state["columns"], 0)
         for name, values in state["columns"].items():
-            self._columns[name][: self._num_rows] = torch.as_tensor(values, device=self.device)
+            self._column(self._table[: self._num_rows], name).copy_(torch.as_tensor(values))
 
-    def _make_room(self, like: dict[str, FloatArray], count: int) -> None:
-        """Grows every column to hold `count` more rows shaped like those of `like`, up to the capacity."""
+    def _column(self, table: Tensor, name: str) -> Tensor:
+        """The window `[N, ...]` of a column into rows `[N, W]` of the table."""
+        place = self._places[name]
+        return table[:, place.start] if name in self._vectors else table[:, place]
+
+    def _lay_out(self, columns: dict[str, FloatArray]) -> None:
+        """Gives every column, in this order, its place in a row."""
+        start = 0
+        for name, values in columns.items():
+            width = 1 if values.ndim == 1 else values.shape[1]
+            self._places[name] = slice(start, start + width)
+            start += width
+        self._vectors = frozenset(name for name, values in columns.items() if values.ndim == 1)
+        self._table = torch.empty(0, start, device=self.device)
+
+    def _make_room(self, count: int) -> None:
+        """Grows the table to hold `count` more rows, up to the capacity."""
         needed = min(self._num_rows + count, self.capacity)
-        held = len(self._columns["rewards"]) if self._columns else 0
-        if needed <= held and self._columns:
+        if needed <= len(self._table):
             return
-        size = max(held, min(_FIRST_ROWS, self.capacity))
+        size = max(len(self._table), min(_FIRST_ROWS, self.capacity))
         while size < needed:
             size = min(2 * size, self.capacity)
-        for name, values in like.items():
-            grown = torch.empty((size, *values.shape[1:]), device=self.device)
-            if name in self._columns:
-                grown[: self._num_rows] = self._columns[name][: self._num_rows]
-            self._columns[name] = grown
+        grown = torch.empty(size, self._table.shape[1], device=self.device)
+        grown[: self._num_rows] = self._table[: self._num_rows]
+        self._table = grown

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import linear, softplus
 
 LOG_STD_MIN = -5.0
 LOG_STD_MAX = 2.0
@@ -36,9 +36,11 @@ class Draw:
         before = mean + deviation
         return cls(torch.tanh(before), log_density(before, noise, log_std), deviation, width)
 
-    def rows(self, chosen: slice) -> "Draw":
-        """Some of the actions."""
-        return Draw(self.actions[chosen], self.log_density[chosen], self.deviation[chosen], self.width[chosen])
+    def halves(self) -> tuple["Draw", "Draw"]:
+        """The first and the second half of the rows."""
+        columns = (self.actions, self.log_density, self.deviation, self.width)
+        first, second = zip(*(column.chunk(2) for column in columns), strict=True)
+        return Draw(*first), Draw(*second)
 
     def output_slopes(self, action_slopes: Tensor, density_slope: Tensor) -> Tensor:
         """Slopes `[B, 2A]` of a loss at the network's outputs.
@@ -76,17 +78,18 @@ class SquashedGaussian(nn.Module):
         sizes = [obs_size, *hidden, 2 * action_size]
         self.layers = nn.ModuleList(nn.Linear(size_in, size_out)
                                     for size_in, size_out in zip(sizes, sizes[1:], strict=False))
-        for layer in self.layers:
+        for layer in self.linears:
             nn.init.orthogonal_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
 
+    @property
+    def linears(self) -> list[nn.Linear]:
+        """The layers, from first to last."""
+        return list(self.layers)  # pyright: ignore[reportReturnType] a ModuleList does not tell of what
+
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-std of the Gaussian before squashing, each `[B, A]`, for `obs` `[B, D]`."""
-        *inner, last = self.layers
-        hidden = obs
-        for layer in inner:
-            hidden = torch.relu_(layer(hidden))
-        mean, raw = last(hidden).chunk(2, dim=-1)
+        mean, raw = self._outputs(obs).chunk(2, dim=-1)
         return mean, _log_std(torch.tanh(raw))
 
     def sample(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,20 +102,27 @@ class SquashedGaussian(nn.Module):
         Returns:
             Actions [B, A] in (-1, 1) and their log-densities [B] in nats.
         """
-        mean, log_std = self(obs)
-        before = mean + log_std.exp() * noise
-        return torch.tanh(before), log_density(before, noise, log_std)
+        draw = Draw.of(self._outputs(obs), noise)
+        return draw.actions, draw.log_density
 
     @torch.inference_mode()
     def act(self, obs: Tensor, noise: Tensor | None = None) -> Tensor:
         """Actions [B, A] for acting only: the distribution's mode when `noise` is None, else a sample."""
-        mean, log_std = self(obs)
-        return torch.tanh(mean if noise is None else mean + log_std.exp() * noise)
+        mean, raw = self._outputs(obs).chunk(2, dim=-1)
+        return torch.tanh(mean if noise is None else mean + _log_std(torch.tanh(raw)).exp() * noise)
+
+    def _outputs(self, obs: Tensor) -> Tensor:
+        """[B, 2A] what the network gives for `obs` [B, D]: means, then what becomes log-std."""
+        *inner, last = self.linears
+        hidden = obs
+        for layer in inner:  # not `layer(hidden)`: for a single row, a module's call costs as much as its product
+            hidden = linear(hidden, layer.weight, layer.bias).relu_()
+        return linear(hidden, last.weight, last.bias)
 
 
 def _log_std(width: Tensor) -> Tensor:
     """Log-std `[B, A]` of where it lies between its bounds, -1 to 1."""
-    return LOG_STD_MIN + _HALF_RANGE * (width + 1)
+    return _HALF_RANGE * width + (LOG_STD_MIN + _HALF_RANGE)
 
 
 def log_density(before: Tensor, noise: Tensor, log_std: Tensor) -> Tensor:
@@ -128,6 +138,7 @@ def log_density(before: Tensor, noise: Tensor, log_std: Tensor) -> Tensor:
     Returns:
         [B] summed over the action's dimensions.
     """
-    gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-    stretch = 2 * (math.log(2) - before - softplus(-2 * before))
-    return (gaussian - stretch).sum(dim=-1)
+    constant = 0.5 * math.log(2 * math.pi) + 2 * math.log(2)
+    stretch = before + softplus(-2 * before)
+    each = torch.addcmul(2 * stretch - log_std, noise, noise, value=-0.5)
+    return each.sum(dim=-1) - constant * noise.shape[-1]

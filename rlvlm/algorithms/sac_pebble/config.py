@@ -25,6 +25,9 @@ class SACConfig:
     """Transitions per update."""
     updates_per_step: float = 1.0
     """Gradient updates per env step."""
+    actor_every: int = 1
+    """Updates of the critics per update of policy and temperature; 2 saves a
+    sixth of the time."""
     turn_steps: int = 10
     """Steps of each world between turns of updates; an episode's last turn may be shorter."""
     seed_steps: int = 2_000
@@ -50,7 +53,8 @@ class SACConfig:
         for name in ("actor_lr", "critic_lr", "alpha_lr", "initial_alpha", "updates_per_step"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"algo.{name} must be > 0, got {getattr(self, name)}")
-        for name in ("batch_size", "turn_steps", "seed_steps", "replay_capacity", "novelty_neighbour", "threads"):
+        for name in ("batch_size", "actor_every", "turn_steps", "seed_steps", "replay_capacity", "novelty_neighbour",
+                     "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"algo.{name} must be >= 1, got {getattr(self, name)}")
         if self.catch_up_updates < 0:

@@ -1,4 +1,6 @@
 """Trains the networks from the replay it holds. RLlib builds one; the algorithm calls it between turns of acting."""
+# pyright: reportAttributeAccessIssue=false
+# RLlib types configs and modules by their base classes
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ from rlvlm.algorithms.dense.stack import DenseStack
 from rlvlm.algorithms.label import label_on_draw
 from rlvlm.algorithms.replay import Batch, Replay
 from rlvlm.algorithms.sac_pebble import losses
+from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.errors import NumericsError
 from rlvlm.policies.squashed_gaussian import Draw
@@ -21,14 +24,25 @@ from rlvlm.rewards.source import RewardSource
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What an update computed that is worth logging, when somebody asks."""
+class CriticReading:
+    """What an update of the critics computed that is worth logging, when somebody asks."""
 
     q: Tensor
     """[2, B] of the batch's actions."""
     target: Tensor
     """[B]."""
-    policy_q: Tensor
+
+    def metrics(self) -> dict[str, float]:
+        """Loss and mean value by their names in `rlvlm.metrics`."""
+        return {metrics.CRITIC_LOSS: losses.critic_loss(self.q, self.target).item(),
+                metrics.Q_MEAN: self.q.mean().item()}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyReading:
+    """What an update of policy and temperature computed that is worth logging."""
+
+    q: Tensor
     """[2, B] of the policy's own actions."""
     log_density: Tensor
     """[B] of those, nats."""
@@ -36,14 +50,9 @@ class Reading:
     """[]."""
 
     def metrics(self) -> dict[str, float]:
-        """Losses, temperature, entropy and mean value by their names in `rlvlm.metrics`."""
-        return {
-            metrics.CRITIC_LOSS: losses.critic_loss(self.q, self.target).item(),
-            metrics.ACTOR_LOSS: losses.actor_loss(self.policy_q, self.log_density, self.alpha).item(),
-            metrics.ALPHA: self.alpha.item(),
-            metrics.ENTROPY: -self.log_density.mean().item(),
-            metrics.Q_MEAN: self.q.mean().item(),
-        }
+        """Loss, temperature and entropy by their names in `rlvlm.metrics`."""
+        return {metrics.ACTOR_LOSS: losses.actor_loss(self.q, self.log_density, self.alpha).item(),
+                metrics.ALPHA: self.alpha.item(), metrics.ENTROPY: -self.log_density.mean().item()}
 
 
 class SACLearner(TorchLearner):
@@ -55,14 +64,16 @@ class SACLearner(TorchLearner):
 
     networks: SACModule
     replay: Replay
+    _sac: SACConfig
 
     def build(self) -> None:
         """Makes networks, their training memory and an empty replay."""
         super().build()
-        sac = self.config.sac
+        self._sac = sac = self.config.sac
         self.networks = self.module[DEFAULT_MODULE_ID]
         self.replay = Replay(sac.replay_capacity, self.device)
         self.num_updates = 0
+        assert self.config.seed is not None, "SACPebbleConfig always has a seed"
         self._generator = torch.Generator(self.device).manual_seed(self.config.seed)
         self._latest: dict[str, float] = {}
         self._blocks = {
@@ -98,39 +109,51 @@ class SACLearner(TorchLearner):
         """
         if num_updates == 0:
             return
+        critic_reading = policy_reading = None
         for _ in range(num_updates):
-            rows = torch.randint(len(self.replay), (self.config.sac.batch_size,), generator=self._generator,
+            rows = torch.randint(len(self.replay), (self._sac.batch_size,), generator=self._generator,
                                  device=self.device)
-            reading = self._update(self.replay.draw(rows, label_on_draw(self.replay, rows, source)))
-        self.num_updates += num_updates
-        self._latest = reading.metrics()
+            critic_reading, moved = self._improve(self.replay.draw(rows, label_on_draw(self.replay, rows, source)))
+            policy_reading = moved or policy_reading
+            self.num_updates += 1
+        for reading in (critic_reading, policy_reading):
+            self._latest |= reading.metrics() if reading else {}
         self._check_finite()
 
     @torch.no_grad()
-    def _update(self, batch: Batch) -> Reading:
-        """One update of critics, policy, temperature and target."""
-        sac, count = self.config.sac, len(batch.obs)
+    def _improve(self, batch: Batch) -> tuple[CriticReading, PolicyReading | None]:
+        """One update of critics and target, and when it is their turn of policy and temperature."""
         noise = torch.randn(2, *batch.actions.shape, generator=self._generator, device=self.device)
         alpha = self.networks.log_alpha.exp()
         # Both draws are the same policy's, so one pass makes them.
         outputs = self._policy.forward(torch.cat((batch.next_obs, batch.obs)))
-        both = Draw.of(outputs[0], noise.flatten(0, 1))
-        ahead, here = both.rows(slice(count)), both.rows(slice(count, None))
+        ahead, here = Draw.of(outputs[0], noise.flatten(0, 1)).halves()
+        critic_reading = self._improve_critics(batch, ahead, alpha)
+        is_policys_turn = self.num_updates % self._sac.actor_every == 0
+        policy_reading = self._improve_policy(batch, here, alpha) if is_policys_turn else None
+        self._target_values.lerp_(self._blocks["critic"].values, self._sac.tau)
+        return critic_reading, policy_reading
 
-        next_q = self._target.forward(torch.cat((batch.next_obs, ahead.actions), dim=1))[..., 0]
-        target = losses.td_target(batch.rewards, batch.terminated, next_q, ahead.log_density, alpha, sac.gamma)
-        q = self._critic.forward(torch.cat((batch.obs, batch.actions), dim=1))[..., 0]
-        self._critic.backward(losses.critic_slopes(q, target)[..., None])
+    def _improve_critics(self, batch: Batch, ahead: Draw, alpha: Tensor) -> CriticReading:
+        """A step of both critics, towards what the target critics say of the actions drawn `ahead`."""
+        next_q = self._target.forward(torch.cat((batch.next_obs, ahead.actions), dim=1)).squeeze(2)
+        target = losses.td_target(batch.rewards, batch.terminated, next_q, ahead.log_density, alpha, self._sac.gamma)
+        q = self._critic.forward(batch.obs_and_actions).squeeze(2)
+        self._critic.backward(losses.critic_slopes(q, target).unsqueeze(2))
         self._blocks["critic"].step()
+        return CriticReading(q, target)
 
-        policy_q = self._critic.forward(torch.cat((batch.obs, here.actions), dim=1))[..., 0]
-        slopes = self._critic.input_slopes(losses.value_slopes(policy_q)[..., None], first_input=batch.obs.shape[1])
-        self._policy.backward(here.output_slopes(slopes.sum(dim=0), alpha / count)[None], first_row=count)
+    def _improve_policy(self, batch: Batch, here: Draw, alpha: Tensor) -> PolicyReading:
+        """A step of policy and temperature, up the critics' values of the actions drawn `here`."""
+        count, num_actions = batch.actions.shape
+        q = self._critic.forward(torch.cat((batch.obs, here.actions), dim=1)).squeeze(2)
+        slopes = self._critic.input_slopes(q.new_full((count, 1), -1 / count), losses.smaller_critic(q),
+                                           first_input=batch.obs.shape[1])
+        self._policy.backward(here.output_slopes(slopes, alpha / count).unsqueeze(0), first_row=count)
         self._blocks["actor"].step()
-        self._blocks["alpha"].gradients.fill_(losses.temperature_slope(alpha, here.log_density, -noise.shape[2]))
+        self._blocks["alpha"].gradients.fill_(losses.temperature_slope(alpha, here.log_density, -num_actions))
         self._blocks["alpha"].step()
-        self._target_values.lerp_(self._blocks["critic"].values, sac.tau)
-        return Reading(q, target, policy_q, here.log_density, alpha)
+        return PolicyReading(q, here.log_density, alpha)
 
     def _check_finite(self) -> None:
         """Stops a run whose losses have become NaN or infinite: one such update spoils every weight behind it."""

@@ -4,7 +4,6 @@ The learner descends the slopes, which are the losses' derivatives written out; 
 and what the tests hold the slopes to.
 """
 
-import torch
 from torch import Tensor
 
 
@@ -52,10 +51,12 @@ def actor_loss(q: Tensor, log_density: Tensor, alpha: Tensor) -> Tensor:
     return (alpha * log_density - q.amin(dim=0)).mean()
 
 
-def value_slopes(q: Tensor) -> Tensor:
-    """Derivative `[2, B]` of `actor_loss` by `q` `[2, B]`: the smaller value counts, of equal ones the first."""
-    first = (q[0] <= q[1]).to(q.dtype)
-    return torch.stack((first, 1 - first)).div_(-q.shape[1])
+def smaller_critic(q: Tensor) -> Tensor:
+    """Which critic `[B]`, 0 or 1, `actor_loss` looks at for each row of `q` `[2, B]`; the first of two equal ones.
+
+    The loss's derivative by that critic's value is -1 / B, by the other's 0.
+    """
+    return (q[1] < q[0]).long()
 
 
 def temperature_loss(log_alpha: Tensor, log_density: Tensor, target_entropy: float) -> Tensor:

@@ -98,6 +98,22 @@ def test_restarted_critics_forget_and_everything_else_stays():
     learner.learn(5, EnvironmentReward())
 
 
+def test_the_policy_may_move_less_often_than_the_critics():
+    learner = filled(make_learner(actor_every=2))
+    learner.learn(4, EnvironmentReward())
+    steps = {name: state["steps"] for name, state in learner.save_tree()["adam"].items()}
+    assert steps == {"critic": 4, "actor": 2, "alpha": 2}
+    before, policy = learner.report(), learner.networks.policy.layers[0].weight.clone()
+    learner.learn(1, EnvironmentReward())  # the fifth is the policy's turn, the sixth is not
+    assert not torch.equal(policy, learner.networks.policy.layers[0].weight)
+    policy, moved = learner.networks.policy.layers[0].weight.clone(), learner.report()
+    learner.learn(1, EnvironmentReward())
+    assert torch.equal(policy, learner.networks.policy.layers[0].weight)
+    after = learner.report()
+    assert before.keys() == after.keys() and after["sac/actor_loss"] == moved["sac/actor_loss"]
+    assert after["sac/critic_loss"] != moved["sac/critic_loss"]
+
+
 @pytest.mark.parametrize("first", [0, 7])
 def test_a_restored_learner_goes_on_bit_for_bit(first):
     original, restored = filled(make_learner()), make_learner(seed=9)

@@ -1,14 +1,15 @@
 import pytest
 import torch
+from torch.nn.functional import one_hot
 
 from rlvlm.algorithms.sac_pebble.losses import (
     actor_loss,
     critic_loss,
     critic_slopes,
+    smaller_critic,
     td_target,
     temperature_loss,
     temperature_slope,
-    value_slopes,
 )
 
 
@@ -44,7 +45,7 @@ def test_slopes_are_the_losses_derivatives():
     q.requires_grad_(), other.requires_grad_()
     for loss, variable, slopes in (
         (critic_loss(q, target), q, critic_slopes(q.detach(), target)),
-        (actor_loss(other, log_density, alpha), other, value_slopes(other.detach())),
+        (actor_loss(other, log_density, alpha), other, one_hot(smaller_critic(other), 2).T.double() / -9),
         (temperature_loss(log_alpha, log_density, -3.0), log_alpha, temperature_slope(alpha, log_density, -3.0)),
     ):
         (expected,) = torch.autograd.grad(loss, variable)
@@ -52,4 +53,4 @@ def test_slopes_are_the_losses_derivatives():
 
 
 def test_of_two_equal_values_one_counts():
-    assert value_slopes(torch.zeros(2, 4)).tolist() == [[-0.25] * 4, [0.0] * 4]
+    assert smaller_critic(torch.tensor([[1.0, 2.0, 3.0], [1.0, 1.0, 4.0]])).tolist() == [0, 1, 0]

@@ -1,0 +1,34 @@
+"""rlvlm's SAC as users run it: inside its RLlib algorithm, on the env's reward: `python run_rlvlm.py WORLD`."""
+
+import logging
+import sys
+
+import ray
+from contest import BATCH, WARM_UP_STEPS, answer_orders
+from worlds import EPISODE_STEPS, TASKS
+
+from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.envs.config import EnvConfig
+from rlvlm.rewards.config import RewardConfig
+
+world = sys.argv[1]
+logging.disable(logging.WARNING)
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+algorithm = (
+    SACPebbleConfig()
+    .worlds(task=TASKS[world], world=EnvConfig(episode_steps=EPISODE_STEPS[world]))
+    .learning(sac=SACConfig(hidden=(256, 256), batch_size=BATCH, seed_steps=WARM_UP_STEPS, updates_per_step=1.0))
+    .rewards(reward=RewardConfig(source="environment"))
+    .build_algo()
+)
+
+
+def advance(steps: int) -> None:
+    goal = algorithm.env_steps + steps
+    while algorithm.env_steps < goal:
+        algorithm.train()
+
+
+answer_orders(advance)
+ray.shutdown()
