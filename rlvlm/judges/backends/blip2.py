@@ -1,0 +1,74 @@
+"""BLIP-2 as a judge: the probability that a picture and the goal's sentence belong together.
+
+The score is the matching head's probability of a match, in [0, 1] as it stands. Source: Li et al. 2023 (BLIP-2),
+arXiv:2301.12597, sec. 3.2, image-text matching. The reference's BLIP-2 baseline takes the contrastive cosine instead.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import Blip2ForImageTextRetrieval
+
+from rlvlm.judges.backends.encoders import Batches, Encoder, load_encoder
+from rlvlm.judges.backends.similarity import Picture, SimilarityJudge
+from rlvlm.judges.config import JudgeConfig
+
+_KIND = "a BLIP-2 model with a matching head, such as Salesforce/blip2-itm-vit-g"
+
+
+def build(config: JudgeConfig) -> SimilarityJudge:
+    """The judge that `config.model` names.
+
+    Raises:
+        JudgeUnavailable: it cannot be loaded.
+        UnsupportedQuestion: it is to be asked what it cannot read.
+    """
+    if config.similarity.baseline:
+        raise ValueError("judge.similarity.baseline needs vectors of picture and text, which backend clip has; "
+                         "BLIP-2's matching head gives a probability alone")
+    encoder = load_encoder(config, Blip2ForImageTextRetrieval, lambda model: hasattr(model, "itm_head"), _KIND)
+    return SimilarityJudge(config, Blip2Likeness(encoder, config))
+
+
+class Blip2Likeness:
+    """Probability of a match, by the query transformer that looks at picture and words together.
+
+    Args:
+        encoder: the network.
+        config: the batch size.
+    """
+
+    sees_goal_pictures = False
+
+    def __init__(self, encoder: Encoder, config: JudgeConfig) -> None:
+        self.revision = encoder.revision
+        self.traits = f"dtype={encoder.dtype}"
+        self._encoder = encoder
+        self._batches = Batches(config.batch_size)
+
+    def rate(self, pictures: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
+        """[N] in [0, 1]; see `similarity.Likeness`."""
+        return self._batches.run(self._match, list(zip(pictures, goals, strict=True))).numpy()
+
+    def _match(self, pairs: Sequence[tuple[Picture, str | Picture]]) -> torch.Tensor:
+        """[N] probability of the second of the head's two classes."""
+        encoder = self._encoder
+        assert all(isinstance(text, str) for _, text in pairs), "goal pictures are refused before"
+        inputs = encoder.read([str(text) for _, text in pairs], padding_side="right")
+        logits = encoder.model(
+            **encoder.see([picture for picture, _ in pairs]),
+            **self._with_query_places(inputs["input_ids"], inputs["attention_mask"]),
+            use_image_text_matching_head=True,
+        ).logits_per_image  # [N, 2]
+        return logits.double().softmax(-1)[:, 1]
+
+    def _with_query_places(self, tokens: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Tokens and mask with places for the query tokens in front, where the checkpoint counts on them."""
+        config = self._encoder.model.config
+        if config.image_token_index is None:
+            return {"input_ids": tokens, "attention_mask": mask}
+        places = tokens.new_full((len(tokens), config.num_query_tokens), config.image_token_index)
+        return {"input_ids": torch.cat([places, tokens], dim=1),
+                "attention_mask": torch.cat([torch.ones_like(places), mask], dim=1)}  # fmt: skip

@@ -1,0 +1,103 @@
+"""CLIP, SigLIP and their kin as judges: the cosine of picture and goal, with a baseline where one is named.
+
+The score of a picture s for a goal g is (1 + r) / 2, where r is their cosine or, with `judge.similarity.baseline` b,
+the reward of `similarity.baseline_reward`. The goal is a text, or a picture where the question comes with one.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModel
+
+from rlvlm.judges.backends.encoders import Batches, Encoder, load_encoder
+from rlvlm.judges.backends.similarity import (
+    Picture,
+    SimilarityJudge,
+    Units,
+    baseline_reward,
+    cosine_reward,
+    to_share,
+    unit,
+)
+from rlvlm.judges.config import JudgeConfig
+
+_KIND = "a model with picture and text features, such as openai/clip-vit-base-patch32 or google/siglip-base-patch16-224"
+
+
+def build(config: JudgeConfig) -> SimilarityJudge:
+    """The judge that `config.model` names.
+
+    Raises:
+        JudgeUnavailable: it cannot be loaded.
+        UnsupportedQuestion: it is to be asked what it cannot read.
+    """
+    encoder = load_encoder(config, AutoModel, _has_features, _KIND)
+    return SimilarityJudge(config, ClipLikeness(encoder, config))
+
+
+class ClipLikeness:
+    """Likeness in the space that pictures and texts share.
+
+    Args:
+        encoder: the network.
+        config: baseline, its weight and the batch size.
+    """
+
+    sees_goal_pictures = True
+
+    def __init__(self, encoder: Encoder, config: JudgeConfig) -> None:
+        settings = config.similarity
+        self.revision = encoder.revision
+        self._encoder = encoder
+        self._batches = Batches(config.batch_size)
+        # SigLIP was trained on texts of one length, padding included and unmasked.
+        self._is_padded = encoder.model.config.model_type.startswith("siglip")
+        self._alpha = settings.alpha
+        self._texts: dict[str, NDArray[np.float64]] = {}
+        self._baseline = self._of_text(settings.baseline) if settings.baseline else None
+        told = f"baseline={settings.baseline!r} alpha={settings.alpha:g} " if settings.baseline else ""
+        self.traits = f"{told}dtype={encoder.dtype}"
+
+    def rate(self, pictures: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
+        """[N] in [0, 1]; see `similarity.Likeness`. Goals that repeat are looked at once."""
+        wanted = {_key(goal): goal for goal in goals if not isinstance(goal, str)}
+        seen = self._of_pictures([*pictures, *wanted.values()])
+        drawn = dict(zip(wanted, seen[len(pictures) :], strict=True))
+        states = seen[: len(pictures)]
+        towards = np.stack([self._of_text(goal) if isinstance(goal, str) else drawn[_key(goal)] for goal in goals])
+        if self._baseline is None:
+            return to_share(cosine_reward(states, towards))
+        return to_share(baseline_reward(states, towards, self._baseline, self._alpha))
+
+    def _of_pictures(self, pictures: Sequence[Picture]) -> Units:
+        def look(piece: Sequence[Picture]) -> torch.Tensor:
+            return _pooled(self._encoder.model.get_image_features(**self._encoder.see(piece)))
+
+        return unit(self._batches.run(look, pictures).numpy())
+
+    def _of_text(self, text: str) -> NDArray[np.float64]:
+        """[E] unit vector; remembered, since a run has one goal."""
+        if text not in self._texts:
+            self._texts[text] = unit(self._batches.run(self._read, [text]).numpy())[0]
+        return self._texts[text]
+
+    def _read(self, texts: Sequence[str]) -> torch.Tensor:
+        inputs = self._encoder.read(texts, **({"padding": "max_length"} if self._is_padded else {}))
+        if self._is_padded:
+            inputs.pop("attention_mask", None)
+        return _pooled(self._encoder.model.get_text_features(**inputs))
+
+
+def _has_features(model: object) -> bool:
+    return hasattr(model, "get_image_features") and hasattr(model, "get_text_features")
+
+
+def _pooled(features: torch.Tensor) -> torch.Tensor:
+    """[N, E], whether the model gives them alone or in an output record."""
+    return getattr(features, "pooler_output", features)
+
+
+def _key(picture: Picture) -> tuple[tuple[int, ...], bytes]:
+    return picture.shape, picture.tobytes()

@@ -1,0 +1,165 @@
+"""The real networks at toy size, held to their own forward passes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_encoders import save_tiny_encoder
+from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, Blip2ForImageTextRetrieval
+
+from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.judges.backends.config import SimilarityConfig
+from rlvlm.judges.backends.encoders import Batches
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.testing import check_judge
+from rlvlm.types import Clip, Label, Query, Status
+
+FAMILIES = ("clip", "siglip", "blip2")
+BACKEND = {"clip": "clip", "siglip": "clip", "blip2": "blip2"}
+GOALS = ["an open drawer", "a"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("encoders")
+    return {family: save_tiny_encoder(root / family, family) for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def pictures() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (5, 32, 40, 3), np.uint8)
+
+
+def judge(folders: dict[str, Path], family: str, **changes):
+    similarity = changes.pop("similarity", SimilarityConfig())
+    return build_judge(JudgeConfig(backend=BACKEND[family], model=str(folders[family]), device="cpu",
+                                   similarity=similarity, **changes))  # fmt: skip
+
+
+def scores(one, pictures: np.ndarray, goal: str = GOALS[0], goal_picture: np.ndarray | None = None) -> np.ndarray:
+    clips = [Clip(goal=goal, frames=picture[None], goal_picture=goal_picture) for picture in pictures]
+    return np.array([score.value for score in one.score(clips)])
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_clips_score_is_its_own_cosine(folders: dict[str, Path], pictures: np.ndarray, goal: str) -> None:
+    model, tokenizer = AutoModel.from_pretrained(folders["clip"]), AutoTokenizer.from_pretrained(folders["clip"])
+    seen = AutoImageProcessor.from_pretrained(folders["clip"])(images=list(pictures), return_tensors="pt")
+    with torch.no_grad():
+        own = model(**seen, **tokenizer([goal], return_tensors="pt"))
+    cosines = (own.logits_per_image[:, 0] / model.logit_scale.exp()).detach().numpy()
+    np.testing.assert_allclose(scores(judge(folders, "clip"), pictures, goal), (1 + cosines) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_siglips_score_is_its_own_cosine_on_padded_text(
+    folders: dict[str, Path], pictures: np.ndarray, goal: str
+) -> None:
+    model, tokenizer = AutoModel.from_pretrained(folders["siglip"]), AutoTokenizer.from_pretrained(folders["siglip"])
+    seen = AutoImageProcessor.from_pretrained(folders["siglip"])(images=list(pictures), return_tensors="pt")
+    text = tokenizer([goal], padding="max_length", max_length=64, return_tensors="pt")
+    with torch.no_grad():
+        own = model(**seen, input_ids=text["input_ids"])
+    cosines = ((own.logits_per_image[:, 0] - model.logit_bias) / model.logit_scale.exp()).detach().numpy()
+    np.testing.assert_allclose(scores(judge(folders, "siglip"), pictures, goal), (1 + cosines) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("has_query_places", [False, True])
+def test_blip2s_score_is_its_own_probability_whatever_it_is_batched_with(
+    tmp_path: Path, pictures: np.ndarray, has_query_places: bool
+) -> None:
+    folder = save_tiny_encoder(tmp_path, "blip2", has_query_places=has_query_places)
+    model, tokenizer = Blip2ForImageTextRetrieval.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    process = AutoImageProcessor.from_pretrained(folder)
+    one = judge({"blip2": folder}, "blip2")
+    clips = [Clip(goal=GOALS[at % 2], frames=picture[None]) for at, picture in enumerate(pictures)]
+    mixed = [score.value for score in one.score(clips)]  # goals of unequal length, padded
+    for clip, value in zip(clips, mixed, strict=True):
+        text = tokenizer([clip.goal], return_tensors="pt")
+        places = torch.full((1, 4), tokenizer.convert_tokens_to_ids("<|image_pad|>"))
+        if has_query_places:
+            text = {"input_ids": torch.cat([places, text["input_ids"]], 1),
+                    "attention_mask": torch.cat([torch.ones_like(places), text["attention_mask"]], 1)}
+        with torch.no_grad():
+            seen = process(images=[clip.frames[0]], return_tensors="pt")
+            own = model(**seen, **text, use_image_text_matching_head=True)
+        assert value == pytest.approx(float(own.logits_per_image.softmax(-1)[0, 1]), abs=1e-5)
+    assert len(set(mixed)) == 5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_keeps_the_contract(folders: dict[str, Path], family: str) -> None:
+    check_judge(judge(folders, family, batch_size=3))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batches_change_nothing(folders: dict[str, Path], pictures: np.ndarray, family: str) -> None:
+    values = [scores(judge(folders, family, batch_size=size), pictures) for size in (1, 2, 16)]
+    np.testing.assert_allclose(values[0], values[1], atol=1e-6)
+    np.testing.assert_allclose(values[0], values[2], atol=1e-6)
+    assert np.ptp(values[0]) > 1e-3, "pictures differ"
+
+
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+def test_the_picture_of_the_goal_fits_itself_best(folders: dict[str, Path], pictures: np.ndarray, family: str) -> None:
+    one = judge(folders, family)
+    values = scores(one, pictures, goal_picture=pictures[2:3])
+    assert values[2] == pytest.approx(1.0, abs=1e-6) and values.argmax() == 2
+    queries = [Query(goal="open it", left=pictures[2:3], right=pictures[i : i + 1], goal_picture=pictures[2:3])
+               for i in (0, 1, 3)]
+    assert [v.label for v in one.compare(queries)] == [Label.LEFT] * 3
+
+
+def test_a_baseline_changes_the_score_and_the_stamp(folders: dict[str, Path], pictures: np.ndarray) -> None:
+    plain = judge(folders, "clip")
+    projected = judge(folders, "clip", similarity=SimilarityConfig(baseline="a drawer", alpha=1.0))
+    unused = judge(folders, "clip", similarity=SimilarityConfig(baseline="a drawer", alpha=0.0))
+    np.testing.assert_allclose(scores(plain, pictures), scores(unused, pictures), atol=1e-6)
+    assert np.abs(scores(plain, pictures) - scores(projected, pictures)).max() > 1e-3
+    assert "baseline='a drawer' alpha=1" in projected.stamp.decoding and plain.stamp != projected.stamp
+
+
+def test_blip2_has_no_goal_pictures_and_no_baseline(folders: dict[str, Path], pictures: np.ndarray) -> None:
+    one = judge(folders, "blip2")
+    query = Query(goal="open it", left=pictures[:1], right=pictures[1:2], goal_picture=pictures[:1])
+    assert one.compare([query])[0].status is Status.FAILED
+    with pytest.raises(ValueError, match="baseline needs vectors"):
+        judge(folders, "blip2", similarity=SimilarityConfig(baseline="a drawer"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_agrees_with_whole(folders: dict[str, Path], pictures: np.ndarray, family: str) -> None:
+    half, whole = (scores(judge(folders, family, dtype=dtype), pictures) for dtype in ("bfloat16", "float32"))
+    np.testing.assert_allclose(half, whole, atol=0.05)
+
+
+def test_what_cannot_be_loaded_says_why(folders: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(JudgeUnavailable, match="no judge at"):
+        judge({"clip": tmp_path / "none"}, "clip")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(JudgeUnavailable, match="safetensors"):
+        judge({"clip": tmp_path / "empty"}, "clip")
+    with pytest.raises(JudgeUnavailable, match="lacks .* of the weights"):
+        judge({"clip": folders["blip2"]}, "clip")
+    with pytest.raises(UnsupportedQuestion, match="no 4-bit weights"):
+        judge(folders, "clip", quantization="nf4")
+
+
+def test_memory_that_runs_out_makes_the_pieces_smaller_and_keeps_the_order() -> None:
+    sizes = []
+
+    def ask(piece):
+        sizes.append(len(piece))
+        if len(piece) > 3:
+            raise torch.OutOfMemoryError("too much")
+        return torch.tensor(piece)
+
+    batches = Batches(10)
+    assert batches.run(ask, list(range(7))).tolist() == list(range(7)) and sizes == [7, 4, 2, 2, 2, 1]
+    assert batches.run(ask, [1, 2, 3]).tolist() == [1, 2, 3] and sizes[-2:] == [2, 1]
+    with pytest.raises(JudgeUnavailable, match="out of memory"):
+        batches.run(lambda piece: ask([0] * 9), [1])
+    with pytest.raises(JudgeUnavailable, match="network broke"):
+        batches.run(lambda piece: torch.zeros(2) + torch.zeros(3), [1])

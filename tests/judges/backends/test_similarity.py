@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+
+from rlvlm.errors import UnsupportedQuestion
+from rlvlm.judges.backends.config import SimilarityConfig
+from rlvlm.judges.backends.similarity import SimilarityJudge, baseline_reward, cosine_reward, to_share, unit
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.testing import check_judge
+from rlvlm.types import Clip, Label, Query, Status
+
+
+def grey(*shades: int) -> np.ndarray:
+    return np.stack([np.full((8, 8, 3), shade, np.uint8) for shade in shades])
+
+
+class Brightness:
+    """The brighter, the better; a goal picture is reached where the shades agree."""
+
+    revision, traits, sees_goal_pictures = "1", "none", True
+
+    def __init__(self, sees_goal_pictures: bool = True) -> None:
+        self.sees_goal_pictures = sees_goal_pictures
+        self.goals = []
+
+    def rate(self, pictures, goals):
+        self.goals += goals
+        return np.array([
+            picture.mean() / 255 if isinstance(goal, str) else 1 - abs(picture.mean() - goal.mean()) / 255
+            for picture, goal in zip(pictures, goals, strict=True)
+        ])
+
+
+def judge(likeness=None, **settings) -> SimilarityJudge:
+    config = JudgeConfig(backend="clip", model="m", similarity=SimilarityConfig(**settings))
+    return SimilarityJudge(config, likeness or Brightness())
+
+
+def test_the_baseline_takes_out_what_is_off_the_line_to_the_goal() -> None:
+    # By hand, in the plane: goal (0, 1), baseline (1, 0), state (1, 0) + what has nothing to do with it (third axis).
+    goal, baseline, state = np.array([[0.0, 1.0, 0.0]]), np.array([1.0, 0.0, 0.0]), np.array([[0.6, 0.0, 0.8]])
+    # Line direction (-1, 1, 0); (state - baseline) . line = 0.4, over 2 is 0.2; projection (0.8, 0.2, 0).
+    # alpha 1: |(0.8, 0.2, 0) - goal|^2 = 0.64 + 0.64 = 1.28, reward 0.36. alpha 0: the cosine, 0.
+    assert baseline_reward(state, goal, baseline, 1.0) == pytest.approx([0.36])
+    assert baseline_reward(state, goal, baseline, 0.0) == pytest.approx(cosine_reward(state, goal)) == [0.0]
+    # alpha 0.5: (0.7, 0.1, 0.4) - goal: 0.49 + 0.81 + 0.16 = 1.46, reward 0.27.
+    assert baseline_reward(state, goal, baseline, 0.5) == pytest.approx([0.27])
+    assert to_share(np.array([-1.0, 0.36, 1.0 + 1e-9])) == pytest.approx([0.0, 0.68, 1.0])
+
+
+def test_rewards_stay_in_their_range_and_the_goal_itself_is_best() -> None:
+    rng = np.random.default_rng(0)
+    states, goals = unit(rng.normal(size=(500, 8))), unit(rng.normal(size=(500, 8)))
+    baseline = unit(rng.normal(size=(1, 8)))[0]
+    for alpha in (0.0, 0.3, 1.0):
+        rewards = baseline_reward(states, goals, baseline, alpha)
+        assert rewards.min() >= -1 - 1e-9 and rewards.max() <= 1 + 1e-9
+        assert baseline_reward(goals, goals, baseline, alpha) == pytest.approx(np.ones(500))
+    assert np.isfinite(baseline_reward(states, np.tile(baseline, (500, 1)), baseline, 1.0)).all()
+
+
+def test_the_last_picture_counts_and_the_sides_are_symmetric() -> None:
+    queries = [Query(goal="open it", left=left, right=right)
+               for left, right in ((grey(0, 10), grey(255, 0)), (grey(9), grey(10)))]
+    mirrored = [Query(goal="open it", left=query.right, right=query.left) for query in queries]
+    assert [verdict.label for verdict in judge().compare(queries)] == [Label.LEFT, Label.RIGHT]
+    assert [verdict.label for verdict in judge().compare(mirrored)] == [Label.RIGHT, Label.LEFT]
+    assert judge().score([Clip(goal="open it", frames=grey(0, 255))])[0].value == 1.0
+
+
+def test_within_the_band_there_is_no_preference() -> None:
+    queries = [Query(goal="open it", left=grey(100), right=grey(shade)) for shade in (100, 110, 130)]
+    assert [v.label for v in judge().compare(queries)] == [Label.TIE, Label.RIGHT, Label.RIGHT]
+    verdicts = judge(tie_band=0.05).compare(queries)
+    assert [v.label for v in verdicts] == [Label.TIE, Label.TIE, Label.RIGHT]
+    assert verdicts[0].status is Status.NO_PREFERENCE and verdicts[1].text == "left 0.3922, right 0.4314"
+
+
+def test_the_sentence_is_the_templates_and_a_goal_picture_takes_its_place() -> None:
+    likeness = Brightness()
+    one = judge(likeness, template="a picture of {goal}")
+    goal = grey(30)
+    verdict, = one.compare([Query(goal="an open drawer", left=grey(25), right=grey(200), goal_picture=goal)])
+    assert verdict.label is Label.LEFT and likeness.goals[0] is not likeness.goals[1]
+    one.score([Clip(goal="an open drawer", frames=grey(1))])
+    assert likeness.goals[-1] == "a picture of an open drawer"
+    blind = judge(Brightness(sees_goal_pictures=False))
+    verdict, = blind.compare([Query(goal="open it", left=grey(1), right=grey(2), goal_picture=goal)])
+    assert verdict.status is Status.FAILED and "leave out goal_picture" in verdict.text
+
+
+def test_it_keeps_the_contract() -> None:
+    check_judge(judge())
+
+
+@pytest.mark.parametrize("changes", [{"prompt": "two_stage"}, {"score": "rating"}])
+def test_it_refuses_to_be_asked_what_it_cannot_read(changes) -> None:
+    with pytest.raises(UnsupportedQuestion, match="it knows"):
+        SimilarityJudge(JudgeConfig(backend="clip", model="m", **changes), Brightness())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"alpha": 1.5}, {"tie_band": -0.1}, {"template": "a drawer"}, {"template": "{goal} {x}"}]
+)
+def test_impossible_settings_are_refused(settings) -> None:
+    with pytest.raises(ValueError, match="judge.similarity"):
+        SimilarityConfig(**settings)
