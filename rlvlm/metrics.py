@@ -30,8 +30,6 @@ QUERIES_FAILED = "queries/failed"
 QUERIES_LOOK_ALIKE = "queries/look_alike"
 LABEL_ACCURACY = "queries/label_accuracy"
 TEACHER_WAIT_S = "queries/teacher_wait_s"
-CACHE_HITS = "queries/cache_hits"
-CACHE_MISSES = "queries/cache_misses"
 
 REWARD_LOSS = "reward_model/loss"
 REWARD_ACCURACY = "reward_model/train_accuracy"

@@ -14,6 +14,7 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.labels.store import LabelStore
 from rlvlm.serving.apps import start_judge
+from rlvlm.serving.monitoring import MeteredCache
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def judge_session(config: RunConfig, open_store: Callable[[], LabelStore]) -> It
         yield None
         return
     with start_judge(config.judge, config.serve, name=config.task) as running:
-        yield lambda: CachedJudge(running.judge, open_store())
+        yield lambda: MeteredCache(CachedJudge(running.judge, open_store()), config.task)
 
 
 @contextmanager

@@ -7,13 +7,16 @@ process without Ray may observe too: nothing happens then.
 
 from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ray.serve import metrics as serve_metrics  # as Ray's own, plus the application, deployment and replica
 from ray.util import metrics as ray_metrics
 
 from rlvlm import metrics
-from rlvlm.types import Score, Verdict
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.types import Clip, Query, Score, Stamp, Verdict
+
+Answer = TypeVar("Answer", Verdict, Score)
 
 SIZES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0]
@@ -41,11 +44,7 @@ CACHE_MISSES = "rlvlm_cache_misses"
 LABEL_ACCURACY = "rlvlm_label_accuracy"
 """Gauge, tag run: share of decided labels that agree with the simulator's progress."""
 
-RUN_GAUGES = {
-    metrics.LABEL_ACCURACY: LABEL_ACCURACY,
-    metrics.CACHE_HITS: CACHE_HITS,
-    metrics.CACHE_MISSES: CACHE_MISSES,
-}
+RUN_GAUGES = {metrics.LABEL_ACCURACY: LABEL_ACCURACY}
 """Which of a run's own metrics are shown, under which names."""
 
 COUNTERS = (ANSWERS, RETRIES, REFUSED, CROSSED)
@@ -107,8 +106,41 @@ class ClientMetrics:
         self._crossed.inc(1, {"run": run})
 
 
+class MeteredCache:
+    """A `CachedJudge` that shows how much it remembered.
+
+    Args:
+        judge: answers.
+        run: whose cache it is.
+    """
+
+    def __init__(self, judge: CachedJudge, run: str) -> None:
+        self._judge = judge
+        self._run = run
+        self._hits = ray_metrics.Gauge(CACHE_HITS, "Questions answered from memory.", tag_keys=("run",))
+        self._misses = ray_metrics.Gauge(CACHE_MISSES, "Questions put to the judge.", tag_keys=("run",))
+
+    @property
+    def stamp(self) -> Stamp:
+        """The stamp of the judge inside."""
+        return self._judge.stamp
+
+    def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        """One verdict per query, in order."""
+        return self._shown(self._judge.compare(queries))
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        """One score per clip, in order."""
+        return self._shown(self._judge.score(clips))
+
+    def _shown(self, answers: list[Answer]) -> list[Answer]:
+        self._hits.set(self._judge.hits, {"run": self._run})
+        self._misses.set(self._judge.misses, {"run": self._run})
+        return answers
+
+
 class RunMetrics:
-    """What a run shows of its own metrics, so that label accuracy and cache hits stand beside the judge's figures."""
+    """What a run shows of its own metrics, so that label accuracy stands beside the judge's figures."""
 
     def __init__(self, run: str) -> None:
         self._run = run

@@ -15,13 +15,14 @@ from ray import serve
 from rlvlm import metrics
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges.build import build_judge
+from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving import apps, monitoring
 from rlvlm.serving.apps import RunningJudge, start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.monitoring import ClientMetrics, RunMetrics
-from rlvlm.testing import check_judge
+from rlvlm.serving.monitoring import ClientMetrics, MeteredCache, RunMetrics
+from rlvlm.testing import FakeJudge, check_judge
 from rlvlm.testing.chaos import stub, stub_queries, wait_until
 from rlvlm.types import Clip, Query, Status
 
@@ -173,12 +174,14 @@ def test_the_figures_reach_rays_prometheus_endpoint(running):
     running.judge.compare([*make_queries(7, seed=5), bad])
     running.judge.score([Clip(goal="open the drawer", frames=query.left) for query in make_queries(2, seed=6)])
     ClientMetrics().retry("a-run", "ActorDiedError")
-    RunMetrics("a-run").publish({metrics.LABEL_ACCURACY: 0.9, metrics.CACHE_HITS: 3.0, "sac/alpha": 1.0})
+    RunMetrics("a-run").publish({metrics.LABEL_ACCURACY: 0.9, "sac/alpha": 1.0})
+    cache = MeteredCache(CachedJudge(FakeJudge()), "a-run")
+    assert cache.compare(stub_queries(3, 0)) == cache.compare(stub_queries(3, 0))
     port = ray.nodes()[0]["MetricsExportPort"]
     wanted = [f"ray_{monitoring.ANSWERS}_total{{", 'status="failed"', 'kind="score"', 'run="a-run"', running.app,
               f"ray_{monitoring.BATCH_SIZE}_bucket", f"ray_{monitoring.LATENCY_S}_count", f"ray_{monitoring.QUEUE}{{",
               f"ray_{monitoring.RETRIES}_total", f"ray_{monitoring.LABEL_ACCURACY}{{",
-              f"ray_{monitoring.CACHE_HITS}{{", "judge-qwen3_vl-direct"]
+              f"ray_{monitoring.CACHE_HITS}{{", f"ray_{monitoring.CACHE_MISSES}{{", "judge-qwen3_vl-direct"]
     text = ""
 
     def is_there() -> bool:

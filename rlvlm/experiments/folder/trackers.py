@@ -1,4 +1,4 @@
-"""Where a run's metrics go: `metrics.jsonl` first, then TensorBoard, and Weights & Biases where it is asked for."""
+"""Where a run's metrics go: `metrics.jsonl`, TensorBoard, Ray's own endpoint, and Weights & Biases where asked for."""
 
 import logging
 import math
@@ -12,6 +12,7 @@ from torch.utils.tensorboard.writer import SummaryWriter
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.run_folder import RunFolder
 from rlvlm.metrics import ENV_STEPS
+from rlvlm.serving.monitoring import RunMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Trackers:
         self._board = SummaryWriter(str(folder.tensorboard))
         for row in self._lines.read():
             self._to_board(row)
+        self._figures = RunMetrics(config.task)
         self._wandb = _start_wandb(folder, config) if config.track.wandb != "off" else None
 
     def log(self, row: Mapping[str, float]) -> None:
@@ -40,6 +42,7 @@ class Trackers:
         finite = {key: value for key, value in row.items() if math.isfinite(value)}
         self._lines.append([finite])
         self._to_board(finite)
+        self._figures.publish(finite)
         if self._wandb is not None:
             self._wandb.log(finite, step=int(row[ENV_STEPS]))
 
