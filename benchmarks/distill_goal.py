@@ -18,7 +18,8 @@ import numpy as np
 
 from rlvlm.judges.labels.records import Origin, Truth, describe
 from rlvlm.judges.labels.store import LabelStore
-from rlvlm.judges.pocket.distill import DistillConfig, distill
+from rlvlm.judges.pocket.config import DistillConfig
+from rlvlm.judges.pocket.distill import distill
 from rlvlm.judges.pocket.scenes import draw_gap_pairs, draw_uniform_pairs, find_provider, label_of
 from rlvlm.types import Label, Query, Stamp, Status, Verdict
 

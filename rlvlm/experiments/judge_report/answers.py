@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rlvlm.errors import UsageError
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.run_folder import RunFolder, find_folder
-from rlvlm.judges.labels.records import StoredAnswer, Truth, answer_key
+from rlvlm.judges.labels.records import StoredAnswer, Truth, answer_key, truth_about
 from rlvlm.judges.labels.store import LabelStore, is_store, open_store
 from rlvlm.types import Stamp, Verdict
 
@@ -129,7 +129,7 @@ def read_store(folder: Path) -> list[Answers]:
 def _of_items(
     stamp: Stamp, task: str, items: Sequence[StoredAnswer], truths: Mapping[str, Truth], store: LabelStore
 ) -> Answers:
-    known = [truths.get(item.question.id) or _mirrored(truths.get(item.question.swapped.id)) for item in items]
+    known = [truth_about(item.question, truths) for item in items]
     truth = np.array([(np.nan, np.nan) if one is None else one.values for one in known], np.float32).reshape(-1, 2)
     has_progress = any(one is not None and one.progress is not None for one in known)
     gaps = np.abs(truth[:, 1] - truth[:, 0])
@@ -153,14 +153,6 @@ def _of_items(
         text=[verdict.text[:MAX_TEXT] for verdict in verdicts],
         store=store,
     )
-
-
-def _mirrored(truth: Truth | None) -> Truth | None:
-    """What is true when left and right are exchanged."""
-    if truth is None:
-        return None
-    progress, returns = truth.progress, truth.returns
-    return replace(truth, progress=progress and progress[::-1], returns=returns and returns[::-1])
 
 
 def _store_of(folder: RunFolder, config: RunConfig) -> LabelStore | None:

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
 from rlvlm.judges.labels.lines import DamagedLine
@@ -85,6 +85,12 @@ class Truth:
         assert values is not None, "a truth has progress or returns"
         return values
 
+    @property
+    def swapped(self) -> "Truth":
+        """What is true where left and right are exchanged; still named after the question as it was."""
+        progress, returns = self.progress, self.returns
+        return replace(self, progress=progress and progress[::-1], returns=returns and returns[::-1])
+
 
 def describe(item: Query | Clip) -> tuple[Question, Pictures]:
     """A question by content, and the pictures it shows."""
@@ -94,6 +100,19 @@ def describe(item: Query | Clip) -> tuple[Question, Pictures]:
     kind = "compare" if isinstance(item, Query) else "score"
     question = Question(kind=kind, goal=item.goal, left=digests[0], right=digests[1], goal_picture=digests[2])
     return question, [picture for side in sides for picture in side]
+
+
+def truth_about(question: Question, truths: Mapping[str, Truth]) -> Truth | None:
+    """What is known about a question, from itself or from the same in the other order.
+
+    Args:
+        question: any.
+        truths: by `Question.id`, from `LabelStore.truths`.
+    """
+    if question.id in truths:
+        return truths[question.id]
+    mirrored = truths.get(question.swapped.id)
+    return None if mirrored is None else mirrored.swapped
 
 
 def answer_key(question: str, stamp: Stamp) -> str:

@@ -19,6 +19,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.labels.pictures import MissingPicture
 from rlvlm.judges.labels.store import LabelStore, open_store
 from rlvlm.judges.pocket import weights_folder
+from rlvlm.judges.pocket.config import DistillConfig
 from rlvlm.judges.pocket.labelled import Labelled, Lessons, read_labels, split, to_query
 from rlvlm.judges.pocket.learning import Facts, answer_loss, look, optimise, save
 from rlvlm.judges.pocket.model import build_model
@@ -29,41 +30,6 @@ logger = logging.getLogger(__name__)
 FEWEST = 20
 """Labels to learn from, and to be graded on, below which a figure would mean nothing."""
 _SWAPPED = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DistillConfig:
-    """How a pupil is made."""
-
-    start: Literal["shipped", "scratch"] = "shipped"
-    """shipped: go on from the pocket judge's own weights; scratch: from random ones, with its tokenizer."""
-    judge: str = ""
-    """Part of the teacher's name, where the store has several."""
-    prompt: str = ""
-    """Part of the name of the teacher's prompt, likewise."""
-    steps: int = 300
-    """Steps of optimisation."""
-    num_pairs: int = 24
-    """Labels per step; each is shown in both orders."""
-    lr: float = 5e-4
-    """AdamW's highest step size."""
-    held_out: float = 0.1
-    """Share of the pictures that the pupil never sees; labels that show one are what it is graded on."""
-    graded: int = 600
-    """Labels that it is graded on, at most."""
-    seed: int = 0
-    """Of the draws, and of the weights from scratch."""
-    threads: int = 1
-    """CPU threads."""
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "num_pairs", "graded", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out must be in (0, 1), got {self.held_out}")
-        if self.lr <= 0:
-            raise ValueError(f"lr must be > 0, got {self.lr}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,26 +116,29 @@ def grade(folder: Path, graded: Sequence[tuple[Labelled, Query]]) -> Grades:
     )
 
 
+def graded_table(outcome: Outcome) -> str:
+    """Before and after, as a Markdown table."""
+    lines = (("agrees with the teacher", "agreement"), ("agrees where the teacher decided", "agreement_decided"),
+             ("decided labels right, by the simulator", "accuracy"), ("label swaps with the order", "swaps"))
+    grades = (outcome.before, outcome.after)
+    rows = "".join(f"| {name} | {' | '.join(_percent(getattr(each, figure)) for each in grades)} |\n"
+                   for name, figure in lines)
+    return f"| on {outcome.num_graded:,} held-out labels | before | after |\n|---|---|---|\n{rows}"
+
+
 def card(outcome: Outcome, config: DistillConfig) -> str:
     """The pupil's card, Markdown."""
-    rows = "".join(
-        f"| {name} | {_percent(getattr(outcome.before, field))} | {_percent(getattr(outcome.after, field))} |\n"
-        for name, field in (
-            ("agrees with the teacher", "agreement"), ("agrees where the teacher decided", "agreement_decided"),
-            ("decided labels right, by the simulator", "accuracy"), ("label swaps with the order", "swaps"),
-        )
-    )  # fmt: skip
+    teacher = outcome.teacher
     settings = ", ".join(f"{name} {value}" for name, value in asdict(config).items() if value != "")
     goals = "; ".join(f"`{goal}`" for goal in outcome.goals)
     return (
         "# A distilled pocket judge\n\n"
-        f"Trained on {outcome.num_learnt:,} labels of `{outcome.teacher.judge}` (revision "
-        f"`{outcome.teacher.revision[:12] or 'unknown'}`, prompt `{outcome.teacher.prompt}`, "
-        f"`{outcome.teacher.decoding}`).\nGoals: {goals}. It answers in the mode `direct` and about these goals, as "
-        "the teacher would,\nmistakes included. Written answers (`single_stage`, `two_stage`, scores) were not "
-        "trained.\n\n"
-        f"On {outcome.num_graded:,} held-out labels, each of which shows a picture that training never showed:\n\n"
-        f"| | before | after |\n|---|---|---|\n{rows}\n"
+        f"Trained on {outcome.num_learnt:,} labels of `{teacher.judge}`, revision `{teacher.revision or 'unknown'}`, "
+        f"prompt `{teacher.prompt or 'none'}`, `{teacher.decoding or 'no decoding'}`.\nGoals: {goals}. It answers in "
+        "the mode `direct` and about these goals, as the teacher would, mistakes\nincluded. Written answers "
+        "(`single_stage`, `two_stage`, scores) were not trained.\n\n"
+        "Each held-out label shows a picture that training never showed. Before: the weights it began with "
+        f"({config.start}).\n\n{graded_table(outcome)}\n"
         f"The teacher's own decided labels are right in {_percent(outcome.teacher_accuracy)}.\n\n"
         f"Settings: {settings}.\n\nUse: `--judge.backend pocket --judge.model DIR --judge.prompt direct`\n"
     )

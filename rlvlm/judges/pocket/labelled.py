@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlvlm.errors import UsageError
 from rlvlm.judges.labels.pictures import MissingPicture
-from rlvlm.judges.labels.records import StoredAnswer, Truth
+from rlvlm.judges.labels.records import StoredAnswer, Truth, truth_about
 from rlvlm.judges.labels.store import LabelStore
 from rlvlm.judges.pocket.batches import IGNORED, NUM_VISUAL_TOKENS, Batch, rope_positions, to_patches
 from rlvlm.judges.pocket.model import PICTURE_PX
@@ -55,7 +55,7 @@ def read_labels(store: LabelStore, judge: str = "", prompt: str = "") -> tuple[S
         stamp, question = item.answer.stamp, item.question
         is_pair = len(question.left) == len(question.right) == 1 and not question.goal_picture
         if judge in stamp.judge and prompt in stamp.prompt and is_pair and store.has_pictures(question):
-            found += [(stamp, labelled) for labelled in _labelled(item, truths.get(question.id))]
+            found += [(stamp, labelled) for labelled in _labelled(item, truth_about(question, truths))]
     teachers = Counter(stamp for stamp, _ in found)
     if not teachers:
         raise UsageError(f"{store.folder} has no label to learn from: decided or tied, about two single pictures that "
