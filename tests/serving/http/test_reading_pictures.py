@@ -59,7 +59,7 @@ def test_large_pictures_are_made_smaller_on_demand():
 
 @pytest.mark.parametrize(("data", "reason"), [
     (b"GIF89a" + b"\0" * 50, "no PNG, JPEG or WebP"),
-    (b"", "no PNG"),
+    (b"", "no base64"),
     (png()[:20], "cut off|in the middle"),
     (png_saying(100_000, 100_000), "at most"),
     (png_saying(10, 0), "sides of at least"),

@@ -6,17 +6,16 @@ the header claims, follow a thousand scans. These few lines come first, and refu
 Sources: PNG specification (third edition), sections 5.2 and 11.2; ITU-T T.81, annex B; WebP container specification.
 """
 
-import re
 import struct
 from dataclasses import dataclass
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 _MAX_PNG_CHUNKS = 4_096
+_MAX_SEGMENTS = 256
+"""Segments of a JPEG, or chunks of a WebP, before the picture itself."""
 _MAX_JPEG_SCANS = 24
 """Each scan costs a pass over the whole picture; progressive files in use have about ten."""
-_JPEG_MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")
-"""A marker that a segment follows, or the end; not the stuffing and restarts inside a scan."""
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2))
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
@@ -84,25 +83,25 @@ def _png(data: bytes) -> Header:
 
 
 def _jpeg(data: bytes) -> Header:
+    """Walks the segments before the first scan; from there on only counts scans, as no marker hides in their data."""
     size: tuple[int, int] | None = None
-    at, num_scans = 2, 0
-    while (marker := _JPEG_MARKER.search(data, at)) and data[marker.start() + 1] != 0xD9:
-        at = marker.start()
-        (length,) = struct.unpack_from(">H", data, at + 2)
-        kind = data[at + 1]
-        num_scans += kind == 0xDA
-        if length < 2 or num_scans > _MAX_JPEG_SCANS:
-            raise ValueError(f"a JPEG has at most {_MAX_JPEG_SCANS} scans, and no empty segments")
-        if kind in _OTHER_FRAMES or (kind in _FRAMES and size is not None):
+    at = 2
+    for _ in range(_MAX_SEGMENTS):
+        fill, marker, length = struct.unpack_from(">BBH", data, at)
+        if fill != 0xFF or marker in (0x00, 0xFF) or length < 2:
+            raise ValueError("the JPEG is damaged before its picture begins")
+        if marker == 0xDA:
+            break
+        if marker in _OTHER_FRAMES or (marker in _FRAMES and size is not None):
             raise ValueError("it is a JPEG of a kind that cameras do not write")
-        if kind in _FRAMES:
+        if marker in _FRAMES:
             _, height, width, num_colours = struct.unpack_from(">BHHB", data, at + 4)
             if num_colours not in (1, 3):
                 raise ValueError(f"a JPEG has 1 or 3 colours, it has {num_colours}")
             size = (width, height)
         at += 2 + length
-    if size is None or num_scans == 0:
-        raise ValueError("the JPEG has no picture in it")
+    if size is None or data.count(b"\xff\xda", at) > _MAX_JPEG_SCANS:
+        raise ValueError(f"a JPEG has one header and at most {_MAX_JPEG_SCANS} scans")
     return Header("JPEG", *size, data)
 
 
@@ -113,7 +112,7 @@ def _webp(data: bytes) -> Header:
         raise ValueError("the WebP is cut off")
     canvas: tuple[int, int] | None = None
     at = 12
-    while True:
+    for _ in range(_MAX_SEGMENTS):
         name, length = struct.unpack_from("<4sI", data, at)
         start = at + 8
         if name == b"VP8X":
@@ -132,6 +131,7 @@ def _webp(data: bytes) -> Header:
             (bits,) = struct.unpack_from("<I", data, start + 1)
             return _webp_header(data, canvas, (1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)))
         at = start + length + (length & 1)
+    raise ValueError("the WebP has no picture in it")
 
 
 def _webp_header(data: bytes, canvas: tuple[int, int] | None, size: tuple[int, int]) -> Header:
