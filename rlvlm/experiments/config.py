@@ -3,6 +3,7 @@
 Imports only the rooms' config files, never torch or ray: `rlvlm --help` starts at once.
 """
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -84,10 +85,21 @@ class RunConfig:
         if self.steps < 1:
             raise ValueError(f"steps must be >= 1, got {self.steps}")
         simulated_config(self.reward.teacher, self.feedback)  # refuses what does not go together
+        self._check_waits()
         if self.asks_judge and self.judge.backend == "pocket" and self.feedback.segment_steps > 1:
             raise ValueError(
                 "the pocket judge knows single pictures only, so feedback.segment_steps must be 1, "
                 f"got {self.feedback.segment_steps}; longer segments need judge.backend transformers"
+            )
+
+    def _check_waits(self) -> None:
+        """Raises ValueError where a batch of a remote judge may take longer than whoever asked for it waits."""
+        judge, api = self.judge, self.judge.api
+        longest_s = math.ceil(judge.batch_size / api.concurrency) * api.deadline_s
+        if judge.backend in ("openai", "gemini") and longest_s >= self.serve.timeout_s:
+            raise ValueError(
+                f"{judge.batch_size} questions, {api.concurrency} at a time, may take {longest_s:g} s, serve.timeout_s "
+                f"is {self.serve.timeout_s:g}; raise it, or judge.api.concurrency, or lower judge.api.deadline_s"
             )
 
     @property

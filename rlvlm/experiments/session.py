@@ -3,6 +3,8 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import ray
 import torch
@@ -10,6 +12,7 @@ from ray.tune.trainable import trainable
 
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.experiments.config import RunConfig
+from rlvlm.judges.backends.config import ApiConfig
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.labels.store import LabelStore
@@ -18,7 +21,9 @@ from rlvlm.serving.monitoring import MeteredCache
 
 
 @contextmanager
-def judge_session(config: RunConfig, open_store: Callable[[], LabelStore]) -> Iterator[Callable[[], Judge] | None]:
+def judge_session(
+    config: RunConfig, open_store: Callable[[], LabelStore], ledger: Path
+) -> Iterator[Callable[[], Judge] | None]:
     """What makes the judge's client, while its Serve app is up; None for runs that ask no judge.
 
     The client remembers: after a crash, what was asked since the last checkpoint is answered from the store, for
@@ -27,6 +32,8 @@ def judge_session(config: RunConfig, open_store: Callable[[], LabelStore]) -> It
     Args:
         config: of the run.
         open_store: opens the store of answers in the process that asks; must pickle.
+        ledger: file in which a paid judge counts what it spends, unless `judge.api.ledger` names another: the run's
+            budget holds across replicas and `rlvlm resume`.
 
     Raises:
         JudgeUnavailable: the judge cannot be loaded, or the app named in `serve.app` is not running.
@@ -34,8 +41,15 @@ def judge_session(config: RunConfig, open_store: Callable[[], LabelStore]) -> It
     if not config.asks_judge:
         yield None
         return
-    with start_judge(config.judge, config.serve, name=config.task) as running:
+    judge = replace(config.judge, api=_anywhere(config.judge.api, ledger))
+    with start_judge(judge, config.serve, name=config.task) as running:
         yield lambda: MeteredCache(CachedJudge(running.judge, open_store()), config.task)
+
+
+def _anywhere(api: ApiConfig, ledger: Path) -> ApiConfig:
+    """`api` with its files named so that a replica finds them from whatever folder it works in."""
+    key_file = str(Path(api.key_file).expanduser().resolve()) if api.key_file else ""
+    return replace(api, key_file=key_file, ledger=str(Path(api.ledger or ledger).expanduser().resolve()))
 
 
 @contextmanager

@@ -207,7 +207,7 @@ def _train(
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
         stack.enter_context(ray_session(config.track.dashboard_port if config.track.dashboard else None))
-        make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config)))
+        make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))
         algorithm = stack.enter_context(algorithm_session(config, make_judge))
         stop.take_over()
         if checkpoint is not None:

@@ -53,6 +53,7 @@ class RunFolder:
         self.videos = path / "videos"
         self.tensorboard = path / "tensorboard"
         self.labels = path / "labels"
+        self.ledger = path / "api_spending.json"
         self.log = path / "run.log"
         self.panel = path / "judge_panel.html"
         self.card = path / "README.md"

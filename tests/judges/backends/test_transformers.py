@@ -3,13 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny_vlm import save_tiny_llava_next
 
 from rlvlm.judges import prompts
 from rlvlm.judges.backends.transformers import TransformersModel, build
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.loading import load_vlm
-from rlvlm.types import Label, Query, Status
+from rlvlm.types import Clip, Label, Query, Status
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 GOAL = "open the drawer"
@@ -59,11 +60,24 @@ def test_a_batch_of_unequal_lengths_answers_as_its_items_do_alone(tiny_vlms, fam
     assert len({round(verdict.probabilities[0], 6) for verdict in together}) == 5  # the pictures matter
 
 
-def test_four_bit_weights_on_a_cpu(tiny_vlms):
-    judge = build(make_config(tiny_vlms["qwen3_vl"], quantization="nf4", dtype="bfloat16"))
+@pytest.mark.parametrize("family", [*FAMILIES, "llava_next"])
+def test_four_bit_weights_on_a_cpu(tiny_vlms, tmp_path, family):
+    folder = tiny_vlms[family] if family in tiny_vlms else save_tiny_llava_next(tmp_path / family)
+    judge = build(make_config(folder, quantization="nf4", dtype="bfloat16", score="success"))
     verdicts = judge.compare(make_queries(3))
     assert all(verdict.probabilities for verdict in verdicts)
     assert "quantization=nf4" in judge.stamp.decoding and "bfloat16" in judge.stamp.decoding
+    assert judge.score([Clip(goal=GOAL, frames=make_queries(1)[0].left)])[0].status is not Status.FAILED
+
+
+@pytest.mark.parametrize("size_px", [20, 40, 90])
+def test_tiles_of_unequal_pictures_do_not_mix(tmp_path, size_px):
+    judge = build(make_config(save_tiny_llava_next(tmp_path / "vlm"), batch_size=3))
+    queries = make_queries(3, size_px=size_px)
+    queries[1] = replace(queries[1], left=queries[1].left[:, :, : size_px // 2])  # a tall one among square ones
+    together = judge.compare(queries)
+    for query, verdict in zip(queries, together, strict=True):
+        assert judge.compare([query])[0].probabilities == pytest.approx(verdict.probabilities, abs=1e-4)
 
 
 def test_sampling_repeats_with_the_seed_and_greedy_ignores_it(tiny_vlms):

@@ -1,0 +1,189 @@
+"""The parts of a remote judge that need no server: odds, key, budget, settings, waits."""
+
+import email.utils
+import json
+import multiprocessing
+import os
+import pickle
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.experiments.config import RunConfig
+from rlvlm.judges.backends.budget import Budget, BudgetSpent, Spent
+from rlvlm.judges.backends.config import ApiConfig
+from rlvlm.judges.backends.odds import label_odds, yes_odds
+from rlvlm.judges.backends.remote import encode_png, failure_of, retry_after_s
+from rlvlm.judges.backends.secret import Secret, read_key
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.serving.config import PlacementConfig
+from rlvlm.types import Usage
+
+
+def test_label_odds_are_shares_of_the_first_tokens() -> None:
+    # By hand: 0 has 0.5 + 0.1, 1 has 0.2, what begins with a minus 0.1 + 0.05; together 0.95.
+    tokens = [("0", 0.5), (" 0", 0.1), ("1", 0.2), ("-", 0.1), ("-1", 0.05), ("The", 0.05)]
+    assert label_odds(tokens) == pytest.approx((0.6 / 0.95, 0.2 / 0.95, 0.15 / 0.95))
+    assert yes_odds([("Yes", 0.5), (" yes", 0.25), ("NO", 0.2), ("maybe", 0.05)]) == pytest.approx(0.75 / 0.95)
+
+
+@pytest.mark.parametrize("tokens", [[], [("The", 0.9), ("1", 0.1)], [("10", 1.0)], [("0", float("nan"))], [("1", 7.0)]])
+def test_what_hardly_begins_with_a_label_has_no_odds(tokens: list[tuple[str, float]]) -> None:
+    assert label_odds(tokens) is None and yes_odds(tokens) is None
+
+
+def test_a_picture_survives_the_wire_to_the_bit() -> None:
+    from io import BytesIO
+
+    from PIL import Image
+
+    picture = np.random.default_rng(0).integers(0, 256, (7, 9, 3), np.uint8)
+    np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(encode_png(picture)))), picture)
+
+
+@pytest.mark.parametrize(("headers", "seconds"), [
+    ({}, None), ({"retry-after": "3"}, 3.0), ({"retry-after": "0.5"}, 0.5), ({"retry-after-ms": "250"}, 0.25),
+    ({"retry-after": "soon"}, None), ({"retry-after": "-1"}, None), ({"retry-after": "inf"}, None),
+    ({"retry-after": "nan"}, None),
+])  # fmt: skip
+def test_a_servers_wish_to_be_left_alone_is_read(headers: dict[str, str], seconds: float | None) -> None:
+    assert retry_after_s(headers) == seconds
+    date = email.utils.formatdate(time.time() + 100, usegmt=True)
+    assert retry_after_s({"retry-after": date}) == pytest.approx(100, abs=2)
+
+
+@pytest.mark.parametrize(("status", "kind"), [
+    (400, "Refused"), (413, "Refused"), (307, "Refused"), (401, "JudgeUnavailable"), (403, "JudgeUnavailable"),
+    (404, "JudgeUnavailable"), (402, "JudgeUnavailable"), (408, "Passing"), (409, "Passing"), (429, "Passing"),
+    (500, "Passing"), (503, "Passing"), (529, "Passing"),
+])  # fmt: skip
+def test_every_status_has_its_meaning(status: int, kind: str) -> None:
+    assert type(failure_of(status, "x")).__name__ == kind
+
+
+# --- the key ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_secret_shows_itself_only_to_who_asks() -> None:
+    secret = Secret("sk-1")
+    assert secret.reveal() == "sk-1" and repr(secret) == str(secret) == f"{secret}" == "[key]"
+    assert secret.scrub("a sk-1 b sk-1") == "a [key] b [key]" and Secret("").scrub("abc") == "abc"
+    assert bool(secret) and not Secret("")
+    with pytest.raises(TypeError):
+        pickle.dumps(secret)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "key"
+    file.write_text("sk-secret")
+    file.chmod(mode)
+    with pytest.raises(JudgeUnavailable, match=f"mode {mode:o}") as caught:
+        read_key(ApiConfig(key_file=str(file)), usual=(), is_needed=True)
+    assert caught.value.fix == f"chmod 600 {file}" and "sk-secret" not in str(caught.value)
+    file.chmod(0o600)
+    assert read_key(ApiConfig(key_file=str(file)), usual=(), is_needed=True).reveal() == "sk-secret"
+
+
+@pytest.mark.parametrize("content", [b"", b"  \n", b"two words", b"k\x00ey", b"\xff\xfe", b"x" * 5_000])
+def test_a_file_that_holds_no_key_is_refused_without_showing_it(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(content)
+    file.chmod(0o600)
+    with pytest.raises(JudgeUnavailable, match="does not hold a key"):
+        read_key(ApiConfig(key_file=str(file)), usual=(), is_needed=True)
+    with pytest.raises(JudgeUnavailable, match="cannot be read"):
+        read_key(ApiConfig(key_file=str(tmp_path / "none")), usual=(), is_needed=True)
+
+
+def test_keys_come_from_the_named_place_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USUAL", "one")
+    monkeypatch.setenv("MINE", " two\n")
+    assert read_key(ApiConfig(), usual=("ABSENT", "USUAL"), is_needed=True).reveal() == "one"
+    assert read_key(ApiConfig(key_env="MINE"), usual=("USUAL",), is_needed=True).reveal() == "two"
+    assert not read_key(ApiConfig(base_url="http://localhost:1/v1"), usual=("USUAL",), is_needed=False)
+    with pytest.raises(JudgeUnavailable, match="NOT_THERE is not set"):
+        read_key(ApiConfig(key_env="NOT_THERE"), usual=("USUAL",), is_needed=False)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"key_env": "sk-abc"}, {"key_file": "sk-abc"}, {"key_file": "AIzaabc"}, {"base_url": "https://sk-abc@host/v1"},
+    {"base_url": "https://host/v1?key=sk-abc"}, {"base_url": "sk-abc"}, {"base_url": "file:///sk-abc"},
+])  # fmt: skip
+def test_a_key_in_the_wrong_setting_is_refused_and_not_repeated(wrong: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="judge.api") as caught:
+        ApiConfig(**wrong)
+    assert "sk-abc" not in str(caught.value) and "AIzaabc" not in str(caught.value)
+
+
+# --- budget -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_reserved_at_its_worst_and_settled_at_its_true_price() -> None:
+    # By hand: 2 USD a million in, 10 out. Worst 1,000 + 100 tokens: 0.003 USD. True 500 + 10: 0.0011 USD.
+    budget = Budget(ApiConfig(usd_per_million_input=2, usd_per_million_output=10, max_cost_usd=0.0045))
+    reserved = budget.reserve(1_000, 100)
+    assert reserved == pytest.approx(0.003)
+    with pytest.raises(BudgetSpent, match="0.0030 of 0.0045 are spent"):
+        budget.reserve(1_000, 100)
+    budget.settle(reserved, Usage(tokens_in=500, tokens_out=10, cost_usd=budget.price(500, 10)))
+    assert budget.spent.cost_usd == pytest.approx(0.0011) and budget.spent.requests == 1
+    lost = budget.reserve(1_000, 100)
+    budget.settle(lost, None)  # no answer came: it may have been charged
+    assert budget.spent == Spent(requests=2, cost_usd=pytest.approx(0.0041))
+
+
+def test_without_prices_requests_are_counted_and_cost_nothing() -> None:
+    budget = Budget(ApiConfig(max_requests=2))
+    assert budget.price(1, 1) is None and [budget.reserve(1, 1), budget.reserve(1, 1)] == [0.0, 0.0]
+    with pytest.raises(BudgetSpent, match="2 requests"):
+        budget.reserve(1, 1)
+
+
+def _reserve_many(ledger: str, num: int) -> None:
+    budget = Budget(ApiConfig(ledger=ledger, usd_per_million_input=1.0))
+    for _ in range(num):
+        budget.settle(budget.reserve(100, 0), Usage(tokens_in=50, tokens_out=0, cost_usd=5e-5))
+
+
+def test_a_ledger_counts_for_several_processes_at_once(tmp_path: Path) -> None:
+    ledger = str(tmp_path / "ledger")
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_reserve_many, args=(ledger, 200)) for _ in range(3)]
+    [process.start() for process in processes]
+    [process.join() for process in processes]
+    spent = Budget(ApiConfig(ledger=ledger)).spent
+    assert spent.requests == 600 and spent.cost_usd == pytest.approx(600 * 5e-5)
+    assert len(Path(ledger).read_text().splitlines()) == 1
+
+
+def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    for content in ("{", "[1]", json.dumps({"requests": "many"})):
+        ledger.write_text(content)
+        with pytest.raises(JudgeUnavailable, match="ledger .* cannot be read"):
+            Budget(ApiConfig(ledger=str(ledger))).reserve(1, 1)
+    with pytest.raises(JudgeUnavailable, match="cannot be opened"):
+        Budget(ApiConfig(ledger=str(ledger / "below"))).reserve(1, 1)
+    assert os.listdir(tmp_path) == ["ledger"]
+
+
+@pytest.mark.parametrize("wrong", [
+    {"concurrency": 0}, {"timeout_s": 0.0}, {"deadline_s": -1.0}, {"retries": -1}, {"max_requests": -1},
+    {"max_cost_usd": 1.0},
+])  # fmt: skip
+def test_impossible_limits_are_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"judge.api.{next(iter(wrong))}"):
+        ApiConfig(**wrong)
+
+
+def test_a_batch_may_not_take_longer_than_its_caller_waits() -> None:
+    # By hand: 16 questions, 4 at a time, 100 s each may take 400 s.
+    judge = JudgeConfig(backend="openai", model="m", api=ApiConfig(concurrency=4))
+    RunConfig(task="tiny", judge=JudgeConfig(backend="openai", model="m"))
+    RunConfig(task="tiny", judge=judge, serve=PlacementConfig(timeout_s=401))
+    with pytest.raises(ValueError, match="may take 400 s, serve.timeout_s is 120"):
+        RunConfig(task="tiny", judge=judge)
