@@ -39,7 +39,7 @@ def serve_apps(file: AppFile) -> int:
         MachineError: the port is taken, or the token file cannot be used.
         JudgeUnavailable: something cannot be loaded or placed; says why.
     """
-    if not port_is_free(file.port):
+    if not os.environ.get("RAY_ADDRESS") and not port_is_free(file.port):  # else Serve may be what listens there
         raise MachineError(f"port {file.port} is taken", "choose another: --port N")
     is_new = make_token(file.http.token_path)
     read_token(file.http.token_path)  # what is wrong with it is said now, not by a replica in a minute

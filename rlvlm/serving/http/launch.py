@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import ray
 from ray import serve
 from ray.serve.config import HTTPOptions
+from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from rlvlm.errors import JudgeUnavailable, MachineError, UsageError
@@ -48,6 +49,7 @@ def running_apps(file: AppFile, report: Callable[[str], None], is_stopped: Calla
         http_options=HTTPOptions(host=file.host, port=file.port),
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
+    _check_address(file)
     taken = sorted(set(names) & serve.status().applications.keys())
     if taken:
         raise UsageError(f"this cluster runs apps of the same names: {taken}", "stop them, or rename these in the file")
@@ -70,6 +72,16 @@ def unhealthy(file: AppFile) -> list[str]:
     running = serve.status().applications
     names = [entry.app for entry in file.judges] + [file.gateway_app]
     return [name for name in names if name not in running or running[name].status is not ApplicationStatus.RUNNING]
+
+
+def _check_address(file: AppFile) -> None:
+    """Raises MachineError where Serve ran already and listens elsewhere: what it was started with cannot be changed."""
+    client = _get_global_client()
+    assert client is not None, "serve.start has connected"
+    options = client.http_config
+    if (options.host, options.port) != (file.host, file.port):
+        raise MachineError(f"Serve of this cluster listens on {options.host}:{options.port}, not on "
+                           f"{file.host}:{file.port}", f"--host {options.host} --port {options.port}")
 
 
 def _wait(
