@@ -33,14 +33,13 @@ def process(pictures: Sequence[NDArray[np.uint8]], image_processor: Any) -> dict
         `image_grid_thw` [pictures, 3], the patches of each picture in time, height and width.
     """
     table = _table(image_processor)
-    patches, grids = [], []
-    for picture in pictures:
-        resized = _resize(picture, image_processor)
-        rows = _cut(resized, image_processor)  # [patches, 3, P x P] uint8
-        values = np.stack([table[channel][rows[:, channel]] for channel in range(3)], 1)
-        patches.append(np.repeat(values[:, :, None], image_processor.temporal_patch_size, 2).reshape(len(rows), -1))
-        grids.append([1, *(side // image_processor.patch_size for side in resized.shape[:2])])
-    return {"pixel_values": torch.from_numpy(np.concatenate(patches)), "image_grid_thw": torch.tensor(grids)}
+    resized = [_resize(picture, image_processor) for picture in pictures]
+    grids = [[1, *(side // image_processor.patch_size for side in picture.shape[:2])] for picture in resized]
+    rows = np.concatenate([_cut(picture, image_processor) for picture in resized])  # [N, 3, P x P] uint8
+    values = np.empty((len(rows), 3, image_processor.temporal_patch_size, rows.shape[-1]), np.float32)
+    for channel in range(3):
+        values[:, channel] = table[channel][rows[:, channel]][:, None]
+    return {"pixel_values": torch.from_numpy(values.reshape(len(rows), -1)), "image_grid_thw": torch.tensor(grids)}
 
 
 def _table(image_processor: Any) -> NDArray[np.float32]:
