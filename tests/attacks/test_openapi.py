@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import schemathesis
-from http_edge import Edge
+from http_edge import Edge, png, text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -14,6 +14,8 @@ from schemathesis.config import SchemathesisConfig
 logger = logging.getLogger(__name__)
 
 SHORT, FULL = 300, 20_000
+PICTURES = [text(png(level, kind=kind)) for level, kind in [(0, "PNG"), (255, "PNG"), (90, "JPEG"), (90, "WEBP")]]
+"""Some of what is sent as pictures are pictures, so that requests get as far as the judge."""
 
 
 def attack(tmp_path, count: int) -> Counter:
@@ -21,14 +23,16 @@ def attack(tmp_path, count: int) -> Counter:
     edge = Edge(tmp_path)
     config = SchemathesisConfig()
     config.projects.override.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+    schemathesis.openapi.format("byte", st.sampled_from(PICTURES) | st.binary(min_size=1).map(text))
     schema = schemathesis.openapi.from_dict(edge.client.get("/openapi.json").json(), config=config)
     operations = [found.ok() for found in schema.get_all_operations()]
+    num_posts = sum(operation.method == "post" for operation in operations)
     statuses: Counter = Counter()
 
     for operation in operations:
         cases = st.one_of(*[operation.as_strategy(generation_mode=mode) for mode in GenerationMode])
 
-        @settings(max_examples=count // len(operations) + 1, deadline=None, database=None, derandomize=True,
+        @settings(max_examples=count // num_posts + 1, deadline=None, database=None, derandomize=True,
                   suppress_health_check=list(HealthCheck))
         @given(case=cases)
         def send(case):
@@ -50,7 +54,7 @@ def attack(tmp_path, count: int) -> Counter:
 
 def test_no_request_breaks_the_gateway(tmp_path):
     statuses = attack(tmp_path, SHORT)
-    assert statuses.total() >= 150 and statuses[422] > 0, statuses
+    assert statuses.total() >= SHORT and statuses[200] >= 10 and statuses[422] > 0, statuses
 
 
 @pytest.mark.full
