@@ -90,13 +90,13 @@ def _names() -> list[str]:
 def _show_list(console: Console) -> None:
     """One line per judge, and below them what each app is for."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("app", "model", "takes"):
+    for heading in ("app", "backend", "model", "takes"):
         table.add_column(heading, no_wrap=True)
     files = [read_app_file(path) for path in list_app_files(app_folder())]
     for file in files:
         for number, entry in enumerate(file.judges):
-            model = entry.judge.model.rpartition("/")[2] or entry.judge.backend
-            table.add_row("" if number else file.name, f"{model} ({entry.judge.backend})", entry.resources)
+            model = entry.judge.model.rpartition("/")[2] or "its own"
+            table.add_row("" if number else file.name, entry.judge.backend, model, entry.resources)
     console.print(table)
     console.print()
     for file in files:

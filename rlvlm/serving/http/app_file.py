@@ -33,9 +33,10 @@ class JudgeEntry:
 
     @property
     def resources(self) -> str:
-        """What Ray sets aside for it, e.g. `1 x (2 CPU, 0.5 GPU)`."""
+        """What Ray sets aside for it, e.g. `2 CPU, 0.5 GPU`, or `3 x (2 CPU)` where there are several copies."""
         gpus = f", {self.placement.num_gpus:g} GPU" if self.placement.num_gpus else ""
-        return f"{self.placement.num_replicas} x ({self.placement.num_cpus:g} CPU{gpus})"
+        one = f"{self.placement.num_cpus:g} CPU{gpus}"
+        return one if self.placement.num_replicas == 1 else f"{self.placement.num_replicas} x ({one})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

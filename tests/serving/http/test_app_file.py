@@ -34,7 +34,7 @@ def test_a_file_says_what_is_started_and_where(write):
     assert (file.name, file.about, file.gateway_app) == ("small", "About it.", "a-http")
     assert file.url == "http://127.0.0.1:9000"
     [judge] = file.judges
-    assert (judge.app, judge.judge.backend, judge.resources) == ("a", "pocket", "1 x (1 CPU, 0.5 GPU)")
+    assert (judge.app, judge.judge.backend, judge.resources) == ("a", "pocket", "1 CPU, 0.5 GPU")
 
 
 @pytest.mark.parametrize("path", SERVE_APPS, ids=lambda path: path.stem)
