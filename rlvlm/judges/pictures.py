@@ -33,7 +33,7 @@ def process(pictures: Sequence[NDArray[np.uint8]], image_processor: Any) -> dict
         `image_grid_thw` [pictures, 3], the patches of each picture in time, height and width.
     """
     table = _table(image_processor)
-    resized = [_resize(picture, image_processor) for picture in pictures]
+    resized = [resize(picture, image_processor) for picture in pictures]
     grids = [[1, *(side // image_processor.patch_size for side in picture.shape[:2])] for picture in resized]
     rows = np.concatenate([_cut(picture, image_processor) for picture in resized])  # [N, 3, P x P] uint8
     values = np.empty((len(rows), 3, image_processor.temporal_patch_size, rows.shape[-1]), np.float32)
@@ -50,8 +50,11 @@ def _table(image_processor: Any) -> NDArray[np.float32]:
     return np.asarray(normal, np.float32)[:, :, 0]
 
 
-def _resize(picture: NDArray[np.uint8], image_processor: Any) -> NDArray[np.uint8]:
-    """[H', W', 3] with sides that are whole numbers of merged patches and an area within the processor's bounds."""
+def resize(picture: NDArray[np.uint8], image_processor: Any) -> NDArray[np.uint8]:
+    """[H', W', 3] with sides that are whole numbers of merged patches and an area within the processor's bounds.
+
+    A picture of this size comes back as it is, so that resizing early and again later is resizing once.
+    """
     size = image_processor.size
     smart_resize = sys.modules[type(image_processor).__module__].smart_resize  # its own, of this transformers
     height, width = smart_resize(

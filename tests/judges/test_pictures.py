@@ -1,10 +1,15 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoImageProcessor
 
 from rlvlm.judges import pictures
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.pocket import weights_folder
+from rlvlm.types import Query
 
 
 @pytest.fixture(params=["pocket", "large"])
@@ -39,3 +44,15 @@ def test_another_processor_is_left_alone() -> None:
     processor = AutoImageProcessor.from_pretrained(weights_folder())
     processor.do_normalize = False
     assert not pictures.can_replace(processor) and not pictures.can_replace(object())
+
+
+def test_a_query_shrunk_beforehand_gets_the_same_answer() -> None:
+    judge: Any = build_judge(JudgeConfig(device="cpu"))
+    frames = np.random.default_rng(1).integers(0, 256, (6, 2, 1, 300, 300, 3), np.uint8)
+    queries = [Query(goal="open the drawer", left=left, right=right) for left, right in frames]
+    small = [judge.shrink(query) for query in queries]
+    assert small[0].left.shape == (1, 96, 96, 3)
+    for one, other in zip(judge.compare(queries), judge.compare(small), strict=True):
+        assert (one.label, one.probabilities) == (other.label, other.probabilities)
+    bad = Query(goal="", left=frames[0, 0], right=frames[0, 1])
+    assert judge.shrink(bad) is bad and np.array_equal(judge.shrink(small[0]).left, small[0].left)

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from rlvlm.judges import prompts
 from rlvlm.judges.chat import TOP_P, ChatJudge, Reply
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.loading import LoadedVLM, load_vlm
+from rlvlm.judges.loading import LoadedVLM, PillowProcessor, load_vlm
+from rlvlm.judges.pictures import can_replace, resize
 from rlvlm.judges.prompts import Chat
 from rlvlm.judges.thoughts import whole_answer, without_thought
+from rlvlm.types import Frames
 
 
 def build(config: JudgeConfig) -> ChatJudge:
@@ -86,6 +88,13 @@ class TransformersModel:
                 if tuple(ids[:-1]) == prefix[: len(ids) - 1]:
                     scores[:, index] = log_p[:, range(len(ids)), ids].sum(-1).numpy()
         return scores
+
+    def shrink(self, frames: Frames) -> Frames:
+        """The frames [L, H, W, 3] as the processor would resize them; as they are, where it is not known how."""
+        image_processor = self._vlm.processor.image_processor
+        if not (isinstance(self._vlm.processor, PillowProcessor) and can_replace(image_processor)):
+            return frames
+        return np.stack([resize(frame, image_processor) for frame in frames])
 
     def release_memory(self) -> None:
         """Empties torch's cache of GPU memory."""

@@ -65,6 +65,7 @@ class JudgeReplica:
         self._metrics = ReplicaMetrics()
         self._batch_size = config.batch_size
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="pictures")
         self._device = assigned_device(config.device)
         self._pulse = Pulse(waits_for_gpu=self._device.startswith("cuda"), is_elsewhere=config.backend in ELSEWHERE)
         try:
@@ -86,8 +87,9 @@ class JudgeReplica:
         """The answers to one request, or the error that hit them all. What `ServedJudge` calls."""
         batches = self._compares if request.kind == "compare" else self._scores
         start = time.perf_counter()
+        items = await self._prepared(request) if request.items else []
         try:
-            answers = await batches.put(request.items, run=request.run, key=request.key)
+            answers = await batches.put(items, run=request.run, key=request.key)
         except _UNANSWERED as error:
             return error
         self._metrics.request(request.kind, request.run, answers, time.perf_counter() - start)
@@ -157,6 +159,13 @@ class JudgeReplica:
             return await self._run(ask, items)
 
         return FairBatches(run, batch_size=self._batch_size, wait_s=BATCH_WAIT_S)
+
+    async def _prepared(self, request: Request) -> list[Any]:
+        """The items with what can be done before the model is free: pictures are resized while it is at work."""
+        shrink = getattr(self._judge, "shrink", None)
+        if shrink is None or request.kind != "compare":
+            return request.items
+        return await asyncio.get_running_loop().run_in_executor(self._helper, lambda: list(map(shrink, request.items)))
 
     async def _ask_in_parts(self, kind: Any, items: list[Any]) -> Any:
         requests = [Request(key="", run="", kind=kind, items=part) for part in self._parts(items)]
