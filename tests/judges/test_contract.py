@@ -1,4 +1,7 @@
-"""Every backend that can be built here keeps the promises of a judge; a new one adds its line to `JUDGES`."""
+"""Every backend that can be built here keeps the promises of a judge; a new one adds its line to `JUDGES`.
+
+Those that need a server are held to the same in backends/test_remote_judge.py.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_encoders import save_tiny_encoder
 from tiny_vlm import save_tiny_llava, save_tiny_llava_next
 
 from rlvlm.judges.build import build_judge
@@ -23,6 +27,12 @@ def chat(folder: Path, **changes) -> Judge:
     return build_judge(replace(config, **changes))
 
 
+def similar(folder: Path, family: str) -> Judge:
+    backend = "blip2" if family == "blip2" else "clip"
+    model = save_tiny_encoder(folder / family, family)
+    return build_judge(JudgeConfig(backend=backend, model=str(model), batch_size=3))
+
+
 JUDGES: dict[str, Make] = {
     "fake": lambda vlms, folder: FakeJudge(),
     "pocket": lambda vlms, folder: build_judge(JudgeConfig()),
@@ -33,6 +43,9 @@ JUDGES: dict[str, Make] = {
     "llava": lambda vlms, folder: chat(save_tiny_llava(folder / "vlm"), score="success"),
     "llava_next": lambda vlms, folder: chat(save_tiny_llava_next(folder / "vlm"), prompt="two_stage", score="rating"),
     "both_orders": lambda vlms, folder: chat(vlms["qwen3_vl"], both_orders=True),
+    "clip": lambda vlms, folder: similar(folder, "clip"),
+    "siglip": lambda vlms, folder: similar(folder, "siglip"),
+    "blip2": lambda vlms, folder: similar(folder, "blip2"),
 }
 
 

@@ -13,7 +13,6 @@ from rlvlm.judges.backends.config import SimilarityConfig
 from rlvlm.judges.backends.encoders import Batches
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.testing import check_judge
 from rlvlm.types import Clip, Label, Query, Status
 
 FAMILIES = ("clip", "siglip", "blip2")
@@ -87,11 +86,6 @@ def test_blip2s_score_is_its_own_probability_whatever_it_is_batched_with(
             own = model(**seen, **text, use_image_text_matching_head=True)
         assert value == pytest.approx(float(own.logits_per_image.softmax(-1)[0, 1]), abs=1e-5)
     assert len(set(mixed)) == 5
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_keeps_the_contract(folders: dict[str, Path], family: str) -> None:
-    check_judge(judge(folders, family, batch_size=3))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
