@@ -1,0 +1,116 @@
+"""The client's side of a fault, with a handle that misbehaves on purpose."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import BackPressureError
+
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.serving import client as module
+from rlvlm.serving.client import ServedJudge
+from rlvlm.serving.envelope import Receipt, Request, digest, request_key
+from rlvlm.testing.chaos import StubJudge, stub_queries
+
+
+class Handle:
+    """Answers each request with what `answer` makes of it, or raises it."""
+
+    def __init__(self, answer: Callable[[Request, int], Any]) -> None:
+        self._answer = answer
+        self.requests: list[Request] = []
+
+    @property
+    def ask(self) -> "Handle":
+        return self
+
+    def remote(self, request: Request) -> "Handle":
+        self.requests.append(request)
+        return self
+
+    def result(self, timeout_s: float) -> Any:
+        outcome = self._answer(self.requests[-1], len(self.requests))
+        if isinstance(outcome, Exception) and not isinstance(outcome, JudgeUnavailable):
+            raise outcome
+        return outcome
+
+
+def right(request: Request) -> Receipt:
+    return Receipt(answers=StubJudge().compare(request.items), digests=[digest(item) for item in request.items])
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    monkeypatch.setattr(module, "REFUSED_WAIT_S", (0.0, 0.01))
+    monkeypatch.setattr(module, "wait_random_exponential", lambda **_: lambda state: 0.0)
+
+    def make(answer: Callable[[Request, int], Any], **settings: Any) -> tuple[ServedJudge, Handle]:
+        judge, handle = ServedJudge("app", **{"batch_size": 4, "retries": 2, "in_flight": 1} | settings), Handle(answer)
+        judge._handle = handle  # type: ignore[assignment]
+        return judge, handle
+
+    return make
+
+
+def test_ten_queries_are_three_requests_of_one_call(ask):
+    # by hand: pieces of 4, 4 and 2
+    judge, handle = ask(lambda request, _: right(request))
+    queries = stub_queries(10, 0)
+    assert judge.compare(queries) == StubJudge().compare(queries)
+    assert [len(request.items) for request in handle.requests] == [4, 4, 2]
+    assert len({request.key for request in handle.requests}) == 3
+    assert {request.key.partition(":")[0] for request in handle.requests} == {handle.requests[0].key.partition(":")[0]}
+
+
+def test_a_request_is_sent_again_under_its_key(ask):
+    judge, handle = ask(lambda request, number: ActorDiedError() if number < 3 else right(request))
+    assert len(judge.compare(stub_queries(2, 0))) == 2
+    assert len(handle.requests) == 3 and len({request.key for request in handle.requests}) == 1
+
+
+def test_the_same_question_twice_is_two_requests(ask):
+    # a sampling judge may be asked the same thing again on purpose
+    judge, handle = ask(lambda request, _: right(request), batch_size=1)
+    query = stub_queries(1, 0)
+    judge.compare(query + query)
+    judge.compare(query)
+    assert len({request.key for request in handle.requests}) == 3
+    assert request_key("a", 0, [b"x"]) != request_key("a", 1, [b"x"]) != request_key("b", 1, [b"x"])
+
+
+def test_an_answer_about_other_pictures_is_refused_and_asked_again(ask):
+    other = stub_queries(2, 9)
+
+    def crossed(request: Request, number: int) -> Receipt:
+        return right(request) if number > 1 else Receipt(
+            answers=StubJudge().compare(other), digests=[digest(query) for query in other])
+
+    judge, handle = ask(crossed)
+    queries = stub_queries(2, 0)
+    assert judge.compare(queries) == StubJudge().compare(queries) and len(handle.requests) == 2
+    always, _ = ask(lambda request, _: crossed(request, 1))
+    with pytest.raises(JudgeUnavailable, match="answered a question that was not asked"):
+        always.compare(queries)
+
+
+def test_a_full_queue_is_met_again_without_counting_as_a_failure(ask):
+    refused = BackPressureError(num_queued_requests=32, max_queued_requests=32)
+    judge, handle = ask(lambda request, number: refused if number < 20 else right(request), retries=0)
+    assert len(judge.compare(stub_queries(1, 0))) == 1 and len(handle.requests) == 20
+
+
+def test_a_queue_that_stays_full_ends_in_a_named_error(ask):
+    refused = BackPressureError(num_queued_requests=32, max_queued_requests=32)
+    judge, _ = ask(lambda request, number: refused, retries=0, timeout_s=0.05)
+    with pytest.raises(JudgeUnavailable, match="gave no answer in 1 tries: BackPressureError") as caught:
+        judge.compare(stub_queries(1, 0))
+    assert "--serve.num-replicas" in caught.value.fix
+
+
+def test_the_client_pickles_with_its_name_and_without_its_handle(ask):
+    judge, _ = ask(lambda request, _: right(request), run="mine")
+    judge.compare(stub_queries(1, 0))
+    copy = pickle.loads(pickle.dumps(judge))
+    assert copy._run == "mine" and copy._handle is None
