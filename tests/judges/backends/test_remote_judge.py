@@ -228,11 +228,11 @@ def test_a_bad_request_fails_alone_and_is_not_repeated(dialect: Dialect) -> None
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_retry_after_holds_back_this_request_and_all_others(dialect: Dialect) -> None:
     busy = error(dialect, 429, "slow down", headers={"Retry-After": "0.6"})
-    server = ApiServer(dialect, busy)
-    with server.running() as url:
-        verdicts = judge(dialect, url, {"concurrency": 1}).compare([query()] * 3)
-    assert [v.label for v in verdicts] == [Label.RIGHT] * 3
-    first, *rest = [call.at for call in server.calls]
+    server = ApiServer(dialect, busy, lambda call: replace(server.truth(call), delay_s=0.2))
+    with server.running() as url:  # the second request is under way already; the third must wait as the first does
+        verdicts = judge(dialect, url, {"concurrency": 2}).compare([query()] * 4)
+    assert [v.label for v in verdicts] == [Label.RIGHT] * 4
+    first, _, *rest = [call.at for call in server.calls]
     assert len(rest) == 3 and min(rest) - first >= 0.6
 
 
