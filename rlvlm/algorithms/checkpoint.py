@@ -9,13 +9,18 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 
@@ -63,26 +68,68 @@ def load_tree(folder: Path) -> dict[str, Any]:
     """The tree that was saved in `folder`.
 
     Raises:
-        CorruptCheckpoint: a file is missing or differs from what was written.
+        CorruptCheckpoint: a file is missing, differs from what was written, or never was of a checkpoint.
     """
     folder = Path(folder)
     contents = {name: _read(folder, name, digest) for name, digest in _digests(folder).items()}
-    arrays = np.load(io.BytesIO(contents[_ARRAYS]), allow_pickle=False)
-    return _unflatten(json.loads(contents[_STATE]), arrays)
+    with _believed(folder):
+        return _unflatten(json.loads(contents[_STATE]), _load_arrays(contents[_ARRAYS]))
 
 
 def load_policy(folder: Path) -> SquashedGaussian:
     """The policy that was saved in `folder`; reads nothing else but the manifest.
 
     Raises:
-        CorruptCheckpoint: a file is missing or differs from what was written.
+        CorruptCheckpoint: a file is missing, differs from what was written, or never was of a checkpoint.
     """
     folder = Path(folder)
-    weights = load_safetensors(_read(folder, POLICY_FILE, _digests(folder)[POLICY_FILE]))
-    shapes = [weights[f"layers.{depth}.weight"].shape for depth in range(len(weights) // 2)]
-    policy = SquashedGaussian(shapes[0][1], shapes[-1][0] // 2, [shape[0] for shape in shapes[:-1]])
-    policy.load_state_dict(weights)
+    content = _read(folder, POLICY_FILE, _digests(folder)[POLICY_FILE])
+    with _believed(folder):
+        weights = load_safetensors(content)
+        shapes = [weights[f"layers.{depth}.weight"].shape for depth in range(len(weights) // 2)]
+        policy = SquashedGaussian(shapes[0][1], shapes[-1][0] // 2, [shape[0] for shape in shapes[:-1]])
+        policy.load_state_dict(weights)
     return policy
+
+
+@contextmanager
+def _believed(folder: Path) -> Iterator[None]:
+    """Names a checkpoint whose files are as the manifest says and still make no sense: somebody else's, or an attack.
+
+    Raises:
+        CorruptCheckpoint: whatever went wrong inside.
+    """
+    try:
+        yield
+    except Exception as error:  # strange files break readers in any way, from JSON to zip
+        reason = " ".join(str(error).split())[:200]
+        raise CorruptCheckpoint(f"{folder} holds no checkpoint of ours: {type(error).__name__} {reason}",
+                                "use a checkpoint that rlvlm wrote; nothing of this one was run") from error
+
+
+def _load_arrays(content: bytes) -> dict[str, np.ndarray]:
+    """The arrays of an npz that bring every byte they claim: no pickles, nothing compressed, nothing unpacked.
+
+    Raises:
+        ValueError: a member is anything else.
+    """
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("its arrays are compressed, which ours are not")
+        if sum(member.file_size for member in members) > len(content):
+            raise ValueError("its arrays claim more bytes than the file has")
+        return {member.filename.removesuffix(".npy"): _load_array(archive.read(member)) for member in members}
+
+
+def _load_array(content: bytes) -> np.ndarray:
+    stream = io.BytesIO(content)
+    read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(stream)]
+    shape, is_fortran, dtype = read_header(stream)
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content) - stream.tell():
+        raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its bytes")
+    flat = np.frombuffer(content, dtype, offset=stream.tell())
+    return flat.reshape(shape, order="F" if is_fortran else "C").copy(order="K")
 
 
 def _files(tree: dict[str, Any], policy: SquashedGaussian) -> dict[str, bytes]:

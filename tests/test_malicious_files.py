@@ -1,0 +1,118 @@
+"""Whatever is handed to our loaders, nothing in it runs, and the refusal says what was wrong."""
+
+import hashlib
+import pickle
+import resource
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from malicious_files import ATTACKS, PICKLES, Attack, copy_weights
+
+from rlvlm.algorithms.checkpoint import load_policy, load_tree, save_tree
+from rlvlm.errors import RunError
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.labels.pictures import MissingPicture
+from rlvlm.judges.labels.reference import read_reference
+from rlvlm.judges.labels.store import LabelStore, open_store
+from rlvlm.policies.squashed_gaussian import SquashedGaussian
+from rlvlm.testing import FakeJudge
+from rlvlm.types import Query
+
+MAX_GROWTH_MIB = 300
+"""Memory that a refusal may cost, the loader's own included."""
+
+
+def make_checkpoint(folder: Path) -> None:
+    torch.manual_seed(0)
+    save_tree(folder, {"rate": np.zeros(2)}, SquashedGaussian(3, 2, (4,)))
+
+
+def make_store(folder: Path) -> None:
+    frames = np.arange(2 * 8 * 8 * 3, dtype=np.uint8).reshape(2, 1, 8, 8, 3)
+    query = Query(goal="open it", left=frames[0], right=frames[1])
+    CachedJudge(FakeJudge(), LabelStore(folder)).compare([query])
+
+
+def use_checkpoint(folder: Path) -> None:
+    load_policy(folder)
+    load_tree(folder)
+
+
+def use_weights(folder: Path) -> None:
+    from rlvlm.judges.loading import load_vlm
+
+    load_vlm(JudgeConfig(backend="pocket", model=str(folder)))
+
+
+def use_import(folder: Path) -> None:
+    read_reference(folder / "labels.pkl")
+
+
+def use_store(folder: Path) -> None:
+    """A store loses what is harmed and keeps the rest, so its refusal is a damaged line or a missing picture."""
+    store = open_store(folder)
+    items = list(store.answers())
+    for item in items:
+        store.picture(item.question.left[0])
+    if not items and (store.num_damaged or store.census()["damaged"] or len(store)):
+        raise MissingPicture("no line is believed")
+
+
+PREPARE: dict[str, Callable[[Path], None]] = {
+    "checkpoint": make_checkpoint, "weights": copy_weights, "import": Path.mkdir, "store": make_store}
+USE: dict[str, Callable[[Path], None]] = {
+    "checkpoint": use_checkpoint, "weights": use_weights, "import": use_import, "store": use_store}
+
+
+def test_the_files_are_many_kinds_and_always_the_same(tmp_path):
+    counts = Counter(attack.target for attack in ATTACKS)
+    assert len(ATTACKS) >= 60 and min(counts.values()) >= 10, counts
+    assert len({(attack.target, attack.name) for attack in ATTACKS}) == len(ATTACKS)
+
+    def digest(attack: Attack) -> str:
+        folder = tmp_path / "same"
+        PREPARE[attack.target](folder)
+        attack.write(folder, Path("/tmp/canary"))
+        content = b"".join(file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file())
+        subprocess.run(["rm", "-r", str(folder)], check=True)
+        return hashlib.sha256(content).hexdigest()
+
+    for attack in ATTACKS:
+        if attack.target in ("checkpoint", "import"):  # a store's lines carry the time
+            assert digest(attack) == digest(attack), attack
+
+
+@pytest.mark.parametrize("name", ["pickle", "pickle in text", "pickle that evaluates"])
+def test_a_canary_does_sing(tmp_path, name):
+    pickle.loads(PICKLES[name](tmp_path / "canary"))
+    assert (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("target", USE)
+def test_what_is_whole_loads(tmp_path, target):
+    folder = tmp_path / "it"
+    PREPARE[target](folder)
+    if target != "import":
+        USE[target](folder)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: f"{attack.target}: {attack.name}")
+def test_nothing_runs_and_the_refusal_is_clear(tmp_path, attack):
+    folder, canary = tmp_path / "it", tmp_path / "canary"
+    PREPARE[attack.target](folder)
+    attack.write(folder, canary)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises((RunError, MissingPicture)) as refusal:
+        USE[attack.target](folder)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert not canary.exists()
+    assert 10 < len(str(refusal.value)) < 800 and "Traceback" not in str(refusal.value)
+    assert grown < MAX_GROWTH_MIB, f"{grown:.0f} MiB"
+    assert sys.getrecursionlimit() <= 10_000
