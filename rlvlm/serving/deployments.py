@@ -14,10 +14,10 @@ from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.environments import judge_environment
 from rlvlm.serving.replicas.replica import Builder, JudgeReplica
 
-MAX_ONGOING_REQUESTS = 32
+MAX_ONGOING_REQUESTS = 16
 """Requests that a replica holds at once. Inside a replica runs get even shares (`batches`); before it, first come is
 first served, so it lets in all that a few busy runs send, and a request is at most a batch of pictures."""
-MAX_QUEUED_REQUESTS = 32
+MAX_QUEUED_REQUESTS = 16
 """Requests one caller may have waiting; beyond it gets a BackPressureError and tries again later."""
 RETRY_AFTER_S = 2.0
 """What a caller over HTTP is told together with status 429."""

@@ -149,7 +149,8 @@ def test_a_third_half_finds_no_room_on_the_card_and_hears_why(running, monkeypat
     assert not [app for app in serve.status().applications if "third" in app]
 
 
-def test_a_judge_grows_and_shrinks_with_its_load(cluster):
+@pytest.mark.full
+def test_a_judge_grows_with_its_load(cluster):
     placement = PlacementConfig(num_cpus=0.1, max_replicas=2, target_ongoing_requests=1, upscale_delay_s=0.0,
                                 downscale_delay_s=1.0)
     config = JudgeConfig(batch_size=2)
