@@ -1,8 +1,8 @@
 """Lets torchvision be imported where its compiled half does not fit the installed torch.
 
-The package index's torchvision is compiled for CUDA; beside a CPU build of torch its library does not load, and the import
-then breaks on two operators that nobody has declared. vLLM imports torchvision and needs neither. `vllm.sh` copies this
-file into the environment together with a `.pth` line that imports it in every interpreter that starts there.
+The package index's torchvision is compiled for CUDA; beside a CPU build of torch its library does not load, and the
+import then breaks on two operators that nobody has declared. vLLM imports torchvision and needs neither. `vllm.sh`
+copies this file into the environment together with a `.pth` line that imports it in every interpreter that starts there.
 """
 
 import importlib.abc

@@ -222,10 +222,10 @@ def _checked_part(part: Any, number: int) -> dict[str, Any]:
     if kind == "text" and isinstance(part.get("text"), str):
         return _text(_tame(part["text"]))
     image = part.get("image") if kind == "image" else None
-    is_picture = isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[-1] == 3 and image.size > 0
-    if not is_picture or image.dtype != np.uint8:
-        raise ValueError(f"a part of turn {number} is neither a text nor a picture [H, W, 3] of uint8")
-    return {"type": "image", "image": image}
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
+        if image.shape[-1] == 3 and image.size > 0:
+            return {"type": "image", "image": image}
+    raise ValueError(f"a part of turn {number} is neither a text nor a picture [H, W, 3] of uint8")
 
 
 def _tame(text: str) -> str:

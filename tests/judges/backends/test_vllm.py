@@ -1,4 +1,4 @@
-"""What of the vLLM backend can be checked where vLLM is not; the engine itself runs in tests/serving/test_served_vllm.py."""
+"""What can be checked where vLLM is not installed; the engine itself runs in tests/serving/test_served_vllm.py."""
 
 import importlib.util
 from dataclasses import replace
