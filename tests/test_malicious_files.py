@@ -61,8 +61,9 @@ def use_store(folder: Path) -> None:
     items = list(store.answers())
     for item in items:
         store.picture(item.question.left[0])
-    if not items and (store.num_damaged or store.census()["damaged"] or len(store)):
-        raise MissingPicture("no line is believed")
+    counts = store.census()
+    if counts["damaged"] or counts["unfinished"] or len(store) > len(items):
+        raise MissingPicture("a line is not believed")
 
 
 PREPARE: dict[str, Callable[[Path], None]] = {

@@ -221,14 +221,28 @@ def _vlm_config(folder: Path) -> Any:
     fix = "choose a chat VLM such as Qwen/Qwen3-VL-8B-Instruct, or a folder that holds one"
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # whatever a stranger's file holds
         raise JudgeUnavailable(f"{folder} holds no model that transformers knows: {_first_line(error)}", fix) from error
     if config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise JudgeUnavailable(f"{folder} holds a {config.model_type} model, which cannot look at pictures", fix)
     if not list(folder.glob("*.safetensors")):
         raise JudgeUnavailable(f"{folder} has no *.safetensors weights; pickled weights are not read",
                                "download the model again, or convert its weights to safetensors")
+    _check_shards(folder)
     return config
+
+
+def _check_shards(folder: Path) -> None:
+    """Raises JudgeUnavailable when an index of weights names anything but safetensors files of its own folder."""
+    for index in folder.glob("*.index.json"):
+        try:
+            names = set(json.loads(index.read_text())["weight_map"].values())
+            odd = sorted(name for name in names if Path(name).name != name or not name.endswith(".safetensors"))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            odd = ["nothing that can be read"]
+        if odd:
+            raise JudgeUnavailable(f"{index} names {odd[0][:80]!r}; weights are *.safetensors in the same folder",
+                                   "download the model again; do not use weights that came with this index")
 
 
 def _processor(folder: Path, config: Any) -> Any:

@@ -110,7 +110,8 @@ def _show(words: Sequence[str], prog: str) -> int:
     store = open_store(arguments.store)
     counts = store.census()
     lines = [f"{counts['verdict']:,} verdicts, {counts['score']:,} scores, {counts['truth']:,} truths, "
-             f"{counts['damaged']:,} damaged lines; {len(store):,} distinct answers"]
+             f"{counts['damaged']:,} damaged and {counts['unfinished']:,} unfinished lines; "
+             f"{len(store):,} distinct answers"]
     lines += [f"{count:>8,}  {stamp.judge}, {stamp.prompt}, {stamp.decoding}, "
               f"revision {stamp.revision[:12] or 'unknown'}" for stamp, count in store.stamps().most_common()]
     sys.stdout.write("\n".join(lines) + "\n")

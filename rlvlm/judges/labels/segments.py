@@ -103,6 +103,10 @@ class SegmentReader:
                 else:
                     yield place, record
 
+    def num_unfinished(self) -> int:
+        """Segments that end without a line break: somebody writes at this moment, or died over it."""
+        return sum(file.stat().st_size > self._read_to.get(file, 0) for file in self._segments())
+
     def report(self, place: Place, reason: str) -> None:
         """Notes a line that is not believed."""
         self.damaged.append((place, reason))

@@ -179,10 +179,10 @@ class LabelStore:
                         for stamp, count in counts.items() if len(stamp) == len(names)})
 
     def census(self) -> Counter[str]:
-        """How many lines there are of each kind, damaged ones among them."""
+        """How many lines there are of each kind, damaged and unfinished ones among them."""
         reader = SegmentReader(self.folder / "lines")
         counts = Counter(str(record.get("kind")) for _, record in reader.new_records())
-        return counts + Counter(damaged=len(reader.damaged))
+        return counts + Counter(damaged=len(reader.damaged), unfinished=reader.num_unfinished())
 
     def _items(self) -> Iterator[StoredAnswer | Truth]:
         reader = SegmentReader(self.folder / "lines")
