@@ -88,7 +88,7 @@ class GeminiProvider:
             raise self._failure(error, wants_odds) from None
         except self._transport_error as error:
             raise Passing(f"no connection: {type(error).__name__}: {error}") from None
-        except (ValueError, TypeError, AttributeError) as error:  # the client reads answers with little care
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:  # the client trusts what it reads
             raise Passing(f"the answer is not what this API promises: {error}") from None
         return _reply(response)
 

@@ -98,7 +98,7 @@ class OpenAIProvider:
             raise self._failure(error, limit, wants_odds) from None
         except sdk.APIConnectionError as error:
             raise Passing(f"no connection: {error.__cause__ or error}") from None
-        except (sdk.OpenAIError, JSONDecodeError, UnicodeDecodeError) as error:
+        except (sdk.OpenAIError, JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Passing(f"the answer is not what this API promises: {error}") from None
         return _reply(completion)
 
@@ -150,13 +150,14 @@ def _reply(completion: Any) -> Reply:
     if not choices or message is None:
         raise Passing("the answer is not what this API promises: it holds no choices")
     refusal, text = getattr(message, "refusal", None), getattr(message, "content", None)
-    if choices[0].finish_reason == "content_filter":
+    ending = getattr(choices[0], "finish_reason", None)
+    if ending == "content_filter":
         raise Refused("blocked by the provider's content filter")
     if not isinstance(refusal or text or "", str):
         raise Passing("the answer is not what this API promises: its content is no text")
     return Reply(
         text=refusal or text or "",
-        is_whole=choices[0].finish_reason != "length",
+        is_whole=ending != "length",
         is_refusal=bool(refusal),
         first_tokens=_first_tokens(choices[0]),
         usage=_usage(completion),
