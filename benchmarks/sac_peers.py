@@ -26,10 +26,10 @@ CONTESTANTS = {
     "rllib": [sys.executable, PEERS / "run_rllib.py", "plain"],
     "rllib_default": [sys.executable, PEERS / "run_rllib.py", "default"],
 }
-WARM_UP = 1_000
+WARM_UP = 600
 """Steps before the first round: the random ones, and what compiles."""
 SLOW = ("rllib", "rllib_default")
-"""These take a round of half the steps: the ratio is the same, the wait is not."""
+"""These take rounds of half the steps: the speed is the same, the wait is not."""
 BATCH, HIDDEN = 256, 256
 
 
@@ -54,7 +54,8 @@ class Contestant:
         answer = self._process.stdout.readline()
         if not answer:
             raise SystemExit(f"{self.name} ended with code {self._process.wait()}; run its script by hand to see why")
-        return {name.removesuffix("_s"): steps / seconds for name, seconds in json.loads(answer).items()}
+        told = json.loads(answer)
+        return {clock: told["steps"] / told[f"{clock}_s"] for clock in ("wall", "cpu")}
 
     def stop(self) -> None:
         """Ends the process by ending its orders."""
@@ -131,7 +132,7 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="+", default=["pendulum", "drawer_open"], choices=["pendulum", "drawer_open"])
     parser.add_argument("--peers", nargs="+", default=list(CONTESTANTS)[1:], choices=list(CONTESTANTS)[1:])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=1_000, help="env steps per round")
+    parser.add_argument("--steps", type=int, default=500, help="env steps per round")
     parser.add_argument("--core", type=int, default=0, help="the core they are pinned to")
     parser.add_argument("--out", type=Path, default=None)
     chosen = parser.parse_args()

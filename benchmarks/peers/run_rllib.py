@@ -71,10 +71,11 @@ def env_steps() -> int:
     return algorithm.metrics.peek(("env_runners", "num_env_steps_sampled_lifetime"), default=0)
 
 
-def advance(steps: int) -> None:
-    goal = env_steps() + steps
-    while env_steps() < goal:
+def advance(steps: int) -> int:
+    before = env_steps()
+    while env_steps() < before + steps:
         algorithm.train()
+    return env_steps() - before
 
 
 answer_orders(advance)

@@ -44,8 +44,7 @@ class Layer:
 class DenseStack:
     """K networks of one shape, run side by side: each layer is one batched matrix product.
 
-    A stack keeps what its last `forward` computed, for the passes back from it; two stacks over the same layers keep
-    two such memories. Shapes: B rows, I inputs, O outputs.
+    A stack keeps what its last `forward` computed, for the passes back from it. Shapes: B rows, I inputs, O outputs.
 
     Args:
         layers: from first to last, with a ReLU after each but the last.
@@ -98,7 +97,7 @@ class DenseStack:
         Returns:
             [B, I - first_input].
         """
-        into = self._layers[0].weight[:, first_input:].transpose(1, 2)
+        into = self._layers[0].weight[:, first_input:].mT
         result = slopes.new_empty(len(slopes), into.shape[2])
         for network in range(len(into)):
             rows = torch.nonzero(chosen == network).squeeze(1)
@@ -126,27 +125,28 @@ def _memory_behind(layer: Layer, rows: int) -> Tensor:
     return layer.weight.new_empty(layer.weight.shape[0], rows, layer.weight.shape[2])
 
 
-# With one output unit, sums of products are several times faster on a CPU than matrix products with one column.
+# The library's kernels are slow at products with few columns: those are turned so that they have few rows instead, and
+# where there is a single output unit, sums and outer products take their place.
 
 
 def _outputs(read: Tensor, layer: Layer) -> Tensor:
     """[K, B, O] of `read` [K, B, I]."""
-    if layer.weight.shape[2] > 1:  # few outputs: many columns and few rows are faster than the other way round
-        return torch.baddbmm(layer.bias.transpose(1, 2), layer.weight.transpose(1, 2), read.transpose(1, 2)).mT
-    return (torch.linalg.vecdot(read, layer.weight.transpose(1, 2)) + layer.bias.squeeze(2)).unsqueeze(2)
+    if layer.weight.shape[2] > 1:
+        return torch.baddbmm(layer.bias.mT, layer.weight.mT, read.mT).mT
+    return (torch.linalg.vecdot(read, layer.weight.mT) + layer.bias.squeeze(2)).unsqueeze(2)
 
 
 def _weight_gradient(read: Tensor, slope: Tensor, out: Tensor) -> None:
     """Fills `out` [K, I, O] from `read` [K, B, I] and `slope` [K, B, O]."""
-    if slope.shape[2] > 1:
-        torch.bmm(read.transpose(1, 2), slope, out=out)
+    if slope.shape[2] < read.shape[2]:
+        torch.bmm(slope.mT, read, out=out.mT)
     else:
-        torch.sum(read * slope, dim=1, out=out.squeeze(2))
+        torch.bmm(read.mT, slope, out=out)
 
 
 def _product_back(slope: Tensor, weight: Tensor, out: Tensor) -> None:
     """Fills `out` [K, B, I] from `slope` [K, B, O] and `weight` [K, I, O]."""
     if slope.shape[2] > 1:
-        torch.bmm(slope, weight.transpose(1, 2), out=out)
+        torch.bmm(slope, weight.mT, out=out)
     else:
-        torch.mul(slope, weight.transpose(1, 2), out=out)
+        torch.mul(slope, weight.mT, out=out)
