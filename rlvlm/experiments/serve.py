@@ -107,11 +107,16 @@ def _show_ready(console: Console, file: AppFile, seconds: float, is_new: bool) -
     videos = f"below {file.http.media_root}" if file.http.media_root else "not by name; --media-root DIR allows it"
     lines += [f"  videos    {videos}"]
     lines += [f"  try       {_curl(file)}", f"  fields    {_header(token)} {file.url}/docs"]
-    lines += [f"  in a run  RAY_ADDRESS={ray.get_runtime_context().gcs_address} "
-              f"RAY_AUTH_TOKEN_PATH={os.environ.get('RAY_AUTH_TOKEN_PATH', '~/.ray/auth_token')} "
-              f"python -m rlvlm.run drawer_open --serve.app {file.judges[0].app}",
+    lines += [f"  in a run  {_ray_variables()} python -m rlvlm.run drawer_open --serve.app {file.judges[0].app}",
               "Ctrl-C stops it."]
     console.print(Text("\n".join(lines)))
+
+
+def _ray_variables() -> str:
+    """What another process needs to join this Ray: where it is, and the file of its token."""
+    variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
+    variables |= {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in os.environ}
+    return " ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def _header(token: Path) -> str:

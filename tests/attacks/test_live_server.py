@@ -92,6 +92,10 @@ class Server:
             assert self.process.poll() is None and time.monotonic() < end, self.shown
             time.sleep(0.2)
 
+    def ray_variables(self) -> dict[str, str]:
+        """What the server printed for others who want to join its Ray."""
+        return dict(re.findall(r"(RAY_\w+)=(\S+)", self.shown))
+
     def session(self) -> Path:
         """Ray's folder of this server."""
         found = re.search(r"RAY_AUTH_TOKEN_PATH=(\S+)/token", self.shown)
@@ -187,9 +191,7 @@ def run_again(server: Server, name: str, judge: dict) -> subprocess.CompletedPro
     gateway |= {"name": f"{name}-http", "route_prefix": f"/{name}", "args": {"http": {"judges": [name]}}}
     path = server.folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(content))
-    found = re.search(r"RAY_ADDRESS=(\S+) RAY_AUTH_TOKEN_PATH=(\S+)", server.shown)
-    assert found
-    attached = server.environment | {"RAY_ADDRESS": found[1], "RAY_AUTH_TOKEN_PATH": found[2], "RAY_AUTH_MODE": "token"}
+    attached = server.environment | server.ray_variables()
     command = [sys.executable, "-m", "rlvlm.cli", "serve", str(path), "--token-file", str(server.token_file)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=attached, cwd=server.folder)
 
@@ -222,7 +224,7 @@ def test_planted_keys_are_found_nowhere(server):
     status = subprocess.run(
         [sys.executable, "-c", STATUS],
         capture_output=True, text=True, timeout=120, cwd=server.folder,
-        env=os.environ | {"RAY_AUTH_MODE": "token", **dict(re.findall(r"(RAY_\w+)=(\S+)", server.shown))},
+        env=os.environ | server.ray_variables(),
     )
     assert "pocket" in status.stdout, status.stderr
     config = subprocess.run([sys.executable, "-m", "rlvlm.cli", "run", "drawer_open", "--print-config"],
