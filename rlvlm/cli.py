@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "eval": ("DIR              play the policy of a run", commands.eval_command),
     "serve": ("NAME           put a judge behind HTTP; --list shows the apps", serve_command),
     "report": ("DIR...           compare runs: table, curves, page", commands.report_command),
-    "judge-report": ("RUN|STORE... how right, sure, consistent and fast a judge was", labels.judge_report_command),
+    "judge-report": ("RUN|STORE...     how right, sure, consistent and fast a judge was", labels.judge_report_command),
     "labels": ("show | export | import   label stores", labels.labels_command),
     "distill": ("--from STORE --out DIR   teach a pocket judge another judge's labels", labels.distill_command),
     "doctor": ("                 try what a run needs of this machine", commands.doctor_command),
