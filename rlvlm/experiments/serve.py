@@ -59,6 +59,7 @@ def serve_apps(file: AppFile) -> int:
         _show_ready(console, file, time.monotonic() - start, is_new)
         _watch(console, file, stop)
         console.print(f"{stop.signal_name}: stopping")
+    log.unlink()
     return EXIT_DONE
 
 

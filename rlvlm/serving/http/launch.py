@@ -101,7 +101,7 @@ def _wait(
         waited_s = time.monotonic() - start
         report(f"loading {', '.join(loading)} ({waited_s:.0f} s)")
         if waited_s > NO_RESOURCES_S:
-            _check_resources(file, set(loading))
+            _check_resources(file)
         if waited_s > START_TIMEOUT_S:
             raise JudgeUnavailable(f"{', '.join(loading)} did not load within {START_TIMEOUT_S:.0f} s",
                                    "look at the replica's log in Ray's session folder")
@@ -124,16 +124,20 @@ def _raise_cause(name: str, status: ApplicationStatusOverview) -> None:
                                "look at the replica's log in Ray's session folder")
 
 
-def _check_resources(file: AppFile, loading: set[str]) -> None:
-    """Raises JudgeUnavailable where the whole cluster has less than the loading judges ask for."""
+def _check_resources(file: AppFile) -> None:
+    """Raises JudgeUnavailable where the whole cluster has less than the file's apps ask for together."""
     total = ray.cluster_resources()
-    for entry in file.judges:
-        for resource, wanted in (("CPU", entry.placement.num_cpus), ("GPU", entry.placement.num_gpus)):
-            if entry.app in loading and wanted > total.get(resource, 0.0):
-                raise JudgeUnavailable(
-                    f"{entry.app} asks for {wanted:g} {resource}, the Ray cluster has {total.get(resource, 0.0):g}",
-                    f"lower num_{resource.lower()}s in the app file, or use a cluster that has them: RAY_ADDRESS=...",
-                )
+    placements = [entry.placement for entry in file.judges]
+    wanted = {
+        "CPU": sum(p.num_replicas * p.num_cpus for p in placements) + file.http.num_replicas * file.http.num_cpus,
+        "GPU": sum(p.num_replicas * p.num_gpus for p in placements),
+    }
+    for resource, amount in wanted.items():
+        if amount > total.get(resource, 0.0):
+            raise JudgeUnavailable(
+                f"{file.name} asks for {amount:g} {resource}, the Ray cluster has {total.get(resource, 0.0):g}",
+                f"lower num_{resource.lower()}s in the app file, or use a cluster that has them: RAY_ADDRESS=...",
+            )
 
 
 def _wait_until_gone(names: list[str]) -> None:
