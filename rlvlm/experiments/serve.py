@@ -36,11 +36,13 @@ def serve_apps(file: AppFile) -> int:
         0 when it was stopped while it served, 130 while it was still loading.
 
     Raises:
-        MachineError: the port is taken, or the token file cannot be used.
+        MachineError: the port is taken, or the media root or the token file cannot be used.
         JudgeUnavailable: something cannot be loaded or placed; says why.
     """
     if not os.environ.get("RAY_ADDRESS") and not port_is_free(file.port):  # else Serve may be what listens there
         raise MachineError(f"port {file.port} is taken", "choose another: --port N")
+    if file.http.media_root and not Path(file.http.media_root).is_dir():
+        raise MachineError(f"the media root {file.http.media_root} is no folder", "make it, or name another")
     is_new = make_token(file.http.token_path)
     read_token(file.http.token_path)  # what is wrong with it is said now, not by a replica in a minute
     with ExitStack() as stack:

@@ -70,3 +70,5 @@ def test_a_port_in_use_and_a_loose_token_are_said_before_anything_starts(tmp_pat
             serve.serve_apps(file)
     with pytest.raises(MachineError, match="yours alone"):
         serve.serve_apps(file)
+    with pytest.raises(MachineError, match="media root /nowhere is no folder"):
+        serve.serve_apps(file.with_options(media_root="/nowhere"))
