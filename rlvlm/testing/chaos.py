@@ -212,8 +212,10 @@ def hang(kind: Hang) -> None:
     elif kind == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif kind == "loop":
-        for loop in [one for one in gc.get_objects() if isinstance(one, asyncio.AbstractEventLoop)]:
-            loop.call_soon_threadsafe(time.sleep, 3600)
+        futures = [one for one in gc.get_objects() if issubclass(type(one), asyncio.Future)]
+        for loop in {future.get_loop() for future in futures}:  # uvloop's loops hide from the collector
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(time.sleep, 3600)
     else:
         time.sleep(3600)
 
