@@ -2,7 +2,7 @@
 
 The package index's torchvision is compiled for CUDA; beside a CPU build of torch its library does not load, and the
 import then breaks on two operators that nobody has declared. vLLM imports torchvision and needs neither. `vllm.sh`
-copies this file into the environment together with a `.pth` line that imports it in every interpreter that starts there.
+copies this file into the environment together with a `.pth` line that imports it in every interpreter there.
 """
 
 import importlib.abc
