@@ -41,7 +41,7 @@ class Scene:
 
         def watched(path, flags, *args, **kwargs):
             descriptor = real_open(path, flags, *args, **kwargs)
-            self.opened.append(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+            self.opened.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # where it is, not what lies there now
             return descriptor
 
         monkeypatch.setattr(files.os, "open", watched)
