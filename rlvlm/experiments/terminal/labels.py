@@ -93,7 +93,10 @@ def labels_command(words: Sequence[str], prog: str) -> int:
 
 def distill_command(words: Sequence[str], prog: str) -> int:
     """`distill --from STORE --out DIR [options]`."""
-    arguments = tyro.cli(DistillArguments, args=words, prog=prog)
+    try:
+        arguments = tyro.cli(DistillArguments, args=words, prog=prog)
+    except ValueError as error:  # a rule of the settings
+        raise UsageError(str(error), f"{prog} --help") from error
     from rlvlm.judges.pocket.distill import distill, graded_table
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

@@ -28,7 +28,7 @@ from rlvlm.judges.labels.records import (
     to_record,
 )
 from rlvlm.judges.labels.segments import Place, SegmentReader, SegmentWriter, read_record
-from rlvlm.types import Stamp, Status
+from rlvlm.types import Stamp, Status, Verdict
 
 SCHEMA = 1
 """Rises when older code could no longer read what newer code writes."""
@@ -180,8 +180,15 @@ class LabelStore:
 
     def census(self) -> Counter[str]:
         """How many lines there are of each kind, damaged and unfinished ones among them."""
-        reader = SegmentReader(self.folder / "lines")
-        counts = Counter(str(record.get("kind")) for _, record in reader.new_records())
+        reader, counts = SegmentReader(self.folder / "lines"), Counter[str]()
+        for place, record in reader.new_records():
+            try:
+                item = from_record(record)
+            except DamagedLine as damage:
+                reader.report(place, str(damage))
+            else:
+                is_verdict = isinstance(item, StoredAnswer) and isinstance(item.answer, Verdict)
+                counts["truth" if isinstance(item, Truth) else "verdict" if is_verdict else "score"] += 1
         return counts + Counter(damaged=len(reader.damaged), unfinished=reader.num_unfinished())
 
     def _items(self) -> Iterator[StoredAnswer | Truth]:
