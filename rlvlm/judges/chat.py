@@ -262,7 +262,7 @@ class ChatJudge:
         elapsed = time.perf_counter() - start
         scores = []
         for row in log_p:
-            p_yes = float(sum(_normalised(row)[: len(prompts.ANSWERS_YES)]))
+            p_yes = min(1.0, float(sum(_normalised(row)[: len(prompts.ANSWERS_YES)])))  # sums of shares round up
             is_answer = np.exp(row).sum() >= MIN_CHOICE_MASS
             scores.append(_score(self._stamp, p_yes if is_answer else None, choices[int(row.argmax())], elapsed))
         return scores
