@@ -94,8 +94,8 @@ def torch_zip(canary: Path, name: str = "archive/data.pkl") -> bytes:
     """As torch.save writes."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
-        archive.writestr(name, payload(canary, 2))
-        archive.writestr("archive/version", "3\n")
+        archive.writestr(zipfile.ZipInfo(name), payload(canary, 2))
+        archive.writestr(zipfile.ZipInfo("archive/version"), "3\n")
     return data.getvalue()
 
 
@@ -115,7 +115,7 @@ def npz(members: dict[str, bytes], compress: int = zipfile.ZIP_STORED) -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", compress) as archive:
         for name, content in members.items():
-            archive.writestr(name, content)
+            archive.writestr(zipfile.ZipInfo(name), content, compress)  # no time of day in it
     return data.getvalue()
 
 
@@ -140,10 +140,10 @@ def tensor_header(**fields: Any) -> bytes:
 
 def tar(canary: Path) -> bytes:
     data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+    with tarfile.open(fileobj=data, mode="w") as archive:
         about = tarfile.TarInfo(f"../../../../../../..{canary}")
         archive.addfile(about, io.BytesIO())
-    return data.getvalue()
+    return gzip.compress(data.getvalue(), mtime=0)
 
 
 HEADERS: dict[str, bytes] = {
