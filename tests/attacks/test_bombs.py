@@ -209,7 +209,10 @@ def attack(edge: Edge, bombs: Iterator[tuple[str, bytes]], key: str) -> dict[str
             content = [text(data)]
         request = edge.client.build_request("POST", "/score", json={"task_text": "open it", key: content})
         del data, content
-        figures[name] = min((send(edge, request) for _ in range(TRIES)), key=lambda figure: figure[1])
+        tries = [send(edge, request)]
+        while tries[-1][1] > 1e3 * MAX_CPU_S and len(tries) < TRIES:
+            tries.append(send(edge, request))
+        figures[name] = min(tries, key=lambda figure: figure[1])
     logger.warning("%s", "\n".join(f"{name}: {status}, {cpu:.1f} ms, {megabytes:.1f} MB"
                                    for name, (status, cpu, megabytes) in figures.items()))
     return figures

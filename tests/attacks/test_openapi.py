@@ -13,7 +13,7 @@ from schemathesis.config import SchemathesisConfig
 
 logger = logging.getLogger(__name__)
 
-SHORT, FULL = 300, 20_000
+SHORT, FULL = 240, 20_000
 PICTURES = [text(png(level, kind=kind)) for level, kind in [(0, "PNG"), (255, "PNG"), (90, "JPEG"), (90, "WEBP")]]
 """Some of what is sent as pictures are pictures, so that requests get as far as the judge."""
 

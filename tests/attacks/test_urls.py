@@ -9,7 +9,7 @@ import threading
 import pytest
 from http_edge import Edge, png, text
 
-SHORT, FULL = 60, 300
+SHORT, FULL = 30, 300
 WATCHED = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "urllib.Request", "socket.sendto")
 
 
