@@ -1,0 +1,99 @@
+"""What the loop waits for when it waits for labels: `python benchmarks/judge_overlap.py`.
+
+Holds feedback sessions as a default run of drawer_open does: pairs of real episodes, drawn, sent to the pocket judge on
+Serve, answered, stored. Prints, per session size, how long the loop waits, the share of it in which the judge computes,
+and how long it waits when the labels may arrive one session late while something else keeps the learner busy.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+from rlvlm.algorithms.sac_pebble.runner import WorldRunner
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.pictures import FrameStore
+from rlvlm.envs.registry import make_world
+from rlvlm.experiments.processes.private_ray import ray_session
+from rlvlm.experiments.recipes import recipe
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.labels.store import LabelStore
+from rlvlm.preferences.queries import draw_pairs
+from rlvlm.preferences.sessions import Answered, AskAhead, AskAndWait, Asking, Session
+from rlvlm.preferences.teachers import JudgeTeacher
+from rlvlm.serving.apps import start_judge
+from rlvlm.types import Trajectory
+
+SIZES = (20, 100, 400)
+BUSY_S = 6.0
+"""How long the learner works between sessions in the second part: less than the 2,000 steps of a default run take."""
+
+
+def episodes(num: int) -> list[Trajectory]:
+    """Random play, some of it with an open drawer."""
+    runner = WorldRunner(config=SACPebbleConfig().worlds(task="drawer_open", world=EnvConfig()))
+    return [episode for _ in range(num)
+            for episode in runner.sample(num_steps=250, random_actions=True).episodes]  # fmt: skip
+
+
+def sessions(found: list[Trajectory], size: int, rounds: int) -> list[Session]:
+    """Fresh questions for every round."""
+    rng = np.random.default_rng(size)
+    return [Session(number=number, env_steps=0, pairs=draw_pairs(found, size, 1, rng), num_look_alike=0)
+            for number in range(rounds)]  # fmt: skip
+
+
+def judge_s(answered: Answered) -> float:
+    """Seconds in which the judge computed: one share per batch, told apart by their times."""
+    return sum({verdict.latency_s for verdict in answered.verdicts})
+
+
+def hold(asking: Asking, found: list[Trajectory], size: int, rounds: int, learn_s: float) -> list[Answered]:
+    """Holds `rounds` sessions with `learn_s` of other work after each; the first one warms up."""
+    answered: list[Answered] = []
+    for session in sessions(found, size, rounds + 2):
+        answered += asking.put(session)
+        end = time.monotonic() + learn_s
+        while time.monotonic() < end:
+            torch.randn(256, 256) @ torch.randn(256, 256)
+    return (answered + asking.finish())[1 : rounds + 1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    run, result = recipe("drawer_open"), {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    found = episodes(40)
+    viewer = make_world("drawer_open", EnvConfig(), 0)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(ray_session())
+        running = stack.enter_context(start_judge(run.judge, run.serve, name="overlap"))
+        for size in SIZES:
+            judge = CachedJudge(running.judge, LabelStore(Path(folder) / f"at_once_{size}"))
+            teacher = JudgeTeacher(judge, FrameStore(viewer, run.judge.picture_px, capacity=256), viewer.goal)
+            held = hold(AskAndWait(teacher), found, size, rounds, learn_s=0.0)
+            result[f"{size} queries"] = {
+                "wait_s": round(statistics.median(one.wait_s for one in held), 3),
+                "judge_busy": round(statistics.median(judge_s(one) / one.wait_s for one in held), 3),
+            }
+        judge = CachedJudge(running.judge, LabelStore(Path(folder) / "ahead"))
+        teacher = JudgeTeacher(judge, FrameStore(viewer, run.judge.picture_px, capacity=256), viewer.goal)
+        held = hold(AskAhead(teacher), found, 100, rounds, BUSY_S)
+        result["100 queries, one session late"] = {"wait_s": round(statistics.median(one.wait_s for one in held), 4)}
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
