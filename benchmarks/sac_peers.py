@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -49,9 +50,12 @@ class Contestant:
     def advance(self, steps: int) -> dict[str, float]:
         """Steps of the world per second of wall and of processor time."""
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(f"{steps}\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
+        try:
+            self._process.stdin.write(f"{steps}\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
         if not answer:
             raise SystemExit(f"{self.name} ended with code {self._process.wait()}; run its script by hand to see why")
         told = json.loads(answer)
@@ -60,7 +64,8 @@ class Contestant:
     def stop(self) -> None:
         """Ends the process by ending its orders."""
         assert self._process.stdin
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait(timeout=60)
 
 
@@ -102,6 +107,7 @@ def compare(world: str, names: list[str], rounds: int, steps: int, core: int) ->
             matmul.append(measure_matmul())
             for contestant in contestants:
                 contestant.rounds.append(contestant.advance(steps // 2 if contestant.name in SLOW else steps))
+                print(world, contestant.name, contestant.rounds[-1], file=sys.stderr, flush=True)
     finally:
         for contestant in contestants:
             contestant.stop()
