@@ -88,8 +88,8 @@ class RunFolder:
         (self.path / "summary.json").unlink(missing_ok=True)
 
     def has_begun(self) -> bool:
-        """Whether anything was measured or asked, or a crash left its trace: then the folder is worth keeping."""
-        traces = (self.metrics.path, self.queries.path, self.crash)
+        """Whether anything was measured, asked or paid for, or a crash left its trace: then the folder is kept."""
+        traces = (self.metrics.path, self.queries.path, self.ledger, self.crash)
         return any(file.exists() for file in traces)
 
     def remove(self) -> None:

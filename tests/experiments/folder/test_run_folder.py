@@ -70,6 +70,12 @@ def save(folder: RunFolder, step: int) -> Path:
     return folder.checkpoints.save(RunState(env_steps=step, wall_s=0.0, peak_rss_mb=0.0), Path.mkdir, is_best=False)
 
 
+def test_a_folder_in_which_something_was_paid_for_is_kept(folder: RunFolder) -> None:
+    assert not folder.has_begun()
+    folder.ledger.write_text("{}")
+    assert folder.has_begun()
+
+
 def test_a_run_is_found_from_any_path_in_it(filled: RunFolder, tmp_path: Path) -> None:
     checkpoint = save(filled, 1_000)
     for path in (filled.path, filled.path / "eval.csv", checkpoint, checkpoint / "run.json",
