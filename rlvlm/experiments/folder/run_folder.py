@@ -26,8 +26,8 @@ QUERY_COLUMNS = (
     "status", "p_left", "p_right", "p_tie", "session", "env_step", "index", "correct", "return_1", "return_2",
     "latency_s", "text", "question",
 )  # fmt: skip
-"""The first five are the reference's; a score is the simulator's progress, a label 0 (first), 1 (second) or -1. A question
-is named as in the run's label store."""
+"""The first five are the reference's; a score is the simulator's progress, a label 0 (first), 1 (second) or -1. A
+question is named as in the run's label store."""
 BYTES_NEEDED = 512 * 2**20
 """Free disk that a run asks for before it starts: its checkpoints, twice."""
 
