@@ -75,11 +75,11 @@ class Budget:
             spent = self._spent
             if config.max_requests and spent.requests >= config.max_requests:
                 raise BudgetSpent(f"the budget of {config.max_requests} requests is spent",
-                                  "raise --judge.api.max-requests, then go on with `rlvlm resume`")
+                                  "raise judge.api.max_requests in the run's config.yaml, then `rlvlm resume`")
             if config.max_cost_usd and spent.cost_usd + worst > config.max_cost_usd:
                 raise BudgetSpent(
                     f"the next request may cost {worst:.4f} USD; {spent.cost_usd:.4f} of {config.max_cost_usd:g} are "
-                    "spent", "raise --judge.api.max-cost-usd, then go on with `rlvlm resume`")
+                    "spent", "raise judge.api.max_cost_usd in the run's config.yaml, then `rlvlm resume`")
             self._save(Spent(requests=spent.requests + 1, cost_usd=spent.cost_usd + worst))
         return worst
 
