@@ -87,13 +87,13 @@ class JudgeReplica:
         """The answers to one request, or the error that hit them all. What `ServedJudge` calls."""
         batches = self._compares if request.kind == "compare" else self._scores
         start = time.perf_counter()
-        items = await self._prepared(request) if request.items else []
+        items, digests = await asyncio.get_running_loop().run_in_executor(self._helper, self._prepared, request)
         try:
             answers = await batches.put(items, run=request.run, key=request.key)
         except _UNANSWERED as error:
             return error
         self._metrics.request(request.kind, request.run, answers, time.perf_counter() - start)
-        return Receipt(answers=answers, digests=[digest(item) for item in request.items])
+        return Receipt(answers=answers, digests=digests)
 
     async def compare(self, queries: list[Query]) -> Outcome:
         """One verdict per query, in order, or the error that hit them all. For callers that hold a plain handle."""
@@ -160,12 +160,13 @@ class JudgeReplica:
 
         return FairBatches(run, batch_size=self._batch_size, wait_s=BATCH_WAIT_S)
 
-    async def _prepared(self, request: Request) -> list[Any]:
-        """The items with what can be done before the model is free: pictures are resized while it is at work."""
+    def _prepared(self, request: Request) -> tuple[list[Any], list[bytes]]:
+        """What can be done while the model is at work on others: the items with resized pictures, and their digests."""
+        digests = [digest(item) for item in request.items]
         shrink = getattr(self._judge, "shrink", None)
         if shrink is None or request.kind != "compare":
-            return request.items
-        return await asyncio.get_running_loop().run_in_executor(self._helper, lambda: list(map(shrink, request.items)))
+            return request.items, digests
+        return list(map(shrink, request.items)), digests
 
     async def _ask_in_parts(self, kind: Any, items: list[Any]) -> Any:
         requests = [Request(key="", run="", kind=kind, items=part) for part in self._parts(items)]
