@@ -287,15 +287,18 @@ def _model(folder: Path, config: JudgeConfig, device: torch.device) -> Any:
     quantization = _nf4(folder, dtype) if config.quantization == "nf4" else None
     disable_progress_bar()  # it would tear the run's live panel
     try:
-        model = AutoModelForImageTextToText.from_pretrained(
+        model, told = AutoModelForImageTextToText.from_pretrained(
             folder, dtype=dtype, device_map={"": device}, quantization_config=quantization, use_safetensors=True,
-            trust_remote_code=False,
+            trust_remote_code=False, output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # torn file, wrong shapes, no memory
         raise JudgeUnavailable(
             f"the weights in {folder} cannot be loaded on {device}: {_first_line(error)}",
             "check the download with hf download, or save memory with --judge.quantization nf4",
         ) from error
+    if missing := sorted(told["missing_keys"]):  # transformers would go on with random weights in their place
+        raise JudgeUnavailable(f"{folder} lacks {len(missing)} of the weights of a {type(model).__name__}, such as "
+                               f"{missing[0]}", "check the download with hf download, or choose another --judge.model")
     flatten_patch_embedding(model)
     return model.eval()
 

@@ -12,6 +12,7 @@ from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.environments import judge_environment
+from rlvlm.serving.http.refusal import RETRY_AFTER_S
 from rlvlm.serving.replicas.replica import Builder, JudgeReplica
 
 MAX_ONGOING_REQUESTS = 16
@@ -19,8 +20,6 @@ MAX_ONGOING_REQUESTS = 16
 first served, so it lets in all that a few busy runs send, and a request is at most a batch of pictures."""
 MAX_QUEUED_REQUESTS = 16
 """Requests one caller may have waiting; beyond it gets a BackPressureError and tries again later."""
-RETRY_AFTER_S = 2.0
-"""What a caller over HTTP is told together with status 429."""
 CONSTRUCTOR_TRIES = 3
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 2.5
 """For a replica that cannot run its own watchdog, as under SIGSTOP: three late answers in a row and it is replaced,

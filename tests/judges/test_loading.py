@@ -4,6 +4,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlvlm.errors import JudgeUnavailable
@@ -129,3 +130,12 @@ def test_the_pocket_backend_takes_any_folder_and_names_a_missing_one(tiny_vlms):
     assert judge.stamp.judge.startswith("pocket:")
     with pytest.raises(JudgeUnavailable, match="pocket judge's weights"):
         build_judge(JudgeConfig(model="/no/such/folder"))
+
+
+def test_a_folder_that_lacks_a_weight_is_refused_where_transformers_would_make_one_up(tiny_vlms, tmp_path):
+    folder = shutil.copytree(tiny_vlms["qwen3_vl"], tmp_path / "lacking")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.language_model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(JudgeUnavailable, match="lacks 1 of the weights of a Qwen3VL.* such as .*up_proj"):
+        load(folder)

@@ -118,4 +118,4 @@ class RunConsole:
         speed = self._latest.get(metrics.STEPS_PER_S, 0.0)
         if not speed:
             return "-"
-        return str(timedelta(seconds=round((self._total_steps - self._steps()) / speed)))
+        return str(timedelta(seconds=round(max(self._total_steps - self._steps(), 0) / speed)))
