@@ -5,6 +5,7 @@ folder that `RLVLM_FAULTS` names.
 """
 
 import os
+import re
 import sys
 import threading
 import time
@@ -68,7 +69,7 @@ def running(cluster, trap) -> Iterator[RunningJudge]:
 
 @pytest.fixture
 def report(request) -> Iterator[FaultReport]:
-    report = FaultReport(name=request.node.name.replace("[", "-").rstrip("]"), seed=SEED)
+    report = FaultReport(name=re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-"), seed=SEED)
     yield report
     sys.stderr.write(f"{report.summary()}\n")
     if folder := os.environ.get("RLVLM_FAULTS"):
