@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 IN_FLIGHT = 4
 """Requests under way at once: enough that a replica never waits for the next one."""
 MAX_BACKOFF_S = 10.0
-REFUSED_WAIT_S = (0.2, 1.0)
+REFUSED_WAIT_S = (0.1, 0.5)
 """Least and longest pause after a request met a full queue."""
 _PASSING = (RayActorError, BackPressureError, DeploymentUnavailableError, TimeoutError, JudgeUnavailable)
 """Failures that another try may mend: a replica died or is overloaded, slow, or about to be replaced."""

@@ -18,7 +18,7 @@ from rlvlm.serving.replicas.replica import Builder, JudgeReplica
 MAX_ONGOING_REQUESTS = 16
 """Requests that a replica holds at once. Inside a replica runs get even shares (`batches`); before it, first come is
 first served, so it lets in all that a few busy runs send, and a request is at most a batch of pictures."""
-MAX_QUEUED_REQUESTS = 16
+MAX_QUEUED_REQUESTS = 8
 """Requests one caller may have waiting; beyond it gets a BackPressureError and tries again later."""
 CONSTRUCTOR_TRIES = 3
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 2.5

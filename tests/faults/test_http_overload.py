@@ -27,13 +27,13 @@ from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.deployments import bind_judge
 from rlvlm.serving.http.config import HttpConfig
 from rlvlm.serving.http.gateway import bind_gateway
-from rlvlm.testing.chaos import FaultReport, stub, wait_until
+from rlvlm.testing.chaos import FaultReport, stub
 
 pytestmark = [pytest.mark.ray, pytest.mark.full]  # its small version is the handle's, in test_served_judges.py
 
 SEED = 2026
-LASTING_S, RATE = float(os.environ.get("RLVLM_OVERLOAD_S", "60")), 100.0
-"""The stub answers about 10 requests per second."""
+LASTING_S, RATE = float(os.environ.get("RLVLM_OVERLOAD_S", "60")), 60.0
+"""The stub answers about 6 requests per second. More than 60 a gateway on half a core cannot read: it answers 408."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def address(tmp_path_factory) -> Iterator[tuple[str, dict[str, str]]]:
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host="127.0.0.1", port=port))
     placement = PlacementConfig(num_cpus=0.1)
-    judge = bind_judge(JudgeConfig(batch_size=4), placement, stub(latency_s=0.4))
+    judge = bind_judge(JudgeConfig(batch_size=4), placement, stub(latency_s=0.66))
     serve.run(judge, name="stub", route_prefix=None)
     serve.run(bind_gateway(HttpConfig(judges=("stub",), token_file=str(token_file))), name="gateway", route_prefix="/")
     yield f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {token_file.read_text().strip()}"}
@@ -65,13 +65,15 @@ def gateway_rss_mb() -> float:
                if "ServeReplica:gateway" in " ".join(process.info["cmdline"] or [])) / 2**20
 
 
-async def flood(url: str, headers: dict[str, str], bodies: list[Any]) -> tuple[Counter[int], list[float], int]:
-    """Statuses, seconds of the accepted requests, and refusals without Retry-After, at a steady rate."""
+async def flood(url: str, headers: dict[str, str], bodies: list[Any]) -> tuple[Counter[int], list[float], int, float]:
+    """Statuses, seconds of the accepted requests, refusals without Retry-After, and how long after the end of the
+    flood, at a steady rate, a fresh request was answered.
+    """
     statuses: Counter[int] = Counter()
     accepted_s: list[float] = []
     bare = 0
 
-    async def post(client: aiohttp.ClientSession, body: dict[str, Any]) -> None:
+    async def post(client: aiohttp.ClientSession, body: dict[str, Any]) -> bool:
         nonlocal bare
         start = time.monotonic()
         async with client.post(f"{url}/v1/preference", json=body, headers=headers) as answer:
@@ -81,6 +83,7 @@ async def flood(url: str, headers: dict[str, str], bodies: list[Any]) -> tuple[C
             accepted_s.append(time.monotonic() - start)
         else:
             bare += "Retry-After" not in answer.headers
+        return answer.status == 200
 
     connector = aiohttp.TCPConnector(limit=0)  # httpx takes time quadratic in the number of connections
     async with aiohttp.ClientSession(connector=connector) as client, asyncio.TaskGroup() as group:
@@ -90,7 +93,11 @@ async def flood(url: str, headers: dict[str, str], bodies: list[Any]) -> tuple[C
                 group.create_task(post(client, bodies[sent % len(bodies)]))
                 sent += 1
             await asyncio.sleep(0.01)
-    return statuses, accepted_s, bare
+        end = time.monotonic()
+        while not await post(client, bodies[0]):
+            await asyncio.sleep(0.1)
+        recovered_s = time.monotonic() - end
+    return statuses, accepted_s, bare, recovered_s
 
 
 def test_every_refusal_is_a_429_and_the_judge_recovers(address) -> None:
@@ -99,10 +106,8 @@ def test_every_refusal_is_a_429_and_the_judge_recovers(address) -> None:
     bodies = [{"goal": "open the drawer", "left": [picture(rng)], "right": [picture(rng)]} for _ in range(50)]
     assert httpx.post(f"{url}/v1/preference", json=bodies[0], headers=headers, timeout=60).status_code == 200
     before_mb = gateway_rss_mb()
-    statuses, accepted_s, bare = asyncio.run(flood(url, headers, bodies))
+    statuses, accepted_s, bare, recovered_s = asyncio.run(flood(url, headers, bodies))
     grown_mb = gateway_rss_mb() - before_mb
-    recovered_s = wait_until(lambda: httpx.post(f"{url}/v1/preference", json=bodies[0], headers=headers,
-                                                timeout=60).status_code == 200, 60, "an answer after the flood")
     report = FaultReport(name="http-overload", seed=SEED, faults_injected=statuses.total(), recovery_s=[recovered_s])
     report.extra = {"offered": statuses.total(), "answered": statuses[200], "refused": statuses[429],
                     "accepted_p95_s": round(float(np.percentile(accepted_s, 95)), 2),
