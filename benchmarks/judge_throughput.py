@@ -71,6 +71,8 @@ class Config:
     rounds: int = 5
     gpus: float = 0.0
     """Of each judge's process."""
+    replicas: int = 1
+    """Of each served judge; above 1 it may use more cores than the reference's one server does."""
     scenes: str = "rlvlm.experiments.scenes:drawer_open"
     seed: int = 0
     ways: tuple[Literal["reference", "two_stage", "direct"], ...] = ("reference", "two_stage", "direct")
@@ -193,7 +195,7 @@ def start_ways(config: Config, stack: ExitStack) -> dict[str, Callable[[Sequence
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     stack.callback(ray.shutdown)
     for prompt in [way for way in config.ways if way != "reference"]:
-        placement = PlacementConfig(num_cpus=1, num_gpus=config.gpus, timeout_s=1800)
+        placement = PlacementConfig(num_replicas=config.replicas, num_cpus=1, num_gpus=config.gpus, timeout_s=1800)
         judge = replace(config.judge, prompt=prompt)
         running = stack.enter_context(start_judge(judge, placement, prompt))
         ways[prompt] = lambda queries, judge=running.judge: [NUMBER_OF[verdict.label]
