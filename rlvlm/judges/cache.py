@@ -92,16 +92,6 @@ class CachedJudge:
         return answers
 
 
-def query_key(query: Query, stamp: Stamp) -> str:
-    """SHA-256 over everything that decides a query's answer: pictures, goal and stamp."""
-    return answer_key(describe(query)[0].id, stamp)
-
-
-def clip_key(clip: Clip, stamp: Stamp) -> str:
-    """SHA-256 over everything that decides a clip's score."""
-    return answer_key(describe(clip)[0].id, stamp)
-
-
 def _named(answers: Sequence[Answer], questions: Sequence[Question]) -> list[Answer]:
     """The answers, each with the content address of its question."""
     return [replace(answer, question=question.id) for answer, question in zip(answers, questions, strict=True)]

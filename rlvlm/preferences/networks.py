@@ -36,7 +36,7 @@ class RewardInput(Protocol):
     """Rows that an ensemble of three reads in about half a second on one core, drawn pictures included."""
 
     def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """`[U]` one step of each kind, and `[N]` the kind of every step."""
+        """`[U]` the first step of each kind, ascending, and `[N]` the kind of every step."""
         ...
 
     def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:

@@ -158,7 +158,7 @@ class RewardModel:
         """How many of the leading steps can be read within a good half second, >= 1: counts what looks different."""
         first, _ = self._inputs.distinct(steps)
         kinds = self._inputs.affordable_kinds
-        return len(steps) if len(first) <= kinds else int(np.sort(first)[kinds])
+        return len(steps) if len(first) <= kinds else int(first[kinds])
 
     @torch.no_grad()
     def predict(self, steps: Steps) -> FloatArray:

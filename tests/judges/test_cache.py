@@ -3,15 +3,20 @@ from pathlib import Path
 
 import numpy as np
 
-from rlvlm.judges.cache import CachedJudge, clip_key, query_key
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.labels.records import answer_key, describe
 from rlvlm.judges.labels.store import LabelStore
 from rlvlm.testing import FakeJudge, check_judge
-from rlvlm.types import Clip, Query, Status, Verdict
+from rlvlm.types import Clip, Query, Stamp, Status, Verdict
 
 
 def make_query(left: int, right: int) -> Query:
     frames = [np.full((1, 4, 4, 3), level, np.uint8) for level in (left, right)]
     return Query(goal="open it", left=frames[0], right=frames[1])
+
+
+def key_of(item: Query | Clip, stamp: Stamp) -> str:
+    return answer_key(describe(item)[0].id, stamp)
 
 
 class CountingJudge(FakeJudge):
@@ -56,12 +61,12 @@ def test_everything_that_decides_an_answer_is_in_the_key():
     swapped = Query(goal=query.goal, left=query.right, right=query.left)
     wide = replace(query, left=query.left.reshape(1, 2, 8, 3))
     shown = replace(query, goal_picture=query.right)
-    others = [query_key(swapped, stamp), query_key(replace(query, goal="close it"), stamp), query_key(wide, stamp),
-              query_key(shown, stamp),
-              *(query_key(query, replace(stamp, **{p: "x"})) for p in ("judge", "revision", "prompt", "decoding")),
-              clip_key(Clip(goal=query.goal, frames=query.left), stamp)]
-    assert query_key(query, stamp) == query_key(make_query(1, 2), stamp)
-    assert len({query_key(query, stamp), *others}) == 1 + len(others)
+    others = [key_of(swapped, stamp), key_of(replace(query, goal="close it"), stamp), key_of(wide, stamp),
+              key_of(shown, stamp),
+              *(key_of(query, replace(stamp, **{p: "x"})) for p in ("judge", "revision", "prompt", "decoding")),
+              key_of(Clip(goal=query.goal, frames=query.left), stamp)]
+    assert key_of(query, stamp) == key_of(make_query(1, 2), stamp)
+    assert len({key_of(query, stamp), *others}) == 1 + len(others)
 
 
 def write_some(folder: Path) -> list[Verdict]:

@@ -195,7 +195,7 @@ class SACPebble(Algorithm):
 
     def _learn_reward(self) -> None:
         """Asks, fits and has everything relabelled; the first learned reward finds critics without a past."""
-        was_learned, version = self._schedule.is_learned, self._schedule.source.version
+        was_learned, version = self._schedule.learned is not None, self._schedule.source.version
         self._facts |= self._schedule.hold_session(self._env_steps)
         learned = self._schedule.learned
         if learned is None or (was_learned and learned.version == version):

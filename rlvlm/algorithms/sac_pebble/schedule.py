@@ -53,14 +53,9 @@ class RewardSchedule:
         self._loop = loop
 
     @property
-    def is_learned(self) -> bool:
-        """Whether the source in force is the one learned from preferences."""
-        return self._loop is not None and self.source is self._loop.source
-
-    @property
     def learned(self) -> PreferenceReward | None:
         """The source learned from preferences, once it is in force."""
-        return self._loop.source if self._loop is not None and self.is_learned else None
+        return self._loop.source if self._loop is not None and self.source is self._loop.source else None
 
     def take_in(self, sample: Sample) -> None:
         """Remembers visited states and finished episodes for those who need them."""
@@ -93,7 +88,7 @@ class RewardSchedule:
 
     def save_tree(self) -> dict[str, Any]:
         """The state of everything in it, as a state tree."""
-        return {"is_learned": self.is_learned,
+        return {"is_learned": self.learned is not None,
                 "novelty": None if self._novelty is None else self._novelty.get_state(),
                 "loop": None if self._loop is None else self._loop.get_state()}
 

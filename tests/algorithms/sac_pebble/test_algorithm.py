@@ -116,11 +116,11 @@ def test_updates_per_step_may_be_a_fraction(build, source, updates_per_step, exp
 
 def test_phases_of_a_run_on_preferences(build):
     algorithm = train(build(PREFERENCE), 2)  # 80 steps: novelty, labelled at the draw
-    assert not algorithm._schedule.is_learned and algorithm.drain_queries() == []
+    assert algorithm._schedule.learned is None and algorithm.drain_queries() == []
     assert torch.isnan(algorithm._learner.replay.rewards).all()
     train(algorithm, 1)  # the first session falls due at 100 steps
     records = algorithm.drain_queries()
-    assert len(records) == 10 and algorithm._schedule.is_learned
+    assert len(records) == 10 and algorithm._schedule.learned is not None
     assert algorithm.report()[metrics.UPDATES] == 80 + 5  # and five to catch up
     train(algorithm, 4)  # 280 steps in a replay of 200: all rows carry the newest reward
     replay, source = algorithm._learner.replay, algorithm._schedule.source
