@@ -114,6 +114,7 @@ class Painter:
         self._data.qpos[:] = snapshot[: self._model.nq]
         self._model.body_pos[self._placed] = snapshot[self._model.nq :].reshape(-1, 3)
         mujoco.mj_kinematics(self._model, self._data)
+        mujoco.mj_flex(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)
 
     def _composed(self, size_px: int) -> Frames:

@@ -116,3 +116,5 @@ def _load(reference: str) -> Task:
 
 
 register(Task(name="drawer_open", goal="open the drawer", maker="rlvlm.envs.metaworld:make_drawer_open"))
+register(Task(name="straighten_rope", goal="straighten the blue rope",
+              maker="rlvlm.envs.deformables.straighten_rope:make_straighten_rope"))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import task_goal
 from rlvlm.experiments.config import RunConfig
 
@@ -12,7 +13,12 @@ def drawer_open() -> RunConfig:
     return RunConfig(task="drawer_open")
 
 
-RECIPES: dict[str, Callable[[], RunConfig]] = {"drawer_open": drawer_open}
+def straighten_rope() -> RunConfig:
+    """A crumpled rope, held by both ends, 40 steps an episode as in the paper."""
+    return RunConfig(task="straighten_rope", env=EnvConfig(episode_steps=40))
+
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {"drawer_open": drawer_open, "straighten_rope": straighten_rope}
 
 
 def recipe(task: str) -> RunConfig:

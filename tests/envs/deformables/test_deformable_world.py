@@ -1,0 +1,35 @@
+import numpy as np
+import pytest
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.deformables.straighten_rope import make_straighten_rope
+from rlvlm.errors import NumericsError
+
+
+def test_an_action_that_is_not_finite_is_refused() -> None:
+    world = make_straighten_rope(EnvConfig(), 0)
+    with pytest.raises(NumericsError, match="finite"):
+        world.step(np.full(8, np.nan, np.float32))
+
+
+def test_a_simulation_that_diverges_is_an_error_and_not_a_new_start() -> None:
+    world = make_straighten_rope(EnvConfig(), 0)
+    state = world.get_state()
+    velocities = slice(1 + 123, 1 + 2 * 123)
+    state["physics"][velocities] = 1e11  # beyond MuJoCo's limit
+    world.set_state(state)
+    with pytest.raises(NumericsError, match="diverged"):
+        world.step(np.zeros(8, np.float32))
+    world.reset()
+    world.step(np.zeros(8, np.float32))
+
+
+def test_an_episode_ends_at_the_time_limit_without_being_over() -> None:
+    world = make_straighten_rope(EnvConfig(episode_steps=2), 0)
+    assert [world.step(np.zeros(8, np.float32))[2:4] for _ in range(2)] == [(False, False), (False, True)]
+
+
+def test_snapshots_of_another_shape_are_refused() -> None:
+    world = make_straighten_rope(EnvConfig(), 0)
+    with pytest.raises(ValueError, match=r"\[N, 123\]"):
+        world.draw(world.snapshot(), 64)
