@@ -9,6 +9,7 @@ PEAK_RSS_MB = "peak_rss_mb"
 TRAIN_EPISODE_RETURN = "train/episode_return"
 TRAIN_EPISODE_SUCCESS = "train/episode_success"
 TRAIN_LEARNED_RETURN = "train/learned_return"
+TRAIN_LEFT_OUT = "train/left_out"
 
 EVAL_SUCCESS_RATE = "eval/success_rate"
 EVAL_EPISODE_RETURN = "eval/episode_return"

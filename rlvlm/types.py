@@ -6,7 +6,7 @@ S snapshot, H and W pixels. Left and right name the two sides of a comparison; `
 that the right side is the better one.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 import numpy as np
@@ -147,6 +147,10 @@ class Transitions:
     """[B] 1 where the env's own success test held after the action. For the sparse reward only."""
     snapshots: FloatArray
     """[B, S] of the state after the action; a World can draw it."""
+
+    def part(self, chosen: NDArray[np.bool_]) -> "Transitions":
+        """Those steps where `chosen` `[B]` is true."""
+        return Transitions(**{column.name: getattr(self, column.name)[chosen] for column in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

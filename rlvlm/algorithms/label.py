@@ -13,7 +13,7 @@ _PIECE_ROWS = 16_384
 
 
 def label_on_arrival(transitions: Transitions, source: RewardSource) -> FloatArray:
-    """Rewards `[B]` under which new transitions enter the replay.
+    """Rewards `[B]` under which new transitions enter the replay; NaN for those that a judge could not label.
 
     A source that moves with every step labels at the draw instead; until then the rows hold NaN, so that a reward
     nobody gave could never be trained on unseen.
@@ -21,6 +21,17 @@ def label_on_arrival(transitions: Transitions, source: RewardSource) -> FloatArr
     if source.labelling is Labelling.ON_DRAW:
         return np.full(len(transitions.env_rewards), np.nan, np.float32)
     return _checked(source, transitions)
+
+
+def add_labelled(replay: Replay, transitions: Transitions, source: RewardSource) -> FloatArray:
+    """Files new transitions under their rewards `[B]`, and returns these; rows that have none (NaN) stay out.
+
+    A source that labels at the draw has none yet, so all of its rows are filed.
+    """
+    rewards = label_on_arrival(transitions, source)
+    is_known = ~np.isnan(rewards) | (source.labelling is Labelling.ON_DRAW)
+    replay.add(transitions if is_known.all() else transitions.part(is_known), rewards[is_known])
+    return rewards
 
 
 def label_on_draw(replay: Replay, rows: Tensor, source: RewardSource) -> Tensor | None:
@@ -64,14 +75,17 @@ class Relabelling:
 
 
 def _checked(source: RewardSource, transitions: Transitions) -> FloatArray:
-    """The source's rewards as float32 `[B]`, all finite.
+    """The source's rewards as float32 `[B]`, all finite, or NaN where a judge did not answer.
 
     Raises:
         NumericsError: the source gave a reward that is not a finite number.
     """
     rewards = np.asarray(source.label(transitions), np.float32)
     assert rewards.shape == (len(transitions.env_rewards),), f"a source gives [B] rewards, got {rewards.shape}"
-    if not np.isfinite(rewards).all():
-        raise NumericsError(f"{type(source).__name__} gave {np.count_nonzero(~np.isfinite(rewards))} rewards that are "
-                            f"not finite, of {len(rewards)}", "resume from the last checkpoint with a smaller lr")
+    is_wrong = ~np.isfinite(rewards)
+    if source.labelling is Labelling.WHERE_ANSWERED:
+        is_wrong &= ~np.isnan(rewards)
+    if is_wrong.any():
+        raise NumericsError(f"{type(source).__name__} gave {np.count_nonzero(is_wrong)} rewards that are not finite, "
+                            f"of {len(rewards)}", "resume from the last checkpoint with a smaller lr")
     return rewards

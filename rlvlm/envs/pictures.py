@@ -43,7 +43,7 @@ class FrameStore:
         """Pictures [N, H, W, 3] of `snapshots` [N, S], row for row."""
         first, inverse = self.distinct(snapshots)
         unique = np.empty((len(first), self._size_px, self._size_px, 3), np.uint8)
-        keys = [key.tobytes() for key in self._world.picture_key(snapshots[first])]
+        keys = self.keys(snapshots[first])
         missing = []
         for index, key in enumerate(keys):
             if key in self._slots:
@@ -75,6 +75,10 @@ class FrameStore:
         inverse = np.empty(len(keys), np.intp)
         inverse[order] = rank[np.cumsum(is_first) - 1]
         return np.sort(first), inverse
+
+    def keys(self, snapshots: FloatArray) -> list[bytes]:
+        """A name for the picture of each of `snapshots` [N, S]: equal names, equal pictures."""
+        return [key.tobytes() for key in self._world.picture_key(snapshots)]
 
     def _keep(self, key: bytes, picture: NDArray[np.uint8]) -> None:
         """Remembers a picture in a free slot, or in place of the one not used for longest."""

@@ -30,6 +30,9 @@ class Task:
     """Fills the slot of the prompt, e.g. `open the drawer`."""
     maker: str
     """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving a World."""
+    goal_state: str = ""
+    """The goal as a sentence that is true once it is reached, e.g. `the drawer is open`, for judges that compare a
+    picture with words; empty takes the goal phrase."""
 
 
 _TASKS: dict[str, Task] = {}
@@ -60,6 +63,16 @@ def task_goal(name: str) -> str:
         UsageError: there is no such task.
     """
     return _find(name).goal
+
+
+def task_goal_state(name: str) -> str:
+    """The goal of a task as a sentence that is true once it is reached, e.g. `the drawer is open`.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    task = _find(name)
+    return task.goal_state or task.goal
 
 
 def make_world(task: str, config: EnvConfig, seed: int) -> "World":
@@ -115,6 +128,7 @@ def _load(reference: str) -> Task:
     return task
 
 
-register(Task(name="drawer_open", goal="open the drawer", maker="rlvlm.envs.metaworld:make_drawer_open"))
-register(Task(name="straighten_rope", goal="straighten the blue rope",
+register(Task(name="drawer_open", goal="open the drawer", goal_state="the drawer is open",
+              maker="rlvlm.envs.metaworld:make_drawer_open"))
+register(Task(name="straighten_rope", goal="straighten the blue rope", goal_state="the blue rope is straight",
               maker="rlvlm.envs.deformables.straighten_rope:make_straighten_rope"))

@@ -12,6 +12,7 @@ import tyro
 
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import task_goal, task_goal_state
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, simulated_config
 from rlvlm.rewards.config import RewardConfig
@@ -86,7 +87,8 @@ class RunConfig:
             raise ValueError(f"steps must be >= 1, got {self.steps}")
         simulated_config(self.reward.teacher, self.feedback)  # refuses what does not go together
         self._check_waits()
-        if self.asks_judge and self.judge.backend == "pocket" and self.feedback.segment_steps > 1:
+        is_about_clips = self.reward.source == "preference" and self.feedback.segment_steps > 1
+        if self.asks_judge and self.judge.backend == "pocket" and is_about_clips:
             raise ValueError(
                 "the pocket judge knows single pictures only, so feedback.segment_steps must be 1, "
                 f"got {self.feedback.segment_steps}; longer segments need judge.backend transformers"
@@ -104,8 +106,13 @@ class RunConfig:
 
     @property
     def asks_judge(self) -> bool:
-        """Whether a VLM answers the run's queries."""
-        return self.reward.source == "preference" and self.reward.teacher == "judge"
+        """Whether a VLM is asked at all."""
+        return self.reward.asks_judge
+
+    @property
+    def judge_goal(self) -> str:
+        """What the judge is told: `goal`, else the task's own phrase, or its sentence for judges that want one."""
+        return self.goal or (task_goal_state if self.judge.reads_states else task_goal)(self.task)
 
     def labels(self, own: Path) -> Path:
         """Folder of the judge's label store: the shared one of `judge.store`, else the run's `own`."""
@@ -114,6 +121,8 @@ class RunConfig:
     @property
     def reward_name(self) -> str:
         """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
+        if self.reward.source == "judged":
+            return f"{self.judge.backend} score"
         if self.reward.source != "preference":
             return f"{self.reward.source} reward"
         return f"{self.reward.teacher} labels, {self.reward.model} reward"

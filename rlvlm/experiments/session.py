@@ -62,7 +62,7 @@ def algorithm_session(config: RunConfig, make_judge: Callable[[], Judge] | None)
     """
     torch.set_num_threads(1)  # batches of 256 are too small to share: two threads are slower than one
     settings = SACPebbleConfig()
-    settings.worlds(task=config.task, goal=config.goal, world=config.env)
+    settings.worlds(task=config.task, goal=config.judge_goal, world=config.env)
     settings.learning(sac=config.algo)
     settings.rewards(
         reward=config.reward, feedback=config.feedback, reward_model=config.reward_model,

@@ -5,6 +5,7 @@ from typing import Literal
 
 from rlvlm.judges.backends.config import ApiConfig, CachedConfig, EngineConfig, SimilarityConfig
 
+_BY_LIKENESS = ("clip", "blip2")
 _NEED_MODEL = ("transformers", "vllm", "openai", "gemini", "clip", "blip2")
 
 
@@ -69,3 +70,8 @@ class JudgeConfig:
                 raise ValueError(f"judge.{name} must be >= 1, got {getattr(self, name)}")
         if self.min_pixels < 0 or self.max_pixels < 0 or (self.max_pixels and self.min_pixels > self.max_pixels):
             raise ValueError(f"need 0 <= judge.min_pixels <= max_pixels, got {self.min_pixels}, {self.max_pixels}")
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether it compares pictures with a sentence about a state, and is not told what to do."""
+        return self.backend in _BY_LIKENESS

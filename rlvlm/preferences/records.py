@@ -1,19 +1,16 @@
 """What was asked and what came back: one record per query, the run's counts, and when a teacher is given up."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlvlm import metrics
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges.patience import Patience
 from rlvlm.types import Label, Pair, Status, Verdict
 
 _SMALLEST_GAP = 1e-6
 """Progress gap up to which the truth says nothing."""
-_WINDOW = 200
-_FEWEST = 50
-"""A teacher is given up when over half of its last `_WINDOW` answers, of at least `_FEWEST`, cannot be read."""
 _METRIC = {
     Status.OK: metrics.QUERIES_OK,
     Status.NO_PREFERENCE: metrics.QUERIES_NO_PREFERENCE,
@@ -82,7 +79,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._recent: deque[Status] = deque(maxlen=_WINDOW)
+        self._patience = Patience()
 
     @property
     def num_asked(self) -> int:
@@ -97,7 +94,7 @@ class Tally:
             self._counts[_METRIC[record.verdict.status]] += 1
             self._counts["correct"] += record.correct is True
             self._counts["wrong"] += record.correct is False
-            self._recent.append(record.verdict.status)
+        self._patience.note(record.verdict for record in records)
 
     def check_teacher(self, verdicts: Sequence[Verdict]) -> None:
         """Gives the teacher up when it does not answer, or cannot be understood.
@@ -105,21 +102,7 @@ class Tally:
         Raises:
             JudgeUnavailable: every answer of this session is missing, or most of the latest cannot be read.
         """
-        if verdicts and all(verdict.status is Status.FAILED for verdict in verdicts):
-            raise JudgeUnavailable(
-                f"none of {len(verdicts)} queries was answered: {verdicts[0].text or 'no reason given'}",
-                "check that the judge is up (`rlvlm doctor`), then go on with `rlvlm resume`",
-            )
-        num_invalid = self._recent.count(Status.INVALID)
-        if len(self._recent) >= _FEWEST and 2 * num_invalid > len(self._recent):
-            of = len(self._recent)
-            self._recent.clear()  # a run that goes on with another judge starts with a clean slate
-            samples = [verdict.text[:80] for verdict in verdicts if verdict.status is Status.INVALID][:3]
-            raise JudgeUnavailable(
-                f"{num_invalid} of the last {of} answers could not be read, such as {samples}",
-                "choose another --judge.prompt or --judge.model; a truncated answer needs a larger "
-                "--judge.max-new-tokens",
-            )
+        self._patience.check(verdicts)
 
     def metrics(self) -> dict[str, float]:
         """Counts so far, and accuracy over all decided labels with a truth (absent while there is none)."""
@@ -129,8 +112,8 @@ class Tally:
         return counts | ({metrics.LABEL_ACCURACY: self._counts["correct"] / checked} if checked else {})
 
     def get_state(self) -> dict[str, Any]:
-        return {"counts": dict(self._counts), "recent": [str(status) for status in self._recent]}
+        return {"counts": dict(self._counts), "recent": self._patience.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._counts = Counter({name: int(count) for name, count in state["counts"].items()})
-        self._recent = deque((Status(status) for status in state["recent"]), maxlen=_WINDOW)
+        self._patience.set_state(state["recent"])

@@ -8,9 +8,9 @@ from typing import Literal
 class RewardConfig:
     """Where the reward comes from."""
 
-    source: Literal["preference", "environment", "sparse", "novelty"] = "preference"
-    """preference: learned from a teacher's comparisons; environment: the true reward; sparse: the success flag;
-    novelty: state entropy alone."""
+    source: Literal["preference", "judged", "environment", "sparse", "novelty"] = "preference"
+    """preference: learned from a teacher's comparisons; judged: the judge's score of each picture, as it stands;
+    environment: the true reward; sparse: the success flag; novelty: state entropy alone."""
     teacher: Literal[
         "judge", "oracle", "mistake", "stochastic", "skip", "equal", "myopic", "simulated", "random"
     ] = "judge"
@@ -18,3 +18,8 @@ class RewardConfig:
     human weakness; simulated: with those of feedback.simulated; random: a coin."""
     model: Literal["image", "state"] = "image"
     """What the learned reward looks at: pictures or observation and action."""
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether a VLM is asked at all."""
+        return self.source == "judged" or (self.source == "preference" and self.teacher == "judge")

@@ -11,6 +11,9 @@ class Labelling(Enum):
 
     ON_ARRIVAL = "on_arrival"
     """Once, as transitions enter the replay: the source never changes."""
+    WHERE_ANSWERED = "where_answered"
+    """Once, on arrival, where a judge gave an answer. NaN marks a transition that nobody can say anything about: it
+    never enters the replay, since any number in its place would be a guess."""
     ON_CHANGE = "on_change"
     """On arrival, and for the whole replay again whenever `version` moves (a reward model after a fit)."""
     ON_DRAW = "on_draw"

@@ -3,7 +3,7 @@ import pytest
 import torch
 from numbered import rows
 
-from rlvlm.algorithms.label import Relabelling, label_on_arrival, label_on_draw
+from rlvlm.algorithms.label import Relabelling, add_labelled, label_on_arrival, label_on_draw
 from rlvlm.algorithms.replay import Replay
 from rlvlm.errors import NumericsError
 from rlvlm.rewards.source import Labelling
@@ -67,3 +67,21 @@ def test_relabelling_goes_on_in_pieces_while_rows_arrive():
 def test_a_reward_that_is_not_finite_stops_the_run():
     with pytest.raises(NumericsError, match="Scaled gave 3 rewards"):
         label_on_arrival(rows(1, 3), Scaled(np.inf))
+
+
+def test_a_row_that_no_judge_could_label_never_enters_the_replay():
+    class Unsure(Scaled):
+        def label(self, transitions):
+            rewards = super().label(transitions)
+            return np.where(rewards == 4, np.nan, rewards)
+
+    replay = Replay(10)
+    rewards = add_labelled(replay, rows(1, 3), Unsure(2.0, Labelling.WHERE_ANSWERED))
+    assert rewards.tolist()[::2] == [2, 6] and np.isnan(rewards[1])
+    assert replay.rewards.tolist() == [2, 6] and replay.transitions(slice(0, 2)).obs[:, 0].tolist() == [1, 3]
+    with pytest.raises(NumericsError):
+        add_labelled(replay, rows(1, 3), Unsure(2.0))
+    with pytest.raises(NumericsError):
+        add_labelled(replay, rows(1, 3), Scaled(np.inf, Labelling.WHERE_ANSWERED))
+    add_labelled(replay, rows(7, 2), Scaled(1.0, Labelling.ON_DRAW))
+    assert len(replay) == 4 and np.isnan(replay.rewards[2:]).all(), "labelled at the draw"

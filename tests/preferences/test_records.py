@@ -53,33 +53,14 @@ def test_without_a_decided_label_there_is_no_accuracy() -> None:
     assert metrics.LABEL_ACCURACY not in tally.metrics()
 
 
-def test_a_session_without_any_answer_is_an_outage_and_one_answer_is_none() -> None:
-    failed = [verdict(None, Status.FAILED, text="connection refused")] * 5
-    with pytest.raises(JudgeUnavailable, match="none of 5 queries was answered: connection refused") as raised:
-        Tally().check_teacher(failed)
-    assert "rlvlm resume" in raised.value.fix
-    Tally().check_teacher([*failed, verdict(Label.TIE)])
-    Tally().check_teacher([])
-
-
-def test_a_teacher_that_cannot_be_read_is_given_up_with_samples() -> None:
+def test_a_teacher_who_cannot_be_read_is_given_up() -> None:
     tally = Tally()
-    garbage = [verdict(None, text=f"hm {number}") for number in range(101)]
-    for answers in ([verdict(Label.LEFT)] * 200, garbage[:100]):
-        tally.count(records_of(answers), num_look_alike=0)
-        tally.check_teacher(answers)  # exactly half of the last 200 is not over half
-    tally.count(records_of(garbage[100:]), num_look_alike=0)
-    with pytest.raises(JudgeUnavailable, match=r"101 of the last 200 answers .* \['hm 100'\]") as raised:
-        tally.check_teacher(garbage[100:])
-    assert "--judge.prompt" in raised.value.fix
-    tally.check_teacher(garbage[100:])  # the next judge is not blamed for the last one
-
-
-def test_a_few_unreadable_answers_prove_nothing() -> None:
-    tally = Tally()
-    answers = [verdict(None)] * 49
-    tally.count(records_of(answers), num_look_alike=0)
-    tally.check_teacher(answers)
+    answers = [verdict(None)] * 50
+    tally.count(records_of(answers[1:]), num_look_alike=0)
+    tally.check_teacher(answers[1:])
+    tally.count(records_of(answers[:1]), num_look_alike=0)
+    with pytest.raises(JudgeUnavailable, match="50 of the last 50"):
+        tally.check_teacher(answers[:1])
 
 
 def test_a_restored_tally_goes_on() -> None:

@@ -26,7 +26,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
 from rlvlm.algorithms.evaluation import EvaluationEpisode, evaluate
-from rlvlm.algorithms.label import Relabelling, label_on_arrival
+from rlvlm.algorithms.label import Relabelling, add_labelled
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.algorithms.sac_pebble.module import SACModule
@@ -109,8 +109,8 @@ class SACPebbleConfig(AlgorithmConfig):
         if self.num_env_runners or self.num_learners:
             raise ValueError("acting and learning share one process here: num_env_runners and num_learners must be 0, "
                              f"got {self.num_env_runners} and {self.num_learners}; use world.num_envs for more worlds")
-        if (self.reward.source, self.reward.teacher) == ("preference", "judge") and self.make_judge is None:
-            raise ValueError("the teacher is a judge and there is none; call .rewards(make_judge=...), "
+        if self.reward.asks_judge and self.make_judge is None:
+            raise ValueError("a judge is to be asked and there is none; call .rewards(make_judge=...), "
                              "or choose teacher oracle or random")
 
     def schedule(self) -> ScheduleConfig:
@@ -170,8 +170,7 @@ class SACPebble(Algorithm):
         for num_steps in self._turns():
             sample = self._act(num_steps)
             self._schedule.take_in(sample)
-            rewards.append(label_on_arrival(sample.transitions, self._schedule.source))
-            self._learner.replay.add(sample.transitions, rewards[-1])
+            rewards.append(add_labelled(self._learner.replay, sample.transitions, self._schedule.source))
             if self._schedule.is_feedback_due(self._env_steps):
                 self._learn_reward()
             if self._schedule.learned is not None:
@@ -217,6 +216,9 @@ class SACPebble(Algorithm):
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
         if np.isfinite(rewards).all():
             self._facts[metrics.TRAIN_LEARNED_RETURN] = float(rewards.sum()) / self.config.world.num_envs
+        if self._schedule.source.labelling is Labelling.WHERE_ANSWERED:
+            left_out = self._facts.get(metrics.TRAIN_LEFT_OUT, 0.0)
+            self._facts[metrics.TRAIN_LEFT_OUT] = left_out + float(np.isnan(rewards).sum())
         new_steps, self._steps_told = self._env_steps - self._steps_told, self._env_steps
         self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), new_steps, reduce="lifetime_sum",
                                with_throughput=True)

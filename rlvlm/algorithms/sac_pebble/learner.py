@@ -107,7 +107,7 @@ class SACLearner(TorchLearner):
         Raises:
             NumericsError: a loss of the last update is not finite.
         """
-        if num_updates == 0:
+        if num_updates == 0 or not len(self.replay):  # a judge may not have said anything yet
             return
         critic_reading = policy_reading = None
         for _ in range(num_updates):

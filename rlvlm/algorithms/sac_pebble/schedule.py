@@ -15,6 +15,7 @@ from rlvlm.preferences.source import PreferenceReward
 from rlvlm.preferences.teachers import build_teacher
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.environment import EnvironmentReward, SparseSuccess
+from rlvlm.rewards.judged import JudgedReward
 from rlvlm.rewards.novelty import NoveltyReward
 from rlvlm.rewards.source import RewardSource
 
@@ -33,7 +34,7 @@ class ScheduleConfig:
     judge_picture_px: int
     """Side of the pictures drawn for the judge."""
     make_judge: Callable[[], Judge] | None
-    """Called once if the teacher is a judge."""
+    """Called once if a judge is asked."""
     seed: int
 
 
@@ -118,6 +119,9 @@ def build_schedule(config: ScheduleConfig, viewer: World) -> RewardSchedule:
             return RewardSchedule(EnvironmentReward())
         case "sparse":
             return RewardSchedule(SparseSuccess())
+        case "judged":
+            assert config.make_judge is not None, "SACPebbleConfig.validate asks for one"
+            return RewardSchedule(JudgedReward(config.make_judge(), *_shown(config, viewer)))
     novelty = NoveltyReward(config.novelty_neighbour, viewer.observation_space.shape[0])
     if config.reward.source == "novelty":
         return RewardSchedule(novelty, novelty)
@@ -125,14 +129,19 @@ def build_schedule(config: ScheduleConfig, viewer: World) -> RewardSchedule:
 
 
 def _build_loop(config: ScheduleConfig, viewer: World) -> PreferenceLoop:
-    needs_judge = config.reward.teacher == "judge"
+    frames, goal = _shown(config, viewer)
     teacher = build_teacher(
         config.reward.teacher,
-        judge=config.make_judge() if needs_judge else None,
-        frames=FrameStore(viewer, config.judge_picture_px, capacity=256),
-        goal=config.goal or viewer.goal,
+        judge=config.make_judge() if config.reward.asks_judge and config.make_judge else None,
+        frames=frames,
+        goal=goal,
         seed=config.seed,
         simulated=simulated_config(config.reward.teacher, config.feedback),
     )
     return build_preference_loop(viewer, teacher, feedback=config.feedback, reward_model=config.reward_model,
                                  sees=config.reward.model, seed=config.seed)
+
+
+def _shown(config: ScheduleConfig, viewer: World) -> tuple[FrameStore, str]:
+    """What a judge gets: pictures at its size, and the goal."""
+    return FrameStore(viewer, config.judge_picture_px, capacity=256), config.goal or viewer.goal

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rlvlm.algorithms.evaluation import EvaluationEpisode
-from rlvlm.envs.registry import task_goal
 from rlvlm.experiments.artifacts.card import run_card
 from rlvlm.experiments.artifacts.page import judge_page
 from rlvlm.experiments.artifacts.plots import outcome, write_plots
@@ -75,7 +74,7 @@ def _write_page(folder: RunFolder, config: RunConfig) -> None:
 def _prompt_text(config: RunConfig) -> str:
     """The first turn that is put to the judge, with the pictures' places marked."""
     blank = np.zeros((config.feedback.segment_steps, 1, 1, 3), np.uint8)
-    query = Query(goal=config.goal or task_goal(config.task), left=blank, right=blank)
+    query = Query(goal=config.judge_goal, left=blank, right=blank)
     messages = compare_messages(config.judge.prompt, query)
     parts = [part for message in messages for part in message["content"]]
     return "\n".join(part["text"] if part["type"] == "text" else "[picture]" for part in parts)

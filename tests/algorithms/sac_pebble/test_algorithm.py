@@ -129,8 +129,16 @@ def test_phases_of_a_run_on_preferences(build):
     assert algorithm.report()[metrics.QUERIES] == 10 * source.version
 
 
+def test_a_judged_run_trains_on_the_judges_word_about_every_new_picture(build):
+    algorithm = train(build(RewardConfig(source="judged")), 3)
+    replay, world = algorithm._learner.replay, TinyWorld(EnvConfig(robot="visible"))
+    brightness = world.draw(replay.transitions(slice(0, 120)).snapshots, 32).mean(axis=(1, 2, 3)) / 255
+    np.testing.assert_allclose(replay.rewards.numpy(), 2 * brightness - 1, atol=1e-6)
+    assert algorithm.report()[metrics.TRAIN_LEFT_OUT] == 0 and algorithm.report()[metrics.UPDATES] == 80
+
+
 @pytest.mark.parametrize("reward", [
-    RewardConfig(source="environment"), RewardConfig(source="novelty"), PREFERENCE,
+    RewardConfig(source="environment"), RewardConfig(source="novelty"), RewardConfig(source="judged"), PREFERENCE,
     RewardConfig(source="preference", teacher="oracle", model="state"),
     RewardConfig(source="preference", teacher="random", model="state"),
 ], ids=lambda reward: f"{reward.source}-{reward.teacher}-{reward.model}")
@@ -174,8 +182,9 @@ def test_evaluating_changes_nothing(build):
     assert_same(tree(watched), tree(alone))
 
 
-def test_with_a_judge_the_true_reward_plays_no_part_in_training(build):
-    honest, scrambled = train(build(PREFERENCE), 6), train(build(PREFERENCE, task="test_algorithm:SCRAMBLED"), 6)
+@pytest.mark.parametrize("reward", [PREFERENCE, RewardConfig(source="judged")], ids=lambda reward: reward.source)
+def test_with_a_judge_the_true_reward_plays_no_part_in_training(build, reward):
+    honest, scrambled = train(build(reward), 6), train(build(reward, task="test_algorithm:SCRAMBLED"), 6)
     left, right = honest._learner.save_tree(), scrambled._learner.save_tree()
     truth = [tree["replay"]["columns"].pop("env_rewards") for tree in (left, right)]
     assert not np.array_equal(*truth)
@@ -207,7 +216,7 @@ def test_building_says_nothing_on_the_terminal(build, capfd):
 
 @pytest.mark.parametrize(("change", "rule"), [
     (lambda config: config.worlds(task=""), "no task was chosen"),
-    (lambda config: config.rewards(make_judge=None), "the teacher is a judge and there is none"),
+    (lambda config: config.rewards(make_judge=None), "a judge is to be asked and there is none"),
     (lambda config: config.env_runners(num_env_runners=1), "share one process"),
 ])
 def test_wrong_settings_are_refused_before_anything_starts(change, rule):

@@ -1,0 +1,50 @@
+"""When a judge is given up: it does not answer, or cannot be understood. Used by whoever asks one again and again."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.types import Score, Status, Verdict
+
+_WINDOW = 200
+_FEWEST = 50
+"""A judge is given up when over half of its last `_WINDOW` answers, of at least `_FEWEST`, cannot be read."""
+
+
+class Patience:
+    """Remembers how the latest questions ended."""
+
+    def __init__(self) -> None:
+        self._recent: deque[Status] = deque(maxlen=_WINDOW)
+
+    def note(self, answers: Iterable[Verdict | Score]) -> None:
+        """Takes in answers, oldest first."""
+        self._recent.extend(answer.status for answer in answers)
+
+    def check(self, answers: Sequence[Verdict | Score]) -> None:
+        """Passes as long as there is something to expect; `answers` are the newest, noted already.
+
+        Raises:
+            JudgeUnavailable: every one of `answers` is missing, or most of the latest cannot be read.
+        """
+        if answers and all(answer.status is Status.FAILED for answer in answers):
+            raise JudgeUnavailable(
+                f"none of {len(answers)} queries was answered: {answers[0].text or 'no reason given'}",
+                "check that the judge is up (`rlvlm doctor`), then go on with `rlvlm resume`",
+            )
+        num_invalid = self._recent.count(Status.INVALID)
+        if len(self._recent) >= _FEWEST and 2 * num_invalid > len(self._recent):
+            of = len(self._recent)
+            self._recent.clear()  # a run that goes on with another judge starts with a clean slate
+            samples = [answer.text[:80] for answer in answers if answer.status is Status.INVALID][:3]
+            raise JudgeUnavailable(
+                f"{num_invalid} of the last {of} answers could not be read, such as {samples}",
+                "choose another --judge.prompt, --judge.score or --judge.model; a truncated answer needs a larger "
+                "--judge.max-new-tokens",
+            )
+
+    def get_state(self) -> list[str]:
+        return [str(status) for status in self._recent]
+
+    def set_state(self, state: Sequence[str]) -> None:
+        self._recent = deque(map(Status, state), maxlen=_WINDOW)

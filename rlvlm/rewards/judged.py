@@ -1,0 +1,77 @@
+"""The judge's own score as reward: no model is learned, every new picture is looked at once."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlvlm.envs.pictures import FrameStore
+from rlvlm.judges.judge import Judge
+from rlvlm.judges.patience import Patience
+from rlvlm.rewards.source import Labelling
+from rlvlm.types import Clip, FloatArray, Score, Status, Transitions
+
+_PICTURES_PER_CALL = 64
+"""Drawn and held at once: 17 MB at 300 pixels."""
+
+
+def to_reward(score: float) -> float:
+    """A score in [0, 1] as a reward in [-1, 1]: 2 * score - 1, which is the cosine itself for judges by likeness."""
+    return 2 * score - 1
+
+
+class JudgedReward:
+    """What a judge says of the picture after each step, in [-1, 1]; pictures that look the same are judged once.
+
+    A picture whose answer cannot be read has no reward, and transitions that lead to it do not train. One that was not
+    answered is asked about again when it is met again. A judge who answers nothing of what he is asked, or mostly what
+    cannot be read, ends the run; the env's reward never takes his place.
+
+    What is known is not part of a checkpoint: the same judge says the same again, and a run's label store remembers.
+
+    Source: the CLIP and BLIP-2 baselines of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, and Rocamonde et al. 2023
+    (VLM-RM), arXiv:2310.12921. Departure from the former: the cosine c itself and not 2c - 1, which differs by scale.
+
+    Args:
+        judge: local or served.
+        frames: draws pictures at the judge's size.
+        goal: what the judge is told.
+    """
+
+    labelling = Labelling.WHERE_ANSWERED
+
+    def __init__(self, judge: Judge, frames: FrameStore, goal: str) -> None:
+        self._judge = judge
+        self._frames = frames
+        self._goal = goal
+        self._patience = Patience()
+        self._rewards: dict[bytes, float] = {}
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def label(self, transitions: Transitions) -> FloatArray:
+        """Rewards `[B]`; NaN where the judge gave none.
+
+        Raises:
+            JudgeUnavailable: the judge does not answer or cannot be understood.
+        """
+        first, kind = self._frames.distinct(transitions.snapshots)
+        keys = self._frames.keys(transitions.snapshots[first])
+        unknown = [place for place, key in enumerate(keys) if key not in self._rewards]
+        for start in range(0, len(unknown), _PICTURES_PER_CALL):
+            places = unknown[start : start + _PICTURES_PER_CALL]
+            scores = self._ask(transitions.snapshots[first[places]])
+            for place, score in zip(places, scores, strict=True):
+                if score.status is not Status.FAILED:
+                    self._rewards[keys[place]] = np.nan if score.value is None else to_reward(score.value)
+        return np.array([self._rewards.get(key, np.nan) for key in keys], np.float32)[kind]
+
+    def _ask(self, snapshots: FloatArray) -> Sequence[Score]:
+        """The judge's scores of the pictures of `snapshots` `[N, S]`."""
+        pictures = self._frames.frames(snapshots)
+        scores = self._judge.score([Clip(goal=self._goal, frames=picture[None]) for picture in pictures])
+        assert len(scores) == len(snapshots), f"a judge owes one score per clip, got {len(scores)} of {len(snapshots)}"
+        self._patience.note(scores)
+        self._patience.check(scores)
+        return scores

@@ -1,0 +1,51 @@
+import pytest
+
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges.patience import Patience
+from rlvlm.types import Label, Score, Stamp, Status, Verdict
+
+STAMP = Stamp(judge="test", revision="", prompt="", decoding="")
+LEFT = Verdict(status=Status.OK, label=Label.LEFT, stamp=STAMP)
+
+
+def unread(text: str = "hm") -> Verdict:
+    return Verdict(status=Status.INVALID, label=None, stamp=STAMP, text=text)
+
+
+def unanswered(text: str = "connection refused") -> Score:
+    return Score(status=Status.FAILED, value=None, stamp=STAMP, text=text)
+
+
+def test_no_answer_at_all_is_an_outage_and_one_answer_is_none() -> None:
+    with pytest.raises(JudgeUnavailable, match="none of 5 queries was answered: connection refused") as raised:
+        Patience().check([unanswered()] * 5)
+    assert "rlvlm resume" in raised.value.fix
+    Patience().check([unanswered(), LEFT])
+    Patience().check([])
+
+
+def test_a_judge_that_cannot_be_read_is_given_up_with_samples() -> None:
+    patience = Patience()
+    garbage = [unread(f"hm {number}") for number in range(101)]
+    for answers in ([LEFT] * 200, garbage[:100]):
+        patience.note(answers)
+        patience.check(answers)  # exactly half of the last 200 is not over half
+    patience.note(garbage[100:])
+    with pytest.raises(JudgeUnavailable, match=r"101 of the last 200 answers .* \['hm 100'\]") as raised:
+        patience.check(garbage[100:])
+    assert "--judge.prompt" in raised.value.fix
+    patience.check(garbage[100:])  # the next judge is not blamed for the last one
+
+
+def test_a_few_unreadable_answers_prove_nothing() -> None:
+    patience = Patience()
+    patience.note([unread()] * 49)
+    patience.check([unread()] * 49)
+
+
+def test_a_restored_patience_is_as_short() -> None:
+    one, other = Patience(), Patience()
+    one.note([unread()] * 49 + [LEFT])
+    other.set_state(one.get_state())
+    with pytest.raises(JudgeUnavailable, match="49 of the last 50"):
+        other.check([])

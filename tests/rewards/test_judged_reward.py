@@ -1,0 +1,100 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.pictures import FrameStore
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.rewards.judged import JudgedReward, to_reward
+from rlvlm.rewards.source import Labelling
+from rlvlm.testing import FakeJudge, TinyWorld
+from rlvlm.types import Clip, Score, Status, Transitions
+
+
+class Moody(FakeJudge):
+    """Answers each question with the next of `statuses`, then as ever; remembers how many it was asked at once."""
+
+    def __init__(self, *statuses: Status) -> None:
+        super().__init__()
+        self.statuses = list(statuses)
+        self.calls: list[int] = []
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        self.calls.append(len(clips))
+        return [self._moody(score) for score in super().score(clips)]
+
+    def _moody(self, score: Score) -> Score:
+        status = self.statuses.pop(0) if self.statuses else Status.OK
+        return score if status is Status.OK else Score(status=status, value=None, stamp=self.stamp, text="no")
+
+
+def steps(*blocks: float) -> Transitions:
+    """Steps of TinyWorld that end with the block where it is said; the true rewards are wrong on purpose."""
+    num = len(blocks)
+    columns: dict[str, Any] = {name: np.zeros((num, 4), np.float32) for name in ("obs", "actions", "next_obs")}
+    columns |= {name: np.full(num, 77, np.float32) for name in ("terminated", "env_rewards", "success")}
+    return Transitions(**columns, snapshots=np.array([[0.2, 0.5, block] for block in blocks], np.float32))
+
+
+def build(judge: FakeJudge) -> JudgedReward:
+    return JudgedReward(judge, FrameStore(TinyWorld(EnvConfig()), 20), "push")
+
+
+def brightness(*blocks: float) -> np.ndarray:
+    return TinyWorld().draw(steps(*blocks).snapshots, 20).mean(axis=(1, 2, 3)) / 255
+
+
+def test_a_score_as_reward_by_hand() -> None:
+    assert [to_reward(score) for score in (0.0, 0.25, 1.0)] == [-1.0, -0.5, 1.0]
+
+
+def test_each_picture_is_judged_once_and_equal_pictures_share_their_reward() -> None:
+    judge = Moody()
+    source = build(judge)
+    assert (source.labelling, source.version) == (Labelling.WHERE_ANSWERED, 0)
+    rewards = source.label(steps(0.4, 0.5, 0.4))
+    assert rewards.dtype == np.float32 and rewards.shape == (3,)
+    np.testing.assert_allclose(rewards, 2 * brightness(0.4, 0.5, 0.4) - 1, atol=1e-6)
+    np.testing.assert_array_equal(source.label(steps(0.5, 0.85, 0.4))[[0, 2]], rewards[[1, 0]])
+    assert judge.calls == [2, 1]
+
+
+def test_an_unreadable_answer_leaves_the_step_without_a_reward_for_good() -> None:
+    judge = Moody(Status.OK, Status.INVALID)
+    source = build(judge)
+    for _ in range(2):
+        rewards = source.label(steps(0.4, 0.6))
+        assert np.isfinite(rewards[0]) and np.isnan(rewards[1])
+    assert judge.calls == [2]
+
+
+def test_a_missing_answer_is_asked_for_again_when_the_picture_is_met_again() -> None:
+    judge = Moody(Status.OK, Status.FAILED)
+    source = build(judge)
+    assert np.isnan(source.label(steps(0.4, 0.6))[1])
+    np.testing.assert_allclose(source.label(steps(0.6)), 2 * brightness(0.6) - 1, atol=1e-6)
+    assert judge.calls == [2, 1]
+
+
+def test_an_outage_ends_the_run_and_what_came_before_is_known() -> None:
+    judge = Moody(Status.OK, Status.FAILED)
+    source = build(judge)
+    source.label(steps(0.4))
+    with pytest.raises(JudgeUnavailable, match="none of 1 queries was answered: no"):
+        source.label(steps(0.4, 0.6))
+    assert np.isfinite(source.label(steps(0.4, 0.6))).all()
+
+
+def test_a_judge_that_is_mostly_unreadable_is_given_up() -> None:
+    source = build(Moody(*[Status.INVALID] * 60))
+    with pytest.raises(JudgeUnavailable, match="could not be read"):
+        source.label(steps(*np.linspace(0.4, 0.8, 60)))
+
+
+def test_many_new_pictures_are_asked_about_in_pieces_and_keep_their_order() -> None:
+    blocks = np.linspace(0.3, 0.85, 150)
+    judge = Moody()
+    np.testing.assert_allclose(build(judge).label(steps(*blocks)), 2 * brightness(*blocks) - 1, atol=1e-6)
+    assert judge.calls == [64, 64, 22]
