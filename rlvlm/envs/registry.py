@@ -132,3 +132,5 @@ register(Task(name="drawer_open", goal="open the drawer", goal_state="the drawer
               maker="rlvlm.envs.metaworld:make_drawer_open"))
 register(Task(name="straighten_rope", goal="straighten the blue rope", goal_state="the blue rope is straight",
               maker="rlvlm.envs.deformables.straighten_rope:make_straighten_rope"))
+register(Task(name="pass_water", maker="rlvlm.envs.deformables.pass_water:make_pass_water",
+              goal="bring the water container as close to the red circle as possible without spilling water droplets"))

@@ -18,7 +18,13 @@ def straighten_rope() -> RunConfig:
     return RunConfig(task="straighten_rope", env=EnvConfig(episode_steps=40))
 
 
-RECIPES: dict[str, Callable[[], RunConfig]] = {"drawer_open": drawer_open, "straighten_rope": straighten_rope}
+def pass_water() -> RunConfig:
+    """A cup of water that is brought to a red disc, 75 steps an episode as in the paper."""
+    return RunConfig(task="pass_water", env=EnvConfig(episode_steps=75))
+
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {"drawer_open": drawer_open, "straighten_rope": straighten_rope,
+                                              "pass_water": pass_water}
 
 
 def recipe(task: str) -> RunConfig:
