@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.metaworld.goals import PAPER_GOALS
 from rlvlm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -128,8 +129,8 @@ def _load(reference: str) -> Task:
     return task
 
 
-register(Task(name="drawer_open", goal="open the drawer", goal_state="the drawer is open",
-              maker="rlvlm.envs.metaworld:make_drawer_open"))
+for _name, (_goal, _goal_state) in PAPER_GOALS.items():
+    register(Task(name=_name, goal=_goal, goal_state=_goal_state, maker=f"rlvlm.envs.metaworld.paper:make_{_name}"))
 register(Task(name="straighten_rope", goal="straighten the blue rope", goal_state="the blue rope is straight",
               maker="rlvlm.envs.deformables.straighten_rope:make_straighten_rope"))
 register(Task(name="pass_water", maker="rlvlm.envs.deformables.pass_water:make_pass_water",

@@ -8,7 +8,7 @@ from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from metaworld.policies import SawyerDrawerOpenV3Policy
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.metaworld import MetaWorld
+from rlvlm.envs.metaworld.world import MetaWorld
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import NumericsError

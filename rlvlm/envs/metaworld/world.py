@@ -1,25 +1,21 @@
-"""MetaWorld tasks as worlds: the stock v3 physics and reward, in a scene changed at run time. Built by the registry.
+"""One MetaWorld task as a world: the stock v3 physics and reward, in a scene changed at run time.
 
 What differs from the stock envs, all of it in the reference method's paper (Wang et al. 2024, arXiv:2402.03681) or
 needed to keep promises of `World`:
 
-1. `start="fixed"` puts object and hand where the paper has them. `start="random"` is the stock start: the hand further
-   away and the object drawn anew each episode, by the env's own generator.
+1. `start="fixed"` puts object and hand where the scene has them. `start="random"` is the stock start: the object is
+   drawn anew each episode by the env's own generator, and in the paper's tasks the hand is further away.
 2. Pictures leave the robot out (`robot="hidden"`), because the arm covers the object, and never show goal markers.
-3. The camera is the paper's. Its 480-pixel picture, cropped to the middle 300, is drawn directly with the narrower
-   opening angle at the size asked for. Two departures: the paper's crop is 10 of 300 pixels off the optical axis, ours
-   is centred; and the paper's pictures are mirrored left to right by a flip, ours are not.
+3. The camera is the scene's, drawn directly at the size asked for.
 4. The time limit is `EnvConfig.episode_steps` (the stock envs raise an error at step 501), a truncation.
 5. Observations are float32, and the first one of an episode shows the object where it is: the stock envs report where
    it was in the previous episode, because they do not recompute positions after placing it.
+6. Progress is the share of the distance at the start that is gone, 0 where the object went further away.
 """
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
 import json
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -30,7 +26,8 @@ from metaworld.sawyer_xyz_env import SawyerXYZEnv
 from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.painter import Camera, Painter
+from rlvlm.envs.metaworld.scene import Scene
+from rlvlm.envs.painter import Painter
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.world import World
 from rlvlm.errors import NumericsError
@@ -41,50 +38,9 @@ _KEY_METRES = 0.25e-3
 _NO_GOAL = np.zeros(3)
 _ROBOT_BODIES = ("base", "mocap")
 """Roots of what `robot="hidden"` leaves out."""
-
-
-def _opening_angle_deg(full_fovy_deg: float, kept: float) -> float:
-    """Vertical opening angle of the middle part `kept` (0 to 1) of a picture with `full_fovy_deg`."""
-    return 2 * math.degrees(math.atan(kept * math.tan(math.radians(full_fovy_deg) / 2)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scene:
-    """One MetaWorld task with one object: everything that sets it apart from the others."""
-
-    env_name: str
-    """Name in MetaWorld, e.g. `drawer-open-v3`."""
-    goal: str
-    """Fills the slot of the prompt."""
-    camera: Camera
-    hand_start: tuple[float, float, float]
-    """Hand at a fixed start, metres."""
-    placement: tuple[float, ...]
-    """What the stock env would draw at random (its `rand_vec`), at a fixed start, metres."""
-    placed_bodies: tuple[str, ...]
-    """Bodies without joints that the stock env moves at a reset."""
-    progress: Callable[[SawyerXYZEnv], float]
-    """How far the task is done, 0 to 1 after clipping."""
-
-
-def _drawer_extension(env: SawyerXYZEnv) -> float:
-    return -env.data.joint("goal_slidey").qpos[0] / 0.16  # the joint's range, metres
-
-
-DRAWER_OPEN = Scene(
-    env_name="drawer-open-v3",
-    goal="open the drawer",
-    camera=Camera(
-        position=(-0.6, 0.2, 0.35),
-        right=(1.0, -1.0, 0.0),
-        up=(0.2, 0.2, 1.0),
-        fovy_deg=_opening_angle_deg(45.0, 300 / 480),
-    ),
-    hand_start=(0.0, 0.75, 0.15),
-    placement=(0.0, 0.9, 0.0),
-    placed_bodies=("drawer",),
-    progress=_drawer_extension,
-)
+_FURNITURE = ("tablelink", "RetainingWall")
+_LEAST_METRES = 1e-3
+"""A start nearer to the target than this counts as this far away."""
 
 
 class MetaWorld(World):
@@ -114,8 +70,11 @@ class MetaWorld(World):
         self._stock: SawyerXYZEnv = ALL_V3_ENVIRONMENTS[scene.env_name]()
         self._prepare_start(config.start)
         model = self._stock.model
-        self._body_pos = model.body_pos.copy()
-        self._placed = np.array([model.body(name).id for name in scene.placed_bodies], int)
+        for name, colour in scene.colours.items():
+            geom = model.geom(name).id
+            model.geom_matid[geom], model.geom_rgba[geom] = -1, (*colour, 1.0)
+        self._positions = model.body_pos.copy(), model.site_pos.copy()
+        self._placed = _placed_bodies(model)
         self.snapshot_size = model.nq + 3 * len(self._placed)
         in_picture = np.arange(model.nq) if self._shows_robot else _scene_positions(model)
         self._shown = np.append(in_picture, np.arange(model.nq, self.snapshot_size))
@@ -126,18 +85,19 @@ class MetaWorld(World):
         self.observation_space = gym.spaces.Box(box.low.astype(np.float32), box.high.astype(np.float32))
         self.action_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
         self._steps = 0
+        self._start_distance = 0.0
         self._painter: Painter | None = None
         self.reset(seed=seed)
 
     def _prepare_start(self, start: str) -> None:
-        """Chooses between the paper's start and the stock one."""
+        """Chooses between the scene's start and the stock one."""
         stock, scene = self._stock, self._scene
         stock._set_task_called = True
         stock.seeded_rand_vec = True
         stock._freeze_rand_vec = start == "fixed"
         if start == "fixed":
-            stock.hand_init_pos = np.array(scene.hand_start)
-            stock._last_rand_vec = np.array(scene.placement)
+            stock.hand_init_pos = np.array(scene.hand_start or stock.hand_init_pos)
+            stock._last_rand_vec = np.array(scene.placement or _first_draw(stock))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -146,13 +106,16 @@ class MetaWorld(World):
         super().reset(seed=seed, options=options)
         stock = self._stock
         stock.np_random = self.np_random
-        stock.model.body_pos[:] = self._body_pos  # an episode must not depend on the one before
+        stock.model.body_pos[:], stock.model.site_pos[:] = self._positions  # independent of the episode before
         mujoco.mj_resetData(stock.model, stock.data)
         stock.reset_model()
         mujoco.mj_kinematics(stock.model, stock.data)  # positions only: see set_state
         stock._prev_obs = stock._get_curr_obs_combined_no_goal()
         self._steps = 0
-        return self._observe().astype(np.float32), self._info(success=False)
+        obs = self._observe()
+        facts = _facts_at_rest(stock, obs)
+        self._start_distance = max(self._scene.distance(stock, facts), _LEAST_METRES)
+        return obs.astype(np.float32), self._info(facts)
 
     def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
         """Observation [39], the stock reward (0 to 10), never terminated, truncated at the time limit, info.
@@ -171,7 +134,7 @@ class MetaWorld(World):
         reward, facts = stock.evaluate_state(obs, action)
         self._steps += 1
         truncated = self._steps >= self._episode_steps
-        return obs.astype(np.float32), float(reward), False, truncated, self._info(success=bool(facts["success"]))
+        return obs.astype(np.float32), float(reward), False, truncated, self._info(facts)
 
     def snapshot(self) -> FloatArray:
         """[S]: joint positions, then the positions of the bodies that a reset moves."""
@@ -193,7 +156,8 @@ class MetaWorld(World):
             hidden = _ROBOT_BODIES[1:] if self._shows_robot else _ROBOT_BODIES
             model = self._stock.model
             hidden_geoms = _belongs_to(model, model.geom_bodyid, hidden)
-            self._painter = Painter(model, self._scene.camera, hidden_geoms, self._scene.placed_bodies)
+            placed = tuple(model.body(body).name for body in self._placed)
+            self._painter = Painter(model, self._scene.camera, hidden_geoms, placed)
         return self._painter.draw(np.rint(snapshots / _KEY_METRES) * np.float32(_KEY_METRES), size_px)
 
     def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
@@ -208,7 +172,10 @@ class MetaWorld(World):
         state: dict[str, Any] = {
             "physics": physics,
             "placed": model.body_pos[self._placed],
+            "sites": model.site_pos.copy(),
+            "unset": " ".join(name for name, value in vars(self._stock).items() if value is None),
             "steps": self._steps,
+            "start_distance": self._start_distance,
             "generator": json.dumps(self.np_random.bit_generator.state),
         }
         return state | {f"stock.{name}": np.copy(value) for name, value in vars(self._stock).items() if _is_own(value)}
@@ -220,12 +187,15 @@ class MetaWorld(World):
         moves the solver's warm start on, and the future with it.
         """
         stock, model, data = self._stock, self._stock.model, self._stock.data
-        model.body_pos[self._placed] = state["placed"]
+        model.body_pos[self._placed], model.site_pos[:] = state["placed"], state["sites"]
         mujoco.mj_setState(model, data, np.asarray(state["physics"]), mujoco.mjtState.mjSTATE_INTEGRATION)
         for name, value in state.items():
             if name.startswith("stock."):
                 _restore(stock, name.removeprefix("stock."), value)
+        for name in str(state["unset"]).split():
+            setattr(stock, name, None)
         self._steps = int(state["steps"])
+        self._start_distance = float(state["start_distance"])
         self.np_random.bit_generator.state = json.loads(state["generator"])
 
     def close(self) -> None:
@@ -239,20 +209,41 @@ class MetaWorld(World):
         stock, now = self._stock, np.zeros(18)
         now[:3] = self._hand
         now[3] = min(np.linalg.norm(self._claws[0] - self._claws[1]) / 0.1, 1.0)  # fully open at 10 cm
-        now[4:7] = stock._get_pos_objects()
-        now[7:11] = stock._get_quat_objects()
+        positions, turns = stock._get_pos_objects().reshape(-1, 3), stock._get_quat_objects().reshape(-1, 4)
+        objects = np.concatenate([positions, turns], axis=1)  # one or two of them
+        now[4 : 4 + objects.size] = objects.ravel()
         obs = np.concatenate([now, stock._prev_obs, _NO_GOAL])
         stock._prev_obs = now
         return np.clip(obs, self._low, self._high)
 
-    def _info(self, *, success: bool) -> dict[str, Any]:
-        progress = min(max(float(self._scene.progress(self._stock)), 0.0), 1.0)
-        return {"snapshot": self.snapshot(), "progress": progress, "success": success}
+    def _info(self, facts: dict[str, Any]) -> dict[str, Any]:
+        done = 1.0 - self._scene.distance(self._stock, facts) / self._start_distance
+        progress = min(max(float(done), 0.0), 1.0)
+        return {"snapshot": self.snapshot(), "progress": progress, "success": bool(facts["success"])}
 
 
-def make_drawer_open(config: EnvConfig, seed: int) -> MetaWorld:
-    """The task `drawer_open`."""
-    return MetaWorld(DRAWER_OPEN, config, seed)
+def _facts_at_rest(stock: SawyerXYZEnv, obs: NDArray[np.float64]) -> dict[str, Any]:
+    """What the stock env says of a start; it does not remember having been asked, as some of them otherwise would."""
+    before = dict(vars(stock))
+    facts = stock.evaluate_state(obs, np.zeros(4, np.float32))[1]
+    vars(stock).update(before)
+    return facts | {"success": False}
+
+
+def _first_draw(stock: SawyerXYZEnv) -> NDArray[np.float64]:
+    """The first start that the stock env draws and accepts with a generator of its own: the same in every run."""
+    stock._freeze_rand_vec, stock.np_random = False, np.random.default_rng(0)
+    stock.reset_model()
+    stock._freeze_rand_vec = True
+    return stock._last_rand_vec
+
+
+def _placed_bodies(model: mujoco.MjModel) -> NDArray[np.int64]:
+    """Bodies that a reset may move by their place in the world: all but robot, furniture and what has a free joint."""
+    fixed = {*_ROBOT_BODIES, *_FURNITURE, ""}
+    free = model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
+    children = np.flatnonzero(model.body_parentid == 0)[1:]  # the first is the world itself
+    return np.array([body for body in children if model.body(body).name not in fixed and body not in free], int)
 
 
 def _belongs_to(model: mujoco.MjModel, bodies: NDArray[np.int32], roots: tuple[str, ...]) -> NDArray[np.bool_]:

@@ -1,0 +1,128 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+from metaworld.policies import SawyerSoccerV3Policy, SawyerSweepIntoV3Policy
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.metaworld.paper import SOCCER, SWEEP_INTO
+from rlvlm.envs.metaworld.scene import Scene
+from rlvlm.envs.metaworld.world import MetaWorld
+from rlvlm.testing import check_world
+from rlvlm.types import FloatArray
+
+OBJECT_XY = slice(9, 11)
+"""Places in a snapshot: seven arm joints, two fingers, then the free joint of ball or cube."""
+GOAL_X = 16
+"""Soccer: after the ball's position and turn comes the goal's position."""
+POLICIES = {SOCCER.env_name: SawyerSoccerV3Policy, SWEEP_INTO.env_name: SawyerSweepIntoV3Policy}
+SCENES = pytest.mark.parametrize("scene", [SOCCER, SWEEP_INTO], ids=lambda scene: scene.env_name)
+
+
+def make(scene: Scene, seed: int = 0, **fields: Any) -> MetaWorld:
+    return MetaWorld(scene, EnvConfig(**fields), seed)
+
+
+def with_object_at(world: MetaWorld, *places: tuple[float, float]) -> FloatArray:
+    """Snapshots [N, S] of the present state with the object at `places`, metres."""
+    snapshots = np.repeat(world.snapshot()[None], len(places), axis=0)
+    snapshots[:, OBJECT_XY] = places
+    return snapshots
+
+
+def test_the_papers_starts_by_hand() -> None:
+    obs, info = make(SOCCER).reset()
+    np.testing.assert_allclose(obs[:3], [0.0, 0.56, 0.05], atol=0.03)
+    np.testing.assert_allclose(obs[4:7], [0.0, 0.65, 0.03], atol=1e-3)
+    np.testing.assert_allclose(info["snapshot"][GOAL_X:], [0.0, 0.85, 0.0], atol=1e-6)
+    assert info["progress"] == 0.0 and not info["success"]
+    obs, info = make(SWEEP_INTO).reset()
+    np.testing.assert_allclose(obs[:3], [0.0, 0.53, 0.05], atol=0.05)  # the table stops the fingers
+    np.testing.assert_allclose(obs[4:7], [0.0, 0.65, 0.07], atol=1e-3)  # on the table, whose top is 5 cm above the hole
+    assert info["progress"] == 0.0 and not info["success"]
+
+
+@SCENES
+@pytest.mark.parametrize("fields", [{}, {"start": "random", "robot": "visible"}], ids=["paper", "random"])
+def test_they_are_worlds(scene: Scene, fields: dict[str, Any]) -> None:
+    world = make(scene, episode_steps=25, **fields)
+    places = with_object_at(world, (0.0, 0.65), (0.0, 0.75), (0.05, 0.75), (0.0, 0.85))
+    check_world(world, make(scene, episode_steps=25, **fields), places)
+
+
+@SCENES
+def test_physics_and_reward_are_the_stock_ones(scene: Scene) -> None:
+    world = make(scene, start="random", seed=3)
+    world.reset()
+    stock = ALL_V3_ENVIRONMENTS[scene.env_name]()
+    stock._set_task_called, stock._last_rand_vec = True, world.get_state()["stock._last_rand_vec"]
+    stock.reset()
+    for index, action in enumerate(np.random.default_rng(0).uniform(-1, 1, (60, 4)).astype(np.float32)):
+        obs, reward, _, _, info = world.step(action)
+        stock_obs, stock_reward, _, _, stock_info = stock.step(action)
+        known = slice(None) if index else slice(18)
+        np.testing.assert_array_equal(obs[known], stock_obs.astype(np.float32)[known])
+        assert reward == stock_reward
+        assert info["success"] == bool(stock_info["success"])
+
+
+@pytest.mark.filterwarnings("ignore:Constant")
+@SCENES
+def test_progress_rises_to_success_under_the_scripted_policy(scene: Scene) -> None:
+    world, policy = make(scene), POLICIES[scene.env_name]()
+    obs, info = world.reset()
+    infos = [info]
+    while not infos[-1]["success"]:
+        action = np.clip(policy.get_action(obs.astype(float)), -1, 1).astype(np.float32)
+        obs, _, _, is_late, info = world.step(action)
+        infos.append(info)
+        assert not is_late
+    progress = np.array([info["progress"] for info in infos])
+    assert progress[0] == 0.0 and progress[-1] == progress.max()
+    # success is 7 cm from the goal's middle or 5 cm from the hole's, of 20 and 19 cm at the start
+    assert 0.6 < progress[-1] < 0.9 and progress[-2] < 0.8
+
+
+def centre(picture: FloatArray, is_it: FloatArray) -> FloatArray:
+    """(row, column) of the middle of the pixels that are it, in [0, 1]."""
+    return np.array([places.mean() for places in np.nonzero(is_it)]) / len(picture)
+
+
+def test_the_ball_is_well_visible_and_the_picture_upright() -> None:
+    world = make(SOCCER)
+    near, far, right = world.draw(with_object_at(world, (0.0, 0.65), (0.0, 0.75), (0.1, 0.65)), 64).astype(int)
+    empty = world.draw(with_object_at(world, (5.0, 5.0)), 64)[0].astype(int)
+    places = [centre(picture, np.abs(picture - empty).max(-1) > 25) for picture in (near, far, right)]
+    net = centre(empty, (empty[..., 2] > empty[..., 0] + 30))
+    assert all(0.1 < value < 0.9 for place in places for value in place)
+    # the camera looks from the right over the table: the goal is up and to the right, and so the ball goes
+    assert net[0] < places[0][0] and net[1] > places[0][1]
+    assert np.linalg.norm(places[1] - net) < np.linalg.norm(places[0] - net)
+    assert places[2][0] > places[0][0]  # nearer to the camera is lower: not upside down
+
+
+def test_the_cube_is_flat_green_and_moves_down_the_picture_to_the_hole() -> None:
+    world = make(SWEEP_INTO)
+    start, inside, right = world.draw(with_object_at(world, (0.0, 0.65), (0.0, 0.84), (0.1, 0.65)), 64).astype(int)
+    places = []
+    for picture in (start, inside, right):
+        is_green = (picture[..., 1] > 150) & (picture[..., 0] < 30) & (picture[..., 2] < 30)
+        assert 0.005 < is_green.mean() < 0.05
+        places.append(centre(picture, is_green))
+    assert places[1][0] > places[0][0] + 0.2  # the camera stands behind the hole: what comes nearer is lower
+    assert places[2][1] < places[0][1] - 0.1  # ... and the robot's right is its left: not mirrored
+
+
+def test_a_moved_goal_is_drawn_where_the_snapshot_says() -> None:
+    world = make(SOCCER)
+    snapshots = with_object_at(world, (5.0, 5.0), (5.0, 5.0))
+    snapshots[1, GOAL_X] = 0.1
+    one, other = (centre(p, p[..., 2] > p[..., 0] + 30) for p in world.draw(snapshots, 64).astype(int))
+    assert np.linalg.norm(one - other) > 0.05
+
+
+def test_random_starts_cover_the_stock_range() -> None:
+    world = make(SOCCER, start="random")
+    snapshots = np.stack([world.reset()[1]["snapshot"] for _ in range(12)])
+    assert np.ptp(snapshots[:, 9]) > 0.08 and np.ptp(snapshots[:, GOAL_X]) > 0.08
