@@ -131,6 +131,8 @@ def _load(reference: str) -> Task:
 
 for _name, (_goal, _goal_state) in PAPER_GOALS.items():
     register(Task(name=_name, goal=_goal, goal_state=_goal_state, maker=f"rlvlm.envs.metaworld.paper:make_{_name}"))
+register(Task(name="cartpole", goal="balance the brown pole on the black cart to be upright",
+              goal_state="the brown pole on the black cart is upright", maker="rlvlm.envs.cartpole:CartPole"))
 register(Task(name="straighten_rope", goal="straighten the blue rope", goal_state="the blue rope is straight",
               maker="rlvlm.envs.deformables.straighten_rope:make_straighten_rope"))
 register(Task(name="pass_water", maker="rlvlm.envs.deformables.pass_water:make_pass_water",

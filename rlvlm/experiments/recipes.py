@@ -13,6 +13,21 @@ def drawer_open() -> RunConfig:
     return RunConfig(task="drawer_open")
 
 
+def soccer() -> RunConfig:
+    """MetaWorld soccer in the paper's set-up: hidden robot, fixed start behind the ball, 250-step episodes."""
+    return RunConfig(task="soccer")
+
+
+def sweep_into() -> RunConfig:
+    """MetaWorld sweep-into in the paper's set-up: hidden robot, fixed start behind the cube, 250-step episodes."""
+    return RunConfig(task="sweep_into")
+
+
+def cartpole() -> RunConfig:
+    """The continuous cart and pole, 100 steps an episode as in the paper."""
+    return RunConfig(task="cartpole", env=EnvConfig(episode_steps=100))
+
+
 def straighten_rope() -> RunConfig:
     """A crumpled rope, held by both ends, 40 steps an episode as in the paper."""
     return RunConfig(task="straighten_rope", env=EnvConfig(episode_steps=40))
@@ -23,8 +38,14 @@ def pass_water() -> RunConfig:
     return RunConfig(task="pass_water", env=EnvConfig(episode_steps=75))
 
 
-RECIPES: dict[str, Callable[[], RunConfig]] = {"drawer_open": drawer_open, "straighten_rope": straighten_rope,
-                                              "pass_water": pass_water}
+RECIPES: dict[str, Callable[[], RunConfig]] = {
+    "drawer_open": drawer_open,
+    "soccer": soccer,
+    "sweep_into": sweep_into,
+    "cartpole": cartpole,
+    "straighten_rope": straighten_rope,
+    "pass_water": pass_water,
+}
 
 
 def recipe(task: str) -> RunConfig:

@@ -5,5 +5,5 @@ PAPER_GOALS = {
     "soccer": ("get the soccer ball into the goal", "the soccer ball is in the goal"),
     "sweep_into": ("minimize the distance between the green cube and the hole", "the green cube is in the hole"),
 }
-"""Goal phrase, and the sentence that is true once it is reached, of the three tasks of the reference method (Wang et al.
-2024, arXiv:2402.03681), by our names."""
+"""Goal phrase, and the sentence that is true once it is reached, of the reference method's tasks, by our names (Wang
+et al. 2024, arXiv:2402.03681)."""

@@ -1,0 +1,158 @@
+"""The task `cartpole`: a pole on a cart, balanced by a continuous force, judged by its picture. Made by the registry.
+
+Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681: its continuous CartPole, with the equations of Barto, Sutton and
+Anderson 1983 as Gym has them. An episode never ends early: the angle stops at 30 degrees and the cart at 1.92 m, with
+their speeds kept. Pictures always show the cart in the middle. Scene and sizes are the paper's, edges are smooth here.
+
+`start="fixed"` is the paper's start, all four numbers within 0.05; `start="random"` leans up to 20 degrees.
+"""
+
+import json
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.world import World
+from rlvlm.types import FloatArray, Frames
+
+_GRAVITY, _FORCE, _STEP_S = 9.8, 10.0, 0.02
+_CART_KG, _POLE_KG, _HALF_POLE_M = 1.0, 0.1, 0.5
+_MAX_ANGLE, _MAX_X = math.radians(30), 1.92
+_SUCCESS_DEG = 5.0
+_FIXED_START = np.array([0.05, 0.05, 0.05, 0.05])
+_RANDOM_START = np.array([0.5, 0.5, math.radians(20), 0.5])
+_GRAIN = 0.25e-3
+"""Of picture keys, radians: 0.03 of a pixel at the pole's tip at 200 pixels."""
+
+_SCENE_PX = 200
+_RAIL_Y, _CART, _AXLE = 150.0, (50.0, 30.0), (100.0, 142.5)
+"""Scene of 200 pixels, y downwards: height of the rail, width and height of the cart, where the pole turns."""
+_POLE_LENGTH, _POLE_WIDTH = 125.0, 10.0
+_BLACK, _BROWN, _PURPLE = (0, 0, 0), (202, 152, 101), (129, 132, 203)
+
+
+class CartPole(World):
+    """A pole on a cart.
+
+    Observations [4] are the cart's position and speed, the pole's angle and its speed (m, m/s, rad, rad/s); the action
+    [1] is the force in units of 10 N; the reward is minus the angle in degrees. A snapshot [1] is the angle.
+
+    Args:
+        config: start and episode length; there is no robot to show.
+        seed: of the starts, until `reset` is given another.
+    """
+
+    metadata = {"render_modes": []}
+    goal = "balance the brown pole on the black cart to be upright"
+    snapshot_size = 1
+
+    def __init__(self, config: EnvConfig, seed: int) -> None:
+        self.render_mode = None
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self._spread = _FIXED_START if config.start == "fixed" else _RANDOM_START
+        self._episode_steps = config.episode_steps
+        self._backgrounds: dict[int, FloatArray] = {}
+        self.reset(seed=seed)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        """First observation [4] and info of a new episode; `options` is not used."""
+        super().reset(seed=seed, options=options)
+        self._state = self.np_random.uniform(-self._spread, self._spread)
+        self._steps = 0
+        return self._state.astype(np.float32), self._info()
+
+    def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+        """Observation [4], minus the angle in degrees, never terminated, truncated at the time limit, info."""
+        self._state = _moved(self._state, _FORCE * min(max(float(action[0]), -1.0), 1.0))
+        self._steps += 1
+        reward = -abs(math.degrees(self._state[2]))
+        return self._state.astype(np.float32), reward, False, self._steps >= self._episode_steps, self._info()
+
+    def snapshot(self) -> FloatArray:
+        """[1]: the pole's angle, radians, clockwise from upright."""
+        return self._state[2:3].astype(np.float32)
+
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Pictures [N, size_px, size_px, 3] of `snapshots` [N, 1]."""
+        if size_px not in self._backgrounds:
+            self._backgrounds[size_px] = _background(size_px)
+        frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
+        for frame, angle in zip(frames, np.rint(snapshots[:, 0] / _GRAIN) * _GRAIN, strict=True):
+            picture = self._backgrounds[size_px].copy()
+            _paint_pole(picture, float(angle))
+            np.rint(picture, out=frame, casting="unsafe")
+        return frames
+
+    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, 1]: the angle in steps of a quarter of a milliradian."""
+        return np.rint(snapshots / _GRAIN).astype(np.int64)
+
+    def get_state(self) -> dict[str, Any]:
+        """Position, angle and their speeds, generator and step count."""
+        generator = json.dumps(self.np_random.bit_generator.state)
+        return {"state": self._state.copy(), "steps": self._steps, "generator": generator}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._state = np.array(state["state"])
+        self._steps = int(state["steps"])
+        self.np_random.bit_generator.state = json.loads(state["generator"])
+
+    def _info(self) -> dict[str, Any]:
+        lean = abs(float(self._state[2]))
+        return {
+            "snapshot": self.snapshot(),
+            "progress": max(1.0 - lean / _MAX_ANGLE, 0.0),
+            "success": math.degrees(lean) < _SUCCESS_DEG,
+        }
+
+
+def _moved(state: NDArray[np.float64], force: float) -> NDArray[np.float64]:
+    """The state [4] one step of Euler's method later, under `force` in newtons."""
+    x, speed, angle, spin = state.tolist()
+    mass = _CART_KG + _POLE_KG
+    sine, cosine = math.sin(angle), math.cos(angle)
+    push = (force + _POLE_KG * _HALF_POLE_M * spin**2 * sine) / mass
+    turn = (_GRAVITY * sine - cosine * push) / (_HALF_POLE_M * (4 / 3 - _POLE_KG * cosine**2 / mass))
+    thrust = push - _POLE_KG * _HALF_POLE_M * turn * cosine / mass
+    x = min(max(x + _STEP_S * speed, -_MAX_X), _MAX_X)
+    angle = min(max(angle + _STEP_S * spin, -_MAX_ANGLE), _MAX_ANGLE)
+    return np.array([x, speed + _STEP_S * thrust, angle, spin + _STEP_S * turn])
+
+
+def _grid(size_px: int) -> tuple[FloatArray, FloatArray]:
+    """Where the middles of the pixels are in the scene: x [1, W] and y [H, 1]."""
+    middles = (np.arange(size_px, dtype=np.float32) + 0.5) * (_SCENE_PX / size_px)
+    return middles[None, :], middles[:, None]
+
+
+def _blend(picture: FloatArray, outside: FloatArray, colour: tuple[int, int, int]) -> None:
+    """Lays a colour over `picture` [H, W, 3] where `outside` [H, W], scene pixels from a shape's edge, is negative."""
+    share = np.clip(0.5 - outside * (len(picture) / _SCENE_PX), 0.0, 1.0)[..., None]
+    picture += share * (np.array(colour, np.float32) - picture)
+
+
+def _background(size_px: int) -> FloatArray:
+    """What never moves [H, W, 3]: white, the rail, the cart."""
+    x, y = _grid(size_px)
+    picture = np.full((size_px, size_px, 3), 255.0, np.float32)
+    _blend(picture, np.abs(y - _RAIL_Y) - 0.5 + 0 * x, _BLACK)
+    _blend(picture, np.maximum(np.abs(x - _AXLE[0]) - _CART[0] / 2, np.abs(y - _RAIL_Y) - _CART[1] / 2), _BLACK)
+    return picture
+
+
+def _paint_pole(picture: FloatArray, angle: float) -> None:
+    """Adds the pole, leaning to the right by `angle` radians, and its axle."""
+    x, y = (middles - middle for middles, middle in zip(_grid(len(picture)), _AXLE, strict=True))
+    along = x * math.sin(angle) - y * math.cos(angle)
+    across = x * math.cos(angle) + y * math.sin(angle)
+    middle = (_POLE_LENGTH - _POLE_WIDTH) / 2
+    _blend(picture, np.maximum(np.abs(across) - _POLE_WIDTH / 2, np.abs(along - middle) - _POLE_LENGTH / 2), _BROWN)
+    _blend(picture, np.hypot(x, y) - _POLE_WIDTH / 2, _PURPLE)
