@@ -137,3 +137,5 @@ register(Task(name="straighten_rope", goal="straighten the blue rope", goal_stat
               maker="rlvlm.envs.deformables.straighten_rope:make_straighten_rope"))
 register(Task(name="pass_water", maker="rlvlm.envs.deformables.pass_water:make_pass_water",
               goal="bring the water container as close to the red circle as possible without spilling water droplets"))
+register(Task(name="fold_cloth", maker="rlvlm.envs.deformables.fold_cloth:make_fold_cloth",
+              goal="fold the cloth along its diagonal, from the top left corner to the bottom right corner"))

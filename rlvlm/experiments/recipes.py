@@ -38,6 +38,11 @@ def pass_water() -> RunConfig:
     return RunConfig(task="pass_water", env=EnvConfig(episode_steps=75))
 
 
+def fold_cloth() -> RunConfig:
+    """A cloth that is folded along its diagonal; an episode is a single fold, as in the paper."""
+    return RunConfig(task="fold_cloth", env=EnvConfig(episode_steps=1))
+
+
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "drawer_open": drawer_open,
     "soccer": soccer,
@@ -45,6 +50,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "cartpole": cartpole,
     "straighten_rope": straighten_rope,
     "pass_water": pass_water,
+    "fold_cloth": fold_cloth,
 }
 
 
