@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.deformables.goals import GOALS as DEFORMABLE_GOALS
 from rlvlm.envs.metaworld.goals import PAPER_GOALS
 from rlvlm.errors import UsageError
 
@@ -133,9 +134,5 @@ for _name, (_goal, _goal_state) in PAPER_GOALS.items():
     register(Task(name=_name, goal=_goal, goal_state=_goal_state, maker=f"rlvlm.envs.metaworld.paper:make_{_name}"))
 register(Task(name="cartpole", goal="balance the brown pole on the black cart to be upright",
               goal_state="the brown pole on the black cart is upright", maker="rlvlm.envs.cartpole:CartPole"))
-register(Task(name="straighten_rope", goal="straighten the blue rope", goal_state="the blue rope is straight",
-              maker="rlvlm.envs.deformables.straighten_rope:make_straighten_rope"))
-register(Task(name="pass_water", maker="rlvlm.envs.deformables.pass_water:make_pass_water",
-              goal="bring the water container as close to the red circle as possible without spilling water droplets"))
-register(Task(name="fold_cloth", maker="rlvlm.envs.deformables.fold_cloth:make_fold_cloth",
-              goal="fold the cloth along its diagonal, from the top left corner to the bottom right corner"))
+for _name, (_goal, _goal_state) in DEFORMABLE_GOALS.items():
+    register(Task(name=_name, goal=_goal, goal_state=_goal_state, maker=f"rlvlm.envs.deformables.{_name}:make_{_name}"))

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import task_goal
-from rlvlm.experiments.config import RunConfig
+from rlvlm.experiments.config import EvalConfig, RunConfig, TrackConfig
+from rlvlm.preferences.config import FeedbackConfig
 
 
 def drawer_open() -> RunConfig:
@@ -40,7 +42,15 @@ def pass_water() -> RunConfig:
 
 def fold_cloth() -> RunConfig:
     """A cloth that is folded along its diagonal; an episode is a single fold, as in the paper."""
-    return RunConfig(task="fold_cloth", env=EnvConfig(episode_steps=1))
+    return RunConfig(
+        task="fold_cloth",
+        steps=3_000,
+        env=EnvConfig(episode_steps=1, num_envs=10),
+        feedback=FeedbackConfig(first_step=300, every_steps=300, queries=50, max_queries=500, recent_episodes=300),
+        algo=SACConfig(seed_steps=300, turn_steps=1),
+        eval=EvalConfig(every_steps=300, episodes=1),
+        track=TrackConfig(log_every_steps=300, checkpoint_every_steps=1_500),
+    )
 
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {

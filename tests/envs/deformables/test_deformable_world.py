@@ -1,8 +1,12 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.deformables.goals import GOALS
 from rlvlm.envs.deformables.straighten_rope import make_straighten_rope
+from rlvlm.envs.registry import make_world, task_goal
 from rlvlm.errors import NumericsError
 
 
@@ -12,7 +16,10 @@ def test_an_action_that_is_not_finite_is_refused() -> None:
         world.step(np.full(8, np.nan, np.float32))
 
 
-def test_a_simulation_that_diverges_is_an_error_and_not_a_new_start() -> None:
+def test_a_simulation_that_diverges_is_an_error_and_not_a_new_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes a log where it is
     world = make_straighten_rope(EnvConfig(), 0)
     state = world.get_state()
     velocities = slice(1 + 123, 1 + 2 * 123)
@@ -33,3 +40,8 @@ def test_snapshots_of_another_shape_are_refused() -> None:
     world = make_straighten_rope(EnvConfig(), 0)
     with pytest.raises(ValueError, match=r"\[N, 123\]"):
         world.draw(world.snapshot(), 64)
+
+
+@pytest.mark.parametrize("task", GOALS)
+def test_worlds_know_their_goal(task: str) -> None:
+    assert make_world(task, EnvConfig(), 0).goal == task_goal(task) == GOALS[task][0]

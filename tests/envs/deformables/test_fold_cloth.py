@@ -5,7 +5,7 @@ import pytest
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.world import DeformableWorld
-from rlvlm.envs.registry import make_world, task_goal
+from rlvlm.envs.registry import make_world
 from rlvlm.testing import check_world
 from rlvlm.types import FloatArray, Frames
 
@@ -88,7 +88,3 @@ def test_a_fold_shows_the_back_above_the_front(world: DeformableWorld, size_px: 
     assert shares[0][0] == pytest.approx(cloth, abs=0.03) and shares[0][1] < 0.001
     assert shares[1][0] > 0.15 and 0.05 < shares[1][1] < 0.25
     assert shares[2][0] < 0.02 and shares[2][1] == pytest.approx(cloth / 2, abs=0.04)
-
-
-def test_world_and_registry_tell_the_same_goal(world: DeformableWorld) -> None:
-    assert world.goal == task_goal("fold_cloth")

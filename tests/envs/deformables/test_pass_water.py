@@ -5,7 +5,7 @@ import pytest
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.world import DeformableWorld
-from rlvlm.envs.registry import make_world, task_goal
+from rlvlm.envs.registry import make_world
 from rlvlm.testing import check_world
 from rlvlm.types import FloatArray
 
@@ -120,7 +120,3 @@ def test_water_is_blue_and_moves_through_the_picture_at_64_pixels() -> None:
         assert 15 < is_blue.sum() < 300
         middles.append(np.nonzero(is_blue)[1].mean())
     assert middles[0] + 10 < middles[1] < middles[2] - 10
-
-
-def test_world_and_registry_tell_the_same_goal() -> None:
-    assert make().goal == task_goal("pass_water")

@@ -6,7 +6,7 @@ import pytest
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.straighten_rope import draw_curve
 from rlvlm.envs.deformables.world import DeformableWorld
-from rlvlm.envs.registry import make_world, task_goal
+from rlvlm.envs.registry import make_world
 from rlvlm.testing import check_world
 from rlvlm.types import FloatArray
 
@@ -93,7 +93,3 @@ def test_the_rope_is_blue_and_visible_at_64_pixels() -> None:
     assert 30 <= rows.min() and rows.max() <= 33  # in the middle of the picture
     # 0.52 m of the 0.704 m that the camera sees of the table
     assert np.ptp(columns) + 1 == pytest.approx(64 * 0.52 / 0.704, abs=2)
-
-
-def test_world_and_registry_tell_the_same_goal() -> None:
-    assert make().goal == task_goal("straighten_rope")
