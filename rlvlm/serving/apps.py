@@ -1,6 +1,5 @@
 """Starting, finding and stopping the judge's Serve app of a run. Called by experiments, with Ray already up."""
 
-import json
 import logging
 import re
 import time
@@ -20,18 +19,14 @@ from rlvlm.serving.client import IN_FLIGHT, ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.deployments import bind_judge
 from rlvlm.serving.environments import check_environment
-from rlvlm.serving.replicas.replica import CAUSE, Builder
+from rlvlm.serving.replicas.replica import Builder
+from rlvlm.serving.startup import NO_RESOURCES_S, POLL_S, START_TIMEOUT_S, cause_of
 
 logger = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 1_800.0
-"""Longest wait for a judge to load: a big model is read from a slow disk in some minutes."""
-NO_RESOURCES_S = 30.0
-"""How long a judge may ask for more than the whole cluster has: an autoscaler may add nodes."""
 ALL_TAKEN_S = 120.0
 """How long it may ask for what the cluster has but others hold: they may soon be done."""
-POLL_S, REPORT_S = 0.5, 15.0
-_ENDED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+REPORT_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +115,7 @@ def _wait_until_running(app: str, placement: PlacementConfig) -> None:
     start = last_report = time.monotonic()
     while (status := _status(app)) is None or status.status is not ApplicationStatus.RUNNING:
         waited_s = time.monotonic() - start
-        if status is not None and (cause := _cause(status)):
+        if status is not None and (cause := cause_of(status)):
             raise cause
         if waited_s > NO_RESOURCES_S:
             _check_resources(placement)
@@ -137,24 +132,6 @@ def _wait_until_running(app: str, placement: PlacementConfig) -> None:
 
 def _status(app: str) -> ApplicationStatusOverview | None:
     return serve.status().applications.get(app)
-
-
-def _cause(status: ApplicationStatusOverview) -> JudgeUnavailable | None:
-    """The replica's own cause, out of Serve's status messages; None while there is still hope.
-
-    A cause that the replica itself names is final, so Serve's further tries are not waited for.
-    """
-    messages = [deployment.message for deployment in status.deployments.values()] + [status.message]
-    for message in messages:
-        found = re.search(re.escape(CAUSE) + r"(\[.*\])", message)
-        if found:
-            what, fix = json.loads(found[1])
-            return JudgeUnavailable(what, fix)
-    if status.status not in _ENDED:
-        return None
-    lines = [line for message in messages for line in message.strip().splitlines() if line.strip()]
-    return JudgeUnavailable(f"the judge's replica could not start: {lines[-1] if lines else status.status}",
-                            "look at the replica's log in Ray's session folder")
 
 
 def _check_resources(placement: PlacementConfig) -> None:

@@ -17,6 +17,7 @@ from rlvlm.serving.http.reference import add_reference_routes
 from rlvlm.serving.http.refusal import RETRY_AFTER_S
 from rlvlm.serving.http.routes import Desk, build_app
 from rlvlm.serving.http.token_file import make_token, read_token
+from rlvlm.serving.startup import marked
 
 DEPLOYMENT = "gateway"
 MAX_ONGOING = 900
@@ -58,7 +59,7 @@ class Gateway:
         try:
             return build_gateway(config, lines)
         except MachineError as error:
-            raise RuntimeError(f"the gateway cannot start: {error}; {error.fix}") from error
+            raise marked(error) from error
 
 
 class GatewayArgs(BaseModel):

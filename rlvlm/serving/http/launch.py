@@ -1,7 +1,5 @@
 """Starting and stopping the apps of one app file on a Ray that is up. Called by `rlvlm serve`."""
 
-import json
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,21 +8,14 @@ import ray
 from ray import serve
 from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+from ray.serve.schema import ApplicationStatus
 
 from rlvlm.errors import JudgeUnavailable, MachineError, UsageError
 from rlvlm.serving.deployments import bind_judge
 from rlvlm.serving.environments import check_environment
 from rlvlm.serving.http.app_file import AppFile
 from rlvlm.serving.http.gateway import bind_gateway
-
-START_TIMEOUT_S = 1_800.0
-"""Longest wait: a big model is read from a slow disk in some minutes."""
-NO_RESOURCES_S = 30.0
-"""How long an app may ask for more than the cluster has: an autoscaler may add nodes."""
-POLL_S = 0.5
-_CAUSE = re.compile(r"judge-cause: (\[.*\])")
-_ENDED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+from rlvlm.serving.startup import NO_RESOURCES_S, POLL_S, START_TIMEOUT_S, cause_of
 
 
 @contextmanager
@@ -92,8 +83,8 @@ def _wait(
     while not is_stopped():
         statuses = serve.status().applications
         for name in names:
-            if name in statuses:
-                _raise_cause(name, statuses[name])
+            if name in statuses and (cause := cause_of(statuses[name])):
+                raise type(cause)(f"{name}: {cause}", cause.fix)
         loading = [name for name in names
                    if name not in statuses or statuses[name].status is not ApplicationStatus.RUNNING]
         if not loading:
@@ -106,22 +97,6 @@ def _wait(
             raise JudgeUnavailable(f"{', '.join(loading)} did not load within {START_TIMEOUT_S:.0f} s",
                                    "look at the replica's log in Ray's session folder")
         time.sleep(POLL_S)
-
-
-def _raise_cause(name: str, status: ApplicationStatusOverview) -> None:
-    """Raises what the replica itself says is wrong, or what Serve says once it gave up."""
-    messages = [deployment.message for deployment in status.deployments.values()] + [status.message]
-    for message in messages:
-        if found := _CAUSE.search(message):
-            what, fix = json.loads(found[1])
-            raise JudgeUnavailable(f"{name}: {what}", fix)
-        if found := re.search(r"the gateway cannot start: (.*)", message):
-            what, _, fix = found[1].partition("; ")
-            raise MachineError(f"{name}: {what}", fix)
-    if status.status in _ENDED:
-        lines = [line for message in messages for line in message.strip().splitlines() if line.strip()]
-        raise JudgeUnavailable(f"{name} could not start: {lines[-1] if lines else status.status.value}",
-                               "look at the replica's log in Ray's session folder")
 
 
 def _check_resources(file: AppFile) -> None:

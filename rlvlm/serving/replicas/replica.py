@@ -1,7 +1,6 @@
 """One copy of a judge in a process of its own: the class that `deployments` puts behind Ray Serve."""
 
 import asyncio
-import json
 import logging
 import sys
 import time
@@ -24,12 +23,11 @@ from rlvlm.serving.monitoring import ReplicaMetrics
 from rlvlm.serving.replicas.batches import FairBatches
 from rlvlm.serving.replicas.gpu import assigned_device, check_share, limit_share, measured
 from rlvlm.serving.replicas.watchdog import Pulse, Watchdog
+from rlvlm.serving.startup import marked
 from rlvlm.types import Clip, Query, Score, Stamp, Status, Verdict
 
 logger = logging.getLogger(__name__)
 
-CAUSE = "judge-cause: "
-"""Marks, in Serve's status message, the line that holds what is wrong and how to mend it."""
 BATCH_WAIT_S = 0.005
 """How long a request waits for others to share its batch."""
 PROBE_EVERY_S = 30.0
@@ -72,7 +70,7 @@ class JudgeReplica:
             self._judge = self._thread.submit(self._load, replace(config, device=self._device), build).result()
         except Exception as error:  # whatever it is, Serve would hide it in a traceback
             logger.exception("the judge cannot be loaded")
-            raise RuntimeError(CAUSE + json.dumps(_what_and_fix(error))) from error
+            raise marked(_cause(error)) from error
         self._compares = self._make_batches("compare", self._judge.compare)
         self._scores = self._make_batches("score", self._judge.score)
 
@@ -202,12 +200,13 @@ class JudgeReplica:
         return [items[start : start + self._batch_size] for start in range(0, len(items), self._batch_size)]
 
 
-def _what_and_fix(error: Exception) -> list[str]:
+def _cause(error: Exception) -> JudgeUnavailable:
     if isinstance(error, _UNANSWERED):
-        return [str(error), error.fix]
+        return JudgeUnavailable(str(error), error.fix)
     lines = str(error).strip().splitlines()
-    return [f"the judge cannot be loaded: {type(error).__name__}{': ' if lines else ''}{''.join(lines[:1])}",
-            "the traceback is in the replica's log in Ray's session folder"]
+    return JudgeUnavailable(
+        f"the judge cannot be loaded: {type(error).__name__}{': ' if lines else ''}{''.join(lines[:1])}",
+        "the traceback is in the replica's log in Ray's session folder")
 
 
 def _probe_answers(judges: Sequence[Judge]) -> list[Any]:

@@ -166,7 +166,7 @@ def test_a_paid_judge_is_never_asked_for_nothing(judge, monkeypatch):
 
 
 def test_an_unloadable_judge_says_why_in_one_line():
-    with pytest.raises(RuntimeError, match=r"judge-cause.*no/such/folder.*pocket\.train"):
+    with pytest.raises(RuntimeError, match=r"rlvlm-cause.*no/such/folder.*pocket\.train"):
         JudgeReplica(JudgeConfig(model="/no/such/folder", device="cpu"), PlacementConfig())
 
 
@@ -174,7 +174,7 @@ def test_a_fault_of_the_judges_code_is_named(judge):
     def build(config):
         raise MemoryError("no room")
 
-    with pytest.raises(RuntimeError, match="judge-cause.*MemoryError: no room.*replica's log"):
+    with pytest.raises(RuntimeError, match="rlvlm-cause.*MemoryError: no room.*replica's log"):
         JudgeReplica(JudgeConfig(device="cpu"), PlacementConfig(), build)
 
 
