@@ -206,7 +206,8 @@ def _train(
     console.phase("starting Ray and the judge")
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
-        stack.enter_context(ray_session(config.track.dashboard_port if config.track.dashboard else None))
+        port = config.track.dashboard_port if config.track.dashboard else None
+        stack.enter_context(ray_session(port, num_workers=config.algo.env_runners))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))
         algorithm = stack.enter_context(algorithm_session(config, make_judge))
         stop.take_over()

@@ -6,13 +6,13 @@ arXiv:2402.03681 (RL-VLM-F). Departures:
 1. Acting and learning take turns of `SACConfig.turn_steps` steps, so that new transitions are labelled in batches.
 2. The target critics move with every update (every second one in PEBBLE's code).
 3. Should the first session give no label that trains, exploration by novelty goes on until one does.
-4. Everything runs in one process: worlds, replay and networks share memory, and RLlib's episodes, connectors and
-   object store are not on the path.
+4. Replay, networks and, unless there are env runners, worlds share one process; RLlib's episodes and connectors are not
+   on the path. Env runners act with the policy of one turn before, except in the first turn of an episode.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,12 +21,14 @@ import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
 from rlvlm.algorithms.evaluation import EvaluationEpisode, evaluate
 from rlvlm.algorithms.label import Relabelling, add_labelled
+from rlvlm.algorithms.sac_pebble.acting import build_crew, check_crew
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.algorithms.sac_pebble.module import SACModule
@@ -62,6 +64,8 @@ class SACPebbleConfig(AlgorithmConfig):
         self.seed = 0
         self.env_runner_cls = WorldRunner
         self.num_env_runners = self.num_learners = 0
+        self.merge_env_runner_states = self.broadcast_env_runner_states = False
+        self.delay_between_env_runner_restarts_s = self.env_runner_health_probe_timeout_s = 1.0
         self.min_time_s_per_iteration = None
         self.log_level = "ERROR"
         self._dont_auto_sync_env_runner_states = True
@@ -77,7 +81,8 @@ class SACPebbleConfig(AlgorithmConfig):
         return self._take(task=task, goal=goal, world=world)
 
     def learning(self, *, sac: SACConfig) -> Self:
-        """Chooses the hyperparameters of SAC."""
+        """Chooses the hyperparameters of SAC, and with them where its worlds are stepped."""
+        self.env_runners(num_env_runners=sac.env_runners, create_local_env_runner=not sac.env_runners)
         return self._take(sac=sac)
 
     def rewards(self, *, reward: RewardConfig = NotProvided, feedback: FeedbackConfig = NotProvided,
@@ -106,9 +111,9 @@ class SACPebbleConfig(AlgorithmConfig):
         super().validate()
         if not self.task:
             raise ValueError("no task was chosen; call .worlds(task='drawer_open')")
-        if self.num_env_runners or self.num_learners:
-            raise ValueError("acting and learning share one process here: num_env_runners and num_learners must be 0, "
-                             f"got {self.num_env_runners} and {self.num_learners}; use world.num_envs for more worlds")
+        if not self.in_evaluation and (self.num_env_runners, self.num_learners) != (self.sac.env_runners, 0):
+            raise ValueError(f"num_env_runners is {self.num_env_runners}, that of SACConfig {self.sac.env_runners}: "
+                             f"set both by .learning(sac=...); num_learners must be 0, got {self.num_learners}")
         if self.reward.asks_judge and self.make_judge is None:
             raise ValueError("a judge is to be asked and there is none; call .rewards(make_judge=...), "
                              "or choose teacher oracle or random")
@@ -146,12 +151,11 @@ class SACPebble(Algorithm):
 
     def setup(self, config: SACPebbleConfig) -> None:
         """Builds worlds, networks and reward; called by RLlib."""
+        check_crew(config)
         super().setup(config)
         torch.set_num_threads(self.config.sac.threads)
-        self._runner: WorldRunner = self.env_runner_group.local_env_runner
-        (found,) = self.learner_group.foreach_learner(lambda learner: learner)
-        self._learner: SACLearner = found.get()
-        self._runner.policy = self._learner.networks.policy
+        self._learner: SACLearner = next(iter(self.learner_group.foreach_learner(lambda learner: learner))).get()
+        self._crew = build_crew(self.env_runner_group, self._learner.networks.policy, self._learner.policy_values)
         self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
         self._schedule = build_schedule(self.config.schedule(), self._viewer)
         self._relabelling = Relabelling(self._learner.replay)
@@ -167,30 +171,31 @@ class SACPebble(Algorithm):
     def training_step(self) -> None:
         """One round of episodes: PEBBLE's algorithm 2, and plain SAC where the source never changes."""
         rewards = []
-        for num_steps in self._turns():
-            sample = self._act(num_steps)
+        for sample in self._samples():
             self._schedule.take_in(sample)
             rewards.append(add_labelled(self._learner.replay, sample.transitions, self._schedule.source))
             if self._schedule.is_feedback_due(self._env_steps):
                 self._learn_reward()
             if self._schedule.learned is not None:
                 self._relabelling.advance(self._schedule.learned)
-            self._learner.learn(self._updates_due(num_steps), self._schedule.source)
+            self._learner.learn(self.config.sac.updates_due(self._env_steps, len(rewards[-1])), self._schedule.source)
         self._log_round(np.concatenate(rewards))
 
-    def _turns(self) -> list[int]:
-        """Steps of each world per turn; together they make one episode."""
-        full, rest = divmod(self.config.world.episode_steps, self.config.sac.turn_steps)
-        return [self.config.sac.turn_steps] * full + [rest] * (rest > 0)
+    def _samples(self) -> Iterator[Sample]:
+        """The turns of an episode of every world; env runners act all but the first while the caller learns."""
+        turns = self.config.sac.turns(self.config.world.episode_steps)
+        self._start(turns[0])
+        for following in (*turns[1:], None):
+            sample = self._crew.collect()
+            self._env_steps += len(sample.transitions.env_rewards)
+            self._num_episodes += len(sample.episodes)
+            self._recent.extend([float(one.env_rewards.sum()), float(one.success.any())] for one in sample.episodes)
+            if following:
+                self._start(following)
+            yield sample
 
-    def _act(self, num_steps: int) -> Sample:
-        """Steps the worlds: at random at first, then with the policy."""
-        sample = self._runner.sample(num_steps=num_steps, random_actions=self._env_steps < self.config.sac.seed_steps)
-        self._env_steps += len(sample.transitions.env_rewards)
-        self._num_episodes += len(sample.episodes)
-        self._recent.extend([float(episode.env_rewards.sum()), float(episode.success.any())]
-                            for episode in sample.episodes)
-        return sample
+    def _start(self, num_steps: int) -> None:
+        self._crew.start(num_steps, random_actions=self._env_steps < self.config.sac.seed_steps)
 
     def _learn_reward(self) -> None:
         """Asks, fits and has everything relabelled; the first learned reward finds critics without a past."""
@@ -205,17 +210,11 @@ class SACPebble(Algorithm):
             self._learner.restart_critics()
             self._learner.learn(self.config.sac.catch_up_updates, learned)
 
-    def _updates_due(self, num_steps: int) -> int:
-        """Updates after a turn: none before the random steps are over, then `updates_per_step` on average."""
-        sac, trained_from = self.config.sac, self.config.sac.seed_steps
-        before = self._env_steps - num_steps * self.config.world.num_envs
-        done = int(max(before - trained_from, 0) * sac.updates_per_step)
-        return int(max(self._env_steps - trained_from, 0) * sac.updates_per_step) - done
-
     def _log_round(self, rewards: np.ndarray) -> None:
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
         if np.isfinite(rewards).all():
-            self._facts[metrics.TRAIN_LEARNED_RETURN] = float(rewards.sum()) / self.config.world.num_envs
+            num_episodes = len(rewards) / self.config.world.episode_steps
+            self._facts[metrics.TRAIN_LEARNED_RETURN] = float(rewards.sum()) / num_episodes
         if self._schedule.source.labelling is Labelling.WHERE_ANSWERED:
             left_out = self._facts.get(metrics.TRAIN_LEFT_OUT, 0.0)
             self._facts[metrics.TRAIN_LEFT_OUT] = left_out + float(np.isnan(rewards).sum())
@@ -256,6 +255,10 @@ class SACPebble(Algorithm):
         """Draws the task's snapshots at `size_px`."""
         return FrameStore(self._viewer, size_px)
 
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        """Takes env runners back in that were lost and have been started again; RLlib asks before every round."""
+        return self._crew.revive()
+
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes everything that an exact continuation needs; complete or not at all.
 
@@ -263,7 +266,7 @@ class SACPebble(Algorithm):
             MachineError: the disk is full or cannot be written.
         """
         tree = {
-            "runner": self._runner.save_tree(),
+            "runner": self._crew.save_tree(),
             "learner": self._learner.save_tree(),
             "schedule": self._schedule.save_tree(),
             "relabelled_to": self._relabelling.next_row,
@@ -282,7 +285,7 @@ class SACPebble(Algorithm):
             CorruptCheckpoint: a file is missing or differs from what was written.
         """
         tree = load_tree(Path(checkpoint_dir))
-        self._runner.load_tree(tree["runner"])
+        self._crew.load_tree(tree["runner"])
         self._learner.load_tree(tree["learner"])
         self._schedule.load_tree(tree["schedule"])
         self._relabelling.next_row = tree["relabelled_to"]

@@ -42,6 +42,8 @@ class SACConfig:
     """Updates right after the first feedback, when the critics start anew."""
     threads: int = 1
     """CPU threads of torch in this process; matrices of this size gain little from a second one."""
+    env_runners: int = 0
+    """Processes that step env.num_envs worlds each while the learner learns; 0 steps them in the learner's process."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma < 1:
@@ -57,7 +59,24 @@ class SACConfig:
                      "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"algo.{name} must be >= 1, got {getattr(self, name)}")
-        if self.catch_up_updates < 0:
-            raise ValueError(f"algo.catch_up_updates must be >= 0, got {self.catch_up_updates}")
+        if min(self.catch_up_updates, self.env_runners) < 0:
+            raise ValueError("algo.catch_up_updates and algo.env_runners must be >= 0, got "
+                             f"{self.catch_up_updates} and {self.env_runners}")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"algo.hidden needs at least one layer of >= 1 units, got {self.hidden}")
+
+    def turns(self, episode_steps: int) -> list[int]:
+        """Steps of each world per turn; together they make one episode."""
+        full, rest = divmod(episode_steps, self.turn_steps)
+        return [self.turn_steps] * full + [rest] * (rest > 0)
+
+    def updates_due(self, now: int, new_steps: int) -> int:
+        """Updates after a turn: none before the random steps are over, then `updates_per_step` on average.
+
+        Args:
+            now: env steps so far, with the turn's.
+            new_steps: the turn's, of all worlds.
+        """
+        before, after = (int(max(steps - self.seed_steps, 0) * self.updates_per_step)
+                         for steps in (now - new_steps, now))
+        return after - before

@@ -97,6 +97,11 @@ class SACLearner(TorchLearner):
         """
         raise RuntimeError("SACLearner trains from its own replay; call `learn`")
 
+    @property
+    def policy_values(self) -> Tensor:
+        """[P] the policy's weights, the very memory that updates change."""
+        return self._blocks["actor"].values
+
     def learn(self, num_updates: int, source: RewardSource) -> None:
         """Makes gradient updates on batches from the replay.
 

@@ -1,6 +1,7 @@
-"""Steps the worlds with the learner's own policy. RLlib builds one and calls it through its env-runner contract."""
+"""Steps the worlds with the learner's policy. RLlib builds runners, here or as actors, and acting.py calls them."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import gymnasium as gym
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner import EnvRunner
 
+from rlvlm.algorithms.dense.block import flatten
 from rlvlm.algorithms.episodes import EpisodeTape, VectorStep, to_transitions
 from rlvlm.envs.registry import make_vector
 from rlvlm.envs.world import World
@@ -26,24 +28,53 @@ class Sample:
     """Those that ended during the turn."""
 
 
+def join(samples: Sequence[Sample]) -> Sample:
+    """The samples of several runners as one, in this order."""
+    if len(samples) == 1:
+        return samples[0]
+    columns = {field.name: np.concatenate([getattr(sample.transitions, field.name) for sample in samples])
+               for field in fields(Transitions)}
+    return Sample(Transitions(**columns), [episode for sample in samples for episode in sample.episodes])
+
+
 class WorldRunner(EnvRunner):
     """N worlds in this process, stepped side by side; an episode that ends is followed by the next at once.
 
-    It acts with the very policy that the learner trains (`policy` is set by the algorithm), so there are no weights
-    to send, and it draws exploration noise from a generator of its own.
+    In the learner's process it acts with the very policy that is trained (`policy` is set from outside). An actor has
+    a policy of its own, whose weights come with every turn. Exploration noise has a generator of its own.
 
     Args:
         config: a `SACPebbleConfig`.
-        worker_index: 0, the local one; RLlib passes it and other arguments that are not used here.
+        worker_index: 0 in the learner's process, from 1 on elsewhere; RLlib passes it, and what is not used here.
     """
 
     policy: SquashedGaussian
 
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
-        self.env = make_vector(config.task, config.world, config.seed)
+        self.begin()
+        if worker_index > 0:
+            torch.set_num_threads(1)  # an actor has one core
+            (obs_space, action_space), = self.get_spaces().values()
+            self.policy = SquashedGaussian(obs_space.shape[0], action_space.shape[0], config.sac.hidden)
+            self._policy_values = flatten(self.policy.parameters())
+
+    def begin(self, restart: int = 0) -> None:
+        """New worlds at their first episodes, with random numbers that no other runner or restart has.
+
+        Args:
+            restart: counts the times a lost runner was replaced; 0 at the start. Then the first actor's worlds and
+                noise are those that a runner in the learner's process would have.
+        """
+        if self.env is not None:
+            self.env.close()
+        seed, own = self.config.seed, (max(self.worker_index - 1, 0), restart)
+        kin = own if any(own) else ()
+        if kin:
+            seed = int(np.random.SeedSequence(seed, spawn_key=(2, *kin)).generate_state(1)[0])
+        self.env = make_vector(self.config.task, self.config.world, seed)
         self.num_envs = self.env.num_envs
-        self._noise = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(1,)))
+        self._noise = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(1, *kin)))
         self._tape = EpisodeTape(self.num_envs)
         self._random = np.zeros(self.env.action_space.shape, np.float32)
         self._obs = np.array(self.env.reset()[0], np.float32)
@@ -61,6 +92,11 @@ class WorldRunner(EnvRunner):
             episodes += self._tape.record(step, ended)
             steps.append(step)
         return Sample(to_transitions(steps), episodes)
+
+    def act(self, *, values: FloatArray, num_steps: int, random_actions: bool) -> Sample:
+        """`sample` with the policy whose weights are `values` `[P]`; for actors."""
+        self._policy_values.copy_(torch.tensor(values))
+        return self.sample(num_steps=num_steps, random_actions=random_actions)
 
     def _step(self, actions: FloatArray) -> tuple[VectorStep, NDArray[np.bool_]]:
         """One step of all worlds and which of their episodes `[N]` it ended."""
@@ -99,10 +135,10 @@ class WorldRunner(EnvRunner):
         return {DEFAULT_MODULE_ID: (self.env.single_observation_space, self.env.single_action_space)}
 
     def assert_healthy(self) -> None:
-        """Nothing to check: a runner in this process either lives or has raised."""
+        """Nothing to check: a runner either lives or has raised."""
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """RLlib sends weights and connectors here; the policy is shared and there are no connectors."""
+        """RLlib sends weights and connectors here; ours come with a turn, and there are no connectors."""
 
     def save_tree(self) -> dict[str, Any]:
         """Worlds, running episodes and noise as a state tree: after `load_tree` the future is bit-identical."""

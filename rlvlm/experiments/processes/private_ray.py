@@ -25,7 +25,7 @@ _PREFIX = "rlvlm"
 
 
 @contextmanager
-def ray_session(dashboard_port: int | None = None) -> Iterator[None]:
+def ray_session(dashboard_port: int | None = None, num_workers: int = 0) -> Iterator[None]:
     """Ray while the context is open: the cluster that RAY_ADDRESS names, or a private one that ends with us.
 
     A private one has its own folder in a directory only this user can enter, and its own random token, so that
@@ -33,6 +33,8 @@ def ray_session(dashboard_port: int | None = None) -> Iterator[None]:
 
     Args:
         dashboard_port: where a private Ray shows its dashboard, on the loopback address; None opens none.
+        num_workers: processes of one core each that will be started in it, besides judges; on a machine with fewer
+            cores they share.
 
     Raises:
         MachineError: Ray does not start.
@@ -41,7 +43,7 @@ def ray_session(dashboard_port: int | None = None) -> Iterator[None]:
     if os.environ.get("RAY_ADDRESS"):
         yield from _attached()
     else:
-        yield from _private(dashboard_port)
+        yield from _private(dashboard_port, num_workers)
 
 
 def _attached() -> Iterator[None]:
@@ -52,17 +54,17 @@ def _attached() -> Iterator[None]:
         ray.shutdown()  # disconnects; the cluster is not ours
 
 
-def _private(dashboard_port: int | None) -> Iterator[None]:
+def _private(dashboard_port: int | None, num_workers: int) -> Iterator[None]:
     parent = _make_parent()
     with guarded_folder(parent):
-        _start(parent, dashboard_port)
+        _start(parent, dashboard_port, num_workers)
         try:
             yield
         finally:
             ray.shutdown()
 
 
-def _start(parent: Path, dashboard_port: int | None) -> None:
+def _start(parent: Path, dashboard_port: int | None, num_workers: int) -> None:
     """A Ray of our own, with its files in `parent`; on a busy machine it may take a second try.
 
     Raises:
@@ -74,7 +76,7 @@ def _start(parent: Path, dashboard_port: int | None) -> None:
     for number in range(START_TRIES):
         folder = parent / f"r{number}"
         try:
-            _init(folder, dashboard_port)
+            _init(folder, dashboard_port, num_workers)
             return
         except Exception as error:  # Ray raises bare Exceptions here, for one when it had no answer in 30 seconds
             failure = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -84,10 +86,10 @@ def _start(parent: Path, dashboard_port: int | None) -> None:
     raise MachineError(f"Ray does not start: {failure}", "rlvlm doctor  (memory, /dev/shm, ports)")
 
 
-def _init(folder: Path, dashboard_port: int | None) -> None:
+def _init(folder: Path, dashboard_port: int | None, num_workers: int) -> None:
     ray.init(
         address="local",
-        num_cpus=max(usable_cores(), 2),  # the judge's replica and Serve's own actors need a place each
+        num_cpus=max(usable_cores(), 2 + num_workers),  # the judge's replica and Serve's own actors need a place each
         include_dashboard=dashboard_port is not None,
         dashboard_host="127.0.0.1",
         dashboard_port=dashboard_port,

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from state_trees import assert_same
 
 from rlvlm import metrics
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
@@ -76,25 +77,13 @@ def train(algorithm, iterations):
     return algorithm
 
 
-def assert_same(left, right, path=""):
-    """Two state trees are equal bit for bit."""
-    assert type(left) is type(right) or isinstance(left, list | tuple), path
-    if isinstance(left, dict):
-        assert left.keys() == right.keys(), path
-        for key in left:
-            assert_same(left[key], right[key], f"{path}/{key}")
-    elif isinstance(left, list | tuple):
-        assert len(left) == len(right), path
-        for index, pair in enumerate(zip(left, right, strict=True)):
-            assert_same(*pair, f"{path}/{index}")
-    elif isinstance(left, np.ndarray | torch.Tensor):
-        np.testing.assert_array_equal(np.asarray(left), np.asarray(right), err_msg=path)
-    else:
-        assert left == right or (left != left and right != right), path
+def act(algorithm, num_steps):
+    algorithm._crew.start(num_steps, random_actions=True)
+    return algorithm._crew.collect()
 
 
 def tree(algorithm):
-    return {"runner": algorithm._runner.save_tree(), "learner": algorithm._learner.save_tree(),
+    return {"runner": algorithm._crew.save_tree(), "learner": algorithm._learner.save_tree(),
             "schedule": algorithm._schedule.save_tree(), "steps": algorithm.env_steps, "iteration": algorithm.iteration}
 
 
@@ -162,10 +151,10 @@ def test_a_run_that_stops_within_an_episode_resumes_too(build, tmp_path):
     reward = RewardConfig(source="environment")
     straight, first, resumed = (build(reward) for _ in range(3))
     for algorithm in (straight, first):
-        algorithm._act(13)
+        act(algorithm, 13)
     first.save_checkpoint(str(tmp_path / "checkpoint"))
     resumed.load_checkpoint(str(tmp_path / "checkpoint"))
-    left, right = straight._act(13), resumed._act(13)
+    left, right = act(straight, 13), act(resumed, 13)
     assert_same(dataclasses.asdict(left.transitions), dataclasses.asdict(right.transitions))
     for one, other in zip(left.episodes, right.episodes, strict=True):
         assert len(one) == 20
@@ -217,7 +206,8 @@ def test_building_says_nothing_on_the_terminal(build, capfd):
 @pytest.mark.parametrize(("change", "rule"), [
     (lambda config: config.worlds(task=""), "no task was chosen"),
     (lambda config: config.rewards(make_judge=None), "a judge is to be asked and there is none"),
-    (lambda config: config.env_runners(num_env_runners=1), "share one process"),
+    (lambda config: config.env_runners(num_env_runners=1), "num_env_runners is 1, that of SACConfig 0"),
+    (lambda config: config.learners(num_learners=1), "num_learners must be 0, got 1"),
 ])
 def test_wrong_settings_are_refused_before_anything_starts(change, rule):
     config = SACPebbleConfig().worlds(task="rlvlm.testing:TINY").rewards(make_judge=FakeJudge)

@@ -1,0 +1,148 @@
+"""Env runners as real actors of a real Ray: nothing is lost, doubled or left to chance."""
+
+import copy
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from state_trees import assert_same
+
+from rlvlm import metrics
+from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import Task
+from rlvlm.errors import MachineError
+from rlvlm.rewards.config import RewardConfig
+from rlvlm.testing import TinyWorld
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+EPISODE_STEPS, NUM_ENVS = 20, 2
+
+
+class JammedWorld(TinyWorld):
+    """A TinyWorld that breaks at its second episode."""
+
+    def reset(self, *, seed=None, options=None):
+        if self._steps:
+            raise OSError("the gripper is jammed")
+        return super().reset(seed=seed, options=options)
+
+
+JAMMED = Task(name="jammed", goal="push", maker="test_acting:JammedWorld")
+
+
+@pytest.fixture(scope="module")
+def build():
+    """Builds small algorithms on a Ray with a place for each of their runners."""
+    here = {"env_vars": {"PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}}
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error",
+             runtime_env=here)
+    built = []
+
+    def make(env_runners, task="rlvlm.testing:TINY", turn_steps=7):
+        sac = SACConfig(hidden=(32, 32), batch_size=32, seed_steps=100, turn_steps=turn_steps, replay_capacity=1000,
+                        env_runners=env_runners)
+        world = EnvConfig(episode_steps=EPISODE_STEPS, num_envs=NUM_ENVS, start="random")
+        config = (SACPebbleConfig().worlds(task=task, world=world).learning(sac=sac)
+                  .rewards(reward=RewardConfig(source="environment")).debugging(seed=3))
+        built.append(config.build_algo())
+        return built[-1]
+
+    yield make
+    for algorithm in built:
+        algorithm.stop()
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pair(build):
+    """An algorithm with two runners, for several tests to go on with."""
+    return build(2)
+
+
+def train(algorithm, rounds):
+    for _ in range(rounds):
+        algorithm.train()
+
+
+def tree(algorithm):
+    return copy.deepcopy({"crew": algorithm._crew.save_tree(), "learner": algorithm._learner.save_tree(),
+                          "steps": algorithm.env_steps})
+
+
+def kill(algorithm, index):
+    """Ends a runner's process the hard way."""
+    (pid,) = algorithm.env_runner_group.foreach_env_runner(
+        lambda runner: os.getpid(), remote_worker_ids=[index], local_env_runner=False)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_one_runner_that_is_never_ahead_is_the_local_one_bit_for_bit(build):
+    here, there = build(0, turn_steps=EPISODE_STEPS), build(1, turn_steps=EPISODE_STEPS)
+    for algorithm in (here, there):
+        train(algorithm, 5)
+    assert here.report() == there.report() and here.report()[metrics.UPDATES] == 100
+    left, right = tree(here), tree(there)
+    assert_same(left["learner"], right["learner"])
+    assert_same(left["crew"], right["crew"]["runners"]["1"])
+    kill(there, 1)  # the only one: the turn waits for it to come back
+    there.train()
+    assert there.env_steps == here.env_steps + NUM_ENVS * EPISODE_STEPS
+
+
+def test_two_runners_repeat_and_resume_bit_for_bit(build, pair, tmp_path):
+    train(pair, 2)
+    assert pair.env_steps == 2 * 2 * NUM_ENVS * EPISODE_STEPS
+    assert pair.report()[metrics.UPDATES] == pair.env_steps - 100 and pair.report()[metrics.EPISODES] == 8
+    pair.save_checkpoint(str(tmp_path / "checkpoint"))
+    halfway = tree(pair)
+    train(pair, 2)
+    again = build(2)
+    train(again, 2)
+    assert_same(halfway, tree(again))
+    train(again, 1)  # astray, and back
+    again.load_checkpoint(str(tmp_path / "checkpoint"))
+    train(again, 2)
+    assert_same(tree(pair), tree(again))
+
+
+def test_runners_see_different_episodes_of_the_same_policy(pair):
+    crew = pair._crew
+    crew.start(5, random_actions=False)
+    transitions = crew.collect().transitions
+    first, second = np.split(transitions.actions, 2)
+    assert first.shape == (5 * NUM_ENVS, 2) and not np.isin(first, second).any()
+    noise_free = pair._learner.networks.policy.act(torch.from_numpy(transitions.obs)).numpy()
+    assert np.corrcoef(noise_free.ravel(), transitions.actions.ravel())[0, 1] > 0
+
+
+def test_a_killed_runner_is_missed_for_a_while_and_comes_back(pair, caplog):
+    kill(pair, 1)
+    gained, deadline = [], time.monotonic() + 120
+    while not gained or (gained[-1] < 2 * NUM_ENVS * EPISODE_STEPS and time.monotonic() < deadline):
+        before = pair.env_steps
+        pair.train()
+        gained.append(pair.env_steps - before)
+    assert gained[0] == NUM_ENVS * EPISODE_STEPS and gained[-1] == 2 * NUM_ENVS * EPISODE_STEPS
+    assert "env runner 1 was lost" in caplog.text
+    rewards = pair._learner.replay.rewards
+    assert len(rewards) == min(pair.env_steps, 1000) and rewards.isfinite().all()
+
+
+def test_what_a_world_raises_reaches_the_caller_with_its_place(build):
+    algorithm = build(1, task="test_acting:JAMMED")
+    with pytest.raises(OSError, match="the gripper is jammed") as caught:
+        train(algorithm, 2)
+    assert "in env runner 1:" in caught.value.__notes__[0] and "JammedWorld" not in str(caught.value)
+
+
+def test_more_runners_than_the_cluster_can_hold_are_refused(build):
+    with pytest.raises(MachineError, match="9 env runners ask for 9 CPU, the Ray cluster has 8"):
+        build(9)
