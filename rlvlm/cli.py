@@ -1,4 +1,4 @@
-"""`rlvlm run | resume | eval | serve | report | doctor`: one screen, no logic."""
+"""`rlvlm run | resume | eval | sweep | serve | report | doctor`: one screen, no logic."""
 
 import difflib
 import sys
@@ -11,6 +11,7 @@ from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.experiments.terminal import commands, labels
 from rlvlm.experiments.terminal.boxes import guarded
 from rlvlm.experiments.terminal.serve import serve_command
+from rlvlm.experiments.terminal.sweep import sweep_command
 
 Command = Callable[[Sequence[str], str], int]
 
@@ -18,6 +19,7 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "run": ("TASK [options]   learn a task from a VLM's preferences", commands.run_command),
     "resume": ("DIR              go on with a run that was stopped", commands.resume_command),
     "eval": ("DIR              play the policy of a run", commands.eval_command),
+    "sweep": ("FILE             tasks x reward sources x seeds, side by side", sweep_command),
     "serve": ("NAME           put a judge behind HTTP; --list shows the apps", serve_command),
     "report": ("DIR...           compare runs: table, curves, page", commands.report_command),
     "judge-report": ("RUN|STORE...     how right, sure, consistent and fast a judge was", labels.judge_report_command),

@@ -35,6 +35,9 @@ class Task:
     goal_state: str = ""
     """The goal as a sentence that is true once it is reached, e.g. `the drawer is open`, for judges that compare a
     picture with words; empty takes the goal phrase."""
+    return_range: tuple[float, float] | None = None
+    """True episode returns that count as 0 (random play) and 1 (solved) where runs are compared; None: the task is
+    compared by its success rate."""
 
 
 _TASKS: dict[str, Task] = {}
@@ -75,6 +78,15 @@ def task_goal_state(name: str) -> str:
     """
     task = _find(name)
     return task.goal_state or task.goal
+
+
+def return_range(name: str) -> tuple[float, float] | None:
+    """The episode returns that count as 0 and 1 in comparisons; None for a task compared by its success rate.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    return _find(name).return_range
 
 
 def make_world(task: str, config: EnvConfig, seed: int) -> "World":

@@ -105,6 +105,11 @@ class RunConfig:
             )
 
     @property
+    def asks_teacher(self) -> bool:
+        """Whether somebody answers queries."""
+        return self.reward.source == "preference"
+
+    @property
     def asks_judge(self) -> bool:
         """Whether a VLM is asked at all."""
         return self.reward.asks_judge

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rich.table import Table
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.experiments.artifacts.plots import STYLE, column, save
 from rlvlm.experiments.config import RunConfig
+from rlvlm.experiments.folder import settings
 from rlvlm.experiments.folder.run_folder import RunFolder, find_folder
 from rlvlm.experiments.folder.tables import CsvTable, write_whole
 from rlvlm.types import FloatArray
@@ -209,17 +210,10 @@ def _but_seed(config: RunConfig) -> RunConfig:
 def _name_groups(configs: Sequence[RunConfig]) -> list[str]:
     """The reward's name; where two groups share it, also the settings in which they differ."""
     plain = [f"{config.task}: {config.reward_name}" for config in configs]
-    flat = [_flatten(asdict(_but_seed(config))) for config in configs]
+    flat = [settings.flat(_but_seed(config)) for config in configs]
     names = []
     for place, name in enumerate(plain):
         others = [flat[other] for other in range(len(configs)) if other != place and plain[other] == name]
         differing = sorted({key for other in others for key in other if other[key] != flat[place][key]})
         names.append(name + "".join(f", {key}={flat[place][key]}" for key in differing))
     return names
-
-
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat

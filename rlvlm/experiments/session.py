@@ -41,12 +41,12 @@ def judge_session(
     if not config.asks_judge:
         yield None
         return
-    judge = replace(config.judge, api=_anywhere(config.judge.api, ledger))
+    judge = replace(config.judge, api=reachable(config.judge.api, ledger))
     with start_judge(judge, config.serve, name=config.task) as running:
         yield lambda: MeteredCache(CachedJudge(running.judge, open_store()), config.task)
 
 
-def _anywhere(api: ApiConfig, ledger: Path) -> ApiConfig:
+def reachable(api: ApiConfig, ledger: Path) -> ApiConfig:
     """`api` with its files named so that a replica finds them from whatever folder it works in."""
     key_file = str(Path(api.key_file).expanduser().resolve()) if api.key_file else ""
     return replace(api, key_file=key_file, ledger=str(Path(api.ledger or ledger).expanduser().resolve()))

@@ -4,7 +4,8 @@ import errno
 import time
 import traceback
 from collections import deque
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -85,7 +86,7 @@ class Training:
         self._labels = label_store(folder, config)
         self._draw_samples = algorithm.frame_store(SAMPLE_PX).frames
         self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
-        self.last_evaluation: list[EvaluationEpisode] = []
+        self._last_evaluation: list[EvaluationEpisode] = []
 
     @property
     def state(self) -> RunState:
@@ -93,29 +94,56 @@ class Training:
         wall_s = self._before.wall_s + time.monotonic() - self._started
         return RunState(env_steps=self._algorithm.env_steps, wall_s=wall_s, peak_rss_mb=self._memory.peak_mb)
 
-    def run(self, stop: StopRequest) -> None:
-        """Goes on until the last step, or until `stop`; a checkpoint is saved in both cases."""
-        is_over = self._algorithm.env_steps >= self._config.steps
-        while not is_over:
-            before = self._algorithm.env_steps
-            self._algorithm.train()
-            if self._algorithm.env_steps >= self._config.steps:
-                self._algorithm.finish_feedback()
-            self._keep_queries()
-            is_over = bool(stop) or self._algorithm.env_steps >= self._config.steps
-            is_best = self._evaluate_if_due(before)
-            self._log_if_due(before)
-            if is_over or is_best or self._crosses(self._config.track.checkpoint_every_steps, before):
-                self._save(is_best, is_over)
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step has been taken."""
+        return self._algorithm.env_steps >= self._config.steps
+
+    @property
+    def steps_per_s(self) -> float:
+        """Env steps per second of the last rounds."""
+        (first_s, first_step), (last_s, last_step) = self._recent[0], self._recent[-1]
+        return (last_step - first_step) / max(last_s - first_s, 1e-3)
+
+    def advance(self) -> None:
+        """One round: train, look, write down; save where it is due, as it is at the last step."""
+        before = self._algorithm.env_steps
+        self._algorithm.train()
+        if self.is_over:
+            self._algorithm.finish_feedback()
+        self._keep_queries()
+        is_best = self._evaluate_if_due(before)
+        self._log_if_due(before)
+        if self.is_over:
+            self.save(is_best)
+        elif is_best or self._crosses(self._config.track.checkpoint_every_steps, before):
+            self._try_to_save(is_best)
+
+    def save(self, is_best: bool = False) -> None:
+        """Saves a checkpoint of now; where there is one already, nothing happens.
+
+        Raises:
+            MachineError, OSError: the disk refuses.
+        """
+        self._folder.checkpoints.save(self.state, self._write_checkpoint, is_best)
+
+    def finish(self, exit_reason: str) -> None:
+        """Writes summary, plots, videos and pages, and ends what counts along.
+
+        Args:
+            exit_reason: `done`, or why it stopped earlier; only a run that is done is filmed.
+        """
+        self._console.phase("writing plots, videos and pages")
+        episodes = self._last_evaluation if exit_reason == "done" else []
+        draw = self._algorithm.frame_store(VIDEO_PX).frames
+        write_artifacts(self._folder, self._config, self.state, exit_reason, episodes, draw)
         self._trackers.close()
 
-    def _save(self, is_best: bool, is_last: bool) -> None:
-        """Saves a checkpoint. Should the disk refuse one, training goes on and the next is tried; not at the end."""
+    def _try_to_save(self, is_best: bool) -> None:
+        """Saves a checkpoint. Should the disk refuse one, training goes on and the next is tried."""
         try:
-            self._folder.checkpoints.save(self.state, self._write_checkpoint, is_best)
+            self.save(is_best)
         except (MachineError, OSError) as error:
-            if is_last:
-                raise
             self._console.line(f"checkpoint at step {self._algorithm.env_steps:,} not saved: {error}")
 
     def _keep_queries(self) -> None:
@@ -127,13 +155,12 @@ class Training:
 
     def _evaluate_if_due(self, before: int) -> bool:
         """Evaluates on schedule and at the last step, and returns whether no evaluation was better before."""
-        is_last = self._algorithm.env_steps >= self._config.steps
-        if not is_last and not self._crosses(self._config.eval.every_steps, before):
+        if not self.is_over and not self._crosses(self._config.eval.every_steps, before):
             return False
         self._console.phase("evaluating", is_line=False)
-        self.last_evaluation = self._algorithm.evaluate_policy(self._config.eval.episodes)
+        self._last_evaluation = self._algorithm.evaluate_policy(self._config.eval.episodes)
         state = self.state
-        row = evaluation_row(self.last_evaluation, state.env_steps, state.wall_s)
+        row = evaluation_row(self._last_evaluation, state.env_steps, state.wall_s)
         rows = self._folder.evaluations.read()
         self._folder.evaluations.append([row])
         earlier = [(float(old["success_rate"]), float(old["episode_return"])) for old in rows]
@@ -142,10 +169,11 @@ class Training:
     def _log_if_due(self, before: int) -> None:
         is_due = self._crosses(self._config.track.log_every_steps, before)
         state = self.state
+        self._recent.append((state.wall_s, state.env_steps))
         row = self._algorithm.report() | {
             metrics.ENV_STEPS: state.env_steps,
             metrics.WALL_S: state.wall_s,
-            metrics.STEPS_PER_S: self._speed(state),
+            metrics.STEPS_PER_S: self.steps_per_s,
             metrics.PEAK_RSS_MB: state.peak_rss_mb,
         }
         evaluations = self._folder.evaluations.read()
@@ -155,12 +183,6 @@ class Training:
         if is_due:
             self._trackers.log(row)
         self._console.update(row, is_due)
-
-    def _speed(self, state: RunState) -> float:
-        """Env steps per second of the last rounds."""
-        self._recent.append((state.wall_s, state.env_steps))
-        (first_s, first_step), (last_s, last_step) = self._recent[0], self._recent[-1]
-        return (last_step - first_step) / max(last_s - first_s, 1e-3)
 
     def _crosses(self, period: int, before: int) -> bool:
         return self._algorithm.env_steps // period > before // period
@@ -179,29 +201,15 @@ def _evaluation_metrics(row: dict[str, str]) -> dict[str, float]:
     return {metric: float(row[name]) for name, metric in names.items() if row[name]}
 
 
-def _carry_on(folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | None) -> int:
-    """Trains from `checkpoint` (None: from the start) to the end or a signal, with the folder locked."""
-    with ExitStack() as stack:
-        stack.enter_context(folder.locked())
-        stop = stack.enter_context(StopRequest())
-        terminal = stack.enter_context(quiet_output(folder.log))
-        console = stack.enter_context(RunConsole(terminal, config.title, config.steps))
-        try:
-            return _train(folder, config, checkpoint, console, stop)
-        except RunError:
-            raise
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise _crash(folder, error) from error
-            fix = f"free some space, then go on: rlvlm resume {folder.path}"
-            raise MachineError(f"the disk of {folder.path} is full", fix) from error
-        except Exception as error:  # a run's outermost frame: the box is for the user, the file for us
-            raise _crash(folder, error) from error
+@contextmanager
+def open_training(
+    folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | None, console: RunConsole
+) -> Iterator[Training]:
+    """The run loop of `folder` with all it stands on, where `checkpoint` left it (None: at the start).
 
-
-def _train(
-    folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | None, console: RunConsole, stop: StopRequest
-) -> int:
+    Raises:
+        RunError: something that it needs does not start.
+    """
     before = RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0) if checkpoint is None else checkpoint.state
     console.phase("starting Ray and the judge")
     with ExitStack() as stack:
@@ -210,26 +218,61 @@ def _train(
         stack.enter_context(ray_session(port, num_workers=config.algo.env_runners))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))
         algorithm = stack.enter_context(algorithm_session(config, make_judge))
-        stop.take_over()
         if checkpoint is not None:
             algorithm.load_checkpoint(str(checkpoint.algorithm))
         folder.cut(before.env_steps)
         console.phase(f"training in {folder.path}")
-        training = Training(
+        yield Training(
             folder=folder, config=config, algorithm=algorithm, console=console, memory=memory, before=before
         )
-        draw = algorithm.frame_store(VIDEO_PX).frames
-        try:
-            training.run(stop)
-        except RunError as error:
-            write_artifacts(folder, config, training.state, type(error).__name__, [], draw)
-            raise
-        is_done = algorithm.env_steps >= config.steps
-        console.phase("writing plots, videos and pages")
-        reason, episodes = ("done", training.last_evaluation) if is_done else (stop.signal_name, [])
-        write_artifacts(folder, config, training.state, reason, episodes, draw)
-    _say_goodbye(folder, console)
+
+
+@contextmanager
+def told_failures(folder: RunFolder) -> Iterator[None]:
+    """Turns whatever a run's outermost frame meets into a RunError: its words are for the user, the file for us.
+
+    Raises:
+        RunError: with the cause; the traceback of the unexpected lies in the run's folder.
+    """
+    try:
+        yield
+    except RunError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise _crash(folder, error) from error
+        fix = f"free some space, then go on: rlvlm resume {folder.path}"
+        raise MachineError(f"the disk of {folder.path} is full", fix) from error
+    except Exception as error:
+        raise _crash(folder, error) from error
+
+
+def _carry_on(folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | None) -> int:
+    """Trains from `checkpoint` (None: from the start) to the end or a signal, with the folder locked."""
+    with ExitStack() as stack:
+        stack.enter_context(folder.locked())
+        stop = stack.enter_context(StopRequest())
+        terminal = stack.enter_context(quiet_output(folder.log))
+        console = stack.enter_context(RunConsole(terminal, config.title, config.steps))
+        stack.enter_context(told_failures(folder))
+        with open_training(folder, config, checkpoint, console) as training:
+            stop.take_over()
+            is_done = _train(training, stop)
+        _say_goodbye(folder, console)
     return EXIT_DONE if is_done else EXIT_PREEMPTED
+
+
+def _train(training: Training, stop: StopRequest) -> bool:
+    """Goes on until the last step, and returns True, or until `stop`; a checkpoint is saved in both cases."""
+    try:
+        while not (training.is_over or stop):
+            training.advance()
+        training.save()
+    except RunError as error:
+        training.finish(type(error).__name__)
+        raise
+    training.finish("done" if training.is_over else stop.signal_name)
+    return training.is_over
 
 
 def _say_goodbye(folder: RunFolder, console: RunConsole) -> None:

@@ -52,7 +52,7 @@ class RunningJudge:
 
 
 def start_judge(
-    judge: JudgeConfig, placement: PlacementConfig, name: str, build: Builder = build_judge
+    judge: JudgeConfig, placement: PlacementConfig, name: str, build: Builder = build_judge, app: str = ""
 ) -> RunningJudge:
     """A judge that answers: the running app `placement.app`, or one started now under a name of its own.
 
@@ -63,6 +63,7 @@ def start_judge(
         placement: where, with which resources; `app` attaches instead.
         name: of the run; the app's name is made from it and is unique, so runs on one cluster never meet.
         build: makes the judge inside each replica, for a judge of your own; it must pickle.
+        app: name of the app that is started, for those who are to find it; an app of that name is replaced.
 
     Raises:
         JudgeUnavailable: the app to attach to is not running, or the judge cannot be loaded or placed; says why.
@@ -70,7 +71,7 @@ def start_judge(
     if placement.app:
         return RunningJudge(judge=_attach(judge, placement, name), app=placement.app, is_ours=False)
     check_environment(judge, placement)
-    app = f"judge-{_plain(name)}-{uuid.uuid4().hex[:8]}"
+    app = app or f"judge-{_plain(name)}-{uuid.uuid4().hex[:8]}"
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
     serve.run_many(
         [serve.RunTarget(bind_judge(judge, placement, build), name=app, route_prefix=None)],

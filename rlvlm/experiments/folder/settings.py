@@ -33,6 +33,42 @@ def from_yaml(kind: type[T], text: str) -> T:
     return _read(kind, tree, "")
 
 
+def flat(config: Any) -> dict[str, Any]:
+    """The leaves of a config tree as YAML would hold them, by dotted name, e.g. `reward.teacher`."""
+    return _flat(_plain(config), "")
+
+
+def override(config: T, settings: Mapping[str, Any]) -> T:
+    """A copy of a config tree with some leaves set anew; all rules are checked on the result.
+
+    Args:
+        config: the tree.
+        settings: values as YAML would give them, by dotted name.
+
+    Raises:
+        UsageError: a name that the tree does not have, a value of the wrong type, or one that the config refuses.
+    """
+    tree = _plain(config)
+    known = flat(config)
+    for name, value in settings.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise UsageError(f"unknown setting {name}", f"did you mean {near[0]}?" if near else "see --print-config")
+        *groups, leaf = name.split(".")
+        branch = tree
+        for group in groups:
+            branch = branch[group]
+        branch[leaf] = value
+    return _read(type(config), tree, "")
+
+
+def _flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+    return leaves
+
+
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -40,11 +76,15 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
     return value
 
 
 def _read(kind: Any, value: Any, place: str) -> Any:
-    """`value` as `kind`: a dataclass, one of its field types, or a union or tuple of those."""
+    """`value` as `kind`: a dataclass, one of its field types, or a union, tuple or mapping of those."""
+    if kind is Any:
+        return value
     if dataclasses.is_dataclass(kind):
         return _read_dataclass(typing.cast(type, kind), value, place)
     origin, members = typing.get_origin(kind), typing.get_args(kind)
@@ -59,6 +99,9 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     if origin is tuple:
         _checked(isinstance(value, list), value, place, "a list")
         return tuple(_read(members[0], item, f"{place}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        _checked(isinstance(value, Mapping), value, place, "a mapping")
+        return {str(key): _read(members[1], item, f"{place}.{key}") for key, item in value.items()}
     return _read_leaf(kind, value, place)
 
 
@@ -74,17 +117,17 @@ def _read_dataclass(kind: type, value: Any, place: str) -> Any:
     _checked(isinstance(value, Mapping), value, place or "the configuration", "a mapping")
     hints = typing.get_type_hints(kind, include_extras=True)
     names = [field.name for field in dataclasses.fields(kind)]
+    prefix = f"{place}." if place else ""
     for key in value:
         if key not in names:
             near = difflib.get_close_matches(str(key), names, n=1)
-            hint = f"did you mean {place}{near[0]}?" if near else f"known here: {', '.join(names)}"
-            raise UsageError(f"unknown key {place}{key}", hint)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(names)}"
+            raise UsageError(f"unknown key {prefix}{key}", hint)
     missing = [f.name for f in dataclasses.fields(kind) if f.name not in value and _is_required(f)]
     if missing:
-        raise UsageError(f"the configuration lacks {place}{missing[0]}", f"add {place}{missing[0]}")
+        raise UsageError(f"the configuration lacks {prefix}{missing[0]}", f"add {prefix}{missing[0]}")
     try:
-        return kind(**{key: _read(hints[key], item, f"{place}{key}." if dataclasses.is_dataclass(hints[key])
-                                  else f"{place}{key}") for key, item in value.items()})  # fmt: skip
+        return kind(**{key: _read(hints[key], item, f"{prefix}{key}") for key, item in value.items()})
     except ValueError as error:
         raise UsageError(str(error), "correct the value") from error
 
@@ -95,5 +138,5 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 def _checked(is_right: bool, value: Any, place: str, wanted: str) -> Any:
     if not is_right:
-        raise UsageError(f"{place.rstrip('.')} must be {wanted}, got {value!r}", "correct the value")
+        raise UsageError(f"{place} must be {wanted}, got {value!r}", "correct the value")
     return value

@@ -28,8 +28,9 @@ _PREFIX = "rlvlm"
 def ray_session(dashboard_port: int | None = None, num_workers: int = 0) -> Iterator[None]:
     """Ray while the context is open: the cluster that RAY_ADDRESS names, or a private one that ends with us.
 
-    A private one has its own folder in a directory only this user can enter, and its own random token, so that
-    nothing is written to the user's home and nobody else can join.
+    A process that is on Ray already, as a sweep's runs are, stays on it. A private one has its own folder in a
+    directory only this user can enter, and its own random token, so that nothing is written to the user's home and
+    nobody else can join.
 
     Args:
         dashboard_port: where a private Ray shows its dashboard, on the loopback address; None opens none.
@@ -40,7 +41,9 @@ def ray_session(dashboard_port: int | None = None, num_workers: int = 0) -> Iter
         MachineError: Ray does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if os.environ.get("RAY_ADDRESS"):
+    if ray.is_initialized():
+        yield
+    elif os.environ.get("RAY_ADDRESS"):
         yield from _attached()
     else:
         yield from _private(dashboard_port, num_workers)

@@ -15,15 +15,17 @@ from rlvlm.errors import EXIT_DONE
 from rlvlm.experiments.doctor import check_before_run
 from rlvlm.experiments.folder.run_folder import check_newest, create_folder, find_folder
 from rlvlm.experiments.folder.settings import to_yaml
+from rlvlm.experiments.sweep.folder import find_sweep
 from rlvlm.experiments.terminal.arguments import parse_run
+from rlvlm.experiments.terminal.sweep import resume_sweep
 
 
 @dataclass(frozen=True)
 class ResumeArguments:
-    """Go on with a run that was stopped, exactly where its newest checkpoint is."""
+    """Go on with a run that was stopped, exactly where its newest checkpoint is; or with a sweep."""
 
     path: tyro.conf.Positional[Path]
-    """The run's folder, a checkpoint in it, or any file in it."""
+    """The run's folder, a checkpoint in it, or any file in it; or a sweep's folder."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,9 @@ def run_command(words: Sequence[str], prog: str) -> int:
 def resume_command(words: Sequence[str], prog: str) -> int:
     """`resume DIR`."""
     arguments = tyro.cli(ResumeArguments, args=words, prog=prog)
+    sweep = find_sweep(arguments.path)
+    if sweep is not None:
+        return resume_sweep(sweep)
     folder = find_folder(arguments.path)
     if folder.summary().get("exit_reason") == "done":
         sys.stdout.write(f"{folder.path} is finished; see its README.md\n")

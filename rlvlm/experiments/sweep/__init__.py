@@ -1,0 +1,1 @@
+"""Tasks x reward sources x seeds as Ray Tune trials, each of them an ordinary run in a folder of its own."""

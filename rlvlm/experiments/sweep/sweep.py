@@ -1,0 +1,118 @@
+"""`rlvlm sweep`: runs what is not finished yet, several at a time, until all are, or until a signal."""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ray import tune
+
+from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED
+from rlvlm.experiments.config import RunConfig
+from rlvlm.experiments.processes.private_ray import ray_session
+from rlvlm.experiments.session import reachable
+from rlvlm.experiments.sweep.board import Board
+from rlvlm.experiments.sweep.conductor import Conductor
+from rlvlm.experiments.sweep.config import SweepConfig
+from rlvlm.experiments.sweep.folder import FINISHED, State, SweepFolder, open_sweep
+from rlvlm.experiments.sweep.halving import SweepScheduler
+from rlvlm.experiments.sweep.plan import expand, shared_judges
+from rlvlm.experiments.sweep.trial import SweepTrial
+from rlvlm.experiments.terminal.quiet import quiet_output
+from rlvlm.experiments.terminal.signals import StopRequest
+from rlvlm.serving.apps import start_judge
+
+EXIT_SOME_FAILED = 1
+_TUNE = "tune"
+
+
+def run_sweep(path: Path, sweep: SweepConfig) -> int:
+    """Starts the sweep in `path`, or goes on with it, and returns the exit code.
+
+    Returns:
+        0 when every run is finished, 1 when some failed, 75 when a signal stopped it after saving.
+
+    Raises:
+        RunError: it cannot start.
+    """
+    folder, notes = open_sweep(path, sweep)
+    plans = {plan.key: plan for plan in expand(sweep)}
+    with ExitStack() as stack:
+        stack.enter_context(folder.locked())
+        stop = stack.enter_context(StopRequest())
+        terminal = stack.enter_context(quiet_output(folder.log))
+        board = stack.enter_context(Board(terminal, sweep.title, plans))
+        for note in notes:
+            board.line(note)
+        conductor = Conductor(folder=folder, sweep=sweep, plans=plans, board=board, stop=stop)
+        waiting = [key for key, record in conductor.records.items() if record.state not in FINISHED]
+        if waiting:
+            board.phase(f"starting Ray; {len(waiting)} of {len(plans)} runs to go")
+            stack.enter_context(ray_session())
+            stop.take_over()
+            judged = shared_judges([plans[key] for key in waiting], sweep.resources.judge_cpus, folder.path)
+            stack.enter_context(_judges(judged, board, folder.path))
+            board.phase("running")
+            _tune(folder, sweep, waiting, conductor)
+        return _say_goodbye(board, conductor, folder, stop)
+
+
+def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], conductor: Conductor) -> None:
+    """One sitting: a Tuner over the runs that are not finished.
+
+    A new one each time, not `Tuner.restore`: that takes no further runs, and has forgotten the rungs of ASHA. What has
+    been done is read from the run folders, so it does not matter how the last sitting ended.
+    """
+    # The runs write their own tables and work where the sweep was started, so that relative paths mean the same.
+    os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    shutil.rmtree(folder.path / _TUNE, ignore_errors=True)
+    resources = sweep.resources
+    tune.Tuner(
+        tune.with_resources(SweepTrial, {"cpu": resources.cpus, "gpu": resources.gpus}),
+        param_space={"sweep": str(folder.path), "trial": tune.grid_search(list(waiting))},
+        tune_config=tune.TuneConfig(
+            scheduler=SweepScheduler(conductor.is_stopping, conductor.is_halted),
+            max_concurrent_trials=resources.max_trials or None,
+            trial_dirname_creator=lambda trial: trial.trial_id,
+        ),
+        run_config=tune.RunConfig(
+            name=_TUNE, storage_path=str(folder.path), callbacks=[conductor], verbose=0,
+            failure_config=tune.FailureConfig(max_failures=resources.retries),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+        ),
+    ).fit()  # fmt: skip
+
+
+@contextmanager
+def _judges(apps: dict[str, RunConfig], board: Board, path: Path) -> Iterator[None]:
+    """The Serve apps that the runs share, while the context is open; each counts what it spends in the sweep's folder.
+
+    Raises:
+        JudgeUnavailable: one cannot be loaded or placed.
+    """
+    with ExitStack() as stack:
+        for app, config in apps.items():
+            board.phase(f"loading the judge {config.judge.backend} {config.judge.model}".rstrip())
+            judge = replace(config.judge, api=reachable(config.judge.api, path / f"{app}_spending.json"))
+            stack.enter_context(start_judge(judge, config.serve, name=app, app=app))
+        yield
+
+
+def _say_goodbye(board: Board, conductor: Conductor, folder: SweepFolder, stop: StopRequest) -> int:
+    records = list(conductor.records.values())
+    folder.write_records(records)
+    failed = [record for record in records if record.state is State.FAILED]
+    if all(record.state in FINISHED for record in records):
+        board.line(f"all {len(records)} runs are finished; compare them with: rlvlm report {folder.path}")
+        return EXIT_DONE
+    if stop:
+        board.line(f"{stop.signal_name}: saved; go on with: rlvlm resume {folder.path}")
+        return EXIT_PREEMPTED
+    for record in failed:
+        board.line(f"failed: {record.task}  {record.source}  seed {record.seed}: {record.cause}")
+    board.line(f"try those that failed again with: rlvlm resume {folder.path}")
+    return EXIT_SOME_FAILED
