@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rlvlm.errors import EXIT_DONE, UsageError
-from rlvlm.experiments.artifacts.plots import STYLE, column, save
+from rlvlm.experiments.artifacts.plots import COLOURS, STYLE, column, save
+from rlvlm.experiments.comparison.statistics import interquartile_mean
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder import settings
 from rlvlm.experiments.folder.run_folder import RunFolder, find_folder
@@ -26,7 +27,6 @@ from rlvlm.types import FloatArray
 
 COLUMNS = ("run", "group", "task", "seed", "exit_reason", "env_steps", "final_success_rate", "best_success_rate",
            "final_episode_return", "queries", "label_accuracy", "wall_s", "peak_rss_mb")  # fmt: skip
-COLOURS = ("#2a9d8f", "#e76f51", "#457b9d", "#e9a23b", "#8d6e97", "#264653")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,18 +102,6 @@ def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {name: sorted(group, key=lambda run: run.config.seed) for name, group in zip(names, groups, strict=True)}
 
 
-def interquartile_mean(values: Sequence[float] | FloatArray) -> float:
-    """Mean of the middle half of the values, the outermost kept ones by their share.
-
-    Source: Agarwal et al. 2021, arXiv:2108.13264, sec. 4.3.
-    """
-    ordered = np.sort(np.asarray(values, np.float64))
-    count = len(ordered)
-    edges = np.arange(count + 1)
-    weights = np.clip(np.minimum(edges[1:], 0.75 * count) - np.maximum(edges[:-1], 0.25 * count), 0, None)
-    return float((ordered * weights).sum() / weights.sum())
-
-
 def draw_curves(groups: dict[str, list[Run]]) -> Figure:
     """Success over env steps: a line per group (IQM over seeds), a band from the worst to the best seed."""
     figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
@@ -125,9 +113,9 @@ def draw_curves(groups: dict[str, list[Run]]) -> Figure:
         steps = np.unique(np.concatenate([run.steps for run in curves]))
         steps = steps[steps <= min(run.steps.max() for run in curves)]
         values = 100 * np.stack([np.interp(steps, run.steps, run.success) for run in curves])
-        middle = [interquartile_mean(values[:, step]) for step in range(len(steps))]
         seeds = f"{len(curves)} seed" + "s" * (len(curves) > 1)
         axes.fill_between(steps / 1_000, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        middle = interquartile_mean(values, axis=0)
         axes.plot(steps / 1_000, middle, color=colour, linewidth=2.2, label=f"{name} ({seeds})")
     axes.set(xlabel="env steps, thousands", ylabel="episodes, %", ylim=(-3, 103), title="Success of the policy")
     if axes.get_legend_handles_labels()[0]:

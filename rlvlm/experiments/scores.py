@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlvlm.envs.registry import return_range
-from rlvlm.types import FloatArray
+
+Floats = NDArray[np.float64]
 
 
-def scores(task: str, rows: Sequence[Mapping[str, str]]) -> FloatArray:
+def scores(task: str, rows: Sequence[Mapping[str, str]]) -> Floats:
     """[N] the score of each evaluation: the success rate, or the true return on the task's own scale from 0 to 1.
 
     The scale is fixed by the task, not by the runs compared, so a score means the same in every report. A return better
@@ -23,9 +25,9 @@ def scores(task: str, rows: Sequence[Mapping[str, str]]) -> FloatArray:
     """
     scale = return_range(task)
     if scale is None:
-        return np.array([float(row["success_rate"]) for row in rows], np.float32)
+        return np.array([float(row["success_rate"]) for row in rows], np.float64)
     lowest, highest = scale
-    returns = np.array([float(row["episode_return"]) for row in rows], np.float32)
+    returns = np.array([float(row["episode_return"]) for row in rows], np.float64)
     return (returns - lowest) / (highest - lowest)
 
 

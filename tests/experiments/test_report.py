@@ -8,19 +8,8 @@ import pytest
 from rlvlm.errors import UsageError
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.run_folder import create_folder
-from rlvlm.experiments.report import compare_runs, find_runs, group_runs, interquartile_mean, read_run
+from rlvlm.experiments.report import compare_runs, find_runs, group_runs, read_run
 from rlvlm.rewards.config import RewardConfig
-
-
-@pytest.mark.parametrize(("values", "mean"), [
-    ([7.0], 7.0),
-    ([0.0, 1.0], 0.5),
-    ([0.0, 1.0, 2.0, 9.0], 1.5),  # the outer quarter on each side is one value
-    ([0.0, 1.0, 5.0], (0.25 * 0 + 1.0 + 0.25 * 5) / 1.5),
-    ([100.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, -50.0], 3.0),
-])  # fmt: skip
-def test_the_middle_half_is_averaged(values: list[float], mean: float) -> None:
-    assert interquartile_mean(values) == pytest.approx(mean)
 
 
 def make_run(path: Path, config: RunConfig, success: list[float]) -> None:

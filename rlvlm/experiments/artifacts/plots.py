@@ -29,6 +29,8 @@ OUTCOMES = {
 """What can become of a query, and its colour in every picture and page."""
 INK = "#264653"
 ACCENT = "#e9a23b"
+COLOURS = ("#2a9d8f", "#e76f51", "#457b9d", "#e9a23b", "#8d6e97", "#264653", "#9aa84f", "#d4779c", "#6b4f3a", "#7fb3d5")
+"""Of the things compared, in the order in which they are named."""
 NUM_BINS = 10
 STYLE = {
     "figure.dpi": 120,

@@ -1,12 +1,12 @@
 """Whether a curve has stopped moving. Arrays in, a yes or no out."""
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rlvlm.experiments.sweep.config import FlatConfig
-from rlvlm.types import FloatArray
 
 
-def is_flat(steps: FloatArray, scores: FloatArray, total_steps: int, config: FlatConfig) -> bool:
+def is_flat(steps: ArrayLike, scores: ArrayLike, total_steps: int, config: FlatConfig) -> bool:
     """Whether the newest scores have stayed together for as long as `config` asks.
 
     Args:
@@ -19,6 +19,7 @@ def is_flat(steps: FloatArray, scores: FloatArray, total_steps: int, config: Fla
         True when there is an evaluation at or after `after` of the run, at least `share` of the run before the newest,
         and all scores from there on lie within `tolerance` of each other.
     """
+    steps, scores = np.asarray(steps, float), np.asarray(scores, float)
     if not len(steps):
         return False
     first = steps[-1] - config.share * total_steps

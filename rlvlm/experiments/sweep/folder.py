@@ -3,7 +3,7 @@
     SWEEP/sweep.yaml              the sweep, as it was last started
     SWEEP/trials.csv              one line per run: its state, as far as the sweep knows
     SWEEP/TASK/SOURCE/seed_N/     an ordinary run folder
-    SWEEP/report.html, .png, .csv the comparison
+    SWEEP/report.html ...         the comparison
     SWEEP/tune/, sweep.log        Tune's own files, and what libraries said
 
 What a run has done is read from its own folder, so nothing is lost with the process that held the sweep.
@@ -20,10 +20,9 @@ from rlvlm.errors import UsageError
 from rlvlm.experiments.folder.run_folder import RunFolder, check_disk, read_config
 from rlvlm.experiments.folder.settings import to_yaml
 from rlvlm.experiments.folder.tables import CsvTable, write_whole
-from rlvlm.experiments.scores import scores
+from rlvlm.experiments.scores import Floats, scores
 from rlvlm.experiments.sweep.config import SweepConfig, read_sweep
 from rlvlm.experiments.sweep.plan import TrialPlan, differences, expand
-from rlvlm.types import FloatArray
 
 FILE = "sweep.yaml"
 COLUMNS = ("task", "source", "seed", "state", "env_steps", "score", "cause")
@@ -97,7 +96,11 @@ class SweepFolder:
         is_there = (path / "config.yaml").is_file() and (path / "command.txt").is_file()
         return RunFolder(path, plan.config.track.keep_checkpoints) if is_there else None
 
-    def evaluations(self, plan: TrialPlan) -> tuple[list[int], FloatArray]:
+    def ledger(self, app: str) -> Path:
+        """Where the judge of a Serve app counts what it spends."""
+        return self.path / f"{app}_spending.json"
+
+    def evaluations(self, plan: TrialPlan) -> tuple[list[int], Floats]:
         """Env steps and scores of a run's evaluations so far."""
         run = self.run(plan)
         rows = run.evaluations.read() if run else []

@@ -54,7 +54,7 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
             stack.enter_context(ray_session())
             stop.take_over()
             judged = shared_judges([plans[key] for key in waiting], sweep.resources.judge_cpus, folder.path)
-            stack.enter_context(_judges(judged, board, folder.path))
+            stack.enter_context(_judges(judged, board, folder))
             board.phase("running")
             _tune(folder, sweep, waiting, conductor)
         return _say_goodbye(board, conductor, folder, stop)
@@ -88,7 +88,7 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], condu
 
 
 @contextmanager
-def _judges(apps: dict[str, RunConfig], board: Board, path: Path) -> Iterator[None]:
+def _judges(apps: dict[str, RunConfig], board: Board, folder: SweepFolder) -> Iterator[None]:
     """The Serve apps that the runs share, while the context is open; each counts what it spends in the sweep's folder.
 
     Raises:
@@ -97,7 +97,7 @@ def _judges(apps: dict[str, RunConfig], board: Board, path: Path) -> Iterator[No
     with ExitStack() as stack:
         for app, config in apps.items():
             board.phase(f"loading the judge {config.judge.backend} {config.judge.model}".rstrip())
-            judge = replace(config.judge, api=reachable(config.judge.api, path / f"{app}_spending.json"))
+            judge = replace(config.judge, api=reachable(config.judge.api, folder.ledger(app)))
             stack.enter_context(start_judge(judge, config.serve, name=app, app=app))
         yield
 

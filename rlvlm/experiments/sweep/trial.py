@@ -7,7 +7,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ray.tune import Trainable
 
 from rlvlm.experiments.config import RunConfig
@@ -122,7 +121,7 @@ class SweepTrial(Trainable):
             self._reason = DONE
         elif self._flat is not None:
             steps, found = self._sweep.evaluations(self._plan)
-            if is_flat(np.array(steps), found, self._plan.config.steps, self._flat):
+            if is_flat(steps, found, self._plan.config.steps, self._flat):
                 training.save()
                 self._reason = FLAT
         if self._is_finished:

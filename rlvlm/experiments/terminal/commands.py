@@ -42,12 +42,12 @@ class EvalArguments:
 
 @dataclass(frozen=True)
 class ReportArguments:
-    """Compare runs: a table here; report.html, report.csv and report.png in a folder."""
+    """Compare runs, or the sources of a sweep: a table here; report.html, report.csv and report.png in a folder."""
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs; runs that differ only in their seed form a group."""
-    out: Path = Path("report")
-    """Folder for the page, the table and the picture."""
+    """Folders of runs; runs that differ only in their seed form a group. Or the folder of one sweep."""
+    out: Path | None = None
+    """Folder for the page, the tables and the pictures; by default `report`, or the sweep's own folder."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,14 @@ def eval_command(words: Sequence[str], prog: str) -> int:
 def report_command(words: Sequence[str], prog: str) -> int:
     """`report DIR... [--out DIR]`."""
     arguments = tyro.cli(ReportArguments, args=words, prog=prog)
+    sweep = find_sweep(arguments.paths[0]) if len(arguments.paths) == 1 else None
+    if sweep is not None:
+        from rlvlm.experiments.comparison.comparison import compare_sweep
+
+        return compare_sweep(sweep, arguments.out or sweep.path)
     from rlvlm.experiments.report import compare_runs
 
-    return compare_runs(arguments.paths, arguments.out)
+    return compare_runs(arguments.paths, arguments.out or Path("report"))
 
 
 def doctor_command(words: Sequence[str], prog: str) -> int:
