@@ -128,3 +128,26 @@ def test_drawing_the_still_parts_once_gives_the_same_pictures() -> None:
 
 def test_what_lets_light_through_is_drawn_whole() -> None:
     assert not room_painter(alpha=0.5)._has_still_layer
+
+
+CORD = """
+<mujoco>
+  <visual><headlight ambient="1 1 1" diffuse="0 0 0" specular="0 0 0"/></visual>
+  <worldbody>
+    <camera name="any"/>
+    <body name="one"><inertial pos="0 0 0" mass="1" diaginertia="1 1 1"/><joint type="slide" axis="0 1 0"/></body>
+    <body name="other" pos="1 0 0"><inertial pos="0 0 0" mass="1" diaginertia="1 1 1"/><freejoint/></body>
+  </worldbody>
+  <deformable><flex dim="1" body="one other" element="0 1" radius=".1" rgba="1 0 0 1"/></deformable>
+</mujoco>
+"""
+
+
+def test_what_deforms_is_drawn_where_the_snapshot_says() -> None:
+    model = mujoco.MjModel.from_xml_string(CORD)
+    snapshots = np.array([[y, 1, y, 0, 1, 0, 0, 0] for y in (0.0, 0.5)], np.float32)
+    for y, picture in zip((0.0, 0.5), Painter(model, ABOVE, np.zeros(0, bool), ()).draw(snapshots, 20), strict=True):
+        red = np.argwhere((picture[..., 0] > 200) & (picture[..., 2] < 50))
+        # 20 pixels over 2 m: the cord from x = 0 to 1 fills columns 10 to 19, at y = 0.5 rows 4 and 5 from above
+        assert red[:, 1].min() == 10 and red[:, 1].max() == 19
+        np.testing.assert_allclose(red[:, 0].mean(), 9.5 - 10 * y, atol=0.6)
