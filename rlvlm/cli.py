@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "judge-report": ("RUN|STORE...     how right, sure, consistent and fast a judge was", labels.judge_report_command),
     "labels": ("show | export | import   label stores", labels.labels_command),
     "distill": ("--from STORE --out DIR   teach a pocket judge another judge's labels", labels.distill_command),
+    "check-task": ("TASK         does a task keep its promises? with a contact sheet", commands.check_task_command),
     "doctor": ("                 try what a run needs of this machine", commands.doctor_command),
 }
 

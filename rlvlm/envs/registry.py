@@ -6,6 +6,7 @@ registration, and is found in every process.
 
 import difflib
 import importlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import GOALS as DEFORMABLE_GOALS
-from rlvlm.envs.metaworld.goals import PAPER_GOALS
+from rlvlm.envs.metaworld.goals import PAPER_GOALS, STOCK_GOALS
 from rlvlm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,12 +33,16 @@ class Task:
     """Fills the slot of the prompt, e.g. `open the drawer`."""
     maker: str
     """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving a World."""
+    arguments: tuple[str, ...] = ()
+    """What the maker is called with besides, for one that makes several tasks."""
     goal_state: str = ""
     """The goal as a sentence that is true once it is reached, e.g. `the drawer is open`, for judges that compare a
     picture with words; empty takes the goal phrase."""
     return_range: tuple[float, float] | None = None
     """True episode returns that count as 0 (random play) and 1 (solved) where runs are compared; None: the task is
     compared by its success rate."""
+    recipe: str = ""
+    """`module:function` that returns the `RunConfig` a run starts from; empty takes the general defaults."""
 
 
 _TASKS: dict[str, Task] = {}
@@ -57,8 +62,15 @@ def register(task: Task) -> None:
 
 
 def task_names() -> list[str]:
-    """All names, sorted."""
-    return sorted(_TASKS)
+    """All names, sorted; those of a family, e.g. `metaworld/door-open-v3`, come last."""
+    return sorted(_TASKS, key=lambda name: ("/" in name, name))
+
+
+def task_summary() -> str:
+    """All names in one line, those of a family counted: `cartpole, drawer_open, ..., metaworld/NAME (50)`."""
+    families = Counter(name.partition("/")[0] for name in _TASKS if "/" in name)
+    singles = [name for name in task_names() if "/" not in name]
+    return ", ".join(singles + [f"{family}/NAME ({count})" for family, count in sorted(families.items())])
 
 
 def task_goal(name: str) -> str:
@@ -68,6 +80,15 @@ def task_goal(name: str) -> str:
         UsageError: there is no such task.
     """
     return _find(name).goal
+
+
+def task_recipe(name: str) -> str:
+    """Where a task that brings its own recipe has it, `module:function`; empty for the others.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    return _find(name).recipe
 
 
 def task_goal_state(name: str) -> str:
@@ -96,9 +117,10 @@ def make_world(task: str, config: EnvConfig, seed: int) -> "World":
         UsageError: there is no such task.
         MachineError: the machine cannot draw it.
     """
-    module, _, function = _find(task).maker.partition(":")
-    maker: Callable[[EnvConfig, int], World] = getattr(importlib.import_module(module), function)
-    return maker(config, seed)
+    found = _find(task)
+    module, _, function = found.maker.partition(":")
+    maker: Callable[..., World] = getattr(importlib.import_module(module), function)
+    return maker(config, seed, *found.arguments)
 
 
 def make_vector(task: str, config: EnvConfig, seed: int) -> "gym.vector.SyncVectorEnv":
@@ -126,9 +148,10 @@ def _find(name: str) -> Task:
         return _TASKS[name]
     if ":" in name:
         return _load(name)
-    close = difflib.get_close_matches(name, _TASKS, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else "choose one of the tasks"
-    raise UsageError(f"there is no task {name!r}; tasks: {', '.join(task_names())}", hint)
+    known = {full.rpartition("/")[2]: full for full in _TASKS} | {full: full for full in _TASKS}
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {known[close[0]]}?" if close else "choose one of the tasks"
+    raise UsageError(f"there is no task {name!r}; tasks: {task_summary()}", hint)
 
 
 def _load(reference: str) -> Task:
@@ -144,6 +167,9 @@ def _load(reference: str) -> Task:
 
 for _name, (_goal, _goal_state) in PAPER_GOALS.items():
     register(Task(name=_name, goal=_goal, goal_state=_goal_state, maker=f"rlvlm.envs.metaworld.paper:make_{_name}"))
+for _name, (_goal, _goal_state) in STOCK_GOALS.items():
+    register(Task(name=f"metaworld/{_name}", goal=_goal, goal_state=_goal_state, arguments=(_name,),
+                  maker="rlvlm.envs.metaworld.stock:make_stock"))
 register(Task(name="cartpole", goal="balance the brown pole on the black cart to be upright",
               goal_state="the brown pole on the black cart is upright", maker="rlvlm.envs.cartpole:CartPole"))
 for _name, (_goal, _goal_state) in DEFORMABLE_GOALS.items():

@@ -1,11 +1,12 @@
 """One complete, tuned configuration per task, and the cut of any of them to minutes."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import task_goal
+from rlvlm.envs.registry import task_recipe
 from rlvlm.experiments.config import EvalConfig, RunConfig, TrackConfig
 from rlvlm.preferences.config import FeedbackConfig
 
@@ -64,14 +65,30 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 }
 
 
+def metaworld(task: str) -> RunConfig:
+    """Any stock MetaWorld task, not tuned. The robot is shown: it starts far away, and in some tasks it is judged."""
+    return RunConfig(task=task, steps=100_000, env=EnvConfig(robot="visible"))
+
+
+FAMILY_RECIPES: dict[str, Callable[[str], RunConfig]] = {"metaworld": metaworld}
+"""For tasks named FAMILY/NAME, called with the task."""
+
+
 def recipe(task: str) -> RunConfig:
-    """The configuration a task starts from; a registered task without a tuned one takes the general defaults.
+    """The configuration a task starts from: ours, its family's, its own, or the general defaults with its name.
 
     Raises:
         UsageError: there is no such task; the message names the nearest.
     """
-    task_goal(task)
-    return RECIPES[task]() if task in RECIPES else RunConfig(task=task)
+    own, family = task_recipe(task), task.partition("/")[0]
+    if task in RECIPES:
+        return RECIPES[task]()
+    if family in FAMILY_RECIPES:
+        return FAMILY_RECIPES[family](task)
+    if own:
+        module, _, function = own.partition(":")
+        return replace(getattr(importlib.import_module(module), function)(), task=task)
+    return RunConfig(task=task)
 
 
 def smoke(config: RunConfig) -> RunConfig:

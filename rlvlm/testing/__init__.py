@@ -1,10 +1,12 @@
 """Small stand-ins and contract checks; only tests (and benchmarks) import this room.
 
-`worlds` and `fakes` are what tests use in place of simulators and models, `contracts` holds every member of a protocol
-to it, `chaos` breaks running things on purpose (it needs Ray and is imported by its own name).
+`worlds` and `fakes` are what tests use in place of simulators and models, `contracts` holds every judge to its protocol
+(the check of worlds lives in `rlvlm.envs.contract`, where `rlvlm check-task` finds it too), `chaos` breaks running
+things on purpose (it needs Ray and is imported by its own name).
 """
 
-from rlvlm.testing.contracts import check_judge, check_world
+from rlvlm.envs.contract import check_world
+from rlvlm.testing.contracts import check_judge
 from rlvlm.testing.fakes import FakeJudge
 from rlvlm.testing.worlds import TINY, TinyWorld
 

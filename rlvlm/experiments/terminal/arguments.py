@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from rlvlm.envs.registry import task_names
+from rlvlm.envs.registry import task_names, task_summary
 from rlvlm.errors import UsageError
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.recipes import recipe, smoke
@@ -40,7 +40,7 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments:
         return _parse(recipe(task_names()[0]), _HELP[:1], f"{prog} TASK")
     if not words or words[0].startswith("-"):
         raise UsageError(
-            f"name a task first: {prog} TASK [options]; tasks: {', '.join(task_names())}",
+            f"name a task first: {prog} TASK [options]; tasks: {task_summary()}",
             f"{prog} {task_names()[0]} --help  shows all options",
         )
     task, options = words[0], words[1:]
@@ -49,7 +49,7 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments:
 
 
 def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments:
-    about = f"Learn a task ({', '.join(task_names())}); every option overrides one field of the task's recipe."
+    about = f"Learn a task ({task_summary()}); every option overrides one field of the task's recipe."
     try:
         return tyro.cli(
             RunArguments, default=RunArguments(config=default), args=options, prog=prog, description=about

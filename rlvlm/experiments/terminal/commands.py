@@ -11,7 +11,8 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.errors import EXIT_DONE
+from rlvlm.envs.registry import task_summary
+from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.experiments.doctor import check_before_run
 from rlvlm.experiments.folder.run_folder import check_newest, create_folder, find_folder
 from rlvlm.experiments.folder.settings import to_yaml
@@ -48,6 +49,22 @@ class ReportArguments:
     """Folders of runs; runs that differ only in their seed form a group. Or the folder of one sweep."""
     out: Path | None = None
     """Folder for the page, the tables and the pictures; by default `report`, or the sweep's own folder."""
+
+
+@dataclass(frozen=True)
+class CheckTaskArguments:
+    """Hold a task to its contract, and draw a contact sheet: starts, random play, a spread of progress."""
+
+    task: tyro.conf.Positional[str] = ""
+    """A task by name, or `package.module:NAME` for one of your own."""
+    list: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show the tasks that there are, and stop."""
+    out: Path | None = None
+    """The sheet to write, a picture; by default contact_sheets/TASK.png."""
+    episodes: int = 7
+    """Episodes of random play from each start."""
+    seed: int = 0
+    """Of the first episode; the others follow."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +126,22 @@ def report_command(words: Sequence[str], prog: str) -> int:
     from rlvlm.experiments.report import compare_runs
 
     return compare_runs(arguments.paths, arguments.out or Path("report"))
+
+
+def check_task_command(words: Sequence[str], prog: str) -> int:
+    """`check-task TASK [--out FILE] [--episodes N] [--seed N]` and `check-task --list`."""
+    arguments = tyro.cli(CheckTaskArguments, args=words, prog=prog)
+    from rlvlm.experiments.task_check.check import check_task, list_tasks
+
+    if arguments.list:
+        return list_tasks()
+    if not arguments.task:
+        raise UsageError(f"name a task first: {prog} TASK; tasks: {task_summary()}", f"{prog} --list")
+    if arguments.episodes < 1:
+        raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}")
+    name = arguments.task.replace("/", "-").replace(":", ".")
+    out = arguments.out or Path("contact_sheets") / f"{name}.png"
+    return check_task(arguments.task, out, arguments.episodes, arguments.seed)
 
 
 def doctor_command(words: Sequence[str], prog: str) -> int:

@@ -1,0 +1,149 @@
+"""Tries a task: its contract, how far random play gets, what it costs, and a contact sheet of its pictures."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.contract import check_world
+from rlvlm.envs.registry import make_world, task_goal, task_names
+from rlvlm.envs.world import World
+from rlvlm.errors import EXIT_DONE, UsageError
+from rlvlm.experiments.recipes import recipe
+from rlvlm.experiments.task_check.play import Episode, far_apart, play_randomly, spread_of_progress
+from rlvlm.experiments.task_check.sheet import Row, contact_sheet
+from rlvlm.types import FloatArray
+
+COLUMNS = 7
+"""Pictures per row of the sheet."""
+PICTURE_PX = 150
+SHORT_EPISODE = 25
+"""Steps per episode while the contract is checked, so that it meets their end."""
+CONTRACT = "docs/tasks.md says what a task promises"
+
+
+def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
+    """Checks a task, prints what was found, writes the sheet, and returns the exit code.
+
+    Args:
+        task: a name of the registry, or `package.module:NAME`.
+        out: the picture to write.
+        num_episodes: of random play, from each of the two starts; >= 1.
+        seed: of the first episode; the others follow.
+
+    Raises:
+        UsageError: there is no such task, or it breaks a promise of `World`.
+        MachineError: the machine cannot draw it.
+    """
+    config = recipe(task).env
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{task}[/bold]: {task_goal(task)}")
+    fixed, random = (_play(task, replace(config, start=start), num_episodes, seed) for start in ("fixed", "random"))
+    check_contract(task, config, seed, [*fixed, *random])
+    console.print("keeps every promise of a world, from both starts")
+    world = make_world(task, config, seed)
+    for name, text in _findings(world, fixed, random).items():
+        console.print(f"{name:<20} {text}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    contact_sheet(f"{task}: {task_goal(task)}", _rows(world, fixed, random)).save(out)
+    console.print(f"look at {out}: can you tell from the pictures how far the task is done?")
+    return EXIT_DONE
+
+
+def list_tasks() -> int:
+    """Prints every task with its goal, and returns the exit code."""
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for name in task_names():
+        table.add_row(f"[bold]{name}[/bold]", task_goal(name))
+    Console().print(table)
+    return EXIT_DONE
+
+
+def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[Episode]) -> None:
+    """Holds both starts of a task to the contract, with scenes that were met in play.
+
+    Raises:
+        UsageError: it breaks a promise; the message says which.
+    """
+    for start in ("fixed", "random"):
+        short = replace(config, start=start, episode_steps=min(SHORT_EPISODE, config.episode_steps))
+        world, twin = (make_world(task, short, seed) for _ in range(2))
+        scenes = far_apart(world, np.concatenate([episode.snapshots for episode in episodes]), count=4)
+        try:
+            assert world.goal == task_goal(task), "the world's goal phrase is the task's"
+            assert len(scenes) > 1, "play and random starts change the picture"
+            check_world(world, twin, scenes)
+        except AssertionError as error:
+            raise UsageError(f"{task} with start {start} breaks a promise of its world: {error}", CONTRACT) from error
+        finally:
+            world.close()
+            twin.close()
+
+
+def _play(task: str, config: EnvConfig, num_episodes: int, seed: int) -> list[Episode]:
+    world = make_world(task, config, seed)
+    episodes = [play_randomly(world, seed + number) for number in range(num_episodes)]
+    world.close()
+    return episodes
+
+
+def _findings(world: World, fixed: Sequence[Episode], random: Sequence[Episode]) -> dict[str, str]:
+    """Sizes, costs, and how far random play gets from either start."""
+    shapes = (world.observation_space.shape, world.action_space.shape)
+    sizes = f"observation {shapes[0]}, action {shapes[1]}, snapshot ({world.snapshot_size},)"
+    findings = {"sizes": sizes, "costs": _costs(world, fixed[0].snapshots)}
+    for name, episodes in (("from the fixed start", fixed), ("from random starts", random)):
+        reached = [episode.progress.max() for episode in episodes]
+        returns = [episode.rewards.sum() for episode in episodes]
+        wins = sum(episode.is_success for episode in episodes)
+        snapshots = np.concatenate([episode.snapshots for episode in episodes])
+        looks = len(np.unique(world.picture_key(snapshots), axis=0))
+        findings[name] = (
+            f"random play reaches progress {max(reached):.2f} (mean {np.mean(reached):.2f}), succeeds in {wins} of "
+            f"{len(episodes)} episodes, mean return {np.mean(returns):.4g}; {looks} pictures in {len(snapshots)} steps"
+        )
+    return findings
+
+
+def _costs(world: World, snapshots: FloatArray) -> str:
+    """Milliseconds of processor time per step and per picture."""
+    shape = world.action_space.shape
+    costs = []
+    world.reset(seed=0)
+    started = time.process_time()
+    for _ in range(len(snapshots) - 1):
+        world.step(np.zeros(shape, np.float32))
+    costs.append(f"{(time.process_time() - started) / (len(snapshots) - 1) * 1e3:.2g} ms a step")
+    some = snapshots[:20]
+    for size_px in (64, 300):
+        world.draw(some[:1], size_px)  # opens the renderer
+        started = time.process_time()
+        world.draw(some, size_px)
+        costs.append(f"{(time.process_time() - started) / len(some) * 1e3:.2g} ms a picture of {size_px} pixels")
+    return ", ".join(costs)
+
+
+def _rows(world: World, fixed: Sequence[Episode], random: Sequence[Episode]) -> list[Row]:
+    """Starts, one episode of random play, the spread of progress, random starts."""
+
+    def row(title: str, snapshots: FloatArray, labels: Sequence[str]) -> Row:
+        return Row(title=title, pictures=world.draw(snapshots, PICTURE_PX), labels=tuple(labels))
+
+    best = max(fixed, key=lambda episode: float(episode.progress.max()))
+    steps = np.unique(np.linspace(0, len(best.snapshots) - 1, COLUMNS).astype(int))
+    spread, progress = spread_of_progress([*fixed, *random], COLUMNS)
+    rows = [
+        row(f"fixed start, seed {best.seed}, random play: one episode", best.snapshots[steps],
+            [f"step {step}, progress {best.progress[step]:.2f}" for step in steps]),
+        row("least to most progress of all random play", spread, [f"progress {value:.2f}" for value in progress]),
+    ]  # fmt: skip
+    for name, episodes in (("fixed", fixed), ("random", random)):
+        some = episodes[:COLUMNS]
+        starts = np.stack([episode.snapshots[0] for episode in some])
+        rows.append(row(f"{name} starts", starts, [f"seed {episode.seed}" for episode in some]))
+    return rows

@@ -1,0 +1,74 @@
+"""Random play of a task, to have scenes to look at: hands that move for a while reach further than trembling ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlvlm.envs.world import World
+from rlvlm.types import FloatArray
+
+HOLD = 0.9
+"""Probability that an action is kept for one more step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """What was seen of one episode of T steps."""
+
+    seed: int
+    snapshots: FloatArray
+    """[T + 1, S], the start first."""
+    progress: FloatArray
+    """[T + 1]."""
+    rewards: FloatArray
+    """[T] true rewards."""
+    is_success: bool
+    """Whether the task was done at any step."""
+
+
+def play_randomly(world: World, seed: int) -> Episode:
+    """One episode of random actions, each held for ten steps on average."""
+    rng = np.random.default_rng(seed)
+    _, info = world.reset(seed=seed)
+    infos, rewards, is_over = [info], [], False
+    action = rng.uniform(-1, 1, world.action_space.shape)
+    while not is_over:
+        if rng.random() >= HOLD:
+            action = rng.uniform(-1, 1, world.action_space.shape)
+        _, reward, is_terminated, is_truncated, info = world.step(action.astype(np.float32))
+        is_over = is_terminated or is_truncated
+        infos.append(info)
+        rewards.append(reward)
+    return Episode(
+        seed=seed,
+        snapshots=np.stack([info["snapshot"] for info in infos]),
+        progress=np.array([info["progress"] for info in infos], np.float32),
+        rewards=np.array(rewards, np.float32),
+        is_success=any(info["success"] for info in infos),
+    )
+
+
+def spread_of_progress(episodes: Sequence[Episode], count: int) -> tuple[FloatArray, FloatArray]:
+    """Up to `count` scenes whose progress is spread evenly from the least to the most that was reached.
+
+    Returns:
+        snapshots [N, S] and progress [N], ascending.
+    """
+    snapshots = np.concatenate([episode.snapshots for episode in episodes])
+    progress = np.concatenate([episode.progress for episode in episodes])
+    wanted = np.linspace(progress.min(), progress.max(), count)
+    nearest = np.unique(np.abs(progress[None] - wanted[:, None]).argmin(axis=1))
+    chosen = nearest[np.argsort(progress[nearest], kind="stable")]
+    return snapshots[chosen], progress[chosen]
+
+
+def far_apart(world: World, snapshots: FloatArray, count: int) -> FloatArray:
+    """Up to `count` of `snapshots` [N, S] that lie furthest from one another, by what their pictures show."""
+    keys = world.picture_key(snapshots).astype(float)
+    chosen: list[int] = [0]
+    distance = np.abs(keys - keys[0]).sum(axis=1)
+    while len(chosen) < count and distance.max() > 0:
+        chosen.append(int(distance.argmax()))
+        distance = np.minimum(distance, np.abs(keys - keys[chosen[-1]]).sum(axis=1))
+    return snapshots[np.array(chosen)]
