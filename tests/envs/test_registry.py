@@ -22,6 +22,14 @@ def test_a_misspelt_task_names_its_neighbour_and_all_tasks() -> None:
     assert caught.value.fix == "did you mean drawer_open?"
 
 
+@pytest.mark.parametrize("name", ["metaworld/dor-open-v3", "metaworld/door-open-v2", "door-open-v3"])
+def test_a_misspelt_member_of_a_family_names_its_neighbour_and_not_all_fifty(name: str) -> None:
+    with pytest.raises(UsageError, match=r"metaworld/NAME \(50\)") as caught:
+        task_goal(name)
+    assert caught.value.fix == "did you mean metaworld/door-open-v3?"
+    assert len(str(caught.value)) < 300
+
+
 def test_a_task_needs_no_registration_when_given_by_reference() -> None:
     world = make_world(TINY, EnvConfig(), 0)
     assert world.goal == task_goal(TINY) == "push the red block to the green line"

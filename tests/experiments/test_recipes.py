@@ -4,7 +4,7 @@ import pytest
 
 from rlvlm.envs.registry import Task, register
 from rlvlm.errors import UsageError
-from rlvlm.experiments.recipes import recipe, smoke
+from rlvlm.experiments.recipes import RECIPES, recipe, smoke
 
 
 def test_a_misspelt_task_names_the_nearest() -> None:
@@ -17,6 +17,16 @@ def test_a_misspelt_task_names_the_nearest() -> None:
 def test_a_registered_task_without_a_recipe_takes_the_defaults() -> None:
     register(Task(name="recipe_less", goal="do it", maker="somewhere:else"))
     assert recipe("recipe_less").task == "recipe_less"
+
+
+def test_a_stock_task_shows_the_robot_and_keeps_its_name() -> None:
+    config = recipe("metaworld/door-open-v3")
+    assert (config.task, config.env.robot) == ("metaworld/door-open-v3", "visible")
+
+
+def test_every_recipe_is_that_of_its_task() -> None:
+    for name, make in RECIPES.items():
+        assert make().task == name and recipe(name) == make()
 
 
 def numbers(config: object, prefix: str = "") -> dict[str, float]:

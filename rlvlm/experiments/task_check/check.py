@@ -15,7 +15,7 @@ from rlvlm.envs.registry import make_world, task_goal, task_names
 from rlvlm.envs.world import World
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.experiments.recipes import recipe
-from rlvlm.experiments.task_check.play import Episode, far_apart, play_randomly, spread_of_progress
+from rlvlm.experiments.task_check.play import Episode, different_looks, play_randomly, spread_of_progress
 from rlvlm.experiments.task_check.sheet import Row, contact_sheet
 from rlvlm.types import FloatArray
 
@@ -73,10 +73,10 @@ def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[E
     for start in ("fixed", "random"):
         short = replace(config, start=start, episode_steps=min(SHORT_EPISODE, config.episode_steps))
         world, twin = (make_world(task, short, seed) for _ in range(2))
-        scenes = far_apart(world, np.concatenate([episode.snapshots for episode in episodes]), count=4)
+        scenes = different_looks(world, np.concatenate([episode.snapshots for episode in episodes]), count=4)
         try:
             assert world.goal == task_goal(task), "the world's goal phrase is the task's"
-            assert len(scenes) > 1, "play and random starts change the picture"
+            assert len(scenes) > 1, "play and random starts change the picture, at 64 pixels"
             check_world(world, twin, scenes)
         except AssertionError as error:
             raise UsageError(f"{task} with start {start} breaks a promise of its world: {error}", CONTRACT) from error

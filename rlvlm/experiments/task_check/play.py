@@ -63,12 +63,16 @@ def spread_of_progress(episodes: Sequence[Episode], count: int) -> tuple[FloatAr
     return snapshots[chosen], progress[chosen]
 
 
-def far_apart(world: World, snapshots: FloatArray, count: int) -> FloatArray:
-    """Up to `count` of `snapshots` [N, S] that lie furthest from one another, by what their pictures show."""
+def different_looks(world: World, snapshots: FloatArray, count: int) -> FloatArray:
+    """Up to `count` of `snapshots` [N, S], N >= 1, that lie far from one another and look different at 64 pixels."""
     keys = world.picture_key(snapshots).astype(float)
-    chosen: list[int] = [0]
+    chosen, looks = [0], {world.draw(snapshots[:1], 64).tobytes()}
     distance = np.abs(keys - keys[0]).sum(axis=1)
     while len(chosen) < count and distance.max() > 0:
-        chosen.append(int(distance.argmax()))
-        distance = np.minimum(distance, np.abs(keys - keys[chosen[-1]]).sum(axis=1))
+        furthest = int(distance.argmax())
+        look = world.draw(snapshots[furthest : furthest + 1], 64).tobytes()
+        if look not in looks:
+            chosen.append(furthest)
+            looks.add(look)
+        distance = np.minimum(distance, np.abs(keys - keys[furthest]).sum(axis=1))
     return snapshots[np.array(chosen)]

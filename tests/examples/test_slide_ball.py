@@ -1,0 +1,27 @@
+from pathlib import Path
+
+import pytest
+
+from rlvlm.envs.registry import make_world
+from rlvlm.experiments.recipes import recipe
+from rlvlm.experiments.task_check.check import check_task
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def test_the_example_of_the_docs_keeps_every_promise(tmp_path: Path) -> None:
+    assert check_task("slide_ball:TASK", tmp_path / "sheet.png", num_episodes=2, seed=0) == 0
+    assert (tmp_path / "sheet.png").stat().st_size > 1_000
+
+
+def test_it_brings_its_recipe_and_stays_short() -> None:
+    config = recipe("slide_ball:TASK")
+    assert (config.task, config.steps, config.env.episode_steps) == ("slide_ball:TASK", 5_000, 50)
+    assert make_world(config.task, config.env, 0).goal == "put the red ball into the green ring"
+    code = [line for line in (EXAMPLES / "slide_ball.py").read_text().splitlines() if line.strip()]
+    assert len(code) <= 60
