@@ -19,9 +19,11 @@ def test_the_example_of_the_docs_keeps_every_promise(tmp_path: Path) -> None:
     assert (tmp_path / "sheet.png").stat().st_size > 1_000
 
 
-def test_it_brings_its_recipe_and_stays_short() -> None:
+def test_it_brings_its_recipe_stays_short_and_is_what_the_docs_show() -> None:
     config = recipe("slide_ball:TASK")
     assert (config.task, config.steps, config.env.episode_steps) == ("slide_ball:TASK", 5_000, 50)
     assert make_world(config.task, config.env, 0).goal == "put the red ball into the green ring"
-    code = [line for line in (EXAMPLES / "slide_ball.py").read_text().splitlines() if line.strip()]
+    whole = (EXAMPLES / "slide_ball.py").read_text()
+    assert whole in (EXAMPLES.parent / "docs" / "tasks.md").read_text()
+    code = [line for line in whole.splitlines() if line.strip()]
     assert len(code) <= 60
