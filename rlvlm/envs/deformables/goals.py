@@ -12,3 +12,13 @@ GOALS = {
     ),
 }
 """By task: the goal phrase of the prompt, and the sentence that is true once it is reached."""
+
+SOFTGYM_GOALS = {
+    "RopeFlatten": ("straighten the rope", "the rope is straight"),
+    "ClothFlatten": ("spread the cloth out flat on the floor", "the cloth is spread out flat on the floor"),
+    "ClothFold": ("fold the cloth in half", "the cloth is folded in half"),
+    "ClothDrop": ("lay the cloth down flat on the floor", "the cloth lies flat on the floor"),
+    "PassWater": ("bring the container to the goal without spilling water", "the full container is at the goal"),
+    "PourWater": ("pour the water into the other container", "the water is in the other container"),
+}
+"""Likewise, by SoftGym's names."""

@@ -1,0 +1,1 @@
+"""A stand-in for SoftGym, which needs CUDA: the same interface around particles on a line."""

@@ -1,0 +1,64 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.deformables.softgym import SoftGymWorld
+from rlvlm.envs.registry import task_names
+from rlvlm.testing import check_world
+
+STAND_IN = Path(__file__).parent / "stand_in"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STAND_IN)
+
+
+def make(**fields: Any) -> SoftGymWorld:
+    return SoftGymWorld(EnvConfig(**({"episode_steps": 20} | fields)), 0, "RopeFlatten")
+
+
+def test_a_step_by_hand() -> None:
+    world = make()
+    obs, info = world.reset()
+    np.testing.assert_array_equal(obs, np.zeros(9))
+    assert world.snapshot_size == 1 + 4 * 4 + 14 and info["progress"] == 0.0
+    # full speed is 2 cm a step, and half of the last step's goes on: 2, then 3 cm
+    obs, reward, terminated, truncated, info = world.step(np.array([1, 0], np.float32))
+    assert obs[0] == pytest.approx(0.02) and reward == pytest.approx(0.02) and not terminated and not truncated
+    obs, _, _, _, info = world.step(np.array([1, 0], np.float32))
+    assert obs[0] == pytest.approx(0.05) and info["progress"] == pytest.approx(0.5) and not info["success"]
+    info = [world.step(np.array([1, 0], np.float32)) for _ in range(3)][-1][4]
+    assert info["progress"] == 1.0 and info["success"]
+
+
+@pytest.mark.parametrize("start", ["fixed", "random"])
+def test_it_is_a_world(start: str) -> None:
+    different = np.zeros((3, 31), np.float32)
+    different[:, 1] = 0.0, 0.3, 0.6
+    check_world(make(start=start), make(start=start), different)
+
+
+def test_worlds_that_share_the_simulator_do_not_disturb_each_other() -> None:
+    world, right = make(), np.array([1, 0], np.float32)
+    alone = [world.step(right)[0] for _ in range(4)]
+    one, other = make(), make(start="random")
+    for expected in alone:
+        np.testing.assert_array_equal(one.step(right)[0], expected)
+        other.step(-right)
+        other.draw(other.snapshot()[None], 16)
+
+
+def test_tasks_are_offered_where_softgym_can_be_imported() -> None:
+    assert not any(name.startswith("softgym/") for name in task_names())
+    path = os.pathsep.join([str(STAND_IN), *sys.path])
+    code = "from rlvlm.envs.registry import *; print(task_goal('softgym/RopeFlatten'), '|', *task_names())"
+    child = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True,
+                           text=True, check=True)
+    assert child.stdout.startswith("straighten the rope |") and "softgym/ClothFold" in child.stdout
