@@ -6,6 +6,7 @@ registration, and is found in every process.
 
 import difflib
 import importlib
+import importlib.util
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.deformables.goals import GOALS as DEFORMABLE_GOALS
+from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
 from rlvlm.envs.metaworld.goals import PAPER_GOALS, STOCK_GOALS
 from rlvlm.errors import UsageError
 
@@ -173,4 +174,9 @@ for _name, (_goal, _goal_state) in STOCK_GOALS.items():
 register(Task(name="cartpole", goal="balance the brown pole on the black cart to be upright",
               goal_state="the brown pole on the black cart is upright", maker="rlvlm.envs.cartpole:CartPole"))
 for _name, (_goal, _goal_state) in DEFORMABLE_GOALS.items():
-    register(Task(name=_name, goal=_goal, goal_state=_goal_state, maker=f"rlvlm.envs.deformables.{_name}:make_{_name}"))
+    register(Task(name=_name, goal=_goal, goal_state=_goal_state, return_range=RETURN_RANGES[_name],
+                  maker=f"rlvlm.envs.deformables.{_name}:make_{_name}"))
+if importlib.util.find_spec("softgym") is not None:
+    for _name, (_goal, _goal_state) in SOFTGYM_GOALS.items():
+        register(Task(name=f"softgym/{_name}", goal=_goal, goal_state=_goal_state, arguments=(_name,),
+                      maker="rlvlm.envs.deformables.softgym:SoftGymWorld"))

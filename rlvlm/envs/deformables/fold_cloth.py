@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.deformables.goals import GOALS
+from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
 from rlvlm.envs.deformables.world import DeformableWorld, Outcome
 from rlvlm.envs.painter import Camera
 from rlvlm.types import FloatArray
@@ -116,7 +116,7 @@ class ClothScene:
         start: `fixed` or `random`, of `EnvConfig`.
     """
 
-    goal = GOALS["fold_cloth"][0]
+    goal = DEFORMABLE_GOALS["fold_cloth"][0]
     camera = Camera(position=(0.0, 0.0, 0.42), right=(1.0, 0.0, 0.0), up=(0.0, 1.0, 0.0), fovy_deg=45.0)
     obs_size = 3 * _KEYPOINTS_PER_SIDE**2 + 3
     action_size = 2

@@ -1,6 +1,6 @@
 """What is to be done in the tasks of this room; imports nothing, so that tasks can be listed without a simulator."""
 
-GOALS = {
+DEFORMABLE_GOALS = {
     "straighten_rope": ("straighten the blue rope", "the blue rope is straight"),
     "pass_water": (
         "bring the water container as close to the red circle as possible without spilling water droplets",
@@ -12,6 +12,9 @@ GOALS = {
     ),
 }
 """By task: the goal phrase of the prompt, and the sentence that is true once it is reached."""
+
+RETURN_RANGES = {"straighten_rope": (10.0, 20.0), "pass_water": (-290.0, -20.0), "fold_cloth": (-0.65, -0.02)}
+"""True returns of random play and of a solved task, from which a run's return is a share."""
 
 SOFTGYM_GOALS = {
     "RopeFlatten": ("straighten the rope", "the rope is straight"),

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.deformables.goals import GOALS
+from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
 from rlvlm.envs.deformables.world import DeformableWorld, Outcome
 from rlvlm.envs.painter import Camera
 from rlvlm.types import FloatArray
@@ -106,7 +106,7 @@ class WaterScene:
         start: `fixed` or `random`, of `EnvConfig`.
     """
 
-    goal = GOALS["pass_water"][0]
+    goal = DEFORMABLE_GOALS["pass_water"][0]
     camera = Camera(position=tuple(_EYE), right=(1.0, 0.0, 0.0), up=tuple(_UP), fovy_deg=_FOVY_DEG)
     obs_size = 7
     action_size = 1

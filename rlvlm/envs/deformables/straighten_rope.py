@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.deformables.goals import GOALS
+from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
 from rlvlm.envs.deformables.world import DeformableWorld, Outcome
 from rlvlm.envs.painter import Camera
 from rlvlm.types import FloatArray
@@ -93,7 +93,7 @@ class RopeScene:
         start: `fixed` or `random`, of `EnvConfig`.
     """
 
-    goal = GOALS["straighten_rope"][0]
+    goal = DEFORMABLE_GOALS["straighten_rope"][0]
     camera = Camera(position=(0.0, 0.0, 0.85), right=(1.0, 0.0, 0.0), up=(0.0, 1.0, 0.0), fovy_deg=45.0)
     obs_size = 3 * len(_KEYPOINTS) + 6
     action_size = 8

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.deformables.goals import GOALS
+from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
 from rlvlm.envs.deformables.straighten_rope import make_straighten_rope
 from rlvlm.envs.registry import make_world, task_goal
 from rlvlm.errors import NumericsError
@@ -42,12 +42,12 @@ def test_snapshots_of_another_shape_are_refused() -> None:
         world.draw(world.snapshot(), 64)
 
 
-@pytest.mark.parametrize("task", GOALS)
+@pytest.mark.parametrize("task", DEFORMABLE_GOALS)
 def test_worlds_know_their_goal(task: str) -> None:
-    assert make_world(task, EnvConfig(), 0).goal == task_goal(task) == GOALS[task][0]
+    assert make_world(task, EnvConfig(), 0).goal == task_goal(task) == DEFORMABLE_GOALS[task][0]
 
 
-@pytest.mark.parametrize("task", GOALS)
+@pytest.mark.parametrize("task", DEFORMABLE_GOALS)
 def test_snapshots_with_equal_keys_look_the_same_to_the_bit(task: str) -> None:
     world = make_world(task, EnvConfig(), 0)
     grain = 0.25e-3

@@ -14,7 +14,7 @@ class RopeFlattenEnv:
         self.cached_configs = [{"number": 3 + number % 2} for number in range(num_variations)]
         self.cached_init_states = [self._start(index) for index in range(num_variations)]
         self.observation_space = spaces.Box(-np.inf, np.inf, (9,))
-        self.action_space = spaces.Box(np.array([-0.02, 0.0]), np.array([0.02, 1.0]))
+        self.action_space = spaces.Box(np.array([-0.02, 0.0], np.float32), np.array([0.02, 1.0], np.float32))
 
     def _start(self, index: int) -> dict[str, Any]:
         number = self.cached_configs[index]["number"]
