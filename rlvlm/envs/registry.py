@@ -172,7 +172,8 @@ for _name, (_goal, _goal_state) in STOCK_GOALS.items():
     register(Task(name=f"metaworld/{_name}", goal=_goal, goal_state=_goal_state, arguments=(_name,),
                   maker="rlvlm.envs.metaworld.stock:make_stock"))
 register(Task(name="cartpole", goal="balance the brown pole on the black cart to be upright",
-              goal_state="the brown pole on the black cart is upright", maker="rlvlm.envs.cartpole:CartPole"))
+              goal_state="the brown pole on the black cart is upright", maker="rlvlm.envs.cartpole:CartPole",
+              return_range=(-2_640.0, 0.0)))
 for _name, (_goal, _goal_state) in DEFORMABLE_GOALS.items():
     register(Task(name=_name, goal=_goal, goal_state=_goal_state, return_range=RETURN_RANGES[_name],
                   maker=f"rlvlm.envs.deformables.{_name}:make_{_name}"))

@@ -28,7 +28,12 @@ def sweep_into() -> RunConfig:
 
 def cartpole() -> RunConfig:
     """The continuous cart and pole, 100 steps an episode as in the paper."""
-    return RunConfig(task="cartpole", env=EnvConfig(episode_steps=100))
+    return RunConfig(
+        task="cartpole",
+        steps=10_000,
+        env=EnvConfig(episode_steps=100),
+        eval=EvalConfig(every_steps=1_000, episodes=10),
+    )
 
 
 def straighten_rope() -> RunConfig:

@@ -34,7 +34,7 @@ def test_one_step_by_hand() -> None:
     # and its share 0.1 0.5 14.634 / 1.1 = 0.6652 adds to the cart's 9.0909; positions follow a step later
     np.testing.assert_allclose(obs, [0.0, 0.02 * 9.7561, 0.0, -0.02 * 14.634], atol=1e-4)
     assert (reward, terminated, truncated) == (0.0, False, False)
-    assert info["progress"] == 1.0 and info["success"]
+    assert info["progress"] == 1.0 and not info["success"]
     obs, reward, _, _, _ = world.step(RIGHT)
     assert obs[2] == pytest.approx(-0.02 * 0.29268, abs=1e-5)
     assert reward == pytest.approx(-math.degrees(0.02 * 0.29268), abs=1e-3)
@@ -59,6 +59,20 @@ def test_nothing_ends_an_episode_but_time_and_the_pole_stops_at_30_degrees() -> 
     obs, reward, _, _, info = steps[-1]
     assert obs[0] == pytest.approx(1.92) and reward == pytest.approx(-30.0)
     assert info["progress"] == 0.0 and not info["success"]
+
+
+def test_success_is_a_second_upright() -> None:
+    world = make()
+    world.reset(seed=0)
+    infos = []
+    for _ in range(100):
+        x, speed, angle, spin = world.get_state()["state"]
+        infos.append(world.step(np.array([angle * 8 + spin * 2 + 0.1 * x + 0.2 * speed], np.float32))[4])
+    assert [info["success"] for info in infos] == [False] * 49 + [True] * 51
+    world.step(RIGHT)
+    for _ in range(99):
+        info = world.step(RIGHT)[4]
+    assert not info["success"]
 
 
 def test_starts() -> None:
