@@ -1,6 +1,5 @@
 """Whole runs in processes of their own: real Ray, the real algorithm, a world that costs microseconds."""
 
-import csv
 import json
 import os
 import random
@@ -10,17 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
+from tiny_run import WORDS, assert_same_run, table
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-WORDS = ("rlvlm.testing:TINY --steps 400 --reward.teacher oracle --reward.model state --seed 2 "
-         "--feedback.first-step 100 --feedback.every-steps 60 --feedback.queries 8 --reward-model.ensemble 2 "
-         "--env.episode-steps 20 --algo.seed-steps 40 --algo.batch-size 32 --algo.hidden 32 32 "
-         "--eval.every-steps 100 --eval.episodes 2 --track.checkpoint-every-steps 60 "
-         "--track.log-every-steps 40").split()
 FILES = {"config.yaml", "command.txt", "environment.json", "eval.csv", "vlm_query_log.csv", "metrics.jsonl",
          "tensorboard", "checkpoints", "plots", "videos", "judge_panel.html", "summary.json", "README.md"}  # fmt: skip
 
@@ -48,32 +42,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     assert (code, err) == (0, "")
     assert {file.name for file in home.iterdir()} <= {".cache", ".config"}  # the fonts of the plots, nothing of Ray
     return out, said
-
-
-def table(path: Path, *unsteady: str) -> list[dict[str, str]]:
-    with open(path) as file:
-        return [{key: cell for key, cell in row.items() if key not in unsteady} for row in csv.DictReader(file)]
-
-
-def arrays(run: Path) -> dict[str, np.ndarray]:
-    with np.load(run / "checkpoints" / "last" / "algorithm" / "arrays.npz") as file:
-        return dict(file)
-
-
-def assert_same_run(run: Path, other: Path) -> None:
-    """Counters, labels, pictures and every weight agree; only clocks may not."""
-    assert table(run / "eval.csv", "wall_s") == table(other / "eval.csv", "wall_s")
-    unsteady = ("timestamp", "latency_s")
-    assert table(run / "vlm_query_log.csv", *unsteady) == table(other / "vlm_query_log.csv", *unsteady)
-    assert (run / "judge_panel.jsonl").read_bytes() == (other / "judge_panel.jsonl").read_bytes()
-    steps = [[json.loads(line)["env_steps"] for line in open(path / "metrics.jsonl")] for path in (run, other)]
-    assert steps[0] == steps[1]
-    weights = [(path / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for path in (run, other)]
-    assert weights[0] == weights[1]
-    mine, theirs = arrays(run), arrays(other)
-    assert mine.keys() == theirs.keys()
-    for name in mine:
-        np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
 
 
 def test_a_run_leaves_its_folder_and_says_little(whole: tuple[Path, str]) -> None:

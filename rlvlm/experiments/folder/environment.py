@@ -38,8 +38,11 @@ def package_version(name: str) -> str | None:
 
 
 def usable_cores() -> int:
-    """CPU cores this process may use, >= 1: its affinity, and the quota of its cgroup where that is less."""
+    """CPU cores this process may use, >= 1: its affinity, its cgroup's quota or its SLURM job's share, the least."""
     cores = len(os.sched_getaffinity(0))
+    share = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    if share.isdigit():  # not every cluster binds a job's processes to its cores
+        cores = max(1, min(cores, int(share)))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):

@@ -140,7 +140,7 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
         UsageError: the folder is in use, or cannot be made.
         MachineError: the disk is full.
     """
-    path = (config.out or _default_path(config.task, started)).absolute()
+    path = (config.out or default_path(config.task, started)).absolute()
     _check_unused(path)
     check_disk(path, BYTES_NEEDED)
     folder = RunFolder(path, config.track.keep_checkpoints)
@@ -205,7 +205,8 @@ def _first_missing(path: Path) -> Path | None:
     return missing[-1] if missing else None
 
 
-def _default_path(task: str, started: datetime) -> Path:
+def default_path(task: str, started: datetime) -> Path:
+    """`runs/TASK/<time>`, with a number where that is taken."""
     path = Path("runs") / re.sub(r"\W+", "-", task) / started.strftime("%Y%m%d-%H%M%S")
     names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 100)))
     return next((name for name in names if not name.exists()), path)

@@ -58,28 +58,36 @@ def _attached() -> Iterator[None]:
 
 
 def _private(dashboard_port: int | None, num_workers: int) -> Iterator[None]:
-    parent = _make_parent()
+    parent = make_parent()
     with guarded_folder(parent):
-        _start(parent, dashboard_port, num_workers)
+        start_ray(parent, dashboard_port, num_workers)
         try:
             yield
         finally:
             ray.shutdown()
 
 
-def _start(parent: Path, dashboard_port: int | None, num_workers: int) -> None:
-    """A Ray of our own, with its files in `parent`; on a busy machine it may take a second try.
+def start_ray(
+    parent: Path, dashboard_port: int | None = None, num_workers: int = 0, node_ip: str | None = None
+) -> None:
+    """A Ray of our own in this process; on a busy machine it may take a second try.
+
+    Args:
+        parent: folder for its files.
+        dashboard_port: as in `ray_session`.
+        num_workers: likewise.
+        node_ip: address of this machine under which others may join; None keeps it to this machine.
 
     Raises:
         MachineError: no try succeeds.
     """
     # With no mode chosen Ray turns its token on by itself, and takes this one instead of writing into the home folder.
-    os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(_write_token(parent)))
+    os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(write_token(parent)))
     failure = ""
     for number in range(START_TRIES):
         folder = parent / f"r{number}"
         try:
-            _init(folder, dashboard_port, num_workers)
+            _init(folder, dashboard_port, num_workers, node_ip)
             return
         except Exception as error:  # Ray raises bare Exceptions here, for one when it had no answer in 30 seconds
             failure = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -89,7 +97,7 @@ def _start(parent: Path, dashboard_port: int | None, num_workers: int) -> None:
     raise MachineError(f"Ray does not start: {failure}", "rlvlm doctor  (memory, /dev/shm, ports)")
 
 
-def _init(folder: Path, dashboard_port: int | None, num_workers: int) -> None:
+def _init(folder: Path, dashboard_port: int | None, num_workers: int, node_ip: str | None) -> None:
     ray.init(
         address="local",
         num_cpus=max(usable_cores(), 2 + num_workers),  # the judge's replica and Serve's own actors need a place each
@@ -100,13 +108,18 @@ def _init(folder: Path, dashboard_port: int | None, num_workers: int) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         _temp_dir=str(folder),
+        _node_ip_address=node_ip,
         # Workers started ahead take memory, and on a busy machine Ray waits for them, without end if they are late.
         _system_config={"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 300},
     )
 
 
-def _make_parent() -> Path:
-    """A folder only this user can enter, for Ray's files."""
+def make_parent() -> Path:
+    """A folder only this user can enter, for the files of one Ray.
+
+    Raises:
+        MachineError: no temporary folder has a short enough path.
+    """
     roots = [root for root in (tempfile.gettempdir(), "/tmp") if len(root) + 24 <= MAX_TEMP_PATH and _is_writable(root)]
     if not roots:
         raise MachineError("Ray needs a temporary folder with a short path", "export TMPDIR=/tmp")
@@ -117,7 +130,8 @@ def _is_writable(root: str) -> bool:
     return os.path.isdir(root) and os.access(root, os.W_OK | os.X_OK)
 
 
-def _write_token(parent: Path) -> Path:
+def write_token(parent: Path) -> Path:
+    """A new file `token` in `parent`, with a random token that only this user can read."""
     file = parent / "token"
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
         stream.write(secrets.token_hex(32))

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGUSR1 ask a run to save and stop; a second one ends it at once."""
+"""SIGTERM, SIGINT and SIGUSR1 ask a run to save and stop; a second SIGTERM or SIGINT ends it at once."""
 
 import os
 import signal
@@ -10,10 +10,14 @@ ASKED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopRequest:
-    """Whether a signal has asked the run to stop. A context: the handlers are there while it is open."""
+    """Whether a signal has asked the run to stop. A context: the handlers are there while it is open.
+
+    SIGUSR1 only ever asks: SLURM's SIGTERM often follows it, or comes together with it, while the run is saving.
+    """
 
     def __init__(self) -> None:
         self.signal_name = ""
+        self._was_told = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __bool__(self) -> bool:
@@ -34,7 +38,8 @@ class StopRequest:
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, _: FrameType | None) -> None:
-        if self.signal_name:
+        if self._was_told and number != signal.SIGUSR1:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.signal_name = signal.Signals(number).name
+        self._was_told |= number != signal.SIGUSR1
+        self.signal_name = self.signal_name or signal.Signals(number).name

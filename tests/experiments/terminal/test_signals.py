@@ -35,3 +35,11 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert child.stdout == "asked\n"
     assert child.returncode in (-signal.SIGINT, 130)
+
+
+def test_an_early_warning_beside_the_real_signal_ends_nothing() -> None:
+    for order in ((signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR1)):
+        with StopRequest() as stop:
+            for number in order:
+                os.kill(os.getpid(), number)
+            assert stop.signal_name == order[0].name

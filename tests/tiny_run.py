@@ -1,0 +1,39 @@
+"""A whole run that costs seconds, and what it means that two runs are the same."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+
+WORDS = ("rlvlm.testing:TINY --steps 400 --reward.teacher oracle --reward.model state --seed 2 "
+         "--feedback.first-step 100 --feedback.every-steps 60 --feedback.queries 8 --reward-model.ensemble 2 "
+         "--env.episode-steps 20 --algo.seed-steps 40 --algo.batch-size 32 --algo.hidden 32 32 "
+         "--eval.every-steps 100 --eval.episodes 2 --track.checkpoint-every-steps 60 "
+         "--track.log-every-steps 40").split()
+
+
+def table(path: Path, *unsteady: str) -> list[dict[str, str]]:
+    with open(path) as file:
+        return [{key: cell for key, cell in row.items() if key not in unsteady} for row in csv.DictReader(file)]
+
+
+def arrays(run: Path) -> dict[str, np.ndarray]:
+    with np.load(run / "checkpoints" / "last" / "algorithm" / "arrays.npz") as file:
+        return dict(file)
+
+
+def assert_same_run(run: Path, other: Path) -> None:
+    """Counters, labels, pictures and every weight agree; only clocks may not."""
+    assert table(run / "eval.csv", "wall_s") == table(other / "eval.csv", "wall_s")
+    unsteady = ("timestamp", "latency_s")
+    assert table(run / "vlm_query_log.csv", *unsteady) == table(other / "vlm_query_log.csv", *unsteady)
+    assert (run / "judge_panel.jsonl").read_bytes() == (other / "judge_panel.jsonl").read_bytes()
+    steps = [[json.loads(line)["env_steps"] for line in open(path / "metrics.jsonl")] for path in (run, other)]
+    assert steps[0] == steps[1]
+    weights = [(path / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for path in (run, other)]
+    assert weights[0] == weights[1]
+    mine, theirs = arrays(run), arrays(other)
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
