@@ -1,4 +1,4 @@
-"""`rlvlm run | resume | eval | sweep | serve | report | doctor`: one screen, no logic."""
+"""`rlvlm run | resume | eval | sweep | serve | report | fetch | slurm | doctor`: one screen, no logic."""
 
 import difflib
 import sys
@@ -10,6 +10,7 @@ from rich.table import Table
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.experiments.terminal import commands, labels
 from rlvlm.experiments.terminal.boxes import guarded
+from rlvlm.experiments.terminal.fetch import fetch_command
 from rlvlm.experiments.terminal.serve import serve_command
 from rlvlm.experiments.terminal.slurm import slurm_command
 from rlvlm.experiments.terminal.sweep import sweep_command
@@ -27,6 +28,7 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "labels": ("show | export | import   label stores", labels.labels_command),
     "distill": ("--from STORE --out DIR   teach a pocket judge another judge's labels", labels.distill_command),
     "check-task": ("TASK         does a task keep its promises? with a contact sheet", commands.check_task_command),
+    "fetch": ("MODEL          bring a judge's weights here, for machines without a network", fetch_command),
     "slurm": ("TASK [options] [-- run options]   the same run as a SLURM job", slurm_command),
     "doctor": ("                 try what a run needs of this machine", commands.doctor_command),
 }

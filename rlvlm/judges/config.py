@@ -6,6 +6,8 @@ from typing import Literal
 from rlvlm.judges.backends.config import ApiConfig, CachedConfig, EngineConfig, SimilarityConfig
 
 _BY_LIKENESS = ("clip", "blip2")
+JUDGE_FILES = ("*.json", "*.jinja", "*.txt", "*.safetensors", "*.model")
+"""What is fetched of a hub model: no pickles, no code."""
 _NEED_MODEL = ("transformers", "vllm", "openai", "gemini", "clip", "blip2")
 
 

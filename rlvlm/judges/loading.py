@@ -32,14 +32,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.errors import JudgeUnavailable
-from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.config import JUDGE_FILES, JudgeConfig
 from rlvlm.judges.patch_embedding import flatten_patch_embedding
 from rlvlm.judges.pictures import can_replace, process
 
 logger = logging.getLogger(__name__)
 
 Pictures = Sequence[NDArray[np.uint8]]
-_FILES = ["*.json", "*.jinja", "*.txt", "*.safetensors", "*.model"]
 _DIGEST_CHUNKS, _DIGEST_BYTES = 16, 1 << 20
 
 
@@ -166,7 +165,7 @@ def locate(model: str, revision: str) -> tuple[Path, str]:
             "Qwen/Qwen3-VL-8B-Instruct",
         )
     try:
-        found = snapshot_download(model, revision=revision or None, allow_patterns=_FILES)
+        found = snapshot_download(model, revision=revision or None, allow_patterns=list(JUDGE_FILES))
     except (OSError, ValueError) as error:  # hub, cache and network errors are OSErrors; a malformed name a ValueError
         wanted = f" --revision {revision}" if revision else ""
         raise JudgeUnavailable(

@@ -14,8 +14,8 @@ from typing import Any
 
 from rlvlm.errors import MachineError, UsageError
 from rlvlm.experiments.config import RunConfig
-from rlvlm.experiments.folder.checkpoints import CheckpointShelf
 from rlvlm.experiments.folder.environment import describe_environment
+from rlvlm.experiments.folder.scratch import checkpoint_shelf
 from rlvlm.experiments.folder.settings import from_yaml, to_yaml
 from rlvlm.experiments.folder.tables import CsvTable, JsonLines, write_whole
 from rlvlm.metrics import ENV_STEPS
@@ -28,6 +28,8 @@ QUERY_COLUMNS = (
 )  # fmt: skip
 """The first five are the reference's; a score is the simulator's progress, a label 0 (first), 1 (second) or -1. A
 question is named as in the run's label store."""
+RAY_COPY = "_ray_pkg_"
+"""How the folders begin into which Ray unpacks a job's --working-dir."""
 BYTES_NEEDED = 512 * 2**20
 """Free disk that a run asks for before it starts: its checkpoints, twice."""
 
@@ -48,7 +50,7 @@ class RunFolder:
         self.queries = CsvTable(path / "vlm_query_log.csv", QUERY_COLUMNS, "env_step")
         self.metrics = JsonLines(path / "metrics.jsonl", ENV_STEPS)
         self.samples = JsonLines(path / "judge_panel.jsonl", ENV_STEPS)
-        self.checkpoints = CheckpointShelf(path / "checkpoints", keep_checkpoints)
+        self.checkpoints = checkpoint_shelf(path / "checkpoints", keep_checkpoints)
         self.plots = path / "plots"
         self.videos = path / "videos"
         self.tensorboard = path / "tensorboard"
@@ -137,16 +139,18 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
         started: local time, for the default name.
 
     Raises:
-        UsageError: the folder is in use, or cannot be made.
+        UsageError: the folder is in use, cannot be made, or would not last.
         MachineError: the disk is full.
     """
     path = (config.out or default_path(config.task, started)).absolute()
+    _check_stays(path)
     _check_unused(path)
     check_disk(path, BYTES_NEEDED)
     folder = RunFolder(path, config.track.keep_checkpoints)
     folder.first_made = _first_missing(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        folder.checkpoints.discard_after(-1)  # of a run that had this path before, on scratch
         write_whole(path / "command.txt", shlex.join(command) + "\n")
         write_whole(path / "environment.json", json.dumps(describe_environment(), indent=2) + "\n")
         write_whole(path / "config.yaml", to_yaml(config))
@@ -188,6 +192,13 @@ def check_disk(path: Path, needed: int) -> None:
     if free < needed:
         what = f"the disk of {path} has {free / 2**20:.0f} MiB free, a run needs {needed / 2**20:.0f} MiB"
         raise MachineError(what, "free some space, or put the run elsewhere with --out DIR")
+
+
+def _check_stays(path: Path) -> None:
+    """Raises UsageError where `path` lies in the copy of a working folder that Ray makes for a job."""
+    if any(part.startswith(RAY_COPY) for part in path.parts):
+        what = f"the run's folder would be in Ray's copy of the job's working folder, which Ray deletes: {path}"
+        raise UsageError(what, "give --out an absolute path")
 
 
 def _check_unused(path: Path) -> None:

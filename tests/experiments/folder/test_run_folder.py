@@ -30,6 +30,18 @@ def test_without_out_the_name_is_task_and_time(tmp_path: Path, monkeypatch: pyte
     assert names == ["runs/drawer_open/20260102-030405", "runs/drawer_open/20260102-030405-2"]
 
 
+def test_a_job_may_not_leave_its_run_where_ray_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "working_dir_files" / "_ray_pkg_029f88d5ecc55e1e"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    for out in (None, Path("run")):
+        with pytest.raises(UsageError, match="which Ray deletes") as told:
+            create_folder(RunConfig(task="drawer_open", out=out), ["rlvlm"], NOW)
+        assert "absolute path" in told.value.fix
+    assert list(copy.iterdir()) == []
+    assert create_folder(RunConfig(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], NOW).path.is_dir()
+
+
 def test_a_folder_that_moved_knows_where_it_is(folder: RunFolder, tmp_path: Path) -> None:
     shutil.move(folder.path, tmp_path / "elsewhere")
     assert find_folder(tmp_path / "elsewhere").config().out == tmp_path / "elsewhere"
