@@ -67,7 +67,8 @@ class SoftGymWorld(World):
         self._is_random = config.start == "random"
         self._episode_steps = config.episode_steps
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, self._env.observation_space.shape, np.float32)
-        self.action_space = gym.spaces.Box(-1.0, 1.0, self._env.action_space.shape, np.float32)
+        self._action_shape = tuple(self._env.action_space.shape)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, self._action_shape, np.float32)
         self._start = 0
         self._actions: list[FloatArray] = []
         self._latest: tuple[FloatArray, float, dict[str, Any]]
@@ -124,7 +125,7 @@ class SoftGymWorld(World):
 
     def get_state(self) -> dict[str, Any]:
         """The episode so far, and the generator."""
-        actions = np.array(self._actions, np.float32).reshape(-1, *self.action_space.shape)
+        actions = np.array(self._actions, np.float32).reshape(-1, *self._action_shape)
         generator = json.dumps(self.np_random.bit_generator.state)
         return {"start": self._start, "actions": actions, "generator": generator}
 
