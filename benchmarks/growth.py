@@ -103,7 +103,8 @@ def main() -> None:
         store = stack.enter_context(tempfile.TemporaryDirectory())
         memory = stack.enter_context(MemoryWatch(0.0))
         stack.enter_context(ray_session())
-        make_judge = stack.enter_context(judge_session(run, partial(LabelStore, Path(store) / "labels"), Path(store) / "spent"))
+        open_store = partial(LabelStore, Path(store) / "labels")
+        make_judge = stack.enter_context(judge_session(run, open_store, Path(store) / "spent"))
         algorithm = stack.enter_context(algorithm_session(run, make_judge))
         for window in windows(algorithm, steps):
             done.append(window)

@@ -28,7 +28,7 @@ from rlvlm.experiments.recipes import recipe
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.labels.store import LabelStore
 from rlvlm.preferences.queries import draw_pairs
-from rlvlm.preferences.sessions import Answered, AskAhead, AskAndWait, Asking, Session
+from rlvlm.preferences.sessions import Answered, AskAhead, AskAndWait, Session
 from rlvlm.preferences.teachers import JudgeTeacher
 from rlvlm.serving.apps import start_judge
 from rlvlm.types import Trajectory
@@ -57,12 +57,12 @@ def judge_s(answered: Answered) -> float:
     return sum({verdict.latency_s for verdict in answered.verdicts})
 
 
-def hold(asking: Asking, found: list[Trajectory], size: int, rounds: int, learn_s: float) -> list[Answered]:
-    """Holds `rounds` sessions with `learn_s` of other work after each; the first one warms up."""
+def hold_ahead(asking: AskAhead, found: list[Trajectory], size: int, rounds: int) -> list[Answered]:
+    """Holds `rounds` sessions with other work after each; two more at either end are left out."""
     answered: list[Answered] = []
     for session in sessions(found, size, rounds + 2):
         answered += asking.put(session)
-        end = time.monotonic() + learn_s
+        end = time.monotonic() + BUSY_S
         while time.monotonic() < end:
             torch.randn(256, 256) @ torch.randn(256, 256)
     return (answered + asking.finish())[1 : rounds + 1]
@@ -80,17 +80,19 @@ def main() -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(ray_session())
         running = stack.enter_context(start_judge(run.judge, run.serve, name="overlap"))
+
+        def teacher() -> JudgeTeacher:
+            """With nothing remembered, so that every question reaches the judge."""
+            judge = CachedJudge(running.judge, LabelStore(Path(tempfile.mkdtemp(dir=folder))))
+            return JudgeTeacher(judge, FrameStore(viewer, run.judge.picture_px, capacity=256), viewer.goal)
+
         for size in SIZES:
-            judge = CachedJudge(running.judge, LabelStore(Path(folder) / f"at_once_{size}"))
-            teacher = JudgeTeacher(judge, FrameStore(viewer, run.judge.picture_px, capacity=256), viewer.goal)
-            held = hold(AskAndWait(teacher), found, size, rounds, learn_s=0.0)
+            held = [AskAndWait(teacher()).put(session)[0] for session in sessions(found, size, rounds + 1)][1:]
             result[f"{size} queries"] = {
                 "wait_s": round(statistics.median(one.wait_s for one in held), 3),
                 "judge_busy": round(statistics.median(judge_s(one) / one.wait_s for one in held), 3),
             }
-        judge = CachedJudge(running.judge, LabelStore(Path(folder) / "ahead"))
-        teacher = JudgeTeacher(judge, FrameStore(viewer, run.judge.picture_px, capacity=256), viewer.goal)
-        held = hold(AskAhead(teacher), found, 100, rounds, BUSY_S)
+        held = hold_ahead(AskAhead(teacher()), found, 100, rounds)
         result["100 queries, one session late"] = {"wait_s": round(statistics.median(one.wait_s for one in held), 4)}
     print(json.dumps(result, indent=2))
 
