@@ -25,7 +25,7 @@ import psutil
 from rlvlm import metrics
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble
 from rlvlm.experiments.config import RunConfig
-from rlvlm.experiments.processes.memory import MemoryWatch, tree_memory_mb
+from rlvlm.experiments.processes.memory import MemoryWatch, release_free_memory, tree_memory_mb
 from rlvlm.experiments.processes.private_ray import ray_session
 from rlvlm.experiments.recipes import recipe
 from rlvlm.experiments.session import algorithm_session, judge_session
@@ -77,7 +77,8 @@ def windows(algorithm: SACPebble, steps: int) -> Iterator[Window]:
         end = algorithm.env_steps + WINDOW
         while algorithm.env_steps < end:
             algorithm.train()
-            algorithm.drain_queries()
+            if algorithm.drain_queries():
+                release_free_memory()
         yield Window(env_steps=algorithm.env_steps, cpu_s=sum(own.cpu_times()[:2]) - cpu_before,
                      session_s=session_s[0], tree_mb=tree_memory_mb())
 

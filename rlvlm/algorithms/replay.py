@@ -9,7 +9,6 @@ from torch import Tensor
 
 from rlvlm.types import FloatArray, Transitions
 
-_FIRST_ROWS = 1024
 _TRANSITION_COLUMNS = tuple(field.name for field in fields(Transitions))
 _DRAWN = ("obs", "actions", "next_obs", "terminated", "rewards")
 """What an update reads; these columns lie side by side, so that one gather brings them."""
@@ -37,8 +36,8 @@ class Batch:
 class Replay:
     """The newest `capacity` transitions, each with the env's reward and, beside it, the source's.
 
-    Memory is taken as transitions come: the table doubles until it reaches `capacity`; after that the oldest rows
-    are overwritten.
+    The table has its full size from the first row on, so it is never copied to grow. On a CPU the system gives memory
+    to rows as they are first written; until then they take none. Once the table is full, the oldest are overwritten.
 
     Args:
         capacity: rows kept at most, >= 1.
@@ -69,7 +68,6 @@ class Replay:
         new = {name: rewards if name == "rewards" else getattr(transitions, name) for name in _COLUMNS}
         if not self._places:
             self._lay_out(new)
-        self._make_room(count)
         rows = np.concatenate([values.reshape(count, -1) for values in new.values()], axis=1, dtype=np.float32)
         places = (self._next_row + np.arange(count)) % self.capacity
         self._table[torch.from_numpy(places)] = torch.as_tensor(rows, device=self.device)
@@ -100,7 +98,6 @@ class Replay:
         self.__init__(self.capacity, self.device)
         if state["columns"]:
             self._lay_out({name: state["columns"][name] for name in _COLUMNS})
-            self._make_room(state["num_rows"])
         self._next_row, self._num_rows = state["next_row"], state["num_rows"]
         for name, values in state["columns"].items():
             self._column(self._table[: self._num_rows], name).copy_(torch.as_tensor(values))
@@ -111,23 +108,11 @@ class Replay:
         return table[:, place.start] if name in self._vectors else table[:, place]
 
     def _lay_out(self, columns: dict[str, FloatArray]) -> None:
-        """Gives every column, in this order, its place in a row."""
+        """Makes the table; every column has, in this order, its place in a row."""
         start = 0
         for name, values in columns.items():
             width = 1 if values.ndim == 1 else values.shape[1]
             self._places[name] = slice(start, start + width)
             start += width
         self._vectors = frozenset(name for name, values in columns.items() if values.ndim == 1)
-        self._table = torch.empty(0, start, device=self.device)
-
-    def _make_room(self, count: int) -> None:
-        """Grows the table to hold `count` more rows, up to the capacity."""
-        needed = min(self._num_rows + count, self.capacity)
-        if needed <= len(self._table):
-            return
-        size = max(len(self._table), min(_FIRST_ROWS, self.capacity))
-        while size < needed:
-            size = min(2 * size, self.capacity)
-        grown = torch.empty(size, self._table.shape[1], device=self.device)
-        grown[: self._num_rows] = self._table[: self._num_rows]
-        self._table = grown
+        self._table = torch.empty(self.capacity, start, device=self.device)

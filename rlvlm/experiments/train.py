@@ -21,7 +21,7 @@ from rlvlm.experiments.folder.checkpoints import Checkpoint, RunState
 from rlvlm.experiments.folder.rows import evaluation_row, query_row
 from rlvlm.experiments.folder.run_folder import RunFolder
 from rlvlm.experiments.folder.trackers import Trackers
-from rlvlm.experiments.processes.memory import MemoryWatch
+from rlvlm.experiments.processes.memory import MemoryWatch, release_free_memory
 from rlvlm.experiments.processes.private_ray import ray_session
 from rlvlm.experiments.session import algorithm_session, judge_session
 from rlvlm.experiments.terminal.panel import RunConsole
@@ -152,6 +152,8 @@ class Training:
         self._folder.queries.append(map(query_row, records))
         for _, session in groupby(records, key=lambda record: record.session):
             self._folder.samples.append(sample_rows(list(session), self._draw_samples))
+        if records:
+            release_free_memory()
 
     def _evaluate_if_due(self, before: int) -> bool:
         """Evaluates on schedule and at the last step, and returns whether no evaluation was better before."""

@@ -1,4 +1,5 @@
 import numpy as np
+import psutil
 import pytest
 import torch
 from numbered import rows
@@ -51,11 +52,15 @@ def test_a_drawn_batch_keeps_its_rows_together_and_takes_other_rewards_when_give
     assert replay.rewards[3] == 30
 
 
-def test_memory_grows_with_the_rows():
-    replay = Replay(1_000_000)
+def test_rows_take_memory_when_they_are_written_and_are_never_moved():
+    replay, own = Replay(20_000_000), psutil.Process()
+    before = own.memory_info().rss
     fill(replay, 0, 10)
     assert replay.get_state()["columns"]["obs"].shape == (10, 2)
-    assert len(replay._table) <= 1024
+    table = replay._table.data_ptr()
+    fill(replay, 10, 100_000)
+    assert replay._table.data_ptr() == table
+    assert replay._table.nbytes > 500e6 > 100e6 > own.memory_info().rss - before
 
 
 @pytest.mark.parametrize("count", [5, 30])

@@ -154,6 +154,8 @@ class SACPebble(Algorithm):
         check_crew(config)
         super().setup(config)
         torch.set_num_threads(self.config.sac.threads)
+        # RLlib asks torch for determinism, which also writes NaN to all fresh memory, the whole replay's at once.
+        torch.utils.deterministic.fill_uninitialized_memory = False
         self._learner: SACLearner = next(iter(self.learner_group.foreach_learner(lambda learner: learner))).get()
         self._crew = build_crew(self.env_runner_group, self._learner.networks.policy, self._learner.policy_values)
         self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
