@@ -52,7 +52,8 @@ def test_a_drawn_batch_keeps_its_rows_together_and_takes_other_rewards_when_give
     assert replay.rewards[3] == 30
 
 
-def test_rows_take_memory_when_they_are_written_and_are_never_moved():
+def test_rows_take_memory_when_they_are_written_and_are_never_moved(monkeypatch):
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # as the algorithm sets it
     replay, own = Replay(20_000_000), psutil.Process()
     before = own.memory_info().rss
     fill(replay, 0, 10)
