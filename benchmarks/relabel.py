@@ -21,9 +21,11 @@ from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.runner import WorldRunner
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
+from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
-from rlvlm.preferences.loop import PreferenceLoop, build_preference_loop
+from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.preferences.teachers import OracleTeacher
+from rlvlm.rewards.config import RewardConfig
 
 ROWS, EPISODES, QUERIES = 200_000, 20, 200
 
@@ -42,17 +44,17 @@ class Rig:
             self.replay.add(sample.transitions, sample.transitions.env_rewards)
             self._episodes += sample.episodes
 
-    def fitted(self, sees: Literal["image", "state"]) -> PreferenceLoop:
+    def fitted(self, sees: Literal["image", "state"]) -> FeedbackLoop:
         """A preference loop that has held one session, with its pictures drawn as they would have been on arrival."""
-        loop = build_preference_loop(self.viewer, OracleTeacher(), feedback=FeedbackConfig(queries=QUERIES),
-                                     reward_model=RewardModelConfig(), sees=sees, seed=0)
+        loop = build_loop(self.viewer, OracleTeacher(), reward=RewardConfig(model=sees),
+                          feedback=FeedbackConfig(queries=QUERIES), reward_model=RewardModelConfig(), seed=0)
         for episode in self._episodes[:EPISODES]:
             loop.add(episode)
         loop.run_session(3_000)
         return loop
 
 
-def relabel(replay: Replay, loop: PreferenceLoop) -> list[float]:
+def relabel(replay: Replay, loop: FeedbackLoop) -> list[float]:
     """Seconds of each piece."""
     relabelling, pieces = Relabelling(replay), []
     relabelling.start()

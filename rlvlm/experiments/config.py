@@ -14,7 +14,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import task_goal, task_goal_state
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, simulated_config
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.serving.config import PlacementConfig
 
@@ -85,7 +85,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be >= 1, got {self.steps}")
-        simulated_config(self.reward.teacher, self.feedback)  # refuses what does not go together
+        check_learning(self.reward, self.feedback)
         self._check_waits()
         is_about_clips = self.reward.source == "preference" and self.feedback.segment_steps > 1
         if self.asks_judge and self.judge.backend == "pocket" and is_about_clips:
@@ -128,9 +128,10 @@ class RunConfig:
         """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
         if self.reward.source == "judged":
             return f"{self.judge.backend} score"
-        if self.reward.source != "preference":
+        if not self.reward.is_learned:
             return f"{self.reward.source} reward"
-        return f"{self.reward.teacher} labels, {self.reward.model} reward"
+        answers = {"preference": "labels", "score": "scores"}[self.reward.source]
+        return f"{self.reward.teacher} {answers}, {self.reward.model} reward"
 
     @property
     def title(self) -> str:

@@ -18,7 +18,7 @@ from rlvlm.experiments.artifacts.album import VIDEO_PX, write_artifacts
 from rlvlm.experiments.artifacts.samples import sample_rows
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.checkpoints import Checkpoint, RunState
-from rlvlm.experiments.folder.rows import evaluation_row, query_row
+from rlvlm.experiments.folder.rows import evaluation_row, query_row, score_row
 from rlvlm.experiments.folder.run_folder import RunFolder
 from rlvlm.experiments.folder.trackers import Trackers
 from rlvlm.experiments.processes.memory import MemoryWatch, release_free_memory
@@ -28,6 +28,7 @@ from rlvlm.experiments.terminal.panel import RunConsole
 from rlvlm.experiments.terminal.quiet import quiet_output
 from rlvlm.experiments.terminal.signals import StopRequest
 from rlvlm.experiments.truths import label_store, truths_of
+from rlvlm.preferences.records import QueryRecord, ScoreRecord
 
 SAMPLE_PX = 200
 """Side of the pictures kept for the judge's page."""
@@ -147,7 +148,11 @@ class Training:
             self._console.line(f"checkpoint at step {self._algorithm.env_steps:,} not saved: {error}")
 
     def _keep_queries(self) -> None:
-        records = self._algorithm.drain_queries()
+        drained = self._algorithm.drain_queries()
+        scores = [record for record in drained if isinstance(record, ScoreRecord)]
+        if scores:
+            self._folder.scores.append(map(score_row, scores))
+        records = [record for record in drained if isinstance(record, QueryRecord)]
         self._labels.add_truths(truths_of(records))
         self._folder.queries.append(map(query_row, records))
         for _, session in groupby(records, key=lambda record: record.session):

@@ -4,6 +4,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rlvlm.rewards.config import RewardConfig
+
+Sampling = Literal["uniform", "disagreement", "entropy", "k_center"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedTeacherConfig:
@@ -58,7 +62,13 @@ class FeedbackConfig:
     segment_steps: int = 1
     """Steps per segment, L >= 1; 1 compares single pictures, as the paper does."""
     recent_episodes: int = 100
-    """Queries are drawn uniformly from the frames of this many newest episodes."""
+    """Queries are drawn from the frames of this many newest episodes."""
+    sampling: Sampling = "uniform"
+    """uniform: as they are drawn (the paper); the others choose among candidates by the present reward model.
+    disagreement: where its members differ most; entropy: where they are least sure; k_center: what lies farthest from
+    everything asked so far. Before the first fit all are uniform."""
+    pool: int = 10
+    """Candidates drawn for each query, >= 1, where sampling chooses."""
     ties: Literal["drop", "equal"] = "drop"
     """drop: answers without preference do not train (the paper); equal: they train as one half."""
     ahead: bool = False
@@ -66,11 +76,15 @@ class FeedbackConfig:
     simulated: SimulatedTeacherConfig = field(default_factory=SimulatedTeacherConfig)
 
     def __post_init__(self) -> None:
-        for name in ("first_step", "every_steps", "queries", "segment_steps", "recent_episodes"):
+        for name in ("first_step", "every_steps", "queries", "segment_steps", "recent_episodes", "pool"):
             if getattr(self, name) < 1:
                 raise ValueError(f"feedback.{name} must be >= 1, got {getattr(self, name)}")
         if self.max_queries < 0:
             raise ValueError(f"feedback.max_queries must be >= 0, got {self.max_queries}")
+
+    def pool_factor(self, num_fits: int) -> int:
+        """Candidates to be drawn for each query, once the reward model was fitted `num_fits` times."""
+        return self.pool if self.sampling != "uniform" and num_fits else 1
 
 
 def simulated_config(teacher: str, feedback: FeedbackConfig) -> SimulatedTeacherConfig | None:
@@ -86,9 +100,26 @@ def simulated_config(teacher: str, feedback: FeedbackConfig) -> SimulatedTeacher
     return config
 
 
+def check_learning(reward: RewardConfig, feedback: FeedbackConfig) -> None:
+    """Passes where what is asked goes together with who is asked, and with what is learned.
+
+    Raises:
+        ValueError: says which two settings do not.
+    """
+    simulated_config(reward.teacher, feedback)
+    if reward.source != "score":
+        return
+    if feedback.segment_steps != 1:
+        raise ValueError("reward.source score learns from single pictures, so feedback.segment_steps must be 1, "
+                         f"got {feedback.segment_steps}; longer segments need reward.source preference")
+    if feedback.sampling == "entropy":
+        raise ValueError("feedback.sampling entropy is about labels of pairs, and reward.source score has none; "
+                         "use disagreement or k_center")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardModelConfig:
-    """An ensemble that predicts which side the teacher prefers."""
+    """An ensemble that predicts what the teacher says."""
 
     picture_px: int = 64
     """Side of the pictures the image model sees, in pixels (300 in the paper)."""
@@ -97,19 +128,21 @@ class RewardModelConfig:
     lr: float = 3e-4
     """Adam's step size."""
     batch_size: int = 32
-    """Comparisons per gradient step (64 in the paper)."""
+    """Answers per gradient step (64 in the paper)."""
     max_epochs: int = 50
-    """Passes over all comparisons per session, at most."""
+    """Passes over all answers per session, at most."""
     min_updates: int = 60
-    """Gradient steps per session before the fit may stop at `stop_accuracy`, 0 to `max_updates`."""
+    """Gradient steps per session before the fit may stop for being good enough, 0 to `max_updates`."""
     max_updates: int = 100
-    """Gradient steps per session, at most; bounds a session's time when there are many comparisons."""
+    """Gradient steps per session, at most; bounds a session's time when there are many answers."""
     stop_accuracy: float = 0.97
-    """A session's fit ends once the members' mean training accuracy of an epoch exceeds this."""
-
+    """A session's fit to comparisons ends once the members' mean training accuracy of an epoch exceeds this."""
+    stop_error: float = 0.05
+    """A session's fit to scores ends once the members' mean misses held-out ones by less than this, root mean square;
+    scores lie in [0, 1]."""
     hold_out_every: int = 5
-    """One comparison in this many never trains but tests the fit: rewards stay 0 until they tell held-out labels
-    better than a coin would. 0 holds out none and trusts every fit."""
+    """One answer in this many never trains but tests the fit: rewards stay 0 until they tell held-out labels better
+    than a coin would, or go along with held-out scores. 0 holds out none and trusts every fit."""
 
     def __post_init__(self) -> None:
         for name in ("picture_px", "ensemble", "batch_size", "max_epochs", "max_updates"):
@@ -121,7 +154,8 @@ class RewardModelConfig:
             raise ValueError(
                 f"need 0 <= reward_model.min_updates <= max_updates, got {self.min_updates} and {self.max_updates}"
             )
-        if not 0 < self.stop_accuracy <= 1:
-            raise ValueError(f"reward_model.stop_accuracy must be in (0, 1], got {self.stop_accuracy}")
+        for name in ("stop_accuracy", "stop_error"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"reward_model.{name} must be in (0, 1], got {getattr(self, name)}")
         if self.lr <= 0:
             raise ValueError(f"reward_model.lr must be > 0, got {self.lr}")

@@ -1,4 +1,4 @@
-"""The labelled comparisons of a run, as arrays. Filled by the loop, read by the reward model."""
+"""What a run was told: comparisons with labels, or frames with scores. Filled by the loop, read by the reward model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.rewards.growing import GrowingArray
-from rlvlm.types import FloatArray, Label, Pair, Transitions, Verdict
+from rlvlm.types import FloatArray, Label, Pair, Score, Segment, Transitions, Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,68 +27,90 @@ class Steps:
         """The steps of a batch of transitions."""
         return cls(actions=transitions.actions, next_obs=transitions.next_obs, snapshots=transitions.snapshots)
 
+    @classmethod
+    def of_segments(cls, segments: Sequence[Segment]) -> "Steps":
+        """The steps of segments, one after the other."""
+        return cls(**{name: np.concatenate([getattr(segment, name) for segment in segments])
+                      for name in ("actions", "next_obs", "snapshots")})
+
     def __len__(self) -> int:
         return len(self.actions)
 
 
-class Comparisons:
-    """Pairs with labels that train. Ties are dropped or train as one half; unread and missing answers never train.
+Example = tuple[tuple[Segment, ...], float]
+"""Segments, and what was said about them."""
+
+
+def decided(pairs: Sequence[Pair], verdicts: Sequence[Verdict], ties: Literal["drop", "equal"]) -> list[Example]:
+    """The pairs whose labels train, left before right, each with the probability that right is better: 0 or 1.
+
+    Ties are dropped or train as one half; unread and missing answers never train.
+    """
+    labels: dict[Label | None, float] = {Label.LEFT: 0.0, Label.RIGHT: 1.0}
+    if ties == "equal":
+        labels[Label.TIE] = 0.5
+    answered = zip(pairs, verdicts, strict=True)
+    return [((pair.left, pair.right), labels[verdict.label]) for pair, verdict in answered if verdict.label in labels]
+
+
+def scored(segments: Sequence[Segment], scores: Sequence[Score]) -> list[Example]:
+    """The segments whose scores in [0, 1] train; unread and missing answers never do."""
+    answered = zip(segments, scores, strict=True)
+    return [((segment,), score.value) for segment, score in answered if score.value is not None]
+
+
+class Examples:
+    """Segments with what was said about them: comparisons of two, or scores of one.
 
     Args:
-        ties: what becomes of answers without preference.
+        num_sides: S, segments per example.
     """
 
-    def __init__(self, ties: Literal["drop", "equal"]) -> None:
-        self._ties = ties
+    def __init__(self, num_sides: int) -> None:
+        self.num_sides = num_sides
         self._sides: dict[str, GrowingArray] = {}
-        self._p_right = GrowingArray(())
+        self._targets = GrowingArray(())
 
     def __len__(self) -> int:
-        return len(self._p_right)
+        return len(self._targets)
 
     @property
-    def p_right(self) -> FloatArray:
-        """[N] 0, 1, or 0.5 for a tie."""
-        return self._p_right.rows
+    def targets(self) -> FloatArray:
+        """[N] what was said, in [0, 1]."""
+        return self._targets.rows
 
     @property
     def segment_steps(self) -> int:
         """L; the set must not be empty."""
         return self._sides["actions"].rows.shape[2]
 
-    def add(self, pairs: Sequence[Pair], verdicts: Sequence[Verdict]) -> int:
-        """Takes what trains and returns how many that are."""
-        labels: dict[Label | None, float] = {Label.LEFT: 0.0, Label.RIGHT: 1.0}
-        if self._ties == "equal":
-            labels[Label.TIE] = 0.5
-        answered = zip(pairs, verdicts, strict=True)
-        kept = [(pair, labels[verdict.label]) for pair, verdict in answered if verdict.label in labels]
-        if kept:
+    def add(self, examples: Sequence[Example]) -> int:
+        """Takes examples of S segments of equal length; returns how many these are."""
+        if examples:
             for name in ("actions", "next_obs", "snapshots"):
-                sides = [(getattr(pair.left, name), getattr(pair.right, name)) for pair, _ in kept]
-                self._append(name, np.array(sides))
-            self._p_right.append(np.array([p_right for _, p_right in kept], np.float32))
-        return len(kept)
+                self._append(name, np.array([[getattr(side, name) for side in sides] for sides, _ in examples]))
+            self._targets.append(np.array([target for _, target in examples], np.float32))
+        return len(examples)
 
     def steps(self) -> Steps:
-        """All steps of all sides, `[N * 2 * L]`: comparison by comparison, left before right, in time's order."""
+        """All steps of all sides, `[N * S * L]`: example by example, side by side, in time's order."""
         flat = {name: sides.rows.reshape(-1, sides.rows.shape[-1]) for name, sides in self._sides.items()}
         return Steps(actions=flat["actions"], next_obs=flat["next_obs"], snapshots=flat["snapshots"])
 
     def get_state(self) -> dict[str, Any]:
         """Copies of the arrays."""
         state: dict[str, Any] = {name: sides.rows.copy() for name, sides in self._sides.items()}
-        return {"sides": state, "p_right": self.p_right.copy()}
+        return {"sides": state, "targets": self.targets.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
-        self._sides, self._p_right = {}, GrowingArray(())
+        self._sides, self._targets = {}, GrowingArray(())
         for name, sides in state["sides"].items():
             self._append(name, sides)
-        self._p_right.append(state["p_right"])
+        self._targets.append(state["targets"])
 
     def _append(self, name: str, sides: NDArray[np.float32]) -> None:
-        """Adds `[M, 2, L, ...]`; the first call fixes the shape."""
+        """Adds `[M, S, L, ...]`; the first call fixes the shape."""
         if name not in self._sides:
             self._sides[name] = GrowingArray(sides.shape[1:])
         self._sides[name].append(sides)

@@ -89,9 +89,13 @@ class PictureNetwork(nn.Module):
     def calibrate(self, pictures: Tensor) -> None:
         """Nothing to do: the range of pixels is known."""
 
+    def features(self, pictures: Tensor) -> Tensor:
+        """`[M, E]` what the linear layer reads of `pictures` `[M, H, W, 3]` uint8."""
+        return self.layers[:-1](pictures.permute(0, 3, 1, 2).float() / 255)
+
     def forward(self, pictures: Tensor) -> Tensor:
         """Rewards `[M]` of `pictures` `[M, H, W, 3]` uint8."""
-        return _bounded(self.layers(pictures.permute(0, 3, 1, 2).float() / 255).squeeze(-1))
+        return _bounded(self.layers[-1](self.features(pictures)).squeeze(-1))
 
 
 class StateNetwork(nn.Module):
@@ -122,9 +126,13 @@ class StateNetwork(nn.Module):
         # What hardly moved yet may move far later on; the floor keeps it from drowning everything else then.
         self.scale.copy_(rows.std(dim=0, correction=0).clamp_min(_SMALLEST_SCALE))
 
+    def features(self, rows: Tensor) -> Tensor:
+        """`[M, D + A]` the rows, centred and scaled."""
+        return (rows - self.centre) / self.scale
+
     def forward(self, rows: Tensor) -> Tensor:
         """Rewards `[M]` of `rows` `[M, D + A]`."""
-        return _bounded(self.layers((rows - self.centre) / self.scale).squeeze(-1))
+        return _bounded(self.layers(self.features(rows)).squeeze(-1))
 
 
 class PictureInput:

@@ -1,12 +1,18 @@
-"""Which pairs of segments a teacher is asked about: pure functions of trajectories. Used by the loop."""
+"""Questions drawn from trajectories, and which are worth asking: pure functions. Used by the subjects."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.types import Pair, Segment, Trajectory
+
+Question = TypeVar("Question", Pair, Segment)
+
+_ROUNDS = 100
+"""How often questions that are not worth asking are replaced."""
 
 
 def draw_segments(
@@ -62,6 +68,27 @@ def draw_pairs(
     drawn = draw_segments([len(trajectory) for trajectory in trajectories], 2 * num, segment_steps, rng)
     sides = [cut(trajectories[episode], start, segment_steps) for episode, start in drawn]
     return [Pair(left=left, right=right) for left, right in zip(sides[:num], sides[num:], strict=True)]
+
+
+def draw_until(
+    num: int, draw: Callable[[int], list[Question]], is_dull: Callable[[list[Question]], NDArray[np.bool_]]
+) -> tuple[list[Question], int]:
+    """Up to `num` questions that are not dull, and how many were dull on the way.
+
+    Args:
+        num: wanted.
+        draw: gives that many more.
+        is_dull: tells which of them are not worth asking.
+    """
+    kept: list[Question] = []
+    num_drawn = 0
+    for _ in range(_ROUNDS):
+        drawn = draw(num - len(kept))
+        num_drawn += len(drawn)
+        kept += [question for question, dull in zip(drawn, is_dull(drawn), strict=True) if not dull]
+        if len(kept) == num:
+            break
+    return kept, num_drawn - len(kept)
 
 
 def look_alike(pairs: Sequence[Pair], frames: FrameStore) -> NDArray[np.bool_]:

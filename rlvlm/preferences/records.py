@@ -7,7 +7,7 @@ from typing import Any
 
 from rlvlm import metrics
 from rlvlm.judges.patience import Patience
-from rlvlm.types import Label, Pair, Status, Verdict
+from rlvlm.types import Label, Pair, Score, Segment, Status, Verdict
 
 _SMALLEST_GAP = 1e-6
 """Progress gap up to which the truth says nothing."""
@@ -43,6 +43,29 @@ class QueryRecord:
     """Whether the label names the side with more true progress; None when nothing was decided or the truth is a tie."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreRecord:
+    """One score of the run, with the truth beside it."""
+
+    env_step: int
+    """Env steps done when it was asked for."""
+    session: int
+    """From 0."""
+    index: int
+    """Within the session, from 0."""
+    timestamp: float
+    """Unix time of the answer, seconds."""
+    segment: Segment
+    progress: float
+    """True progress at the segment's end, in [0, 1]."""
+    env_return: float
+    """Sum of the env's true rewards over the segment."""
+    score: Score
+
+
+Record = QueryRecord | ScoreRecord
+
+
 def is_correct(verdict: Verdict, progress_left: float, progress_right: float) -> bool | None:
     """Whether a label names the side with more progress; None without a decided label or a progress gap."""
     if verdict.status is not Status.OK or abs(progress_left - progress_right) <= _SMALLEST_GAP:
@@ -74,6 +97,25 @@ def record_queries(
     return records
 
 
+def record_scores(
+    segments: Sequence[Segment], scores: Sequence[Score], *, env_step: int, session: int, timestamp: float
+) -> list[ScoreRecord]:
+    """The records of one session of scoring, in order."""
+    return [
+        ScoreRecord(
+            env_step=env_step,
+            session=session,
+            index=index,
+            timestamp=timestamp,
+            segment=segment,
+            progress=float(segment.progress[-1]),
+            env_return=float(segment.env_rewards.sum()),
+            score=score,
+        )
+        for index, (segment, score) in enumerate(zip(segments, scores, strict=True))
+    ]
+
+
 class Tally:
     """Counts of the whole run, each kind of answer apart."""
 
@@ -86,23 +128,24 @@ class Tally:
         """Queries asked so far, answered or not."""
         return self._counts[metrics.QUERIES]
 
-    def count(self, records: Sequence[QueryRecord], num_look_alike: int) -> None:
+    def count(self, records: Sequence[Record], num_look_alike: int) -> None:
         """Takes in a session."""
+        answers = [record.verdict if isinstance(record, QueryRecord) else record.score for record in records]
+        correct = [record.correct for record in records if isinstance(record, QueryRecord)]
         self._counts[metrics.QUERIES] += len(records)
         self._counts[metrics.QUERIES_LOOK_ALIKE] += num_look_alike
-        for record in records:
-            self._counts[_METRIC[record.verdict.status]] += 1
-            self._counts["correct"] += record.correct is True
-            self._counts["wrong"] += record.correct is False
-        self._patience.note(record.verdict for record in records)
+        self._counts.update(_METRIC[answer.status] for answer in answers)
+        self._counts["correct"] += correct.count(True)
+        self._counts["wrong"] += correct.count(False)
+        self._patience.note(answers)
 
-    def check_teacher(self, verdicts: Sequence[Verdict]) -> None:
+    def check_teacher(self, answers: Sequence[Verdict | Score]) -> None:
         """Gives the teacher up when it does not answer, or cannot be understood.
 
         Raises:
             JudgeUnavailable: every answer of this session is missing, or most of the latest cannot be read.
         """
-        self._patience.check(verdicts)
+        self._patience.check(answers)
 
     def metrics(self) -> dict[str, float]:
         """Counts so far, and accuracy over all decided labels with a truth (absent while there is none)."""

@@ -1,76 +1,45 @@
-"""An ensemble that learns from comparisons which steps are better. Fitted by the loop, read by `source`."""
+"""An ensemble that learns from labels which steps are better. Fitted by the loop, read by `source`."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from rlvlm import metrics
 from rlvlm.errors import NumericsError
 from rlvlm.preferences.config import RewardModelConfig
-from rlvlm.preferences.dataset import Comparisons, Steps
+from rlvlm.preferences.dataset import Examples, Steps
 from rlvlm.preferences.networks import RewardInput
+from rlvlm.preferences.objectives import PREFERENCE, Objective
 from rlvlm.types import FloatArray
 
 _ROWS_PER_PASS = 512
 """Rows read at once when predicting: bounds the memory of activations."""
 
 
-def preference_loss(returns_left: Tensor, returns_right: Tensor, p_right: Tensor) -> Tensor:
-    """Cross-entropy between labels and the Bradley-Terry model, in nats per comparison.
-
-    Args:
-        returns_left: [K, B] predicted undiscounted return of the left segments, reward units.
-        returns_right: [K, B] likewise, right segments.
-        p_right: [K, B] or [B] label in [0, 1]; 0.5 is a tie.
-
-    Returns:
-        [K] mean loss of each member.
-
-    Raises:
-        ValueError: the two returns differ in shape.
-
-    Source: Christiano et al. 2017, arXiv:1706.03741, sec. 2.2.3. Departure: no 10 % random-answer term.
-    """
-    if returns_left.shape != returns_right.shape:
-        raise ValueError(f"returns must share shape [K, B], got {returns_left.shape} and {returns_right.shape}")
-    margin = returns_right - returns_left  # [K, B]
-    return (softplus(margin) - p_right * margin).mean(-1)
-
-
-def num_right(returns_left: Tensor, returns_right: Tensor, p_right: Tensor) -> int:
-    """How many decided labels the members agree with, all members together; shapes as in `preference_loss`."""
-    agrees = (returns_right > returns_left) == (p_right > 0.5)
-    return int((agrees & (p_right != 0.5)).sum())
-
-
-def beats_chance(num_right: int, num: int) -> bool:
-    """Whether `num_right` of `num` answers lie more than two standard deviations above what a coin would give."""
-    return num_right > num / 2 + math.sqrt(num)
-
-
 @dataclass(frozen=True, slots=True)
 class _Lesson:
-    """Comparisons as tensors."""
+    """Examples as tensors."""
 
     rows: Tensor
     """[U, ...] what the networks read."""
     places: Tensor
-    """[N, 2, L] which row each step shows; left, then right."""
-    p_right: Tensor
+    """[N, S, L] which row each step of each side shows."""
+    targets: Tensor
     """[N]."""
 
     def part(self, chosen: Tensor) -> "_Lesson":
-        """Those comparisons where `chosen` `[N]` is true."""
-        return _Lesson(self.rows, self.places[chosen], self.p_right[chosen])
+        """Those examples where `chosen` `[N]` is true."""
+        return _Lesson(self.rows, self.places[chosen], self.targets[chosen])
 
 
 class RewardModel:
-    """K networks that differ in their first weights and in the order in which they see the same comparisons.
+    """K networks that differ in their first weights and in the order in which they see the same examples.
 
     Weights and Adam's state live on from fit to fit.
 
@@ -78,18 +47,22 @@ class RewardModel:
     training accuracy, no bootstrap samples. Departures: a fit is also bounded in gradient steps, from above and from
     below. The lower bound matters when the teacher is good: its labels are ordered right within an epoch or two, and a
     fit that stops there leaves all rewards within a thousandth of one another, too flat for SAC to see. And some
-    comparisons are held out: labels given by a coin can be fitted, and would send the agent after a reward that means
+    examples are held out: labels given by a coin can be fitted, and would send the agent after a reward that means
     nothing.
 
     Args:
         inputs: what the networks look at.
         config: ensemble, optimiser, when to stop.
         seed: of weights and shuffling; the global generator is not touched.
+        objective: what the examples say about rewards.
     """
 
-    def __init__(self, inputs: RewardInput, config: RewardModelConfig, seed: int) -> None:
+    def __init__(
+        self, inputs: RewardInput, config: RewardModelConfig, seed: int, objective: Objective = PREFERENCE
+    ) -> None:
         self._inputs = inputs
         self._config = config
+        self._objective = objective
         self._rng = torch.Generator().manual_seed(seed)
         self._members = [inputs.build_network(self._rng) for _ in range(config.ensemble)]
         self._adam = torch.optim.Adam([weight for member in self._members for weight in member.parameters()], config.lr)
@@ -101,53 +74,60 @@ class RewardModel:
         """Fits so far."""
         return self._num_fits
 
-    def fit(self, comparisons: Comparisons) -> dict[str, float]:
-        """Trains on all comparisons but those held out, at least one; returns what the last epoch and the test gave.
+    def fit(self, examples: Examples) -> dict[str, float]:
+        """Trains on all examples but those held out, at least one; returns what the last epoch and the test gave.
 
         Raises:
             NumericsError: the loss is not finite.
         """
-        whole = self._prepare(comparisons)
-        is_held_out = self._held_out(len(comparisons))
-        lesson = whole.part(~is_held_out)
+        whole = self._prepare(examples)
+        is_held_out = self._held_out(len(examples))
+        lesson, test = whole.part(~is_held_out), whole.part(is_held_out)
         if not self._num_fits:
             for member in self._members:
                 member.calibrate(whole.rows)
-        config, losses, accuracy, updates, epoch = self._config, [], 0.0, 0, 0
+        config, losses, is_reached, quality, updates, epoch = self._config, [], False, 0.0, 0, 0
         while updates < config.min_updates or (
-            epoch < config.max_epochs and updates < config.max_updates and accuracy <= config.stop_accuracy
+            epoch < config.max_epochs and updates < config.max_updates and not is_reached
         ):
-            losses, accuracy = self._run_epoch(lesson, config.max_updates - updates)
+            losses, quality = self._run_epoch(lesson, config.max_updates - updates)
             updates += len(losses)
             epoch += 1
+            is_reached = self._objective.is_reached(quality, partial(self._quality, test), config)
         self._num_fits += 1
         return {
             metrics.REWARD_LOSS: float(np.mean(losses)),
-            metrics.REWARD_ACCURACY: accuracy,
+            self._objective.quality: quality,
             metrics.REWARD_EPOCHS: float(epoch),
-            **self._test(whole.part(is_held_out)),
+            **self._test(test),
         }
 
     def _held_out(self, num: int) -> Tensor:
-        """[N] whether each comparison is kept from training; a comparison's lot never changes."""
+        """[N] whether each example is kept from training; an example's lot never changes."""
         every = self._config.hold_out_every
         return torch.arange(num) % every == every - 1 if every else torch.zeros(num, dtype=torch.bool)
 
-    @torch.no_grad()
     def _test(self, held_out: _Lesson) -> dict[str, float]:
-        """Decides whether the rewards count: whether the members' mean tells the decided labels of `held_out`."""
+        """Decides whether the rewards count: whether the members' mean says anything about `held_out`."""
         if not self._config.hold_out_every:
             self._is_trusted = True
             return {}
-        is_decided = held_out.p_right != 0.5
-        num, right = int(is_decided.sum()), 0
-        if num:
-            returns = torch.stack([self._returns(member, held_out.rows, held_out.places) for member in self._members])
-            mean = returns.mean(dim=0)  # [N, 2]
-            right = num_right(mean[:, 0], mean[:, 1], held_out.p_right)
-        self._is_trusted = beats_chance(right, num)
-        told = {metrics.REWARD_IS_TRUSTED: float(self._is_trusted)}
-        return told | {metrics.REWARD_HELD_OUT_ACCURACY: right / num} if num else told
+        self._is_trusted, told = False, {}
+        if len(held_out.targets):
+            self._is_trusted, told = self._objective.test(self._mean_returns(held_out), held_out.targets)
+        return {metrics.REWARD_IS_TRUSTED: float(self._is_trusted)} | told
+
+    def _quality(self, lesson: _Lesson) -> float:
+        """The objective's quality of the members' mean on `lesson`; NaN where that is empty."""
+        if not len(lesson.targets):
+            return math.nan
+        total, num = self._objective.grade(self._mean_returns(lesson), lesson.targets)
+        return total / num if num else math.nan
+
+    @torch.no_grad()
+    def _mean_returns(self, lesson: _Lesson) -> Tensor:
+        """The members' mean return of each side, `[N, S]`."""
+        return torch.stack([self._returns(member, lesson.rows, lesson.places) for member in self._members]).mean(dim=0)
 
     def rewards(self, steps: Steps) -> FloatArray:
         """The members' mean `[N]`; zeros as long as the fit does no better than chance."""
@@ -160,16 +140,21 @@ class RewardModel:
         kinds = self._inputs.affordable_kinds
         return len(steps) if len(first) <= kinds else int(first[kinds])
 
-    @torch.no_grad()
     def predict(self, steps: Steps) -> FloatArray:
         """Each member's reward of each step, `[K, N]`; steps that look the same are read once."""
+        return self._read(steps, lambda rows: torch.stack([member(rows) for member in self._members], dim=1)).T
+
+    def features(self, steps: Steps) -> FloatArray:
+        """`[N, E]` what the first member sees in each step: its last layer's input, or its scaled state."""
+        return self._read(steps, self._members[0].features)
+
+    @torch.no_grad()
+    def _read(self, steps: Steps, read: Callable[[Tensor], Tensor]) -> FloatArray:
+        """`[N, ...]` what `read` makes of the rows of each step, a piece at a time and each distinct row once."""
         first, kind = self._inputs.distinct(steps)
-        parts = [
-            torch.stack([member(rows) for member in self._members])
-            for chosen in np.array_split(first, range(_ROWS_PER_PASS, len(first), _ROWS_PER_PASS))
-            for rows in (self._inputs.rows(steps, chosen),)
-        ]
-        return torch.cat(parts, dim=1).numpy()[:, kind]
+        parts = [read(self._inputs.rows(steps, chosen))
+                 for chosen in np.array_split(first, range(_ROWS_PER_PASS, len(first), _ROWS_PER_PASS))]
+        return torch.cat(parts).numpy()[kind]
 
     def get_state(self) -> dict[str, Any]:
         """Weights, Adam's state and generator, as arrays and numbers."""
@@ -195,34 +180,33 @@ class RewardModel:
         self._num_fits = int(state["num_fits"])
         self._is_trusted = bool(state["is_trusted"])
 
-    def _prepare(self, comparisons: Comparisons) -> _Lesson:
-        steps = comparisons.steps()
+    def _prepare(self, examples: Examples) -> _Lesson:
+        steps = examples.steps()
         first, kind = self._inputs.distinct(steps)
-        places = torch.from_numpy(kind).view(len(comparisons), 2, comparisons.segment_steps)
-        return _Lesson(self._inputs.rows(steps, first), places, torch.from_numpy(comparisons.p_right))
+        places = torch.from_numpy(kind).view(len(examples), examples.num_sides, examples.segment_steps)
+        return _Lesson(self._inputs.rows(steps, first), places, torch.from_numpy(examples.targets))
 
     def _run_epoch(self, lesson: _Lesson, max_updates: int) -> tuple[list[float], float]:
-        """One pass over the comparisons, each member in its own order.
+        """One pass over the examples, each member in its own order.
 
         Returns:
-            The members' mean loss of each update, and their mean accuracy, each batch's taken before its update.
+            The members' mean loss of each update, and the epoch's quality, each batch's taken before its update.
         """
-        num = len(lesson.p_right)
+        num = len(lesson.targets)
         orders = torch.stack([torch.randperm(num, generator=self._rng) for _ in self._members])  # [K, N]
-        losses, right, decided = [], 0, 0
+        losses, total, counted = [], 0.0, 0
         for chosen in orders.split(self._config.batch_size, dim=1)[:max_updates]:
             returns = torch.stack([self._returns(member, lesson.rows, lesson.places[which])
-                                   for member, which in zip(self._members, chosen, strict=True)])  # [K, B, 2]
-            p_right = lesson.p_right[chosen]  # [K, B]
-            loss = preference_loss(returns[..., 0], returns[..., 1], p_right)
-            losses.append(self._update(loss))
-            right += num_right(returns[..., 0], returns[..., 1], p_right)
-            decided += int((p_right != 0.5).sum())
-        return losses, right / max(decided, 1)
+                                   for member, which in zip(self._members, chosen, strict=True)])  # [K, B, S]
+            targets = lesson.targets[chosen]  # [K, B]
+            losses.append(self._update(self._objective.loss(returns, targets)))
+            grade, num_graded = self._objective.grade(returns.detach(), targets)
+            total, counted = total + grade, counted + num_graded
+        return losses, total / max(counted, 1)
 
     @staticmethod
     def _returns(member: nn.Module, rows: Tensor, places: Tensor) -> Tensor:
-        """Predicted returns `[B, 2]` of both sides; each row that the batch `places` `[B, 2, L]` shows is read once."""
+        """Predicted returns `[B, S]` of all sides; each row that the batch `places` `[B, S, L]` shows is read once."""
         shown, place = places.unique(return_inverse=True)
         rewards = member(rows[shown])
         return rewards.index_select(0, place.flatten()).view(places.shape).sum(-1)

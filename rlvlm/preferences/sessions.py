@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rlvlm.preferences.scorers import Scorer
 from rlvlm.preferences.teachers import PatientTeacher, Teacher
-from rlvlm.types import Pair, Segment, Verdict
+from rlvlm.types import Pair, Segment
 
 _COLUMNS = tuple(field.name for field in fields(Segment))
 
@@ -23,9 +24,10 @@ class Session:
     """From 0."""
     env_steps: int
     """Env steps done by then."""
-    pairs: list[Pair]
+    questions: list[Any]
+    """Pairs to be compared, or segments to be scored."""
     num_look_alike: int
-    """Pairs that were drawn but not asked about."""
+    """Questions that were drawn but not asked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +35,8 @@ class Answered:
     """A session and what the teacher said."""
 
     session: Session
-    verdicts: list[Verdict]
-    """One per pair, in order."""
+    answers: list[Any]
+    """One verdict per pair or score per segment, in order."""
     wait_s: float
     """How long the agent stood still for them, seconds."""
 
@@ -73,14 +75,14 @@ class AskAndWait:
 
     num_pending = 0
 
-    def __init__(self, teacher: Teacher) -> None:
+    def __init__(self, teacher: Teacher | Scorer) -> None:
         self._teacher = teacher
 
     def put(self, session: Session) -> list[Answered]:
         """This session, answered."""
         started = time.perf_counter()
-        verdicts = self._teacher.answer(session.pairs) if session.pairs else []
-        return [Answered(session=session, verdicts=verdicts, wait_s=time.perf_counter() - started)]
+        answers = self._teacher.answer(session.questions) if session.questions else []
+        return [Answered(session=session, answers=answers, wait_s=time.perf_counter() - started)]
 
     def finish(self) -> list[Answered]:
         return []
@@ -99,22 +101,22 @@ class AskAhead:
     Answers are used at a fixed step, whenever they came, so a run does not depend on how fast the judge was.
     """
 
-    def __init__(self, teacher: Teacher) -> None:
+    def __init__(self, teacher: Teacher | Scorer) -> None:
         self._teacher = teacher
         self._state_before = teacher.get_state()
-        self._pending: tuple[Session, Future[list[Verdict]]] | None = None
+        self._pending: tuple[Session, Future[list[Any]]] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="teacher")
 
     @property
     def num_pending(self) -> int:
         """Queries asked and not handed back yet."""
-        return 0 if self._pending is None else len(self._pending[0].pairs)
+        return 0 if self._pending is None else len(self._pending[0].questions)
 
     def put(self, session: Session) -> list[Answered]:
         """The session before this one."""
         answered = self.finish()
         self._state_before = self._teacher.get_state()
-        self._pending = session, self._thread.submit(_prepared(self._teacher, session.pairs))
+        self._pending = session, self._thread.submit(_prepared(self._teacher, session.questions))
         return answered
 
     def finish(self) -> list[Answered]:
@@ -123,9 +125,9 @@ class AskAhead:
             return []
         session, future = self._pending
         started = time.perf_counter()
-        verdicts = future.result()
+        answers = future.result()
         self._pending = None
-        return [Answered(session=session, verdicts=verdicts, wait_s=time.perf_counter() - started)]
+        return [Answered(session=session, answers=answers, wait_s=time.perf_counter() - started)]
 
     def get_state(self) -> dict[str, Any]:
         if self._pending is None:
@@ -139,22 +141,26 @@ class AskAhead:
             self.put(_unpack(packed))
 
 
-def _prepared(teacher: Teacher, pairs: Sequence[Pair]) -> Callable[[], list[Verdict]]:
+def _prepared(teacher: Teacher | Scorer, questions: Sequence[Any]) -> Callable[[], list[Any]]:
     """What is left to do for the answers and may be done in another thread."""
-    if not pairs:
+    if not questions:
         return list
-    return teacher.prepare(pairs) if isinstance(teacher, PatientTeacher) else partial(teacher.answer, pairs)
+    return teacher.prepare(questions) if isinstance(teacher, PatientTeacher) else partial(teacher.answer, questions)
+
+
+def _sides(question: Pair | Segment) -> tuple[Segment, ...]:
+    return (question.left, question.right) if isinstance(question, Pair) else (question,)
 
 
 def _pack(session: Session) -> dict[str, Any]:
-    """The session as numbers and arrays [N, 2, L, ...]."""
+    """The session as numbers and arrays [N, S, L, ...], S segments per question."""
     return {
         "number": session.number,
         "env_steps": session.env_steps,
         "num_look_alike": session.num_look_alike,
-        "num_pairs": len(session.pairs),
+        "num_questions": len(session.questions),
         "sides": {
-            name: np.array([(getattr(pair.left, name), getattr(pair.right, name)) for pair in session.pairs])
+            name: np.array([[getattr(side, name) for side in _sides(question)] for question in session.questions])
             for name in _COLUMNS
         },
     }
@@ -162,10 +168,11 @@ def _pack(session: Session) -> dict[str, Any]:
 
 def _unpack(packed: dict[str, Any]) -> Session:
     """The inverse of `_pack`."""
-    pairs = [
-        Pair(**{side: Segment(**{name: packed["sides"][name][at, column] for name in _COLUMNS})
-                for column, side in enumerate(("left", "right"))})
-        for at in range(packed["num_pairs"])
-    ]  # fmt: skip
-    return Session(number=packed["number"], env_steps=packed["env_steps"], pairs=pairs,
+    questions: list[Pair | Segment] = []
+    for at in range(packed["num_questions"]):
+        columns = {name: packed["sides"][name][at] for name in _COLUMNS}
+        sides = [Segment(**{name: column[side] for name, column in columns.items()})
+                 for side in range(len(columns["obs"]))]  # fmt: skip
+        questions.append(sides[0] if len(sides) == 1 else Pair(left=sides[0], right=sides[1]))
+    return Session(number=packed["number"], env_steps=packed["env_steps"], questions=questions,
                    num_look_alike=packed["num_look_alike"])  # fmt: skip

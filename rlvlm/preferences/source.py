@@ -6,7 +6,7 @@ from rlvlm.rewards.source import Labelling
 from rlvlm.types import FloatArray, Transitions
 
 
-class PreferenceReward:
+class LearnedReward:
     """Mean prediction of a reward model's members once it can be trusted. Changes with every fit.
 
     Args:

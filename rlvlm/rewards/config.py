@@ -3,23 +3,37 @@
 from dataclasses import dataclass
 from typing import Literal
 
+_SCORERS = ("judge", "oracle", "random")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardConfig:
     """Where the reward comes from."""
 
-    source: Literal["preference", "judged", "environment", "sparse", "novelty"] = "preference"
-    """preference: learned from a teacher's comparisons; judged: the judge's score of each picture, as it stands;
-    environment: the true reward; sparse: the success flag; novelty: state entropy alone."""
+    source: Literal["preference", "score", "judged", "environment", "sparse", "novelty"] = "preference"
+    """preference: learned from a teacher's comparisons; score: learned from a teacher's scores of single pictures;
+    judged: the judge's score of each picture, as it stands; environment: the true reward; sparse: the success flag;
+    novelty: state entropy alone."""
     teacher: Literal[
         "judge", "oracle", "mistake", "stochastic", "skip", "equal", "myopic", "simulated", "random"
     ] = "judge"
-    """judge: the VLM; oracle: compares true returns; mistake, stochastic, skip, equal, myopic: B-Pref's, each with one
-    human weakness; simulated: with those of feedback.simulated; random: a coin."""
+    """judge: the VLM; oracle: compares true returns, or gives the true progress as score; mistake, stochastic, skip,
+    equal, myopic: B-Pref's, each with one human weakness; simulated: with those of feedback.simulated; random: a coin,
+    or a die. Scores come from judge, oracle or random."""
     model: Literal["image", "state"] = "image"
     """What the learned reward looks at: pictures or observation and action."""
+
+    def __post_init__(self) -> None:
+        if self.source == "score" and self.teacher not in _SCORERS:
+            raise ValueError(f"reward.teacher {self.teacher} compares and gives no scores; reward.source score needs "
+                             f"one of {', '.join(_SCORERS)}")
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether a reward model is fitted to a teacher's answers."""
+        return self.source in ("preference", "score")
 
     @property
     def asks_judge(self) -> bool:
         """Whether a VLM is asked at all."""
-        return self.source == "judged" or (self.source == "preference" and self.teacher == "judge")
+        return self.source == "judged" or (self.is_learned and self.teacher == "judge")

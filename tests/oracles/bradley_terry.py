@@ -1,4 +1,4 @@
-"""A reward learned from comparisons, written as plainly as possible: one member, one comparison, one step at a time.
+"""A reward learned from comparisons or scores, as plain as possible: one member, one example, one step at a time.
 
 It shares no code with `rlvlm.preferences`; it is given the first weights and the order in which comparisons are seen.
 Christiano et al. 2017, arXiv:1706.03741, sec. 2.2: P(right is better) = exp R_right / (exp R_left + exp R_right), with
@@ -28,17 +28,31 @@ def picture_reward(weights: dict[str, torch.Tensor], picture: torch.Tensor) -> t
     return 3 * torch.tanh((weights["layers.9.weight"][0] @ x.reshape(-1) + weights["layers.9.bias"][0]) / 3)
 
 
-def train(reward, weights, segments, labels, orders, batch_size, lr):
+def comparison_loss(returns, label):
+    """Of the returns of left and right; `label` is 1 when the right one is better, else 0."""
+    left, right = returns
+    p_right = math.e**right / (math.e**left + math.e**right)
+    return -torch.log(p_right if label else 1 - p_right)
+
+
+def score_loss(returns, label):
+    """Of the reward of a single frame with the score `label`: 0 stands for a reward of -1, 1 for 1."""
+    (reward,) = returns
+    return (reward - (2 * label - 1)) ** 2
+
+
+def train(reward, weights, segments, labels, orders, batch_size, lr, loss_of=comparison_loss):
     """Trains one member.
 
     Args:
         reward: `state_reward` or `picture_reward`.
         weights: by name; trained in place. `centre` and `scale` stay as they are.
-        segments: for each comparison the rows of the left and of the right segment.
-        labels: for each comparison 1 when the right one is better, else 0.
-        orders: for each epoch the comparisons in the order in which they are seen.
-        batch_size: comparisons per Adam step.
+        segments: for each example the rows of each of its segments.
+        labels: for each example what was said.
+        orders: for each epoch the examples in the order in which they are seen.
+        batch_size: examples per Adam step.
         lr: Adam's step size.
+        loss_of: `comparison_loss` or `score_loss`.
 
     Returns:
         The mean loss of the batches of each epoch.
@@ -55,9 +69,8 @@ def train(reward, weights, segments, labels, orders, batch_size, lr):
             batch = order[start : start + batch_size]
             loss = torch.zeros(())
             for number in batch:
-                left, right = (sum(reward(weights, row) for row in side) for side in segments[number])
-                p_right = math.e**right / (math.e**left + math.e**right)
-                loss = loss - torch.log(p_right if labels[number] else 1 - p_right) / len(batch)
+                returns = [sum(reward(weights, row) for row in side) for side in segments[number]]
+                loss = loss + loss_of(returns, labels[number]) / len(batch)
             gradients = torch.autograd.grad(loss, [weights[name] for name in trained])
             step += 1
             for name, gradient in zip(trained, gradients, strict=True):

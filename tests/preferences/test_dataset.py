@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from tiny_episodes import pair_of, tiny_episodes, truth, verdict
+from tiny_episodes import one_step, pair_of, score, tiny_episodes, truth, verdict
 
-from rlvlm.preferences.dataset import Comparisons
+from rlvlm.preferences.dataset import Examples, decided, scored
 from rlvlm.preferences.queries import draw_pairs
 from rlvlm.types import Label, Status
 
@@ -12,17 +12,17 @@ ANSWERS = [verdict(Label.LEFT), verdict(Label.TIE), verdict(Label.RIGHT), verdic
 
 @pytest.mark.parametrize(("ties", "p_right"), [("drop", [0, 1]), ("equal", [0, 0.5, 1])])
 def test_ties_train_on_demand_and_missing_answers_never(ties: str, p_right: list[float]) -> None:
-    comparisons = Comparisons(ties)
-    assert comparisons.add([pair_of(0.1 * n, 1.0) for n in range(5)], ANSWERS) == len(p_right)
-    assert comparisons.p_right.tolist() == p_right
+    comparisons = Examples(num_sides=2)
+    assert comparisons.add(decided([pair_of(0.1 * n, 1.0) for n in range(5)], ANSWERS, ties)) == len(p_right)
+    assert comparisons.targets.tolist() == p_right
     assert len(comparisons) == len(p_right)
 
 
 def test_steps_come_comparison_by_comparison_left_before_right() -> None:
-    comparisons = Comparisons("drop")
+    comparisons = Examples(num_sides=2)
     pairs = draw_pairs(tiny_episodes(3), 7, 3, np.random.default_rng(0))
-    comparisons.add(pairs[:5], [verdict(Label.LEFT)] * 5)
-    comparisons.add(pairs[5:], [verdict(Label.RIGHT)] * 2)
+    comparisons.add(decided(pairs[:5], [verdict(Label.LEFT)] * 5, "drop"))
+    comparisons.add(decided(pairs[5:], [verdict(Label.RIGHT)] * 2, "drop"))
     steps = comparisons.steps()
     assert len(steps) == 7 * 2 * 3 and comparisons.segment_steps == 3
     for name in ("actions", "next_obs", "snapshots"):
@@ -31,19 +31,31 @@ def test_steps_come_comparison_by_comparison_left_before_right() -> None:
 
 
 def test_a_session_without_labels_adds_nothing() -> None:
-    comparisons = Comparisons("drop")
-    assert comparisons.add([], []) == 0
-    assert comparisons.add([pair_of(0, 1)], [verdict(None)]) == 0
+    comparisons = Examples(num_sides=2)
+    assert comparisons.add(decided([], [], "drop")) == 0
+    assert comparisons.add(decided([pair_of(0, 1)], [verdict(None)], "drop")) == 0
     assert len(comparisons) == 0
 
 
 def test_a_restored_set_holds_the_same_and_takes_more() -> None:
     pairs = draw_pairs(tiny_episodes(3), 6, 2, np.random.default_rng(0))
-    one, other = Comparisons("equal"), Comparisons("equal")
+    one, other = Examples(num_sides=2), Examples(num_sides=2)
     other.set_state(one.get_state())
-    one.add(pairs[:4], truth(pairs[:4]))
+    one.add(decided(pairs[:4], truth(pairs[:4]), "equal"))
     other.set_state(one.get_state())
     for comparisons in (one, other):
-        comparisons.add(pairs[4:], truth(pairs[4:]))
-    np.testing.assert_array_equal(one.p_right, other.p_right)
+        comparisons.add(decided(pairs[4:], truth(pairs[4:]), "equal"))
+    np.testing.assert_array_equal(one.targets, other.targets)
     np.testing.assert_array_equal(one.steps().snapshots, other.steps().snapshots)
+
+
+def test_scores_train_where_there_is_one() -> None:
+    frames = [one_step(0.1 * number) for number in range(4)]
+    scores = [score(0.0), score(None), score(0.75), score(None, Status.FAILED)]
+    examples = Examples(num_sides=1)
+    assert examples.add(scored(frames, scores)) == 2 == len(examples)
+    assert examples.targets.tolist() == [0.0, 0.75] and examples.segment_steps == 1
+    np.testing.assert_array_equal(examples.steps().next_obs, np.concatenate([frames[0].next_obs, frames[2].next_obs]))
+    other = Examples(num_sides=1)
+    other.set_state(examples.get_state())
+    np.testing.assert_array_equal(other.targets, examples.targets)

@@ -10,10 +10,12 @@ from tiny_episodes import BlockJudge, numbered_trajectory, tiny_episode, tiny_ep
 from rlvlm import metrics
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.errors import JudgeUnavailable
+from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
-from rlvlm.preferences.loop import PreferenceLoop, build_preference_loop
+from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.preferences.queries import look_alike
 from rlvlm.preferences.teachers import JudgeTeacher, OracleTeacher, RandomTeacher, Teacher
+from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.source import Labelling
 from rlvlm.testing import TinyWorld
 from rlvlm.types import Label, Pair, Transitions, Verdict
@@ -40,15 +42,16 @@ class Scripted:
         pass
 
 
-def build(teacher: Teacher, feedback: FeedbackConfig = FEEDBACK, sees: str = "image", seed: int = 0) -> PreferenceLoop:
-    return build_preference_loop(TinyWorld(), teacher, feedback=feedback, reward_model=SMALL, sees=sees, seed=seed)
+def build(teacher: Teacher, feedback: FeedbackConfig = FEEDBACK, sees: str = "image", seed: int = 0) -> FeedbackLoop:
+    return build_loop(TinyWorld(), teacher, reward=RewardConfig(model=sees), feedback=feedback, reward_model=SMALL,
+                      seed=seed)
 
 
 def judge_teacher(failing: int = 0) -> JudgeTeacher:
     return JudgeTeacher(BlockJudge(failing=failing), FrameStore(TinyWorld(), 16), TinyWorld.goal)
 
 
-def filled(teacher: Teacher, num_episodes: int = 6, **options: Any) -> PreferenceLoop:
+def filled(teacher: Teacher, num_episodes: int = 6, **options: Any) -> FeedbackLoop:
     loop = build(teacher, **options)
     for episode in tiny_episodes(num_episodes):
         loop.add(episode)
@@ -190,7 +193,7 @@ def test_only_the_newest_episodes_are_asked_about() -> None:
 @pytest.mark.parametrize("sees", ["image", "state"])
 @pytest.mark.parametrize("kind", ["coin", "judge"])
 def test_a_restored_loop_goes_on_exactly(sees: str, kind: str) -> None:
-    def loop_of(seed: int) -> PreferenceLoop:
+    def loop_of(seed: int) -> FeedbackLoop:
         teacher = RandomTeacher(seed) if kind == "coin" else judge_teacher()
         return build(teacher, dataclasses.replace(FEEDBACK, segment_steps=2, recent_episodes=5), sees, seed)
 
@@ -214,6 +217,23 @@ def test_a_restored_loop_goes_on_exactly(sees: str, kind: str) -> None:
     np.testing.assert_array_equal(one.source.label(all_transitions()), other.source.label(all_transitions()))
     for left, right in zip(one.drain_records(), other.drain_records(), strict=True):
         assert left.verdict.label == right.verdict.label and left.progress_left == right.progress_left
+
+
+@pytest.mark.parametrize("sampling", ["disagreement", "entropy", "k_center"])
+def test_informed_sampling_starts_after_the_first_fit_and_survives_a_restart(sampling: str) -> None:
+    asked = {}
+    for kind in ("uniform", sampling):
+        feedback = dataclasses.replace(FEEDBACK, sampling=kind, pool=5)
+        teacher = Scripted(truth)
+        loop = filled(teacher, feedback=feedback)
+        loop.run_session(10)
+        restored = filled(Scripted(truth), num_episodes=0, feedback=feedback, seed=5)
+        restored.set_state(loop.get_state())
+        loop.run_session(15), restored.run_session(15)
+        assert same_trees(loop.get_state(), restored.get_state())
+        asked[kind] = [float(pair.left.snapshots[0, 2]) for pair in teacher.asked]
+    assert len(asked[sampling]) == 16 and asked["uniform"][:8] == asked[sampling][:8]
+    assert asked["uniform"][8:] != asked[sampling][8:]
 
 
 def test_an_empty_loop_can_be_saved_and_restored() -> None:

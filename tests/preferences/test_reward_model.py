@@ -1,21 +1,23 @@
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from oracles import bradley_terry
-from tiny_episodes import tiny_episodes, truth, verdict
+from tiny_episodes import score, tiny_episodes, truth, verdict
 
 from rlvlm import metrics
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.errors import NumericsError
 from rlvlm.preferences.config import RewardModelConfig
-from rlvlm.preferences.dataset import Comparisons, Steps
+from rlvlm.preferences.dataset import Examples, Steps, decided, scored
 from rlvlm.preferences.networks import BOUND, PictureInput, RewardInput, StateInput
-from rlvlm.preferences.queries import draw_pairs, look_alike
-from rlvlm.preferences.reward_model import RewardModel, beats_chance, num_right, preference_loss
+from rlvlm.preferences.objectives import SCORE
+from rlvlm.preferences.queries import cut, draw_pairs, look_alike
+from rlvlm.preferences.reward_model import RewardModel
 from rlvlm.testing import TinyWorld
-from rlvlm.types import Label, Pair
+from rlvlm.types import Label, Pair, Segment
 
 FRAMES = FrameStore(TinyWorld(), 16)
 CONFIG = RewardModelConfig(picture_px=16)
@@ -31,10 +33,23 @@ def telling_pairs(num: int, segment_steps: int = 1, seed: int = 0) -> list[Pair]
     return kept[:num]
 
 
-def comparisons_of(pairs: list[Pair]) -> Comparisons:
-    comparisons = Comparisons("drop")
-    comparisons.add(pairs, truth(pairs))
+def comparisons_of(pairs: list[Pair]) -> Examples:
+    comparisons = Examples(num_sides=2)
+    comparisons.add(decided(pairs, truth(pairs), "drop"))
     return comparisons
+
+
+def telling_frames(num: int) -> list[Segment]:
+    """Steps of which no two look alike."""
+    every = [cut(episode, step, 1) for episode in tiny_episodes(60) for step in range(len(episode))]
+    first, _ = FRAMES.distinct(np.concatenate([frame.snapshots for frame in every]))
+    return [every[place] for place in np.random.default_rng(0).permutation(first)[:num]]
+
+
+def scores_of(frames: list[Segment]) -> Examples:
+    examples = Examples(num_sides=1)
+    examples.add(scored(frames, [score(float(frame.progress[0])) for frame in frames]))
+    return examples
 
 
 def all_steps() -> tuple[Steps, np.ndarray]:
@@ -42,34 +57,6 @@ def all_steps() -> tuple[Steps, np.ndarray]:
     columns = {name: np.concatenate([getattr(episode, name) for episode in episodes])
                for name in ("actions", "next_obs", "snapshots")}
     return Steps(**columns), np.concatenate([episode.progress for episode in episodes])
-
-
-def test_preference_loss_by_hand() -> None:
-    # Margin 0: one coin toss, ln 2. Margin ln 3 for the right one: it is right with probability 3/4.
-    left = torch.tensor([[0.0, 0.0], [1.0, math.log(3)]])
-    right = torch.tensor([[0.0, math.log(3)], [1.0, 0.0]])
-    loss = preference_loss(left, right, torch.tensor([1.0, 1.0]))
-    expected = [(math.log(2) + math.log(4 / 3)) / 2, (math.log(2) + math.log(4)) / 2]
-    torch.testing.assert_close(loss, torch.tensor(expected))
-    tie = preference_loss(torch.zeros(1, 1), torch.full((1, 1), math.log(3)), torch.tensor([0.5]))
-    torch.testing.assert_close(tie, torch.tensor([(math.log(4 / 3) + math.log(4)) / 2]))
-
-
-def test_swapping_the_sides_and_the_labels_changes_nothing() -> None:
-    left, right = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
-    p_right = torch.tensor([0, 1, 0.5, 1, 0, 0.5, 1, 0])
-    torch.testing.assert_close(preference_loss(left, right, p_right), preference_loss(right, left, 1 - p_right))
-    assert num_right(left, right, p_right) == num_right(right, left, 1 - p_right)
-
-
-def test_agreement_counts_decided_labels_only() -> None:
-    left, right = torch.tensor([[0.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 1.0]])
-    assert num_right(left, right, torch.tensor([1.0, 0.0, 0.5])) == 1
-
-
-def test_returns_of_different_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match="must share shape"):
-        preference_loss(torch.zeros(3, 4), torch.zeros(3, 5), torch.zeros(4))
 
 
 @pytest.mark.parametrize(("sees", "segment_steps"), [("image", 1), ("state", 3)])
@@ -96,7 +83,7 @@ def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: 
             weights["scale"] = ((rows.flatten(0, 2) - weights["centre"]) ** 2).mean(0).sqrt().clamp(min=0.1)
         reward = bradley_terry.picture_reward if sees == "image" else bradley_terry.state_reward
         members_orders = [epoch[member] for epoch in orders]
-        losses.append(bradley_terry.train(reward, weights, rows, comparisons.p_right, members_orders, 4, 3e-4))
+        losses.append(bradley_terry.train(reward, weights, rows, comparisons.targets, members_orders, 4, 3e-4))
     np.testing.assert_allclose(told, np.mean(losses, axis=0), atol=1e-5)
 
 
@@ -110,7 +97,7 @@ def test_a_planted_preference_is_learned(sees: str) -> None:
     pairs = telling_pairs(200, seed=9)
     held_out = comparisons_of(pairs)
     returns = model.predict(held_out.steps()).mean(axis=0).reshape(-1, 2)
-    right = (returns[:, 1] > returns[:, 0]) == (held_out.p_right > 0.5)
+    right = (returns[:, 1] > returns[:, 0]) == (held_out.targets > 0.5)
     assert right.mean() > 0.9
     assert told[metrics.REWARD_LOSS] < math.log(2)
     assert not np.allclose(rewards[0], rewards[1]), "members differ"
@@ -141,12 +128,6 @@ def test_a_fit_goes_on_for_its_least_updates_although_it_is_right() -> None:
     assert spreads[1] > 3 * spreads[0]
 
 
-def test_chance_is_two_standard_deviations_of_a_coin() -> None:
-    # 16 tosses: mean 8, standard deviation 2.
-    assert not beats_chance(12, 16) and beats_chance(13, 16)
-    assert not beats_chance(0, 0) and not beats_chance(4, 4) and beats_chance(5, 5)
-
-
 def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on() -> None:
     steps, _ = all_steps()
     pairs = telling_pairs(150)
@@ -154,9 +135,9 @@ def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on() ->
     told = good.fit(comparisons_of(pairs))
     assert told[metrics.REWARD_IS_TRUSTED] == 1 and told[metrics.REWARD_HELD_OUT_ACCURACY] > 0.8
     np.testing.assert_allclose(good.rewards(steps), good.predict(steps).mean(axis=0))
-    coin = Comparisons("drop")
+    coin = Examples(num_sides=2)
     tosses = np.random.default_rng(0).integers(2, size=len(pairs))
-    coin.add(pairs, [verdict([Label.LEFT, Label.RIGHT][toss]) for toss in tosses])
+    coin.add(decided(pairs, [verdict([Label.LEFT, Label.RIGHT][toss]) for toss in tosses], "drop"))
     fooled = RewardModel(build_input("image"), CONFIG, seed=0)
     told = fooled.fit(coin)
     assert told[metrics.REWARD_IS_TRUSTED] == 0 and told[metrics.REWARD_HELD_OUT_ACCURACY] < 0.7
@@ -171,12 +152,69 @@ def test_a_comparison_held_out_never_trains() -> None:
     for held_out_label in (Label.LEFT, Label.RIGHT):
         labels = [Label.LEFT] * 10
         labels[4] = labels[9] = held_out_label
-        comparisons = Comparisons("drop")
-        comparisons.add(pairs, [verdict(label) for label in labels])
+        comparisons = Examples(num_sides=2)
+        comparisons.add(decided(pairs, [verdict(label) for label in labels], "drop"))
         model = RewardModel(build_input("state"), CONFIG, seed=0)
         model.fit(comparisons)
         weights.append(model.get_state()["members"][0]["layers.0.weight"])
     np.testing.assert_array_equal(*weights)
+
+
+@pytest.mark.parametrize("sees", ["image", "state"])
+def test_the_ensemble_learns_scores_as_the_plain_oracle_does(sees: str) -> None:
+    frames = telling_frames(10)
+    examples = scores_of(frames)
+    num = len(examples)
+    config = RewardModelConfig(picture_px=16, batch_size=4, max_epochs=1, min_updates=0, hold_out_every=0)
+    model = RewardModel(build_input(sees), config, 5, SCORE)
+    start, rng = model.get_state(), torch.Generator()
+    rng.set_state(torch.tensor(start["rng"]))
+    orders = [[torch.randperm(num, generator=rng).tolist() for _ in range(3)] for _ in range(6)]  # epoch, member
+    told = [model.fit(examples)[metrics.REWARD_LOSS] for _ in range(6)]
+
+    inputs, steps = build_input(sees), examples.steps()
+    rows = inputs.rows(steps, np.arange(num)).float()
+    losses = []
+    for member in range(3):
+        weights = {name: torch.tensor(value) for name, value in start["members"][member].items()}
+        if sees == "state":
+            weights["centre"] = rows.mean(0)
+            weights["scale"] = ((rows - weights["centre"]) ** 2).mean(0).sqrt().clamp(min=0.1)
+        reward = bradley_terry.picture_reward if sees == "image" else bradley_terry.state_reward
+        members_orders = [epoch[member] for epoch in orders]
+        losses.append(bradley_terry.train(reward, weights, rows[:, None, None], examples.targets, members_orders, 4,
+                                          3e-4, bradley_terry.score_loss))
+    np.testing.assert_allclose(told, np.mean(losses, axis=0), atol=1e-5)
+
+
+def test_scores_are_learned_until_held_out_ones_are_met() -> None:
+    config = RewardModelConfig(picture_px=16, max_epochs=500, max_updates=2_000, stop_error=0.1)
+    model = RewardModel(build_input("image"), config, 0, SCORE)
+    told = model.fit(scores_of(telling_frames(60)))
+    assert told[metrics.REWARD_HELD_OUT_ERROR] < 0.1 and told[metrics.REWARD_IS_TRUSTED] == 1
+    assert 30 < told[metrics.REWARD_EPOCHS] < 500, "60 updates at least, and no more than it takes"
+    steps, progress = all_steps()
+    np.testing.assert_allclose(model.rewards(steps), 2 * progress - 1, atol=0.5)
+    assert np.abs(model.rewards(steps) - (2 * progress - 1)).mean() < 0.2
+
+
+@pytest.mark.parametrize("say", [lambda rng: 0.3, lambda rng: rng.random()], ids=["always the same", "a die"])
+def test_scores_that_say_nothing_give_no_reward(say: Callable[[np.random.Generator], float]) -> None:
+    frames, rng = telling_frames(100), np.random.default_rng(3)
+    model = RewardModel(build_input("image"), RewardModelConfig(picture_px=16), 0, SCORE)
+    examples = Examples(num_sides=1)
+    examples.add(scored(frames, [score(say(rng)) for _ in frames]))
+    assert model.fit(examples)[metrics.REWARD_IS_TRUSTED] == 0
+    assert not model.rewards(all_steps()[0]).any()
+
+
+def test_features_are_what_the_first_members_last_layer_reads() -> None:
+    model = RewardModel(build_input("image"), CONFIG, seed=0)
+    steps, _ = all_steps()
+    features = model.features(steps)
+    weights = model.get_state()["members"][0]
+    values = features @ weights["layers.9.weight"][0] + weights["layers.9.bias"][0]
+    np.testing.assert_allclose(BOUND * np.tanh(values / BOUND), model.predict(steps)[0], atol=1e-5)
 
 
 def test_the_first_fit_alone_sets_the_scale_of_the_inputs() -> None:
@@ -190,8 +228,8 @@ def test_the_first_fit_alone_sets_the_scale_of_the_inputs() -> None:
 
 
 def test_ties_alone_can_be_fitted() -> None:
-    comparisons = Comparisons("equal")
-    comparisons.add(telling_pairs(8), [verdict(Label.TIE)] * 8)
+    comparisons = Examples(num_sides=2)
+    comparisons.add(decided(telling_pairs(8), [verdict(Label.TIE)] * 8, "equal"))
     told = RewardModel(build_input("image"), RewardModelConfig(picture_px=16, max_epochs=2), seed=0).fit(comparisons)
     assert told[metrics.REWARD_ACCURACY] == 0 and told[metrics.REWARD_LOSS] == pytest.approx(math.log(2), abs=1e-3)
 

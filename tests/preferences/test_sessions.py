@@ -15,7 +15,7 @@ from rlvlm.types import Pair, Verdict
 
 def session(number: int) -> Session:
     pairs = draw_pairs(tiny_episodes(3), 5, 2, np.random.default_rng(number))
-    return Session(number=number, env_steps=100 * number, pairs=pairs, num_look_alike=number)
+    return Session(number=number, env_steps=100 * number, questions=pairs, num_look_alike=number)
 
 
 class SlowTeacher:
@@ -51,7 +51,7 @@ def test_sessions_come_back_at_once_or_one_later() -> None:
     assert [[one.session.number for one in ahead.put(each)] for each in sessions] == [[], [0], [1]]
     assert ahead.num_pending == 5
     (last,) = ahead.finish()
-    assert last.session is sessions[2] and last.verdicts == OracleTeacher().answer(sessions[2].pairs)
+    assert last.session is sessions[2] and last.answers == OracleTeacher().answer(sessions[2].questions)
     assert ahead.num_pending == 0 and ahead.finish() == []
 
 
@@ -71,10 +71,12 @@ def test_what_is_pending_is_asked_again_after_a_restart_with_the_same_answers() 
     restored = AskAhead(RandomTeacher(seed=99))
     restored.set_state(ahead.get_state())
     (mine,), (theirs,) = ahead.finish(), restored.finish()
-    assert mine.verdicts == theirs.verdicts
+    assert mine.answers == theirs.answers
     assert same_trees(ahead.get_state()["teacher"], restored.get_state()["teacher"])
     assert theirs.session.env_steps == 100 and theirs.session.num_look_alike == 1
-    np.testing.assert_array_equal(mine.session.pairs[3].right.snapshots, theirs.session.pairs[3].right.snapshots)
+    for side in ("left", "right"):
+        left, right = (getattr(one.session.questions[3], side).snapshots for one in (mine, theirs))
+        np.testing.assert_array_equal(left, right)
 
 
 def test_a_loop_that_asks_ahead_fits_one_session_later_and_loses_nothing() -> None:

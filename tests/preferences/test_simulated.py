@@ -10,6 +10,7 @@ from rlvlm import metrics
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.experiments.config import RunConfig
 from rlvlm.preferences import simulated
+from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import (
     BPREF_TEACHERS,
     FeedbackConfig,
@@ -17,7 +18,6 @@ from rlvlm.preferences.config import (
     SimulatedTeacherConfig,
     simulated_config,
 )
-from rlvlm.preferences.loop import build_preference_loop
 from rlvlm.preferences.queries import draw_pairs
 from rlvlm.preferences.simulated import SKIPPED, SimulatedTeacher
 from rlvlm.preferences.teachers import OracleTeacher, build_teacher
@@ -171,7 +171,8 @@ def test_a_session_of_the_loop_learns_from_it(name: str) -> None:
     built = build_teacher(name, judge=None, frames=frames, goal="push", seed=0,
                           simulated=simulated_config(name, feedback))  # fmt: skip
     fit = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
-    loop = build_preference_loop(TinyWorld(), built, feedback=feedback, reward_model=fit, sees="state", seed=0)
+    loop = build_loop(TinyWorld(), built, feedback=feedback, reward_model=fit,
+                      reward=RewardConfig(model="state"), seed=0)
     for episode in tiny_episodes(6):
         loop.add(episode)
     told = loop.run_session(10)

@@ -4,7 +4,7 @@ import numpy as np
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.testing import FakeJudge, TinyWorld
-from rlvlm.types import Label, Pair, Query, Segment, Stamp, Status, Trajectory, Verdict
+from rlvlm.types import Label, Pair, Query, Score, Segment, Stamp, Status, Trajectory, Verdict
 
 STAMP = Stamp(judge="test", revision="", prompt="", decoding="")
 _FIELDS = ("obs", "actions", "next_obs", "env_rewards", "snapshots", "progress", "success")
@@ -67,6 +67,11 @@ def pair_of(left: float, right: float) -> Pair:
 def verdict(label: Label | None, status: Status | None = None, text: str = "") -> Verdict:
     status = status or {Label.TIE: Status.NO_PREFERENCE, None: Status.INVALID}.get(label, Status.OK)
     return Verdict(status=status, label=label, stamp=STAMP, text=text)
+
+
+def score(value: float | None, status: Status | None = None) -> Score:
+    """A score, or an answer that could not be read."""
+    return Score(status=status or (Status.INVALID if value is None else Status.OK), value=value, stamp=STAMP)
 
 
 def truth(pairs: list[Pair]) -> list[Verdict]:

@@ -38,8 +38,8 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.registry import make_world
 from rlvlm.judges.judge import Judge
-from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
-from rlvlm.preferences.records import QueryRecord
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning
+from rlvlm.preferences.records import Record
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.source import Labelling
 
@@ -114,6 +114,7 @@ class SACPebbleConfig(AlgorithmConfig):
         if not self.in_evaluation and (self.num_env_runners, self.num_learners) != (self.sac.env_runners, 0):
             raise ValueError(f"num_env_runners is {self.num_env_runners}, that of SACConfig {self.sac.env_runners}: "
                              f"set both by .learning(sac=...); num_learners must be 0, got {self.num_learners}")
+        check_learning(self.reward, self.feedback)
         if self.reward.asks_judge and self.make_judge is None:
             raise ValueError("a judge is to be asked and there is none; call .rewards(make_judge=...), "
                              "or choose teacher oracle or random")
@@ -243,7 +244,7 @@ class SACPebble(Algorithm):
         """Waits for answers that are still to come; call it after the last step, before the last `drain_queries`."""
         self._schedule.finish_feedback()
 
-    def drain_queries(self) -> list[QueryRecord]:
+    def drain_queries(self) -> list[Record]:
         """The queries asked since the last call; write them down before saving a checkpoint."""
         return self._schedule.drain_records()
 

@@ -8,11 +8,13 @@ from rlvlm.algorithms.sac_pebble.runner import Sample
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.world import World
 from rlvlm.judges.judge import Judge
+from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, simulated_config
-from rlvlm.preferences.loop import PreferenceLoop, build_preference_loop
-from rlvlm.preferences.records import QueryRecord
-from rlvlm.preferences.source import PreferenceReward
-from rlvlm.preferences.teachers import build_teacher
+from rlvlm.preferences.loop import FeedbackLoop
+from rlvlm.preferences.records import Record
+from rlvlm.preferences.scorers import Scorer, build_scorer
+from rlvlm.preferences.source import LearnedReward
+from rlvlm.preferences.teachers import Teacher, build_teacher
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.environment import EnvironmentReward, SparseSuccess
 from rlvlm.rewards.judged import JudgedReward
@@ -39,7 +41,7 @@ class ScheduleConfig:
 
 
 class RewardSchedule:
-    """The source in force. With a preference loop, it gives way to the learned reward once that has been fitted.
+    """The source in force. With a feedback loop, it gives way to the learned reward once that has been fitted.
 
     Args:
         source: in force at the start.
@@ -48,14 +50,14 @@ class RewardSchedule:
     """
 
     def __init__(self, source: RewardSource, novelty: NoveltyReward | None = None,
-                 loop: PreferenceLoop | None = None) -> None:
+                 loop: FeedbackLoop | None = None) -> None:
         self.source = source
         self._novelty = novelty
         self._loop = loop
 
     @property
-    def learned(self) -> PreferenceReward | None:
-        """The source learned from preferences, once it is in force."""
+    def learned(self) -> LearnedReward | None:
+        """The source learned from feedback, once it is in force."""
         return self._loop.source if self._loop is not None and self.source is self._loop.source else None
 
     def take_in(self, sample: Sample) -> None:
@@ -72,7 +74,7 @@ class RewardSchedule:
 
     def hold_session(self, env_steps: int) -> dict[str, float]:
         """Asks the teacher and fits the reward; the first fit puts the learned reward in force."""
-        assert self._loop is not None, "sessions are only due where there is a preference loop"
+        assert self._loop is not None, "sessions are only due where there is a feedback loop"
         session_metrics = self._loop.run_session(env_steps)
         if self._loop.source.version > 0:
             self._switch_to_learned(self._loop)
@@ -83,8 +85,8 @@ class RewardSchedule:
         if self._loop is not None:
             self._loop.finish()
 
-    def drain_records(self) -> list[QueryRecord]:
-        """The query records since the last call; none without a preference loop."""
+    def drain_records(self) -> list[Record]:
+        """The records since the last call; none without a feedback loop."""
         return [] if self._loop is None else self._loop.drain_records()
 
     def save_tree(self) -> dict[str, Any]:
@@ -102,7 +104,7 @@ class RewardSchedule:
         if self._novelty is not None:
             self._novelty.set_state(tree["novelty"])
 
-    def _switch_to_learned(self, loop: PreferenceLoop) -> None:
+    def _switch_to_learned(self, loop: FeedbackLoop) -> None:
         """Puts the learned reward in force and forgets the novelty, whose memory grows with every step."""
         self.source, self._novelty = loop.source, None
 
@@ -128,18 +130,19 @@ def build_schedule(config: ScheduleConfig, viewer: World) -> RewardSchedule:
     return RewardSchedule(novelty, novelty, _build_loop(config, viewer))
 
 
-def _build_loop(config: ScheduleConfig, viewer: World) -> PreferenceLoop:
+def _build_loop(config: ScheduleConfig, viewer: World) -> FeedbackLoop:
+    return build_loop(viewer, _build_teacher(config, viewer), reward=config.reward, feedback=config.feedback,
+                      reward_model=config.reward_model, seed=config.seed)
+
+
+def _build_teacher(config: ScheduleConfig, viewer: World) -> Teacher | Scorer:
+    """Who answers: compares pairs, or scores frames."""
+    judge = config.make_judge() if config.reward.asks_judge and config.make_judge else None
     frames, goal = _shown(config, viewer)
-    teacher = build_teacher(
-        config.reward.teacher,
-        judge=config.make_judge() if config.reward.asks_judge and config.make_judge else None,
-        frames=frames,
-        goal=goal,
-        seed=config.seed,
-        simulated=simulated_config(config.reward.teacher, config.feedback),
-    )
-    return build_preference_loop(viewer, teacher, feedback=config.feedback, reward_model=config.reward_model,
-                                 sees=config.reward.model, seed=config.seed)
+    if config.reward.source == "score":
+        return build_scorer(config.reward.teacher, judge=judge, frames=frames, goal=goal, seed=config.seed)
+    return build_teacher(config.reward.teacher, judge=judge, frames=frames, goal=goal, seed=config.seed,
+                         simulated=simulated_config(config.reward.teacher, config.feedback))
 
 
 def _shown(config: ScheduleConfig, viewer: World) -> tuple[FrameStore, str]:

@@ -9,6 +9,7 @@ _TITLES = {
     "learning_curve.png": "Learning curve",
     "vlm_accuracy.png": "Answers by difficulty",
     "labels_over_time.png": "Answers over time",
+    "vlm_scores.png": "Scores against the truth",
 }
 
 
@@ -57,6 +58,8 @@ def _results(summary: Mapping[str, Any]) -> str:
             f"{labels['no_preference']:,} / {labels['invalid']:,} / {labels['failed']:,}",
         "peak memory, all processes": f"{summary['peak_rss_mb']:,} MiB",
     }  # fmt: skip
+    if summary.get("score_error") is not None:
+        rows["mean error of scores, of the whole scale"] = _percent(summary["score_error"])
     return "| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows.items())
 
 

@@ -27,6 +27,8 @@ OUTCOMES = {
     "failed": "#454b54",
 }
 """What can become of a query, and its colour in every picture and page."""
+SCORED = {"scored": "#457b9d"}
+"""Scores are neither right nor wrong."""
 INK = "#264653"
 ACCENT = "#e9a23b"
 COLOURS = ("#2a9d8f", "#e76f51", "#457b9d", "#e9a23b", "#8d6e97", "#264653", "#9aa84f", "#d4779c", "#6b4f3a", "#7fb3d5")
@@ -49,13 +51,15 @@ STYLE = {
 
 def write_plots(folder: RunFolder, title: str) -> list[Path]:
     """Draws every plot there is data for into the run's `plots/`, and returns the files."""
-    evaluations, queries = folder.evaluations.read(), folder.queries.read()
+    evaluations, queries, scores = folder.evaluations.read(), folder.queries.read(), folder.scores.read()
     wanted: dict[str, Callable[[], Figure]] = {}
     if evaluations:
-        wanted["learning_curve.png"] = lambda: draw_learning_curve(evaluations, queries, title)
+        wanted["learning_curve.png"] = lambda: draw_learning_curve(evaluations, queries or scores, title)
     if queries:
         wanted["vlm_accuracy.png"] = lambda: draw_accuracy(queries, title)
         wanted["labels_over_time.png"] = lambda: draw_labels_over_time(queries, title)
+    if any(row["vlm_score"] for row in scores):
+        wanted["vlm_scores.png"] = lambda: draw_scores(scores, title)
     folder.plots.mkdir(exist_ok=True)
     with plt.rc_context(STYLE):
         return [save(figure(), folder.plots / name) for name, figure in wanted.items()]
@@ -153,8 +157,27 @@ def draw_labels_over_time(queries: Rows, title: str) -> Figure:
     return figure
 
 
+def draw_scores(scores: Rows, title: str) -> Figure:
+    """Every score over the true progress, and the mean score of each tenth of it."""
+    given = [row for row in scores if row["vlm_score"]]
+    truth, said = column(given, "ground_truth_score"), column(given, "vlm_score")
+    bins = np.minimum((truth * NUM_BINS).astype(int), NUM_BINS - 1)
+    present = np.unique(bins)
+    figure, axes = plt.subplots(figsize=(6.4, 5.4), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    axes.plot((0, 100), (0, 100), color="#b9c4c9", linewidth=1, label="as it should be")
+    axes.scatter(100 * truth, 100 * said, s=9, color=SCORED["scored"], alpha=0.35, linewidths=0, label="one picture")
+    means = [(100 * truth[bins == place].mean(), 100 * said[bins == place].mean()) for place in present]
+    axes.plot(*zip(*means, strict=True), color=INK, marker="o", markersize=4, label="mean of a tenth")
+    axes.set(xlabel="true progress, %", ylabel="score, %", title=f"{len(given):,} scores against the truth")
+    axes.legend(loc="upper left")
+    return figure
+
+
 def outcome(row: Mapping[str, str]) -> str:
-    """What became of a query, as a key of `OUTCOMES`; a decided one has no right answer where the truth ties."""
+    """What became of a query, as a key of `OUTCOMES` or `SCORED`; where the truth ties there is no right label."""
+    if row["status"] == "ok" and "vlm_score" in row:
+        return "scored"
     if row["status"] == "ok":
         return {"1": "correct", "0": "incorrect", "": "truth ties"}[row["correct"]]
     return row["status"].replace("_", " ")
@@ -172,9 +195,10 @@ def _draw_spent(axes: Axes, queries: Rows) -> None:
         return
     steps = column(queries, "env_step") / 1_000
     outcomes = np.array([outcome(row) for row in queries])
-    present = [name for name in OUTCOMES if (outcomes == name).any()]
+    colours = OUTCOMES | SCORED
+    present = [name for name in colours if (outcomes == name).any()]
     spent = [np.cumsum(outcomes == name) for name in present]
-    axes.stackplot(steps, spent, labels=present, colors=[OUTCOMES[name] for name in present], step="post")
+    axes.stackplot(steps, spent, labels=present, colors=[colours[name] for name in present], step="post")
     axes.legend(loc="upper left", ncols=len(present), fontsize=8)
 
 

@@ -43,7 +43,8 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
         "wall_s": round(state.wall_s, 1),
         "steps_per_s": round(state.env_steps / state.wall_s, 1) if state.wall_s else None,
         "peak_rss_mb": round(state.peak_rss_mb),
-        **summarise_queries(folder.queries.read()),
+        **summarise_queries([*folder.queries.read(), *folder.scores.read()]),
+        "score_error": score_error(folder.scores.read()),
     }
 
 
@@ -51,15 +52,24 @@ def summarise_queries(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
     """Counts by status, and the share of right ones among the decided whose truth is known.
 
     Args:
-        rows: of `vlm_query_log.csv`.
+        rows: of `vlm_query_log.csv` and `vlm_score_log.csv`; scores are neither right nor wrong.
     """
     by_status = Counter(row["status"] for row in rows)
-    judged = [row["correct"] == "1" for row in rows if row["correct"]]
+    judged = [row["correct"] == "1" for row in rows if row.get("correct")]
     return {
         "queries": len(rows),
         "labels": {str(status): by_status[status] for status in Status},
         "label_accuracy": _mean(judged),
     }
+
+
+def score_error(rows: Sequence[dict[str, str]]) -> float | None:
+    """Mean distance of scores in [0, 1] from the true progress; None where nothing was scored.
+
+    Args:
+        rows: of `vlm_score_log.csv`.
+    """
+    return _mean([abs(float(row["vlm_score"]) - float(row["ground_truth_score"])) for row in rows if row["vlm_score"]])
 
 
 def _mean(values: Sequence[float]) -> float | None:

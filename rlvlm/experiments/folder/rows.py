@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlvlm.algorithms.evaluation import EvaluationEpisode
-from rlvlm.preferences.records import QueryRecord
+from rlvlm.preferences.records import QueryRecord, ScoreRecord
 from rlvlm.types import Label
 
 _CODES = {Label.LEFT: 0, Label.RIGHT: 1}
@@ -35,7 +35,7 @@ def query_row(record: QueryRecord) -> dict[str, Any]:
         "ground_truth_score_1": record.progress_left,
         "ground_truth_score_2": record.progress_right,
         "vlm_predicted_label": -1 if verdict.label is None else _CODES.get(verdict.label, -1),
-        "timestamp": datetime.fromtimestamp(record.timestamp, UTC).isoformat(timespec="milliseconds"),
+        "timestamp": _time(record.timestamp),
         "train_iter": record.env_step,
         "status": str(verdict.status),
         "p_left": p_left,
@@ -51,3 +51,25 @@ def query_row(record: QueryRecord) -> dict[str, Any]:
         "text": verdict.text,
         "question": verdict.question,
     }
+
+
+def score_row(record: ScoreRecord) -> dict[str, Any]:
+    """A row of `vlm_score_log.csv`."""
+    score = record.score
+    return {
+        "ground_truth_score": record.progress,
+        "vlm_score": score.value,
+        "timestamp": _time(record.timestamp),
+        "status": str(score.status),
+        "session": record.session,
+        "env_step": record.env_step,
+        "index": record.index,
+        "return": record.env_return,
+        "latency_s": score.latency_s,
+        "text": score.text,
+        "question": score.question,
+    }
+
+
+def _time(timestamp: float) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds")

@@ -30,6 +30,9 @@ QUERY_COLUMNS = (
 question is named as in the run's label store."""
 RAY_COPY = "_ray_pkg_"
 """How the folders begin into which Ray unpacks a job's --working-dir."""
+SCORE_COLUMNS = ("ground_truth_score", "vlm_score", "timestamp", "status", "session", "env_step", "index", "return",
+                 "latency_s", "text", "question")  # fmt: skip
+"""A score is in [0, 1]; its truth is the simulator's progress."""
 BYTES_NEEDED = 512 * 2**20
 """Free disk that a run asks for before it starts: its checkpoints, twice."""
 
@@ -48,6 +51,7 @@ class RunFolder:
         """The topmost folder that was made for this run; None when all were there before."""
         self.evaluations = CsvTable(path / "eval.csv", EVAL_COLUMNS, "step")
         self.queries = CsvTable(path / "vlm_query_log.csv", QUERY_COLUMNS, "env_step")
+        self.scores = CsvTable(path / "vlm_score_log.csv", SCORE_COLUMNS, "env_step")
         self.metrics = JsonLines(path / "metrics.jsonl", ENV_STEPS)
         self.samples = JsonLines(path / "judge_panel.jsonl", ENV_STEPS)
         self.checkpoints = checkpoint_shelf(path / "checkpoints", keep_checkpoints)
@@ -84,14 +88,14 @@ class RunFolder:
 
     def cut(self, last_step: int) -> None:
         """Takes all growing files back to `last_step`, as they were when its checkpoint was made."""
-        for table in (self.evaluations, self.queries, self.metrics, self.samples):
+        for table in (self.evaluations, self.queries, self.scores, self.metrics, self.samples):
             table.cut(last_step)
         self.checkpoints.discard_after(last_step)
         (self.path / "summary.json").unlink(missing_ok=True)
 
     def has_begun(self) -> bool:
         """Whether anything was measured, asked or paid for, or a crash left its trace: then the folder is kept."""
-        traces = (self.metrics.path, self.queries.path, self.ledger, self.crash)
+        traces = (self.metrics.path, self.queries.path, self.scores.path, self.ledger, self.crash)
         return any(file.exists() for file in traces)
 
     def remove(self) -> None:

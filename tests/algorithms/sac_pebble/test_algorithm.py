@@ -128,6 +128,7 @@ def test_a_judged_run_trains_on_the_judges_word_about_every_new_picture(build):
 
 @pytest.mark.parametrize("reward", [
     RewardConfig(source="environment"), RewardConfig(source="novelty"), RewardConfig(source="judged"), PREFERENCE,
+    RewardConfig(source="score"),
     RewardConfig(source="preference", teacher="oracle", model="state"),
     RewardConfig(source="preference", teacher="random", model="state"),
 ], ids=lambda reward: f"{reward.source}-{reward.teacher}-{reward.model}")

@@ -1,0 +1,60 @@
+"""From configs to a feedback loop with a fresh reward model. Called by the algorithm."""
+
+import numpy as np
+
+from rlvlm.envs.pictures import FrameStore
+from rlvlm.envs.world import World
+from rlvlm.preferences.comparing import Comparing
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+from rlvlm.preferences.loop import FeedbackLoop
+from rlvlm.preferences.networks import PictureInput, RewardInput, StateInput
+from rlvlm.preferences.objectives import PREFERENCE, SCORE
+from rlvlm.preferences.reward_model import RewardModel
+from rlvlm.preferences.scorers import Scorer
+from rlvlm.preferences.scoring import Scoring
+from rlvlm.preferences.teachers import Teacher
+from rlvlm.rewards.config import RewardConfig
+
+_PICTURE_BYTES = 600_000_000
+"""Memory for pictures at the reward model's size, touched only as pictures come: a visible robot makes many."""
+
+
+_LEARNING = {"preference": (Comparing, PREFERENCE), "score": (Scoring, SCORE)}
+"""By source: what is asked about, and what the answers say about rewards."""
+
+
+def build_loop(
+    world: World,
+    teacher: Teacher | Scorer,
+    *,
+    reward: RewardConfig,
+    feedback: FeedbackConfig,
+    reward_model: RewardModelConfig,
+    seed: int,
+) -> FeedbackLoop:
+    """A loop with a fresh reward model.
+
+    Args:
+        world: draws pictures; may be a training env, which is not disturbed.
+        teacher: from `teachers.build_teacher`, or from `scorers.build_scorer` where scores are learned from.
+        reward: its source is one that learns, and says from what; its model what the ensemble looks at.
+        feedback: when and about what the teacher is asked.
+        reward_model: the ensemble.
+        seed: of draws, weights and shuffling.
+    """
+    subject_class, objective = _LEARNING[reward.source]
+    picture_bytes = 3 * reward_model.picture_px**2
+    frames = FrameStore(world, reward_model.picture_px, max(_PICTURE_BYTES // picture_bytes, 1))
+    seeds = np.random.SeedSequence(seed).generate_state(2)
+    model = RewardModel(_inputs(world, frames, reward, reward_model), reward_model, int(seeds[0]), objective)
+    subject = subject_class(frames, model, feedback)
+    return FeedbackLoop(teacher=teacher, subject=subject, model=model, config=feedback, seed=int(seeds[1]))
+
+
+def _inputs(world: World, frames: FrameStore, reward: RewardConfig, reward_model: RewardModelConfig) -> RewardInput:
+    """What `reward.model` looks at."""
+    if reward.model == "image":
+        return PictureInput(frames, reward_model.picture_px)
+    obs_shape, action_shape = world.observation_space.shape, world.action_space.shape
+    assert obs_shape is not None and action_shape is not None, "a World has box spaces"
+    return StateInput(obs_shape[0], action_shape[0])

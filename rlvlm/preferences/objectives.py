@@ -1,0 +1,164 @@
+"""What an ensemble is fitted to, when a fit is good enough and when it is trusted: labels of pairs, or scores.
+
+Pure functions first, then the two objectives that the reward model chooses between.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from rlvlm import metrics
+from rlvlm.preferences.config import RewardModelConfig
+from rlvlm.rewards.judged import to_reward
+
+_REWARD_PER_SCORE = to_reward(1.0) - to_reward(0.0)
+
+
+def preference_loss(returns_left: Tensor, returns_right: Tensor, p_right: Tensor) -> Tensor:
+    """Cross-entropy between labels and the Bradley-Terry model, in nats per comparison.
+
+    Args:
+        returns_left: [K, B] predicted undiscounted return of the left segments, reward units.
+        returns_right: [K, B] likewise, right segments.
+        p_right: [K, B] or [B] label in [0, 1]; 0.5 is a tie.
+
+    Returns:
+        [K] mean loss of each member.
+
+    Raises:
+        ValueError: the two returns differ in shape.
+
+    Source: Christiano et al. 2017, arXiv:1706.03741, sec. 2.2.3. Departure: no 10 % random-answer term.
+    """
+    if returns_left.shape != returns_right.shape:
+        raise ValueError(f"returns must share shape [K, B], got {returns_left.shape} and {returns_right.shape}")
+    margin = returns_right - returns_left  # [K, B]
+    return (softplus(margin) - p_right * margin).mean(-1)
+
+
+def num_right(returns_left: Tensor, returns_right: Tensor, p_right: Tensor) -> int:
+    """How many decided labels the members agree with, all members together; shapes as in `preference_loss`."""
+    agrees = (returns_right > returns_left) == (p_right > 0.5)
+    return int((agrees & (p_right != 0.5)).sum())
+
+
+def beats_chance(num_right: int, num: int) -> bool:
+    """Whether `num_right` of `num` answers lie more than two standard deviations above what a coin would give."""
+    return num_right > num / 2 + math.sqrt(num)
+
+
+def score_loss(rewards: Tensor, scores: Tensor) -> Tensor:
+    """Mean squared distance of predicted rewards from what the scores say, `to_reward`.
+
+    Args:
+        rewards: [K, B] predicted, reward units.
+        scores: [K, B] or [B] in [0, 1].
+
+    Returns:
+        [K] of each member, in reward units squared.
+    """
+    return (rewards - to_reward(scores)).square().mean(-1)
+
+
+def correlation(left: Tensor, right: Tensor) -> float:
+    """Pearson's r of two lists of numbers `[N]`, in [-1, 1]; 0 where one of them does not vary."""
+    left, right = left.double() - left.double().mean(), right.double() - right.double().mean()
+    spread = math.sqrt(float(left.square().sum() * right.square().sum()))
+    return float((left * right).sum()) / spread if spread > 0 else 0.0
+
+
+def beats_noise(r: float, num: int) -> bool:
+    """Whether a correlation over `num` pairs lies more than two standard deviations above that of unrelated numbers.
+
+    Of unrelated numbers r has mean 0 and standard deviation 1 / sqrt(num - 1).
+    """
+    return num > 2 and r > 2 / math.sqrt(num - 1)
+
+
+class Objective(Protocol):
+    """Between predicted returns `[..., B, S]` of the sides of examples and their targets `[..., B]`."""
+
+    quality: str
+    """Metric that `grade` adds up to."""
+
+    def loss(self, returns: Tensor, targets: Tensor) -> Tensor:
+        """[K] mean loss of each member; `returns` are [K, B, S], `targets` [K, B]."""
+        ...
+
+    def grade(self, returns: Tensor, targets: Tensor) -> tuple[float, int]:
+        """A sum over all members and examples, and over how many: their quotient is the quality of an epoch."""
+        ...
+
+    def is_reached(self, quality: float, held_out: Callable[[], float], config: RewardModelConfig) -> bool:
+        """Whether a fit may end.
+
+        Args:
+            quality: of the last epoch, on what it trained on.
+            held_out: gives the same of the members' mean now, on what never trains; NaN where nothing is held out.
+            config: says what is enough.
+        """
+        ...
+
+    def test(self, returns: Tensor, targets: Tensor) -> tuple[bool, dict[str, float]]:
+        """Whether the members' mean `[N, S]` says anything about held-out targets `[N]`, and metrics about it."""
+        ...
+
+
+class PreferenceObjective:
+    """Labels of pairs by the Bradley-Terry model; a fit ends on training accuracy, as in PEBBLE's code."""
+
+    quality = metrics.REWARD_ACCURACY
+
+    def loss(self, returns: Tensor, targets: Tensor) -> Tensor:
+        """[K] nats per comparison."""
+        return preference_loss(returns[..., 0], returns[..., 1], targets)
+
+    def grade(self, returns: Tensor, targets: Tensor) -> tuple[float, int]:
+        """How many decided labels are met, and how many there are."""
+        return num_right(returns[..., 0], returns[..., 1], targets), int((targets != 0.5).sum())
+
+    def is_reached(self, quality: float, held_out: Callable[[], float], config: RewardModelConfig) -> bool:
+        """Whether the training accuracy is high enough."""
+        return quality > config.stop_accuracy
+
+    def test(self, returns: Tensor, targets: Tensor) -> tuple[bool, dict[str, float]]:
+        """Whether the mean tells decided labels better than a coin would."""
+        right, num = self.grade(returns, targets)
+        told = {metrics.REWARD_HELD_OUT_ACCURACY: right / num} if num else {}
+        return beats_chance(int(right), num), told
+
+
+class ScoreObjective:
+    """Scores by least squares; a fit ends on the error of held-out scores.
+
+    Source: the VLM Score baseline of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681. Departure: its code ends a fit when
+    a squared error, which should fall, exceeds 0.97.
+    """
+
+    quality = metrics.REWARD_TRAIN_ERROR
+
+    def loss(self, returns: Tensor, targets: Tensor) -> Tensor:
+        """[K] reward units squared."""
+        return score_loss(returns[..., 0], targets)
+
+    def grade(self, returns: Tensor, targets: Tensor) -> tuple[float, int]:
+        """Sum of squared errors in units of the score, and how many."""
+        errors = (returns[..., 0] - to_reward(targets)) / _REWARD_PER_SCORE
+        return float(errors.square().sum()), errors.numel()
+
+    def is_reached(self, quality: float, held_out: Callable[[], float], config: RewardModelConfig) -> bool:
+        """Whether held-out scores are missed by little enough; scores in training where none are held out."""
+        error = held_out()
+        return (quality if math.isnan(error) else error) < config.stop_error**2
+
+    def test(self, returns: Tensor, targets: Tensor) -> tuple[bool, dict[str, float]]:
+        """Whether the mean goes along with held-out scores better than unrelated numbers would."""
+        total, num = self.grade(returns, targets)
+        told = {metrics.REWARD_HELD_OUT_ERROR: math.sqrt(total / num)} if num else {}
+        return num > 0 and beats_noise(correlation(returns[..., 0], targets), num), told
+
+
+PREFERENCE, SCORE = PreferenceObjective(), ScoreObjective()

@@ -1,0 +1,90 @@
+"""Single frames that a judge scores: a subject of the feedback loop."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm import metrics
+from rlvlm.envs.pictures import FrameStore
+from rlvlm.preferences.config import FeedbackConfig
+from rlvlm.preferences.dataset import Examples, scored
+from rlvlm.preferences.queries import cut, draw_segments, draw_until
+from rlvlm.preferences.records import ScoreRecord, record_scores
+from rlvlm.preferences.reward_model import RewardModel
+from rlvlm.preferences.sampling import choose
+from rlvlm.preferences.sessions import Session
+from rlvlm.types import Score, Segment, Status, Trajectory
+
+
+class Scoring:
+    """Draws frames whose picture was not scored before; keeps those with a score.
+
+    Source: the VLM Score baseline of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681. Departures: frames are drawn one by
+    one, and not as pairs of which one side is thrown away; no picture is scored twice, since a judge would say the
+    same again.
+
+    Args:
+        frames: tells which snapshots look alike; any size will do.
+        model: says which candidates are worth asking about, where `config.sampling` wants that.
+        config: how frames are drawn.
+    """
+
+    count = metrics.SCORES
+
+    def __init__(self, frames: FrameStore, model: RewardModel, config: FeedbackConfig) -> None:
+        self._frames = frames
+        self._model = model
+        self._config = config
+        self._asked: set[bytes] = set()
+        self.examples = Examples(num_sides=1)
+
+    def draw(self, recent: Sequence[Trajectory], num: int, rng: np.random.Generator) -> tuple[list[Segment], int]:
+        """Up to `num` frames worth asking about, and how many were drawn whose picture is known already."""
+        config, seen = self._config, set(self._asked)
+
+        def is_dull(drawn: list[Segment]) -> NDArray[np.bool_]:
+            dull = []
+            for key in self._keys(drawn):
+                dull.append(key in seen)
+                seen.add(key)
+            return np.array(dull, np.bool_)
+
+        frames, num_known = draw_until(
+            num * config.pool_factor(self._model.num_fits), lambda wanted: _draw_frames(recent, wanted, rng), is_dull
+        )
+        if len(frames) > num:
+            sides = [(frame,) for frame in frames]
+            chosen = choose(sides, num, sampling=config.sampling, model=self._model, known=self.examples)
+            frames = [frames[place] for place in chosen]
+        self._asked.update(self._keys(frames))
+        return frames, num_known
+
+    def add(self, questions: Sequence[Segment], answers: Sequence[Score]) -> int:
+        """Takes the scores that train, and returns how many these are; what was not answered may be asked again."""
+        failed = [frame for frame, score in zip(questions, answers, strict=True) if score.status is Status.FAILED]
+        self._asked.difference_update(self._keys(failed))
+        return self.examples.add(scored(questions, answers))
+
+    def record(self, session: Session, answers: Sequence[Score], timestamp: float) -> list[ScoreRecord]:
+        """The records of a session, in order."""
+        return record_scores(session.questions, answers, env_step=session.env_steps, session=session.number,
+                             timestamp=timestamp)  # fmt: skip
+
+    def get_state(self) -> dict[str, Any]:
+        asked = np.frombuffer(b"".join(sorted(self._asked)), np.uint8).reshape(len(self._asked), -1)
+        return {"examples": self.examples.get_state(), "asked": asked}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.examples.set_state(state["examples"])
+        self._asked = {row.tobytes() for row in state["asked"]}
+
+    def _keys(self, frames: Sequence[Segment]) -> list[bytes]:
+        return self._frames.keys(np.concatenate([frame.snapshots for frame in frames])) if frames else []
+
+
+def _draw_frames(recent: Sequence[Trajectory], num: int, rng: np.random.Generator) -> list[Segment]:
+    """Single steps drawn uniformly, with replacement."""
+    drawn = draw_segments([len(trajectory) for trajectory in recent], num, 1, rng)
+    return [cut(recent[episode], start, 1) for episode, start in drawn]

@@ -1,0 +1,87 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm import metrics
+from rlvlm.preferences.config import RewardModelConfig
+from rlvlm.preferences.objectives import (
+    SCORE,
+    beats_chance,
+    beats_noise,
+    correlation,
+    num_right,
+    preference_loss,
+    score_loss,
+)
+
+
+def test_preference_loss_by_hand() -> None:
+    # Margin 0: one coin toss, ln 2. Margin ln 3 for the right one: it is right with probability 3/4.
+    left = torch.tensor([[0.0, 0.0], [1.0, math.log(3)]])
+    right = torch.tensor([[0.0, math.log(3)], [1.0, 0.0]])
+    loss = preference_loss(left, right, torch.tensor([1.0, 1.0]))
+    expected = [(math.log(2) + math.log(4 / 3)) / 2, (math.log(2) + math.log(4)) / 2]
+    torch.testing.assert_close(loss, torch.tensor(expected))
+    tie = preference_loss(torch.zeros(1, 1), torch.full((1, 1), math.log(3)), torch.tensor([0.5]))
+    torch.testing.assert_close(tie, torch.tensor([(math.log(4 / 3) + math.log(4)) / 2]))
+
+
+def test_swapping_the_sides_and_the_labels_changes_nothing() -> None:
+    left, right = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+    p_right = torch.tensor([0, 1, 0.5, 1, 0, 0.5, 1, 0])
+    torch.testing.assert_close(preference_loss(left, right, p_right), preference_loss(right, left, 1 - p_right))
+    assert num_right(left, right, p_right) == num_right(right, left, 1 - p_right)
+
+
+def test_agreement_counts_decided_labels_only() -> None:
+    left, right = torch.tensor([[0.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 1.0]])
+    assert num_right(left, right, torch.tensor([1.0, 0.0, 0.5])) == 1
+
+
+def test_returns_of_different_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="must share shape"):
+        preference_loss(torch.zeros(3, 4), torch.zeros(3, 5), torch.zeros(4))
+
+
+def test_chance_is_two_standard_deviations_of_a_coin() -> None:
+    # 16 tosses: mean 8, standard deviation 2.
+    assert not beats_chance(12, 16) and beats_chance(13, 16)
+    assert not beats_chance(0, 0) and not beats_chance(4, 4) and beats_chance(5, 5)
+
+
+def test_score_loss_by_hand() -> None:
+    # Scores of 0, 1/2 and 1 mean rewards of -1, 0 and 1.
+    rewards = torch.tensor([[-1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, -1.0]])
+    loss = score_loss(rewards, torch.tensor([0.0, 0.5, 1.0]))
+    torch.testing.assert_close(loss, torch.tensor([0.0, 2 / 3, 9 / 3]))
+
+
+def test_correlation_by_hand_and_as_numpy_has_it() -> None:
+    assert correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5.0, 7.0, 9.0])) == pytest.approx(1)
+    assert correlation(torch.tensor([1.0, 2.0]), torch.tensor([5.0, 4.0])) == pytest.approx(-1)
+    assert correlation(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 1.0])) == 0
+    left, right = torch.randn(2, 30, generator=torch.Generator().manual_seed(0))
+    assert correlation(left, right) == pytest.approx(np.corrcoef(left, right)[0, 1], abs=1e-6)
+
+
+def test_noise_is_two_standard_deviations_of_unrelated_numbers() -> None:
+    # 17 pairs: standard deviation 1/4.
+    assert not beats_noise(0.5, 17) and beats_noise(0.51, 17) and not beats_noise(1.0, 2)
+    rng = np.random.default_rng(0)
+    rs = [correlation(*torch.tensor(rng.normal(size=(2, 17)))) for _ in range(2000)]
+    assert np.std(rs) == pytest.approx(0.25, abs=0.02)
+
+
+def test_a_fit_to_scores_ends_on_the_error_of_those_held_out() -> None:
+    config = RewardModelConfig(stop_error=0.1)
+    assert SCORE.is_reached(1.0, lambda: 0.0099, config) and not SCORE.is_reached(0.0, lambda: 0.0101, config)
+    assert SCORE.is_reached(0.0099, lambda: math.nan, config), "nothing is held out"
+
+
+def test_the_error_is_in_units_of_the_score() -> None:
+    returns, scores = torch.tensor([[0.0], [1.0], [-1.0]]), torch.tensor([0.5, 1.0, 0.3])  # the last misses by 0.3
+    assert SCORE.grade(returns, scores) == (pytest.approx(0.09), 3)
+    _, told = SCORE.test(returns, scores)
+    assert told[metrics.REWARD_HELD_OUT_ERROR] == pytest.approx(math.sqrt(0.03))
