@@ -85,7 +85,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be >= 1, got {self.steps}")
-        check_learning(self.reward, self.feedback)
+        check_learning(self.reward, self.feedback, self.reward_model)
         self._check_waits()
         is_about_clips = self.reward.source == "preference" and self.feedback.segment_steps > 1
         if self.asks_judge and self.judge.backend == "pocket" and is_about_clips:
@@ -126,12 +126,13 @@ class RunConfig:
     @property
     def reward_name(self) -> str:
         """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
+        marked = " (random weights)" if self.asks_judge and self.judge.is_random else ""
         if self.reward.source == "judged":
-            return f"{self.judge.backend} score"
+            return f"{self.judge.backend} score{marked}"
         if not self.reward.is_learned:
             return f"{self.reward.source} reward"
         answers = {"preference": "labels", "score": "scores"}[self.reward.source]
-        return f"{self.reward.teacher} {answers}, {self.reward.model} reward"
+        return f"{self.reward.teacher}{marked} {answers}, {self.reward.model} reward"
 
     @property
     def title(self) -> str:

@@ -5,6 +5,8 @@ from typing import Literal
 
 from rlvlm.judges.backends.config import ApiConfig, CachedConfig, EngineConfig, SimilarityConfig
 
+RANDOM = "random"
+"""Name of a model that nobody trained."""
 _BY_LIKENESS = ("clip", "blip2")
 JUDGE_FILES = ("*.json", "*.jinja", "*.txt", "*.safetensors", "*.model")
 """What is fetched of a hub model: no pickles, no code."""
@@ -20,7 +22,8 @@ class JudgeConfig:
     an environment of its own; openai, gemini: over HTTP; clip, blip2: similarity of picture and goal; cached: from
     disk."""
     model: str = ""
-    """Hub name or local folder of the weights, or the API's name of the model; empty for the pocket judge's own."""
+    """Hub name or local folder of the weights, or the API's name of the model; empty for the pocket judge's own.
+    `random` gives clip and blip2 random weights: a control that knows nothing."""
     revision: str = ""
     """Commit of a hub model; empty takes the newest."""
     prompt: Literal["two_stage", "single_stage", "direct"] = "direct"
@@ -63,6 +66,9 @@ class JudgeConfig:
         if self.backend in _NEED_MODEL and not self.model:
             raise ValueError(f"judge.backend {self.backend} needs judge.model: a hub name, a folder with the weights, "
                              "or what the API calls the model")
+        if self.is_random and not self.reads_states:
+            raise ValueError(f"judge.model {RANDOM} is for the backends {' and '.join(_BY_LIKENESS)}, got "
+                             f"{self.backend}; name a model")
         if self.backend == "cached" and not self.cached.store:
             raise ValueError("judge.backend cached needs judge.cached.store: the folder of a label store")
         if self.temperature < 0:
@@ -77,3 +83,8 @@ class JudgeConfig:
     def reads_states(self) -> bool:
         """Whether it compares pictures with a sentence about a state, and is not told what to do."""
         return self.backend in _BY_LIKENESS
+
+    @property
+    def is_random(self) -> bool:
+        """Whether its weights are random: nothing that it says means anything."""
+        return self.model == RANDOM

@@ -1,5 +1,8 @@
 """From configs to a feedback loop with a fresh reward model. Called by the algorithm."""
 
+import importlib
+from functools import partial
+
 import numpy as np
 
 from rlvlm.envs.pictures import FrameStore
@@ -7,7 +10,7 @@ from rlvlm.envs.world import World
 from rlvlm.preferences.comparing import Comparing
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.preferences.loop import FeedbackLoop
-from rlvlm.preferences.networks import PictureInput, RewardInput, StateInput
+from rlvlm.preferences.networks import PictureInput, PictureNetwork, RewardInput, StateInput
 from rlvlm.preferences.objectives import PREFERENCE, SCORE
 from rlvlm.preferences.reward_model import RewardModel
 from rlvlm.preferences.scorers import Scorer
@@ -54,7 +57,10 @@ def build_loop(
 def _inputs(world: World, frames: FrameStore, reward: RewardConfig, reward_model: RewardModelConfig) -> RewardInput:
     """What `reward.model` looks at."""
     if reward.model == "image":
-        return PictureInput(frames, reward_model.picture_px)
+        return PictureInput(frames, partial(PictureNetwork, reward_model.picture_px))
+    if reward.model == "resnet18":
+        resnet = importlib.import_module("rlvlm.preferences.resnet")  # transformers loads only for those who want it
+        return PictureInput(frames, resnet.ResNetNetwork, resnet.affordable_pictures(reward_model.picture_px))
     obs_shape, action_shape = world.observation_space.shape, world.action_space.shape
     assert obs_shape is not None and action_shape is not None, "a World has box spaces"
     return StateInput(obs_shape[0], action_shape[0])

@@ -37,6 +37,8 @@ class SimulatedTeacherConfig:
                 raise ValueError(f"feedback.simulated.{name} is a share >= 0, got {getattr(self, name)}")
 
 
+RESNET_SMALLEST_PX = 64
+"""A ResNet's five halvings leave two pixels of 64: with one, a batch of one picture could not be normalised."""
 BPREF_TEACHERS = {
     "mistake": SimulatedTeacherConfig(mistake=0.1),
     "stochastic": SimulatedTeacherConfig(beta=1.0),
@@ -100,23 +102,6 @@ def simulated_config(teacher: str, feedback: FeedbackConfig) -> SimulatedTeacher
     return config
 
 
-def check_learning(reward: RewardConfig, feedback: FeedbackConfig) -> None:
-    """Passes where what is asked goes together with who is asked, and with what is learned.
-
-    Raises:
-        ValueError: says which two settings do not.
-    """
-    simulated_config(reward.teacher, feedback)
-    if reward.source != "score":
-        return
-    if feedback.segment_steps != 1:
-        raise ValueError("reward.source score learns from single pictures, so feedback.segment_steps must be 1, "
-                         f"got {feedback.segment_steps}; longer segments need reward.source preference")
-    if feedback.sampling == "entropy":
-        raise ValueError("feedback.sampling entropy is about labels of pairs, and reward.source score has none; "
-                         "use disagreement or k_center")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardModelConfig:
     """An ensemble that predicts what the teacher says."""
@@ -159,3 +144,23 @@ class RewardModelConfig:
                 raise ValueError(f"reward_model.{name} must be in (0, 1], got {getattr(self, name)}")
         if self.lr <= 0:
             raise ValueError(f"reward_model.lr must be > 0, got {self.lr}")
+
+
+def check_learning(reward: RewardConfig, feedback: FeedbackConfig, reward_model: RewardModelConfig) -> None:
+    """Passes where what is asked goes together with who is asked, and with what learns from it.
+
+    Raises:
+        ValueError: says which two settings do not.
+    """
+    simulated_config(reward.teacher, feedback)
+    if reward.model == "resnet18" and reward_model.picture_px < RESNET_SMALLEST_PX:
+        raise ValueError(f"reward.model resnet18 needs reward_model.picture_px >= {RESNET_SMALLEST_PX}, got "
+                         f"{reward_model.picture_px}; smaller pictures are for reward.model image")
+    if reward.source != "score":
+        return
+    if feedback.segment_steps != 1:
+        raise ValueError("reward.source score learns from single pictures, so feedback.segment_steps must be 1, "
+                         f"got {feedback.segment_steps}; longer segments need reward.source preference")
+    if feedback.sampling == "entropy":
+        raise ValueError("feedback.sampling entropy is about labels of pairs, and reward.source score has none; "
+                         "use disagreement or k_center")

@@ -1,9 +1,10 @@
 """The networks of a learned reward and what each looks at: pictures, or state and action. Used by the reward model.
 
-Both give one number in [-BOUND, BOUND] per step. A choice between them is a choice of `RewardInput`, nothing else.
+All give one number in [-BOUND, BOUND] per step. A choice between them is a choice of `RewardInput`, nothing else.
 """
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ every fit pushes all rewards to the two ends, and a quarter of the way is worth 
 _SMALLEST_SCALE = 0.1
 
 
-def _bounded(values: Tensor) -> Tensor:
+def bounded(values: Tensor) -> Tensor:
     """`values`, pressed smoothly into [-BOUND, BOUND]; small ones stay as they are."""
     return BOUND * torch.tanh(values / BOUND)
 
@@ -43,12 +44,26 @@ class RewardInput(Protocol):
         """`[M, ...]` what the network reads of the chosen steps `[M]`."""
         ...
 
-    def build_network(self, rng: torch.Generator) -> "PictureNetwork | StateNetwork":
-        """A fresh network: rows `[M, ...]` to rewards `[M]`."""
+    def build_network(self, rng: torch.Generator) -> "RewardNetwork":
+        """A fresh network."""
         ...
 
 
-def _spread(layer: nn.Module, bound: float, rng: torch.Generator) -> nn.Module:
+class RewardNetwork(Protocol):
+    """A torch module from rows `[M, ...]` to rewards `[M]`."""
+
+    def calibrate(self, rows: Tensor) -> None:
+        """Told the first rows that are fitted, before any update."""
+        ...
+
+    def features(self, rows: Tensor) -> Tensor:
+        """`[M, E]` what it makes of them: the space in which rows are near or far."""
+        ...
+
+    def __call__(self, rows: Tensor) -> Tensor: ...
+
+
+def spread(layer: nn.Module, bound: float, rng: torch.Generator) -> nn.Module:
     """`layer` with weights uniform in +-bound and no bias."""
     with torch.no_grad():
         layer.get_parameter("weight").uniform_(-bound, bound, generator=rng)
@@ -58,7 +73,7 @@ def _spread(layer: nn.Module, bound: float, rng: torch.Generator) -> nn.Module:
 
 def _spread_by_inputs(layer: nn.Module, rng: torch.Generator) -> nn.Module:
     """`layer` with weights uniform in +-1 / sqrt(inputs of a unit)."""
-    return _spread(layer, 1 / math.sqrt(layer.get_parameter("weight")[0].numel()), rng)
+    return spread(layer, 1 / math.sqrt(layer.get_parameter("weight")[0].numel()), rng)
 
 
 class PictureNetwork(nn.Module):
@@ -82,7 +97,7 @@ class PictureNetwork(nn.Module):
             layer = skip_init(nn.Conv2d, channels, channels_out, kernel, stride=stride, padding=kernel // 2)
             layers += [_spread_by_inputs(layer, rng), nn.ReLU()]
             channels, size = channels_out, (size - 1) // stride + 1
-        head = _spread(skip_init(nn.Linear, channels * size**2, 1), 1e-3, rng)
+        head = spread(skip_init(nn.Linear, channels * size**2, 1), 1e-3, rng)
         self.layers = nn.Sequential(*layers, nn.Flatten(), head)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -95,7 +110,7 @@ class PictureNetwork(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Rewards `[M]` of `pictures` `[M, H, W, 3]` uint8."""
-        return _bounded(self.layers[-1](self.features(pictures)).squeeze(-1))
+        return bounded(self.layers[-1](self.features(pictures)).squeeze(-1))
 
 
 class StateNetwork(nn.Module):
@@ -132,7 +147,7 @@ class StateNetwork(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rewards `[M]` of `rows` `[M, D + A]`."""
-        return _bounded(self.layers(self.features(rows)).squeeze(-1))
+        return bounded(self.layers(self.features(rows)).squeeze(-1))
 
 
 class PictureInput:
@@ -140,14 +155,16 @@ class PictureInput:
 
     Args:
         frames: draws and remembers pictures.
-        picture_px: the side they are drawn at.
+        build: makes a network that reads them.
+        affordable_kinds: as in `RewardInput`.
     """
 
-    affordable_kinds = 512
-
-    def __init__(self, frames: FrameStore, picture_px: int) -> None:
+    def __init__(
+        self, frames: FrameStore, build: Callable[[torch.Generator], RewardNetwork], affordable_kinds: int = 512
+    ) -> None:
         self._frames = frames
-        self._picture_px = picture_px
+        self._build = build
+        self.affordable_kinds = affordable_kinds
 
     def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return self._frames.distinct(steps.snapshots)
@@ -155,8 +172,8 @@ class PictureInput:
     def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(self._frames.frames(steps.snapshots[chosen]))
 
-    def build_network(self, rng: torch.Generator) -> PictureNetwork:
-        return PictureNetwork(self._picture_px, rng)
+    def build_network(self, rng: torch.Generator) -> RewardNetwork:
+        return self._build(rng)
 
 
 class StateInput:

@@ -64,7 +64,7 @@ class RewardModel:
         self._config = config
         self._objective = objective
         self._rng = torch.Generator().manual_seed(seed)
-        self._members = [inputs.build_network(self._rng) for _ in range(config.ensemble)]
+        self._members = [inputs.build_network(self._rng).eval() for _ in range(config.ensemble)]
         self._adam = torch.optim.Adam([weight for member in self._members for weight in member.parameters()], config.lr)
         self._num_fits = 0
         self._is_trusted = False
@@ -192,6 +192,8 @@ class RewardModel:
         Returns:
             The members' mean loss of each update, and the epoch's quality, each batch's taken before its update.
         """
+        for member in self._members:
+            member.train()
         num = len(lesson.targets)
         orders = torch.stack([torch.randperm(num, generator=self._rng) for _ in self._members])  # [K, N]
         losses, total, counted = [], 0.0, 0
@@ -202,6 +204,8 @@ class RewardModel:
             losses.append(self._update(self._objective.loss(returns, targets)))
             grade, num_graded = self._objective.grade(returns.detach(), targets)
             total, counted = total + grade, counted + num_graded
+        for member in self._members:
+            member.eval()
         return losses, total / max(counted, 1)
 
     @staticmethod

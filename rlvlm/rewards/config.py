@@ -20,8 +20,9 @@ class RewardConfig:
     """judge: the VLM; oracle: compares true returns, or gives the true progress as score; mistake, stochastic, skip,
     equal, myopic: B-Pref's, each with one human weakness; simulated: with those of feedback.simulated; random: a coin,
     or a die. Scores come from judge, oracle or random."""
-    model: Literal["image", "state"] = "image"
-    """What the learned reward looks at: pictures or observation and action."""
+    model: Literal["image", "resnet18", "state"] = "image"
+    """What the learned reward looks at. image: pictures, by a small CNN; resnet18: pictures, by a ResNet-18; state:
+    observation and action."""
 
     def __post_init__(self) -> None:
         if self.source == "score" and self.teacher not in _SCORERS:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import Task, make_vector, make_world, register, task_goal, task_names
+from rlvlm.envs.registry import Task, make_vector, make_world, register, task_goal, task_goal_state, task_names
 from rlvlm.errors import UsageError
 
 TINY = "rlvlm.testing:TINY"
@@ -79,3 +79,8 @@ def test_a_finished_world_is_reset_within_the_same_step() -> None:
     np.testing.assert_allclose(rewards, 0.5, atol=1e-6)
     np.testing.assert_allclose(infos["final_info"]["snapshot"], [[0.5, 0.5, 0.6]] * 2, atol=1e-6)
     np.testing.assert_allclose(infos["final_obs"][0], [0.5, 0.5, 0.6, 0.2], atol=1e-6)
+
+
+def test_every_task_has_a_goal_to_tell_and_one_to_see() -> None:
+    assert task_goal_state("drawer_open") == "the drawer is open" != task_goal("drawer_open")
+    assert task_goal_state(TINY) == task_goal(TINY), "the phrase where a task has no sentence"

@@ -12,9 +12,9 @@ from rlvlm.experiments.artifacts.samples import sample_rows
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.rows import query_row
 from rlvlm.experiments.folder.run_folder import RunFolder, create_folder
-from rlvlm.preferences.records import QueryRecord, record_queries
+from rlvlm.preferences.records import QueryRecord, ScoreRecord, record_queries, record_scores
 from rlvlm.testing import TinyWorld
-from rlvlm.types import Label, Pair, Segment, Stamp, Status, Verdict
+from rlvlm.types import Label, Pair, Score, Segment, Stamp, Status, Verdict
 
 STAMP = Stamp(judge="transformers:tiny", revision="", prompt="direct/1", decoding="temperature=0")
 
@@ -44,6 +44,20 @@ def make_records() -> Callable[..., list[QueryRecord]]:
             for status, label in ends
         ]
         return record_queries(pairs, verdicts, env_step=env_step, session=session, timestamp=1_700_000_000.5)
+
+    return make
+
+
+@pytest.fixture
+def make_scores() -> Callable[[int], list[ScoreRecord]]:
+    """Makes the records of a session of scoring: three scores, one unreadable, one unanswered."""
+
+    def make(env_step: int) -> list[ScoreRecord]:
+        world = TinyWorld()
+        segments = [make_segment(world, progress) for progress in (0.0, 0.5, 0.9, 0.3, 0.4)]
+        said = [(Status.OK, 0.1), (Status.OK, 0.8), (Status.OK, 0.7), (Status.INVALID, None), (Status.FAILED, None)]
+        scores = [Score(status=status, value=value, stamp=STAMP, text="10") for status, value in said]
+        return record_scores(segments, scores, env_step=env_step, session=0, timestamp=1_700_000_000.5)
 
     return make
 

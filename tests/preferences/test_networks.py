@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -24,7 +26,7 @@ def test_a_state_row_is_the_observation_after_the_step_and_the_action() -> None:
 def test_a_picture_row_is_the_picture_after_the_step_each_kind_once() -> None:
     snapshots = np.array([[0.1, 0.5, 0.4], [0.3, 0.2, 0.6], [0.2, 0.9, 0.4]], np.float32)  # only the block shows
     steps = Steps(next_obs=np.zeros((3, 4), np.float32), actions=np.zeros((3, 2), np.float32), snapshots=snapshots)
-    inputs = PictureInput(FrameStore(TinyWorld(), 24), 24)
+    inputs = PictureInput(FrameStore(TinyWorld(), 24), partial(PictureNetwork, 24))
     first, kind = inputs.distinct(steps)
     assert (first.tolist(), kind.tolist()) == ([0, 1], [0, 1, 0])
     np.testing.assert_array_equal(inputs.rows(steps, first).numpy(), TinyWorld().draw(snapshots[:2], 24))

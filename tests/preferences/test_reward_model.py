@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from rlvlm.envs.pictures import FrameStore
 from rlvlm.errors import NumericsError
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps, decided, scored
-from rlvlm.preferences.networks import BOUND, PictureInput, RewardInput, StateInput
+from rlvlm.preferences.networks import BOUND, PictureInput, PictureNetwork, RewardInput, StateInput
 from rlvlm.preferences.objectives import SCORE
 from rlvlm.preferences.queries import cut, draw_pairs, look_alike
 from rlvlm.preferences.reward_model import RewardModel
@@ -24,7 +25,7 @@ CONFIG = RewardModelConfig(picture_px=16)
 
 
 def build_input(sees: str) -> RewardInput:
-    return PictureInput(FRAMES, 16) if sees == "image" else StateInput(4, 2)
+    return PictureInput(FRAMES, partial(PictureNetwork, 16)) if sees == "image" else StateInput(4, 2)
 
 
 def telling_pairs(num: int, segment_steps: int = 1, seed: int = 0) -> list[Pair]:
@@ -267,7 +268,7 @@ def test_a_state_is_a_copy() -> None:
 
 def test_each_distinct_picture_is_drawn_once() -> None:
     frames = FrameStore(TinyWorld(), 16)
-    model = RewardModel(PictureInput(frames, 16), CONFIG, seed=0)
+    model = RewardModel(PictureInput(frames, partial(PictureNetwork, 16)), CONFIG, seed=0)
     steps, _ = all_steps()
     first = model.predict(steps)
     assert frames.num_drawn == len(frames.distinct(steps.snapshots)[0]) < len(steps) / 2

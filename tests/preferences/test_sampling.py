@@ -1,5 +1,6 @@
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from tiny_episodes import pair_of, tiny_episodes, truth
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps, decided
-from rlvlm.preferences.networks import PictureInput, StateInput
+from rlvlm.preferences.networks import PictureInput, PictureNetwork, StateInput
 from rlvlm.preferences.queries import draw_pairs
 from rlvlm.preferences.reward_model import RewardModel
 from rlvlm.preferences.sampling import choose, disagreement, entropy, farthest_first, largest, p_right_of
@@ -65,7 +66,8 @@ def test_farthest_first_covers_within_twice_of_the_best_choice_there_is() -> Non
 
 def fitted(sees: str) -> tuple[RewardModel, Examples]:
     """A model after a hasty fit, and the twenty pairs of two steps that it was fitted to."""
-    inputs = PictureInput(FrameStore(TinyWorld(), 16), 16) if sees == "image" else StateInput(4, 2)
+    pictures = PictureInput(FrameStore(TinyWorld(), 16), partial(PictureNetwork, 16))
+    inputs = pictures if sees == "image" else StateInput(4, 2)
     model = RewardModel(inputs, RewardModelConfig(picture_px=16, max_epochs=2, min_updates=0), seed=0)
     known = Examples(num_sides=2)
     pairs = draw_pairs(tiny_episodes(4), 20, 2, np.random.default_rng(0))

@@ -114,7 +114,7 @@ class SACPebbleConfig(AlgorithmConfig):
         if not self.in_evaluation and (self.num_env_runners, self.num_learners) != (self.sac.env_runners, 0):
             raise ValueError(f"num_env_runners is {self.num_env_runners}, that of SACConfig {self.sac.env_runners}: "
                              f"set both by .learning(sac=...); num_learners must be 0, got {self.num_learners}")
-        check_learning(self.reward, self.feedback)
+        check_learning(self.reward, self.feedback, self.reward_model)
         if self.reward.asks_judge and self.make_judge is None:
             raise ValueError("a judge is to be asked and there is none; call .rewards(make_judge=...), "
                              "or choose teacher oracle or random")

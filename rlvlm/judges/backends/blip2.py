@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from transformers import Blip2ForImageTextRetrieval
 
 from rlvlm.judges.backends.encoders import Batches, Encoder, load_encoder
+from rlvlm.judges.backends.random_weights import random_blip2
 from rlvlm.judges.backends.similarity import Picture, SimilarityJudge
 from rlvlm.judges.config import JudgeConfig
 
@@ -28,7 +29,8 @@ def build(config: JudgeConfig) -> SimilarityJudge:
     if config.similarity.baseline:
         raise ValueError("judge.similarity.baseline needs vectors of picture and text, which backend clip has; "
                          "BLIP-2's matching head gives a probability alone")
-    encoder = load_encoder(config, Blip2ForImageTextRetrieval, lambda model: hasattr(model, "itm_head"), _KIND)
+    encoder = random_blip2(config) if config.is_random else load_encoder(
+        config, Blip2ForImageTextRetrieval, lambda model: hasattr(model, "itm_head"), _KIND)
     return SimilarityJudge(config, Blip2Likeness(encoder, config))
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from transformers import AutoModel
 
 from rlvlm.judges.backends.encoders import Batches, Encoder, load_encoder
+from rlvlm.judges.backends.random_weights import random_clip
 from rlvlm.judges.backends.similarity import (
     Picture,
     SimilarityJudge,
@@ -33,7 +34,7 @@ def build(config: JudgeConfig) -> SimilarityJudge:
         JudgeUnavailable: it cannot be loaded.
         UnsupportedQuestion: it is to be asked what it cannot read.
     """
-    encoder = load_encoder(config, AutoModel, _has_features, _KIND)
+    encoder = random_clip(config) if config.is_random else load_encoder(config, AutoModel, _has_features, _KIND)
     return SimilarityJudge(config, ClipLikeness(encoder, config))
 
 

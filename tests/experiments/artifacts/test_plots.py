@@ -1,9 +1,14 @@
+from collections.abc import Callable
+
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 from PIL import Image
 
-from rlvlm.experiments.artifacts.plots import column, draw_accuracy, outcome, write_plots
+from rlvlm.experiments.artifacts.plots import column, draw_accuracy, draw_scores, outcome, write_plots
+from rlvlm.experiments.folder.rows import score_row
 from rlvlm.experiments.folder.run_folder import RunFolder
+from rlvlm.preferences.records import ScoreRecord
 
 
 def rows_of(*gaps_and_ends: tuple[float, str, str]) -> list[dict[str, str]]:
@@ -45,6 +50,27 @@ def test_all_plots_are_written(filled: RunFolder) -> None:
 def test_without_queries_there_is_the_curve_alone(filled: RunFolder) -> None:
     filled.queries.path.unlink()
     assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png"]
+
+
+def test_scores_have_a_plot_of_their_own(
+    filled: RunFolder, make_scores: Callable[[int], list[ScoreRecord]]
+) -> None:
+    filled.queries.path.unlink()
+    filled.scores.append(map(score_row, make_scores(2_000)))
+    assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png", "vlm_scores.png"]
+    figure = draw_scores(filled.scores.read(), "t")
+    points, means = figure.axes[0].collections[0].get_offsets(), figure.axes[0].lines[1].get_xydata()
+    plt.close(figure)
+    np.testing.assert_allclose(points, [[0, 10], [50, 80], [90, 70]], atol=1e-4)
+    np.testing.assert_allclose(means, points)
+    assert {outcome(row) for row in filled.scores.read()} == {"scored", "invalid", "failed"}
+
+
+def test_unreadable_scores_alone_make_no_plot(
+    filled: RunFolder, make_scores: Callable[[int], list[ScoreRecord]]
+) -> None:
+    filled.scores.append(map(score_row, make_scores(2_000)[3:]))
+    assert "vlm_scores.png" not in [file.name for file in write_plots(filled, "t")]
 
 
 def test_without_anything_there_is_nothing(folder: RunFolder) -> None:

@@ -141,6 +141,19 @@ def test_what_cannot_be_loaded_says_why(folders: dict[str, Path], tmp_path: Path
         judge(folders, "clip", quantization="nf4")
 
 
+@pytest.mark.parametrize("backend", ["clip", "blip2"])
+def test_random_weights_answer_by_their_seed_and_say_what_they_are(backend: str, pictures: np.ndarray) -> None:
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    one = build_judge(JudgeConfig(backend=backend, model="random", device="cpu"))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert one.stamp.judge == f"{backend}:random" and one.stamp.revision == "random weights, seed 0"
+    values = scores(one, pictures[:2])
+    assert values[0] != values[1] and ((values > 0) & (values < 1)).all()
+    other = build_judge(JudgeConfig(backend=backend, model="random", device="cpu", seed=1))
+    assert one.stamp != other.stamp and not np.allclose(scores(other, pictures[:2]), values, atol=1e-7)
+
+
 def test_memory_that_runs_out_makes_the_pieces_smaller_and_keeps_the_order() -> None:
     sizes = []
 
