@@ -24,7 +24,7 @@ def flat(text: str) -> str:
 MISTAKES = [
     ("", 0, "rlvlm run"),
     ("rnu drawer_open", 2, "did you mean rlvlm run?"),
-    ("run", 2, "tasks: drawer_open"),
+    ("run", 2, "drawer_open, "),
     ("run drawer_opne", 2, "did you mean drawer_open?"),
     ("run no.such:TASK", 2, "package.module:NAME"),
     ("run drawer_open --algo.batchsize 3", 2, "--algo.batch-size"),
@@ -34,7 +34,6 @@ MISTAKES = [
     ("run drawer_open --steps 0", 2, "steps must be >= 1"),
     ("run drawer_open --judge.backend transformers", 2, "needs judge.model"),
     ("run drawer_open --judge.model random", 2, "is for the backends clip and blip2, got pocket"),
-    ("run drawer_open --reward.source score --reward.teacher mistake", 2, "compares and gives no scores"),
     ("run drawer_open --reward.source score --feedback.segment-steps 2", 2, "feedback.segment_steps must be 1, got 2"),
     ("run drawer_open --reward.source score --feedback.sampling entropy", 2, "use disagreement or k_center"),
     ("run drawer_open --feedback.sampling best", 2, "'disagreement'"),

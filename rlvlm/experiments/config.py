@@ -107,7 +107,7 @@ class RunConfig:
     @property
     def asks_teacher(self) -> bool:
         """Whether somebody answers queries."""
-        return self.reward.source == "preference"
+        return self.reward.is_learned
 
     @property
     def asks_judge(self) -> bool:

@@ -43,9 +43,14 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
         "wall_s": round(state.wall_s, 1),
         "steps_per_s": round(state.env_steps / state.wall_s, 1) if state.wall_s else None,
         "peak_rss_mb": round(state.peak_rss_mb),
-        **summarise_queries([*folder.queries.read(), *folder.scores.read()]),
-        "score_error": score_error(folder.scores.read()),
+        **summarise_answers(folder),
     }
+
+
+def summarise_answers(folder: RunFolder) -> dict[str, Any]:
+    """What `summarise_queries` says of a run's comparisons and scores, and how far the scores are from the truth."""
+    queries, scores = folder.queries.read(), folder.scores.read()
+    return summarise_queries([*queries, *scores]) | {"score_error": score_error(scores)}
 
 
 def summarise_queries(rows: Sequence[dict[str, str]]) -> dict[str, Any]:

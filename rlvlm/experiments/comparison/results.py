@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlvlm.experiments.artifacts.plots import column
-from rlvlm.experiments.artifacts.summary import FINAL_EVALUATIONS, summarise_queries
+from rlvlm.experiments.artifacts.summary import FINAL_EVALUATIONS, summarise_answers, summarise_queries
 from rlvlm.experiments.scores import Floats, score_name, scores
 from rlvlm.experiments.sweep.config import SweepConfig
 from rlvlm.experiments.sweep.folder import State, SweepFolder, TrialRecord
@@ -119,7 +119,7 @@ def read_results(folder: SweepFolder) -> Results:
 
 def _read_queries(folder: SweepFolder, plan: TrialPlan) -> dict[str, Any]:
     run = folder.run(plan)
-    return summarise_queries(run.queries.read() if run else [])
+    return summarise_answers(run) if run else summarise_queries([])
 
 
 def _read(
