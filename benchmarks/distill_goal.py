@@ -31,7 +31,7 @@ LABELS = {0: Label.LEFT, 1: Label.RIGHT, -1: Label.TIE}
 def fill(store: LabelStore, num_labels: int, seed: int) -> None:
     """Half of the pairs uniform over frames, half over gaps of all sizes."""
     rng = np.random.default_rng(seed)
-    scenes = find_provider("rlvlm.experiments.scenes:drawer_open")("train", seed)[0]
+    scenes = next(iter(find_provider("rlvlm.experiments.scenes:drawer_open")("train", seed)))
     half = num_labels // 2
     gaps = (rng.random(num_labels - half) * rng.choice([-1, 1], num_labels - half)).astype(np.float32)
     pairs = np.concatenate([draw_uniform_pairs(scenes, half, rng), draw_gap_pairs(scenes, gaps, rng)])

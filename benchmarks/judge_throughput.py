@@ -81,7 +81,7 @@ class Config:
 
 def make_pairs(config: Config) -> tuple[list[Query], list[int]]:
     """Pairs as the preference loop draws them, with the true labels."""
-    scenes = find_provider(config.scenes)("held_out", config.seed)[0]
+    scenes = next(iter(find_provider(config.scenes)("held_out", config.seed)))
     drawn = draw_uniform_pairs(scenes, config.pairs, np.random.default_rng(config.seed))
     queries = [Query(goal=scenes.goal, left=scenes.pictures[[left]], right=scenes.pictures[[right]])
                for left, right in drawn]

@@ -1,7 +1,8 @@
 """Batches of the pocket judge's training: pictures as patches, dialogues as token ids. Used by `train`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from rlvlm.judges.pocket import texts
 from rlvlm.judges.pocket.model import MERGE, PATCH_PX, PICTURE_PX, build_image_processor
 from rlvlm.judges.pocket.scenes import Scenes, draw_gap_pairs, label_of
 from rlvlm.judges.pocket.tokenizer import IMAGE, STOP
+
+_LOGGER = logging.getLogger(__name__)
 
 GRID = PICTURE_PX // PATCH_PX
 NUM_VISUAL_TOKENS = (GRID // MERGE) ** 2
@@ -46,34 +49,48 @@ def to_patches(pictures: NDArray[np.uint8]) -> Tensor:
 class Album:
     """The training scenes as patches, and pairs drawn from them.
 
+    Held as bytes, which loses nothing: the processor shrinks pictures to whole numbers.
+
     Args:
-        scenes: set-ups, drawn by their `share`.
+        scenes: set-ups of any tasks, drawn by their `share`; taken one by one, and their pictures let go.
     """
 
-    def __init__(self, scenes: Sequence[Scenes]) -> None:
-        self._scenes = list(scenes)
-        self._patches = torch.cat([to_patches(each.pictures) for each in scenes])
-        self._progress = np.concatenate([each.progress for each in scenes])
-        self._starts = np.cumsum([0, *(len(each.pictures) for each in scenes)])
+    def __init__(self, scenes: Iterable[Scenes]) -> None:
+        self._setups: list[_Setup] = []
+        patches: list[Tensor] = []
+        for each in scenes:
+            _LOGGER.info("%s, %s: %d pictures from %d frames", each.task, each.name, len(each.progress),
+                         len(each.frames))
+            start = self._setups[-1].end if self._setups else 0
+            self._setups.append(_Setup(scenes=replace(each, pictures=each.pictures[:, :0, :0]), start=start))
+            patches.append(_to_bytes(to_patches(each.pictures)))
+        self._patches = torch.cat(patches)
+        self._progress = np.concatenate([each.scenes.progress for each in self._setups])
+        self._ends = np.array([each.end for each in self._setups])
 
     def __len__(self) -> int:
         return len(self._progress)
 
+    @property
+    def topics(self) -> list[texts.Topic]:
+        """What the dialogues are about, one per task."""
+        return list(dict.fromkeys(each.topic for each in self._setups))
+
     def draw_pairs(self, num_pairs: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Returns [num_pairs, 2] pictures, both of one set-up: gaps of all sizes, small ones more often."""
-        shares = np.array([each.share for each in self._scenes])
+        shares = np.array([each.scenes.share for each in self._setups])
         setups = rng.choice(len(shares), size=num_pairs, p=shares / shares.sum())
         sizes = np.where(rng.random(num_pairs) < 0.5, rng.random(num_pairs), 0.3 * rng.random(num_pairs) ** 2)
         gaps = (sizes * rng.choice([-1, 1], size=num_pairs)).astype(np.float32)
         pairs = np.empty((num_pairs, 2), np.int64)
-        for number, each in enumerate(self._scenes):
+        for number, each in enumerate(self._setups):
             drawn = setups == number
-            pairs[drawn] = draw_gap_pairs(each, gaps[drawn], rng) + self._starts[number]
+            pairs[drawn] = draw_gap_pairs(each.scenes, gaps[drawn], rng) + each.start
         return pairs
 
     def patches(self, pictures: NDArray[np.int64], rng: np.random.Generator) -> Tensor:
         """Returns [N, patches, values] of `pictures`, with a little noise, brightness and contrast, float32."""
-        clean = self._patches[torch.from_numpy(pictures)].float()
+        clean = _from_bytes(self._patches[torch.from_numpy(pictures)])
         contrast, brightness = (torch.from_numpy(rng.normal(mean, 0.03, (len(clean), 1, 1))).float() for mean in (1, 0))
         return clean * contrast + brightness
 
@@ -81,31 +98,71 @@ class Album:
         """Returns the progress of `pictures`, same shape."""
         return self._progress[pictures]
 
+    def topic_of(self, picture: int) -> texts.Topic:
+        """Returns what a dialogue about `picture` is about."""
+        return self._setup_of(picture).topic
+
+    def task_of(self, picture: int) -> str:
+        """Returns the task that `picture` shows."""
+        return self._setup_of(picture).scenes.task
+
+    def _setup_of(self, picture: int) -> "_Setup":
+        return self._setups[int(np.searchsorted(self._ends, picture, side="right"))]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Setup:
+    """Scenes without their pictures, and where these lie in the album."""
+
+    scenes: Scenes
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.scenes.progress)
+
+    @property
+    def topic(self) -> texts.Topic:
+        return texts.Topic(goal=self.scenes.goal, phrase=self.scenes.phrase)
+
+
+def _to_bytes(patches: Tensor) -> Tensor:
+    """Undoes the processor's scaling to [-1, 1]."""
+    return (patches.float() * 127.5 + 127.5).round().to(torch.uint8)
+
+
+def _from_bytes(patches: Tensor) -> Tensor:
+    return patches.float() / 127.5 - 1.0
+
 
 class Lessons:
     """Turns progress into dialogues of token ids.
 
     Args:
-        goal: fills the slot of the prompt.
-        phrase: what a picture shows, with the slot `{percent}`.
         tokenizer: the pocket judge's.
     """
 
-    def __init__(self, goal: str, phrase: str, tokenizer: Any) -> None:
-        self._goal = goal
-        self._phrase = phrase
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._image = tokenizer.convert_tokens_to_ids(IMAGE)
 
-    def batch(self, task: texts.Task, progress: NDArray[np.float32], pictures: NDArray[np.int64]) -> Batch:
+    def batch(
+        self,
+        task: texts.Task,
+        topics: Sequence[texts.Topic],
+        progress: NDArray[np.float32],
+        pictures: NDArray[np.int64],
+    ) -> Batch:
         """Returns the dialogues of `task`.
 
         Args:
             task: what is asked.
+            topics: [B] what each is about.
             progress: [B, 2] of the left and right picture.
             pictures: [B, 2] places of these pictures in the step's list.
         """
-        dialogues = [self._dialogue(task, float(left), float(right)) for left, right in progress]
+        dialogues = [self._dialogue(task, topic, float(left), float(right))
+                     for topic, (left, right) in zip(topics, progress, strict=True)]
         length = max(len(prompt) + len(answer) for prompt, answer in dialogues)
         ids = torch.full((len(dialogues), length), self._tokenizer.pad_token_id)
         targets = torch.full_like(ids, IGNORED)
@@ -121,13 +178,15 @@ class Lessons:
             pictures=torch.from_numpy(pictures[:, :shown].copy()),
         )
 
-    def _dialogue(self, task: texts.Task, left: float, right: float) -> tuple[list[int], list[int]]:
+    def _dialogue(
+        self, task: texts.Task, topic: texts.Topic, left: float, right: float
+    ) -> tuple[list[int], list[int]]:
         label = label_of(left, right)
-        report = texts.report(self._phrase, left, right, label) if task == "label" else ""
-        turn = texts.messages(task, self._goal, report)
+        report = texts.report(topic.phrase, left, right, label) if task == "label" else ""
+        turn = texts.messages(task, topic.goal, report)
         prompt = self._tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         prompt = prompt.replace(IMAGE, IMAGE * NUM_VISUAL_TOKENS)
-        answer = texts.answer(task, self._phrase, left, right, label) + STOP
+        answer = texts.answer(task, topic.phrase, left, right, label) + STOP
         return self._tokenizer(prompt).input_ids, self._tokenizer(answer).input_ids
 
 
@@ -135,20 +194,25 @@ def rope_positions(is_visual: Tensor) -> Tensor:
     """Returns [3, B, N] positions as Qwen3-VL counts them: a picture's tokens share one time and spread over a grid.
 
     Args:
-        is_visual: [B, N] True for pictures' tokens, in runs of `NUM_VISUAL_TOKENS`, at the same places in every row.
+        is_visual: [B, N] True for pictures' tokens, in runs of `NUM_VISUAL_TOKENS`.
 
     Source: Qwen3-VL's interleaved rotary positions, `Qwen3VLModel.get_rope_index` in transformers, for square pictures.
     """
+    layouts, layout_of_row = torch.unique(is_visual, dim=0, return_inverse=True)  # a few: one per length of the goal
+    return torch.stack([_layout_positions(layout.tolist()) for layout in layouts], dim=1)[:, layout_of_row]
+
+
+def _layout_positions(is_visual: Sequence[bool]) -> Tensor:
+    """[3, N] positions of one row."""
     side = GRID // MERGE
     rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     grid = torch.stack([torch.zeros_like(rows), rows, columns]).flatten(1)  # [3, NUM_VISUAL_TOKENS]
     pieces, place, position = [], 0, 0
-    mask = is_visual[0].tolist()
-    while place < len(mask):
-        if mask[place]:
+    while place < len(is_visual):
+        if is_visual[place]:
             pieces.append(grid + position)
             place, position = place + NUM_VISUAL_TOKENS, position + side
         else:
             pieces.append(torch.full((3, 1), position))
             place, position = place + 1, position + 1
-    return torch.cat(pieces, dim=1)[:, None].expand(3, len(is_visual), -1)
+    return torch.cat(pieces, dim=1)

@@ -6,7 +6,8 @@ The judge is asked exactly as in a run, through `judges.build`; with `--judge` o
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,14 @@ _SWAPPED = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT, Label.TIE: Label.T
 class EvaluateConfig:
     """What is measured."""
 
-    scenes: str = "rlvlm.experiments.scenes:drawer_open"
+    scenes: str = "rlvlm.experiments.scenes:all_tasks"
     """Scene provider, `module:function`; its held-out split is used."""
     prompts: tuple[str, ...] = ("direct", "single_stage", "two_stage")
     """Ways of asking."""
     num_pairs: int = 400
     """Pairs per set-up and draw."""
     num_setups: int = 4
-    """Set-ups measured, the provider's first ones."""
+    """Set-ups measured of each task, the provider's first ones."""
     seed: int = 0
     """Of scenes and pairs."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
@@ -55,6 +56,7 @@ class EvaluateConfig:
 class Result:
     """How a judge did on one set of pairs."""
 
+    task: str
     setup: str
     draw: str
     """balanced: as many pairs in each difficulty bin; uniform: as the preference loop draws."""
@@ -122,35 +124,35 @@ def measure(judge: Judge, scenes: Scenes, draw: str, pairs: NDArray[np.int64]) -
     verdicts, swapped = ask(pairs), ask(pairs[:, ::-1])
     elapsed_s = time.perf_counter() - start
     gaps = scenes.progress[pairs[:, 1]] - scenes.progress[pairs[:, 0]]
-    return Result(setup=scenes.name, draw=draw, prompt=judge.stamp.prompt, pairs_per_s=2 * len(pairs) / elapsed_s,
-                  **grade(gaps, verdicts, swapped))
+    return Result(task=scenes.task, setup=scenes.name, draw=draw, prompt=judge.stamp.prompt,
+                  pairs_per_s=2 * len(pairs) / elapsed_s, **grade(gaps, verdicts, swapped))
 
 
-def evaluate(config: EvaluateConfig) -> list[Result]:
-    """Returns one result per set-up, draw and way of asking."""
+def evaluate(config: EvaluateConfig) -> Iterator[Result]:
+    """Yields one result per set-up, draw and way of asking."""
     rng = np.random.default_rng(config.seed)
-    scenes = find_provider(config.scenes)("held_out", config.seed)[: config.num_setups]
-    sets = [
-        (each, draw, pairs)
-        for each in scenes
-        for draw, pairs in (
-            ("balanced", draw_balanced_pairs(each, config.num_pairs, rng)),
-            ("uniform", draw_uniform_pairs(each, config.num_pairs, rng)),
-        )
-    ]
     judges = [build_judge(replace(config.judge, prompt=prompt)) for prompt in config.prompts]
-    return [measure(judge, *one) for judge in judges for one in sets]
+    seen: Counter[str] = Counter()
+    for scenes in find_provider(config.scenes)("held_out", config.seed):
+        seen[scenes.task] += 1
+        if seen[scenes.task] > config.num_setups:
+            continue
+        balanced = draw_balanced_pairs(scenes, config.num_pairs, rng)
+        uniform = draw_uniform_pairs(scenes, config.num_pairs, rng)
+        for judge in judges:
+            yield measure(judge, scenes, "balanced", balanced)
+            yield measure(judge, scenes, "uniform", uniform)
 
 
 def table_of(results: Sequence[Result]) -> Table:
     """Returns the results as a table, in percent."""
     table = Table(title="decided labels right, per difficulty bin (gap in progress 0.0-0.1 ... 0.9-1.0), in percent")
     bins = (str(number + 1) for number in range(NUM_BINS))
-    for column in ("set-up", "draw", "prompt", "right", "undecided", "unread", "swapped", *bins, "/s"):
+    for column in ("task", "set-up", "draw", "prompt", "right", "undecided", "unread", "swapped", *bins, "/s"):
         table.add_column(column)
     for each in results:
         shares = (each.right, each.undecided, each.unread, each.swapped, *each.right_by_bin)
-        table.add_row(each.setup, each.draw, each.prompt, *(f"{100 * share:.0f}" for share in shares),
+        table.add_row(each.task, each.setup, each.draw, each.prompt, *(f"{100 * share:.0f}" for share in shares),
                       f"{each.pairs_per_s:.0f}")
     return table
 
@@ -173,7 +175,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     config = tyro.cli(EvaluateConfig, description=__doc__)
     torch.set_num_threads(config.threads)
-    results = evaluate(config)
+    results = list(evaluate(config))
     if config.out:
         config.out.write_text(json.dumps(_without_nan([asdict(each) for each in results]), indent=1) + "\n")
     Console(width=200).print(table_of(results))

@@ -4,7 +4,7 @@ This room may not see the envs, so `train` and `evaluate` are told a provider by
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,8 +23,10 @@ Split = Literal["train", "held_out"]
 class Scenes:
     """Distinct pictures of one set-up of one task, and which of them the frames of its episodes show."""
 
+    task: str
+    """E.g. `drawer_open`."""
     name: str
-    """Set-up, e.g. `drawer_open, robot hidden, fixed start`."""
+    """Set-up, e.g. `robot hidden, fixed start`."""
     goal: str
     """Fills the slot of the prompt."""
     phrase: str
@@ -45,8 +47,8 @@ class Scenes:
             raise ValueError(f"frames must name pictures 0 to {len(self.pictures) - 1}")
 
 
-Provider = Callable[[Split, int], Sequence[Scenes]]
-"""Makes the scenes of a split from a seed; the two splits share no episode."""
+Provider = Callable[[Split, int], Iterable[Scenes]]
+"""Makes the scenes of a split from a seed, task by task; the two splits share no episode."""
 
 
 def find_provider(name: str) -> Provider:

@@ -1,6 +1,7 @@
 """The dialogues the pocket judge is trained on: the prompts of `judges.prompts` and the answers it should give."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -11,6 +12,16 @@ from rlvlm.types import Clip, Query
 Task = Literal["direct", "single_stage", "two_stage", "label", "score"]
 TASKS: tuple[Task, ...] = ("direct", "single_stage", "two_stage", "label", "score")
 """The prompts' modes, stage 2 of two_stage (`label`), and the score of one picture."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Topic:
+    """What a dialogue is about."""
+
+    goal: str
+    """Fills the slot of the prompt."""
+    phrase: str
+    """What a picture shows, with the slot `{percent}`."""
+
 
 CONCLUSIONS = {
     0: "The first is nearer to the goal.",
@@ -78,14 +89,15 @@ def _pieces(text: str) -> list[str]:
     return [piece for half in text.split(_SLOT) for piece in half.split(_REPORT_SLOT)]
 
 
-def corpus(goal: str, phrase: str) -> list[str]:
+def corpus(topics: Sequence[Topic]) -> list[str]:
     """Returns dialogues with all amounts and labels, as plain text: what the tokenizer learns its merges from."""
     dialogues = []
-    for percent in range(101):
-        left, right = percent / 100, 1 - percent / 100
-        label = int(right > left)
-        for task in TASKS:
-            asked = messages(task, goal, report(phrase, left, right, label))
-            told = [part.get("text", "") for message in asked for part in message["content"]]
-            dialogues.append("\n".join([*told, answer(task, phrase, left, right, label)]))
+    for topic in topics:
+        for percent in range(101):
+            left, right = percent / 100, 1 - percent / 100
+            label = int(right > left)
+            for task in TASKS:
+                asked = messages(task, topic.goal, report(topic.phrase, left, right, label))
+                told = [part.get("text", "") for message in asked for part in message["content"]]
+                dialogues.append("\n".join([*told, answer(task, topic.phrase, left, right, label)]))
     return dialogues

@@ -43,13 +43,13 @@ CHAT_TEMPLATE = """\
 """Qwen's ChatML layout, reduced to what a judge is asked: turns of text and pictures."""
 
 
-def build_tokenizer(texts: Sequence[str], phrases: Sequence[str], vocab_size: int = 512) -> Qwen2Tokenizer:
+def build_tokenizer(texts: Sequence[str], phrases: Sequence[str], vocab_size: int = 1_024) -> Qwen2Tokenizer:
     """Returns a tokenizer for `texts` in which each of `phrases` is one token.
 
     Args:
         texts: what the BPE merges are learned from.
         phrases: fixed pieces of the prompts; a whole template then costs a dozen tokens instead of hundreds.
-        vocab_size: BPE vocabulary, at least 256 for the bytes; special tokens and phrases come on top.
+        vocab_size: BPE vocabulary at most, 256 of it for the bytes; special tokens and phrases come on top.
     """
     backend = Tokenizer(models.BPE())
     backend.normalizer = normalizers.NFC()

@@ -5,7 +5,7 @@ compare what the eyes tell it, on the dialogues of `texts`. Everything random ha
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,10 @@ from rlvlm.judges.pocket.scenes import Scenes, find_provider
 from rlvlm.judges.pocket.texts import Task, corpus, phrases
 from rlvlm.judges.pocket.tokenizer import build_tokenizer
 
-_LOGGER = logging.getLogger(__name__)
 _PERCENTS = 101
 
 SHARES: dict[Task, float] = {"direct": 1.0, "single_stage": 0.5, "two_stage": 0.5, "label": 0.4, "score": 0.3}
-"""Pairs asked about in each way, as a share of `TrainConfig.num_pairs`; each is asked in both orders."""
+"""Pairs asked about in each way, as a share of `TrainConfig.talking_pairs`; each is asked in both orders."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,17 +36,19 @@ class TrainConfig:
 
     out: Path = weights_folder()
     """Folder of the finished weights; replaced as a whole."""
-    scenes: str = "rlvlm.experiments.scenes:drawer_open"
+    scenes: str = "rlvlm.experiments.scenes:all_tasks"
     """Scene provider, `module:function`."""
     seed: int = 0
     """Of scenes, weights and batches."""
-    seeing_steps: int = 500
+    seeing_steps: int = 900
     """Steps that train the eyes alone."""
-    talking_steps: int = 1_500
+    talking_steps: int = 700
     """Steps that train the language model on what the eyes, by then fixed, tell it."""
     num_pairs: int = 24
-    """Pairs of pictures per step; each is asked about in several ways."""
-    lr: float = 1e-3
+    """Pairs of pictures per step of seeing."""
+    talking_pairs: int = 14
+    """Pairs per step of talking; each is asked about in several ways."""
+    lr: float = 1.5e-3
     """AdamW's highest step size; it warms up and falls to zero along a cosine, once per phase."""
     threads: int = 1
     """CPU threads; more are no faster on a machine that is shared."""
@@ -68,7 +69,7 @@ class Eyes(nn.Module):
         self.percent = nn.Linear(width, _PERCENTS)
 
     def forward(self, tokens: Tensor, progress: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the loss and the mean absolute error of the progress.
+        """Returns the loss and the absolute error of the progress [B], as the mean of all tokens tells it.
 
         Args:
             tokens: [B, ..., D] visual tokens of every layer that the language model gets to see.
@@ -80,7 +81,7 @@ class Eyes(nn.Module):
         soft = torch.softmax(-(((places - progress[:, None]) / 0.01) ** 2), dim=-1)  # [B, 101]
         surprise = -(soft[:, None] * torch.log_softmax(self.percent(tokens), dim=-1)).sum(-1).mean()
         error = amount - progress[:, None]
-        return 10 * error.square().mean() + 0.3 * surprise, error.mean(1).abs().mean()
+        return 10 * error.square().mean() + 0.3 * surprise, error.mean(1).abs()
 
 
 class Trainer:
@@ -88,27 +89,35 @@ class Trainer:
 
     Args:
         config: how.
-        scenes: what the judge sees; goal and phrase are those of the first.
+        scenes: what the judge sees, of one task or several.
     """
 
-    def __init__(self, config: TrainConfig, scenes: Sequence[Scenes]) -> None:
+    def __init__(self, config: TrainConfig, scenes: Iterable[Scenes]) -> None:
         torch.manual_seed(config.seed)
         self.config = config
-        goal, phrase = scenes[0].goal, scenes[0].phrase
-        self.tokenizer = build_tokenizer(corpus(goal, phrase), phrases([phrase]))
+        self._album = Album(scenes)
+        topics = self._album.topics
+        self.tokenizer = build_tokenizer(corpus(topics), phrases([topic.phrase for topic in topics]))
         self.model: Any = build_model(self.tokenizer)
         self.eyes = Eyes(self.model.config.text_config.hidden_size)
-        self._album = Album(scenes)
-        self._lessons = Lessons(goal, phrase, self.tokenizer)
+        self._lessons = Lessons(self.tokenizer)
         self._rng = np.random.default_rng(config.seed)
         self.facts: dict[str, Facts] = {}
         """Running means of losses and accuracies, per phase."""
 
     def train(self) -> None:
         """Both phases; the finished weights lie in `config.out`."""
+        self.see()
+        self.talk()
+
+    def see(self) -> None:
+        """Trains the eyes alone."""
         sight = [*self.model.model.visual.parameters(), *self.eyes.parameters()]
         for _ in self._steps("seeing", self.config.seeing_steps, sight, self._seeing_loss):
             pass
+
+    def talk(self) -> None:
+        """Trains the language model on what the eyes, from now on fixed, tell it; saves now and then."""
         self._seen = self._look_at_all()
         speech = [*self.model.model.language_model.parameters(), *self.model.lm_head.parameters()]
         for step in self._steps("talking", self.config.talking_steps, speech, self._talking_loss):
@@ -126,8 +135,10 @@ class Trainer:
         pictures = self._album.draw_pairs(self.config.num_pairs, self._rng).ravel()
         features = look(self.model, self._album.patches(pictures, self._rng))
         progress = torch.from_numpy(self._album.progress(pictures))
-        loss, error = self.eyes(features, progress)
-        return loss, {"loss": float(loss.detach()), "off_by": float(error.detach())}
+        loss, errors = self.eyes(features, progress)
+        tasks = np.array([self._album.task_of(picture) for picture in pictures])
+        off_by = {f"off_by/{task}": float(errors.detach()[tasks == task].mean()) for task in np.unique(tasks)}
+        return loss, {"loss": float(loss.detach()), **off_by}
 
     @torch.no_grad()
     def _look_at_all(self) -> Tensor:
@@ -139,9 +150,10 @@ class Trainer:
     def _talking_loss(self) -> tuple[Tensor, Facts]:
         loss, facts = torch.zeros(()), {}
         for task, share in SHARES.items():
-            pairs = self._album.draw_pairs(max(1, round(share * self.config.num_pairs)), self._rng)
+            pairs = self._album.draw_pairs(max(1, round(share * self.config.talking_pairs)), self._rng)
             pairs = np.concatenate([pairs, pairs[:, ::-1]])
-            batch = self._lessons.batch(task, self._album.progress(pairs), pairs)
+            topics = [self._album.topic_of(left) for left in pairs[:, 0]]
+            batch = self._lessons.batch(task, topics, self._album.progress(pairs), pairs)
             task_loss, right = answer_loss(self.model, batch, self._seen)
             loss = loss + task_loss
             facts |= {task: float(task_loss.detach()), f"{task}_right": right}
@@ -154,10 +166,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     config = tyro.cli(TrainConfig, description=__doc__)
     torch.set_num_threads(config.threads)
-    scenes = find_provider(config.scenes)("train", config.seed)
-    for each in scenes:
-        _LOGGER.info("%s: %d pictures from %d frames", each.name, len(each.pictures), len(each.frames))
-    Trainer(config, scenes).train()
+    Trainer(config, find_provider(config.scenes)("train", config.seed)).train()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class BrightnessJudge:
 def make_scenes(num_pictures=256):
     progress = np.linspace(0, 1, num_pictures, dtype=np.float32)
     pictures = np.broadcast_to(np.arange(num_pictures, dtype=np.uint8)[:, None, None, None], (num_pictures, 2, 2, 3))
-    return Scenes(name="greys", goal="brighten it", phrase="it is {percent}% bright", pictures=pictures,
+    return Scenes(task="greys", name="all", goal="brighten it", phrase="it is {percent}% bright", pictures=pictures,
                   progress=progress, frames=np.arange(num_pictures))
 
 

@@ -7,7 +7,7 @@ from rlvlm.judges.pocket.scenes import Scenes, draw_gap_pairs, draw_uniform_pair
 def make_scenes(num_pictures=200, frames=None):
     pictures = np.zeros((num_pictures, 4, 4, 3), np.uint8)
     return Scenes(
-        name="test", goal="open the drawer", phrase="the drawer is {percent}% open", pictures=pictures,
+        task="test", name="all", goal="open the drawer", phrase="the drawer is {percent}% open", pictures=pictures,
         progress=np.linspace(0, 1, num_pictures, dtype=np.float32),
         frames=np.arange(num_pictures) if frames is None else np.asarray(frames),
     )

@@ -1,7 +1,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from rlvlm.judges.pocket.texts import corpus, phrases
+from rlvlm.judges.pocket.texts import Topic, corpus, phrases
 from rlvlm.judges.pocket.tokenizer import IMAGE, SPECIAL, build_tokenizer
 
 PHRASE = "the drawer is {percent}% open"
@@ -9,7 +9,7 @@ PHRASE = "the drawer is {percent}% open"
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_tokenizer(corpus("open the drawer", PHRASE), phrases([PHRASE]))
+    return build_tokenizer(corpus([Topic(goal="open the drawer", phrase=PHRASE)]), phrases([PHRASE]))
 
 
 def test_a_phrase_is_one_token_and_labels_are_spelt_as_in_qwen(tokenizer):
@@ -31,7 +31,8 @@ def test_the_saved_folder_gives_the_same_tokens(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": corpus("open it", PHRASE)[7]}]}]
+    asked = corpus([Topic(goal="open it", phrase=PHRASE)])[7]
+    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": asked}]}]
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert text == loaded.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert text.count(IMAGE) == 1

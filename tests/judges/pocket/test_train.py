@@ -3,34 +3,36 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlvlm.judges.pocket.batches import GRID, Lessons, rope_positions, to_patches
+from rlvlm.judges.pocket.batches import GRID, Album, Lessons, rope_positions, to_patches
 from rlvlm.judges.pocket.model import build_model
 from rlvlm.judges.pocket.scenes import Scenes
-from rlvlm.judges.pocket.texts import TASKS, corpus, phrases
+from rlvlm.judges.pocket.texts import TASKS, Topic, corpus, phrases
 from rlvlm.judges.pocket.tokenizer import build_tokenizer
 from rlvlm.judges.pocket.train import TrainConfig, Trainer
 
-PHRASE = "the bar is {percent}% long"
+LONG = Topic(goal="lengthen the bar", phrase="the bar is {percent}% long")
+SHORT = Topic(goal="make the white bar as short as possible", phrase="the bar is {percent}% gone")
 
 
-def make_scenes(num_pictures=12):
+def make_scenes(num_pictures=12, topic=LONG, share=1.0):
     """White bars whose length is the progress."""
     progress = np.linspace(0, 1, num_pictures, dtype=np.float32)
     pictures = np.zeros((num_pictures, 48, 48, 3), np.uint8)
     for picture, value in zip(pictures, progress, strict=True):
         picture[16:32, : round(48 * float(value))] = 255
-    return Scenes(name="bars", goal="lengthen the bar", phrase=PHRASE, pictures=pictures, progress=progress,
-                  frames=np.arange(num_pictures))
+    return Scenes(task=topic.goal, name="bars", goal=topic.goal, phrase=topic.phrase, pictures=pictures,
+                  progress=progress, frames=np.arange(num_pictures), share=share)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_tokenizer(corpus("lengthen the bar", PHRASE), phrases([PHRASE]))
+    return build_tokenizer(corpus([LONG, SHORT]), phrases([LONG.phrase, SHORT.phrase]))
 
 
 def train(folder, seeing_steps, talking_steps):
-    trainer = Trainer(TrainConfig(out=folder, num_pairs=3, seeing_steps=seeing_steps, talking_steps=talking_steps),
-                      [make_scenes()])
+    config = TrainConfig(out=folder, num_pairs=3, talking_pairs=3, seeing_steps=seeing_steps,
+                         talking_steps=talking_steps)
+    trainer = Trainer(config, [make_scenes(), make_scenes(topic=SHORT)])
     trainer.train()
     return trainer
 
@@ -48,8 +50,8 @@ def test_rope_positions_worked_by_hand():
 @pytest.mark.parametrize("task", TASKS)
 def test_rope_positions_are_those_of_the_model(tokenizer, task):
     model = build_model(tokenizer).model
-    batch = Lessons("lengthen the bar", PHRASE, tokenizer).batch(
-        task, np.array([[0.1, 0.9], [1.0, 0.05]], np.float32), np.array([[0, 1], [1, 0]])
+    batch = Lessons(tokenizer).batch(
+        task, [LONG, SHORT], np.array([[0.1, 0.9], [1.0, 0.05]], np.float32), np.array([[0, 1], [1, 0]])
     )
     is_visual = (batch.ids == model.config.image_token_id).int()
     grid = torch.tensor([[1, GRID, GRID]]).expand(batch.pictures.numel(), 3)
@@ -57,16 +59,34 @@ def test_rope_positions_are_those_of_the_model(tokenizer, task):
     assert torch.equal(batch.positions, expected)
 
 
+def test_pairs_show_one_set_up_of_one_task_as_often_as_its_share_says():
+    album = Album([make_scenes(12), make_scenes(20, SHORT, share=3.0)])
+    assert album.topics == [LONG, SHORT]
+    pairs = album.draw_pairs(400, np.random.default_rng(0))
+    topics = [[album.topic_of(picture) for picture in pair] for pair in pairs]
+    assert all(left == right for left, right in topics)
+    assert np.mean([left == SHORT for left, _ in topics]) == pytest.approx(0.75, abs=0.07)
+    assert album.task_of(11) == LONG.goal
+    assert album.task_of(12) == SHORT.goal
+    assert album.progress(np.array([11, 12, 31])).tolist() == [1.0, 0.0, 1.0]
+
+
+def test_the_album_keeps_pictures_as_the_processor_makes_them():
+    album, scenes = Album([make_scenes(3)]), make_scenes(3)
+    seen = torch.stack([album.patches(np.arange(3), np.random.default_rng(seed)) for seed in range(200)]).mean(0)
+    assert torch.allclose(seen, to_patches(scenes.pictures).float(), atol=0.02)
+
+
 def test_only_answers_are_learned(tokenizer):
-    batch = Lessons("lengthen the bar", PHRASE, tokenizer).batch(
-        "single_stage", np.array([[0.1, 0.9], [1.0, 1.0]], np.float32), np.array([[0, 1], [1, 1]])
+    batch = Lessons(tokenizer).batch(
+        "single_stage", [LONG, SHORT], np.array([[0.1, 0.9], [1.0, 1.0]], np.float32), np.array([[0, 1], [1, 1]])
     )
     learned = batch.targets >= 0
     assert torch.equal(batch.targets[learned], batch.ids[learned])
     answers = [tokenizer.decode(row[row >= 0]) for row in batch.targets]
     assert answers == [
         "First: the bar is 10% long. Second: the bar is 90% long. The second is nearer to the goal.\n1<|im_end|>",
-        "First: the bar is 100% long. Second: the bar is 100% long. There is no clear difference.\n-1<|im_end|>",
+        "First: the bar is 100% gone. Second: the bar is 100% gone. There is no clear difference.\n-1<|im_end|>",
     ]
 
 
