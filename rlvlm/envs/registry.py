@@ -59,6 +59,8 @@ def register(task: Task) -> None:
         raise ValueError(f"the task {task.name!r} is already registered as {_TASKS[task.name]}; choose another name")
     if not all(task.maker.partition(":")):
         raise ValueError(f"maker must look like package.module:function, got {task.maker!r}")
+    if task.return_range is not None and not task.return_range[0] < task.return_range[1]:
+        raise ValueError(f"return_range must be two rising returns, got {task.return_range}")
     _TASKS[task.name] = task
 
 
