@@ -49,7 +49,7 @@ def test_registering_twice_is_allowed_but_not_with_another_meaning() -> None:
     with pytest.raises(ValueError, match="already registered"):
         register(Task(name="test_registry_push", goal="pull", maker="rlvlm.testing:TinyWorld"))
     with pytest.raises(ValueError, match="two rising returns"):
-        register(Task(name="test_registry_range", goal="push", maker="rlvlm.testing:TinyWorld", return_range=(1.0, 0.0)))
+        register(Task(name="test_registry_range", goal="", maker="rlvlm.testing:TinyWorld", return_range=(1.0, 0.0)))
     with pytest.raises(ValueError, match="package.module:function"):
         register(Task(name="test_registry_other", goal="push", maker="rlvlm.testing"))
 

@@ -1,5 +1,6 @@
 """`rlvlm report SWEEP`: reads a sweep, writes its page, pictures and tables, and says who wins."""
 
+import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -15,6 +16,9 @@ from rlvlm.experiments.comparison.results import Results, read_results
 from rlvlm.experiments.comparison.tables import GROUP_COLUMNS, RUN_COLUMNS, group_rows, run_rows, write_csv
 from rlvlm.experiments.folder.tables import write_whole
 from rlvlm.experiments.sweep.folder import SweepFolder
+
+WIDTH = 160
+"""Columns of the table in a file or pipe."""
 
 
 def compare_sweep(folder: SweepFolder, out: Path) -> int:
@@ -32,10 +36,10 @@ def compare_sweep(folder: SweepFolder, out: Path) -> int:
     write_csv(out / "report.csv", GROUP_COLUMNS, groups)
     write_csv(out / "report_runs.csv", RUN_COLUMNS, run_rows(results))
     write_whole(out / "report.html", comparison_page(results, scores, curves))
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(_table(results))
     console.print(Text(f"\n{overall(results)}\n"))
-    console.print(Text(f"page, pictures and tables: {out / 'report.html'}"))
+    console.print(Text(f"page, pictures and tables: {out / 'report.html'}"), soft_wrap=True)
     return EXIT_DONE
 
 

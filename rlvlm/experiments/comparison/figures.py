@@ -57,14 +57,14 @@ def draw_curves(results: Results) -> Figure:
             runs = [run for run in results.of(task, source) if len(run.steps)]
             if runs:
                 _draw_curve(axes, runs, colour)
-        axes.set(title=task, xlabel="env steps, thousands", ylabel=results.score_name(task).split(",")[0])
+        axes.set(title=task, xlabel="env steps, thousands", ylabel=results.axis_name(task))
     for axes in list(grid.flat)[len(tasks) :]:
         axes.set_visible(False)
     drawn = [source for source in results.sweep.sources if any(len(run.steps) for run in results.runs
                                                               if run.plan.source == source)]  # fmt: skip
     handles = [Line2D([], [], color=colours(results)[source], linewidth=2.2) for source in drawn]
     titles = [results.title(source) for source in drawn]
-    figure.legend(handles, titles, loc="outside lower center", ncols=max(min(len(drawn), 4), 1))
+    figure.legend(handles, titles, loc="outside lower center", ncols=max(min(len(drawn), 5), 1))
     return figure
 
 

@@ -66,27 +66,34 @@ def _sentences(results: Results, standings: Sequence[Standing], num_seeds: int) 
     best, *others = standings
     name = results.title(best.source)
     if not others:
-        return f"{name} is alone: its score is {told(best.score)}."
+        return f"There is nothing to compare {name} with: its score is {_scored(best.score)}."
     second = others[0]
     assert second.behind is not None
-    lead = (f"{name} scores {told(best.score)}, {results.title(second.source)} {told(second.score)}; "
-            f"the difference is {told(second.behind)}.")
+    lead = (f"{name}: {_scored(best.score)}; {results.title(second.source)}: {_scored(second.score)}; "
+            f"difference {_led(second.behind)}.")
     if num_seeds < FEW_SEEDS:
         seeds = "one finished run" if num_seeds == 1 else f"{num_seeds} finished runs"
-        return f"{lead} With {seeds} per task and source this is a first look: it supports no conclusion."
+        return f"Ahead is {lead} With {seeds} per task and source this is a first look: it supports no conclusion."
     beaten = [other for other in others if other.behind is not None and other.behind.excludes_zero]
     level = [other for other in others if other not in beaten]
-    if not beaten:
-        return f"{lead} The interval includes zero for every other source: this sweep does not tell them apart."
     if not level:
-        return f"{name} wins: {lead} The interval excludes zero, so the sweep supports it, here and against all others."
-    return (f"{lead} {_names(results, [best, *level])} cannot be told apart; that {name} beats "
-            f"{_names(results, beaten)} is supported, the intervals of those differences exclude zero.")
+        what = "The interval of the difference excludes zero" if len(others) == 1 else (
+            f"The intervals of its differences to all {len(others)} others exclude zero")
+        return f"Winner: {lead} {what}, so the sweep supports it."
+    if not beaten:
+        return f"No winner: {lead} Every difference may be zero, so the sweep does not tell the sources apart."
+    return (f"No single winner: {lead} {_names(results, [best, *level])} cannot be told apart; that {name} beats "
+            f"{_names(results, beaten)} is supported: the intervals of those differences exclude zero.")
 
 
-def told(number: Estimate) -> str:
-    """A number with its interval, for readers."""
-    return f"{number.value:.2f} ({100 * CONFIDENCE:.0f} % interval {number.low:.2f} to {number.high:.2f})"
+def _scored(score: Estimate) -> str:
+    """A score with its interval, for readers."""
+    return f"{score.value:.2f} ({100 * CONFIDENCE:.0f} % interval {score.low:.2f} to {score.high:.2f})"
+
+
+def _led(lead: Estimate) -> str:
+    """A difference with its interval, finer than scores, so that it is seen whether zero is in it."""
+    return f"{lead.value:.3f} ({lead.low:.3f} to {lead.high:.3f})"
 
 
 def _names(results: Results, standings: Sequence[Standing]) -> str:

@@ -11,6 +11,7 @@ from rlvlm.experiments.comparison.finding import find
 from rlvlm.experiments.comparison.results import SOLVED, Results
 from rlvlm.experiments.comparison.statistics import CONFIDENCE, RESAMPLES
 from rlvlm.experiments.comparison.tables import RUN_COLUMNS, group_rows, run_rows
+from rlvlm.experiments.scores import score_name
 from rlvlm.experiments.sweep.folder import State
 from rlvlm.experiments.sweep.plan import planned_queries
 
@@ -68,7 +69,7 @@ def overall(results: Results) -> str:
     where = f"Over all {len(tasks)} tasks"
     if len(tasks) < len(results.sweep.tasks):
         where = f"Over the {len(tasks)} tasks on which every source has a finished run ({', '.join(tasks)})"
-    return f"{where}: {find(results, tasks).text}"
+    return f"{where}. {find(results, tasks).text}"
 
 
 _READ_SCORES = (
@@ -117,7 +118,7 @@ def _task_section(results: Results, task: str) -> str:
     )
     return (
         f"<h2>{escape(task)}</h2><p>{escape(find(results, [task]).text)}</p>"
-        f'<p class="note">Score: {escape(results.score_name(task))}. Budget: {escape(_budget(results, task))}.</p>'
+        f'<p class="note">Score: {escape(score_name(task))}. Budget: {escape(_budget(results, task))}.</p>'
         f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
     )
 
@@ -145,8 +146,10 @@ def _group_cell(key: str, row: Mapping[str, Any], dots: Mapping[str, str]) -> st
 
 def _cell(key: str, value: Any) -> str:
     """One number for readers; shares as percent."""
-    if value is None or value == "":
+    if value is None or value == "" or (key.startswith("queries") and not value):
         return "-"
+    if key == "queries":
+        return f"{value:,.0f}"
     if key in ("label_accuracy", "final_success_rate"):
         return f"{value:.0%}" if key == "final_success_rate" else f"{value:.1%}"
     if isinstance(value, float):

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from rlvlm.envs.registry import return_range
 from rlvlm.experiments.artifacts.plots import column
 from rlvlm.experiments.artifacts.summary import FINAL_EVALUATIONS, summarise_answers, summarise_queries
-from rlvlm.experiments.scores import Floats, score_name, scores
+from rlvlm.experiments.scores import Floats, scores
 from rlvlm.experiments.sweep.config import SweepConfig
 from rlvlm.experiments.sweep.folder import State, SweepFolder, TrialRecord
 from rlvlm.experiments.sweep.plan import TrialPlan, app_name
@@ -98,9 +99,9 @@ class Results:
         """A source's name for readers."""
         return self.sweep.sources[source].title
 
-    def score_name(self, task: str) -> str:
-        """What a task is compared by."""
-        return score_name(task)
+    def axis_name(self, task: str) -> str:
+        """What a task is compared by, short enough for an axis."""
+        return "success rate" if return_range(task) is None else "true return, 0 to 1"
 
 
 def read_results(folder: SweepFolder) -> Results:

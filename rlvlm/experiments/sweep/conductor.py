@@ -1,7 +1,7 @@
 """This sitting of a sweep, seen from the process that holds it: listens to Tune, keeps the records, feeds the table."""
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.tune import Callback
@@ -39,6 +39,17 @@ class Conductor(Callback):
         self.records = folder.records(list(plans.values()))
         self._halving = self._remembered(sweep) if sweep.halving else {}
         board.show(self.records)
+
+    def take_up(self, keys: Sequence[str]) -> None:
+        """Forgets that these failed before: they are tried again."""
+        for key in keys:
+            if self.records[key].state is State.FAILED:
+                self._note(key, State.SAVED if self.records[key].env_steps else State.WAITING)
+
+    def fail(self, keys: Sequence[str], cause: str) -> None:
+        """Notes runs that cannot be started."""
+        for key in keys:
+            self._note(key, State.FAILED, cause=cause)
 
     def is_stopping(self) -> bool:
         """Whether a signal asked for an end."""

@@ -77,6 +77,11 @@ def app_name(config: RunConfig, folder: Path) -> str:
     return f"sweep-{config.judge.backend}-{hashlib.sha256(told.encode()).hexdigest()[:10]}"
 
 
+def asks_app(plan: TrialPlan, app: str, folder: Path) -> bool:
+    """Whether a run of the sweep in `folder` asks the judge of a Serve app."""
+    return plan.config.asks_judge and app_name(plan.config, folder) == app
+
+
 def with_judge_cpus(config: RunConfig, judge_cpus: float) -> RunConfig:
     """`config` with a judge that reserves this many cores."""
     return replace(config, serve=replace(config.serve, num_cpus=judge_cpus))

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ray import tune
 
-from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED
-from rlvlm.experiments.config import RunConfig
+from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable
 from rlvlm.experiments.processes.private_ray import ray_session
 from rlvlm.experiments.session import reachable
 from rlvlm.experiments.sweep.board import Board
@@ -19,7 +18,7 @@ from rlvlm.experiments.sweep.conductor import Conductor
 from rlvlm.experiments.sweep.config import SweepConfig
 from rlvlm.experiments.sweep.folder import FINISHED, State, SweepFolder, open_sweep
 from rlvlm.experiments.sweep.halving import SweepScheduler
-from rlvlm.experiments.sweep.plan import expand, shared_judges
+from rlvlm.experiments.sweep.plan import TrialPlan, asks_app, expand, shared_judges
 from rlvlm.experiments.sweep.trial import SweepTrial
 from rlvlm.experiments.terminal.quiet import quiet_output
 from rlvlm.experiments.terminal.signals import StopRequest
@@ -50,13 +49,15 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
         conductor = Conductor(folder=folder, sweep=sweep, plans=plans, board=board, stop=stop)
         waiting = [key for key, record in conductor.records.items() if record.state not in FINISHED]
         if waiting:
+            conductor.take_up(waiting)
             board.phase(f"starting Ray; {len(waiting)} of {len(plans)} runs to go")
             stack.enter_context(ray_session())
             stop.take_over()
-            judged = shared_judges([plans[key] for key in waiting], sweep.resources.judge_cpus, folder.path)
-            stack.enter_context(_judges(judged, board, folder))
+            stack.enter_context(_judges(folder, sweep, [plans[key] for key in waiting], conductor, board))
             board.phase("running")
-            _tune(folder, sweep, waiting, conductor)
+            able = [key for key in waiting if conductor.records[key].state is not State.FAILED]
+            if able and not stop:
+                _tune(folder, sweep, able, conductor)
         return _say_goodbye(board, conductor, folder, stop)
 
 
@@ -88,17 +89,22 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], condu
 
 
 @contextmanager
-def _judges(apps: dict[str, RunConfig], board: Board, folder: SweepFolder) -> Iterator[None]:
+def _judges(
+    folder: SweepFolder, sweep: SweepConfig, plans: Sequence[TrialPlan], conductor: Conductor, board: Board
+) -> Iterator[None]:
     """The Serve apps that the runs share, while the context is open; each counts what it spends in the sweep's folder.
 
-    Raises:
-        JudgeUnavailable: one cannot be loaded or placed.
+    The runs of a judge that cannot be loaded or placed have failed; the others go on.
     """
     with ExitStack() as stack:
-        for app, config in apps.items():
+        for app, config in shared_judges(plans, sweep.resources.judge_cpus, folder.path).items():
             board.phase(f"loading the judge {config.judge.backend} {config.judge.model}".rstrip())
             judge = replace(config.judge, api=reachable(config.judge.api, folder.ledger(app)))
-            stack.enter_context(start_judge(judge, config.serve, name=app, app=app))
+            try:
+                stack.enter_context(start_judge(judge, config.serve, name=app, app=app))
+            except JudgeUnavailable as error:
+                users = [plan.key for plan in plans if asks_app(plan, app, folder.path)]
+                conductor.fail(users, f"{error} ({error.fix})")
         yield
 
 

@@ -15,6 +15,9 @@ from rlvlm.experiments.sweep.config import SweepConfig, find_sweep_file, read_sw
 from rlvlm.experiments.sweep.folder import SweepFolder
 from rlvlm.experiments.sweep.plan import expand, planned_queries
 
+WIDTH = 160
+"""Columns of a table in a file or pipe."""
+
 
 @dataclass(frozen=True)
 class SweepArguments:
@@ -65,7 +68,7 @@ def show_plan(sweep: SweepConfig, out: Path) -> None:
             queries = f"{planned_queries(config):,}" if config.asks_teacher else "-"
             seeds = ", ".join(map(str, sweep.seeds))
             table.add_row(task, source, seeds, f"{config.steps:,}", queries, f"{about.title} ({config.reward_name})")
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(sweep.title, style="bold")
     console.print(table)
     console.print(f"{len(plans)} runs, in {out}")

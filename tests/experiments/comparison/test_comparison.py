@@ -41,12 +41,12 @@ def test_the_numbers_are_those_worked_out_by_hand(make_sweep: Make) -> None:
 def test_the_sentence_says_who_wins_and_that_it_is_supported(make_sweep: Make) -> None:
     results = read_results(make_sweep())
     text = overall(results)
-    assert text.startswith("Over all 2 tasks: good & dear wins") and "the sweep supports it" in text
+    assert text.startswith("Over all 2 tasks. Winner: good & dear: 0.8") and "the sweep supports it" in text
 
 
 def test_sources_that_are_alike_are_not_told_apart(make_sweep: Make) -> None:
     results = read_results(make_sweep({"good": GOOD, "bad": GOOD[::-1]}))
-    assert "does not tell them apart" in overall(results) and "wins" not in overall(results)
+    assert "does not tell the sources apart" in overall(results) and "Winner" not in overall(results)
 
 
 def test_two_seeds_support_nothing(make_sweep: Make) -> None:
@@ -92,9 +92,9 @@ def test_page_pictures_and_tables_are_written(make_sweep: Make, capsys: pytest.C
     folder = make_sweep()
     assert compare_sweep(folder, folder.path) == 0
     said = capsys.readouterr().out
-    assert "wins" in said and "report.html" in said
+    assert "Winner" in said and "report.html" in said
     page = (folder.path / "report.html").read_text()
-    assert page.index("wins") < page.index("<table") and page.count("data:image/png;base64,") == 2
+    assert page.index("Winner") < page.index("<table") and page.count("data:image/png;base64,") == 2
     assert "a &lt;made&gt; sweep" in page and "<made>" not in page and "good &amp; dear" in page
     for name in ("report.png", "report_curves.png"):
         assert (folder.path / name).stat().st_size > 5_000
