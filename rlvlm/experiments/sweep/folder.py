@@ -125,7 +125,7 @@ class SweepFolder:
         Raises:
             UsageError: another process holds it.
         """
-        with open(self.path / FILE, "r+") as file:
+        with open(self.path / ".lock", "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -153,31 +153,34 @@ def find_sweep(path: Path) -> SweepFolder | None:
     return SweepFolder(path.absolute()) if (path / FILE).is_file() else None
 
 
-def open_sweep(path: Path, config: SweepConfig) -> tuple[SweepFolder, list[str]]:
-    """The folder of a sweep that starts or goes on, and what is new in it since it was last started.
+@contextmanager
+def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, list[str]]]:
+    """The folder of a sweep that starts or goes on, held for this process, and what is new since it was last started.
 
     Tasks, sources and seeds may be added or left out, and how the runs are carried out may change; what a run is may
-    not, once it has a folder.
+    not, once it has begun.
 
     Raises:
-        UsageError: the folder holds something else, or a run there is not the one that `config` means.
+        UsageError: the folder is in use, holds something else, or a run there is not the one that `config` means.
         MachineError: the disk is full.
     """
     folder = SweepFolder(path.absolute())
     plans = expand(config)
     check_disk(folder.path, BYTES_PER_RUN * min(len(plans), 4))
-    if not (folder.path / FILE).exists():
-        if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
-            raise UsageError(f"{path} is not empty and holds no sweep", "choose a new or empty folder with --out")
-        folder.path.mkdir(parents=True, exist_ok=True)
+    is_new = not (folder.path / FILE).exists()
+    if is_new and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        raise UsageError(f"{path} is not empty and holds no sweep", "choose a new or empty folder with --out")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.locked():
+        _check_same_runs(folder, plans)
+        notes = [] if is_new else _changes({plan.key for plan in folder.plans().values()}, [p.key for p in plans])
         write_whole(folder.path / FILE, to_yaml(config))
-        return folder, []
-    _check_same_runs(folder, plans)
-    before = {plan.key for plan in expand(folder.config())}
-    added = [plan.key for plan in plans if plan.key not in before]
-    left_out = sorted(before - {plan.key for plan in plans})
-    write_whole(folder.path / FILE, to_yaml(config))
-    return folder, [*_told("added", added), *_told("no longer in the file, left alone", left_out)]
+        yield folder, notes
+
+
+def _changes(before: set[str], now: Sequence[str]) -> list[str]:
+    added = [key for key in now if key not in before]
+    return [*_told("added", added), *_told("no longer in the file, left alone", sorted(before - set(now)))]
 
 
 def _told(what: str, keys: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from rlvlm.experiments.session import reachable
 from rlvlm.experiments.sweep.board import Board
 from rlvlm.experiments.sweep.conductor import Conductor
 from rlvlm.experiments.sweep.config import SweepConfig
-from rlvlm.experiments.sweep.folder import FINISHED, State, SweepFolder, open_sweep
+from rlvlm.experiments.sweep.folder import FINISHED, State, SweepFolder, held_sweep
 from rlvlm.experiments.sweep.halving import SweepScheduler
 from rlvlm.experiments.sweep.plan import TrialPlan, asks_app, expand, shared_judges
 from rlvlm.experiments.sweep.trial import SweepTrial
@@ -37,10 +37,9 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
     Raises:
         RunError: it cannot start.
     """
-    folder, notes = open_sweep(path, sweep)
     plans = {plan.key: plan for plan in expand(sweep)}
     with ExitStack() as stack:
-        stack.enter_context(folder.locked())
+        folder, notes = stack.enter_context(held_sweep(path, sweep))
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
         board = stack.enter_context(Board(terminal, sweep.title, plans))

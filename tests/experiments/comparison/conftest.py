@@ -10,7 +10,7 @@ from made_sweep import BAD, GOOD, SWEEP, Curves
 
 from rlvlm.experiments.folder.run_folder import create_folder
 from rlvlm.experiments.sweep.config import SweepConfig
-from rlvlm.experiments.sweep.folder import SweepFolder, open_sweep
+from rlvlm.experiments.sweep.folder import SweepFolder, held_sweep
 from rlvlm.experiments.sweep.plan import expand
 
 
@@ -19,7 +19,8 @@ def make_sweep(tmp_path: Path) -> Callable[..., SweepFolder]:
     """Makes a sweep; `curves` has the success rates of each seed, by source, on every task. One short is not done."""
 
     def make(curves: Curves | None = None, sweep: SweepConfig = SWEEP) -> SweepFolder:
-        folder, _ = open_sweep(tmp_path / "sweep", sweep)
+        with held_sweep(tmp_path / "sweep", sweep) as (folder, _):
+            pass
         for plan in expand(sweep):
             curve = (curves or {"good": GOOD, "bad": BAD})[plan.source][plan.seed]
             if not curve:
