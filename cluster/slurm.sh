@@ -26,7 +26,8 @@ shared="$out.job-$SLURM_JOB_ID" # where the job's nodes meet
 rlvlm=("${RLVLM_PYTHON:-python}")
 if [[ -n ${RLVLM_IMAGE:-} ]]; then
     mkdir -p "$(dirname "$out")"
-    rlvlm=(apptainer exec --nv --bind "$PWD,$(dirname "$out")${RLVLM_SCRATCH:+,$RLVLM_SCRATCH}" "$RLVLM_IMAGE" python)
+    seen="$PWD,$(dirname "$out")${RLVLM_SCRATCH:+,$RLVLM_SCRATCH}${HF_HOME:+,$HF_HOME}"
+    rlvlm=(apptainer exec --nv --bind "$seen" "$RLVLM_IMAGE" python)
 fi
 export PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0
 unset RAY_ADDRESS

@@ -18,6 +18,7 @@ from rlvlm.envs.rendering import BACKENDS, FIX, ensure_renderer, try_renderer
 from rlvlm.errors import EXIT_DONE, JudgeUnavailable, MachineError, UsageError
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.environment import PACKAGES, gpu_names, package_version, usable_cores
+from rlvlm.experiments.folder.scratch import VARIABLE as SCRATCH
 from rlvlm.judges.pocket import weights_folder
 
 GIB = 2**30
@@ -147,6 +148,20 @@ def _temporary() -> Finding:
     return Finding(name="temporary folder", is_ok=not fix, found=f"{root}, {free / GIB:.1f} GiB free", fix=fix)
 
 
+def _scratch() -> Finding:
+    root = os.environ.get(SCRATCH, "")
+    if not root:
+        return Finding(name="scratch", is_ok=True, found=f"{SCRATCH} is not set; checkpoints lie in the run's folder")
+    try:
+        Path(root).expanduser().mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=Path(root).expanduser()):
+            free = shutil.disk_usage(Path(root).expanduser()).free
+    except OSError as error:
+        found, fix = f"{root}: {error.strerror}", f"unset {SCRATCH}, or name a folder you may write to"
+        return Finding(name="scratch", is_ok=False, found=found, fix=fix, is_essential=False)
+    return Finding(name="scratch", is_ok=True, found=f"{root}, {free / GIB:.1f} GiB free")
+
+
 def _shared_memory() -> Finding:
     shm = Path("/dev/shm")
     free = shutil.disk_usage(shm).free if shm.is_dir() else 0
@@ -180,7 +195,8 @@ def _gpu() -> Finding:
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    _python, _packages, _rendering, _pocket_weights, _memory, _disk, _temporary, _shared_memory, _ports, _gpu,
+    _python, _packages, _rendering, _pocket_weights, _memory, _disk, _temporary, _scratch,
+    _shared_memory, _ports, _gpu,
 )  # fmt: skip
 
 

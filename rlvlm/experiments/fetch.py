@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
 from rlvlm.errors import JudgeUnavailable, MachineError, UsageError
@@ -63,6 +63,15 @@ def fetch(model: str, revision: str, to: Path | None) -> Fetched:
         raise MachineError(f"{model} could not be fetched from {constants.ENDPOINT}: {_first_line(error)}",
                            "run it where there is a network, such as a login node; what came is kept") from error
     return _fetched(Path(folder), str(target) if target else model)
+
+
+def is_here(model: str, revision: str) -> bool:
+    """Whether `model` is a folder, or was fetched into the hub's cache."""
+    if Path(model).expanduser().is_dir():
+        return True
+    return model.count("/") == 1 and isinstance(
+        try_to_load_from_cache(model, "config.json", revision=revision or None), str
+    )
 
 
 def try_offline(name: str, revision: str, backend: str) -> int:

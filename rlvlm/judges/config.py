@@ -10,7 +10,9 @@ RANDOM = "random"
 _BY_LIKENESS = ("clip", "blip2")
 JUDGE_FILES = ("*.json", "*.jinja", "*.txt", "*.safetensors", "*.model")
 """What is fetched of a hub model: no pickles, no code."""
-_NEED_MODEL = ("transformers", "vllm", "openai", "gemini", "clip", "blip2")
+WEIGHT_BACKENDS = ("transformers", "vllm", "clip", "blip2")
+"""Backends whose model is a folder of weights or the hub's name of one."""
+_NEED_MODEL = (*WEIGHT_BACKENDS, "openai", "gemini")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

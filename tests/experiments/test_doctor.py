@@ -1,6 +1,7 @@
 import json
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,14 @@ def test_every_check_answers_and_every_failure_names_a_fix() -> None:
         finding = check()
         assert finding.name and finding.found
         assert finding.is_ok or finding.fix
+
+
+def test_a_scratch_that_cannot_be_written_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RLVLM_SCRATCH", str(tmp_path / "file"))
+    assert not doctor._scratch().is_ok
+    monkeypatch.setenv("RLVLM_SCRATCH", str(tmp_path / "folder"))
+    assert doctor._scratch().is_ok and "GiB free" in doctor._scratch().found
 
 
 def test_a_bogus_renderer_is_found_with_what_works_instead(monkeypatch: pytest.MonkeyPatch) -> None:

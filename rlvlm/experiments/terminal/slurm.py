@@ -15,6 +15,7 @@ from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.folder.run_folder import default_path
 from rlvlm.experiments.slurm import SlurmConfig, job_script, log_file, submit, write_job
 from rlvlm.experiments.terminal.arguments import parse_run
+from rlvlm.judges.config import WEIGHT_BACKENDS
 
 _SPLIT = "--"
 
@@ -43,7 +44,8 @@ def slurm_command(words: Sequence[str], prog: str) -> int:
     config = parse_run(run_words, f"{prog} {_SPLIT}").config  # what is wrong with it is said now, not by a job tomorrow
     if config.out is not None:
         raise UsageError("--out belongs before the --", f"{prog} {arguments.task} --out {config.out} -- ...")
-    _check_gpus(arguments.job, config)
+    if config.asks_judge and not config.serve.app:
+        _check_judge(arguments.job, config)
     out = (arguments.out or default_path(config.task, datetime.now())).absolute()
     if arguments.show:
         sys.stdout.write(job_script(arguments.job, out, run_words))
@@ -61,12 +63,19 @@ def slurm_command(words: Sequence[str], prog: str) -> int:
     return EXIT_DONE
 
 
-def _check_gpus(job: SlurmConfig, config: RunConfig) -> None:
-    """Raises UsageError where the run's judge wants more GPUs than the job asks for."""
+def _check_judge(job: SlurmConfig, config: RunConfig) -> None:
+    """Raises UsageError where the run's judge wants GPUs or weights that the job will not have."""
     wanted, there = config.serve.num_gpus * config.serve.num_replicas, job.gpus_per_node * job.nodes
-    if config.asks_judge and not config.serve.app and wanted > there:
+    if wanted > there:
         fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"
         raise UsageError(f"the judge asks for {wanted:g} GPUs, the job for {there}", fix)
+    if not job.offline or config.judge.backend not in WEIGHT_BACKENDS:
+        return
+    from rlvlm.experiments.fetch import is_here  # imports the hub's client
+
+    if not is_here(config.judge.model, config.judge.revision):
+        raise UsageError(f"{config.judge.model} is not on this disk, and the job will not look for it on the network",
+                         f"rlvlm fetch {config.judge.model}  (or --no-offline, before the --)")
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,0 +1,113 @@
+"""The files of `cluster/`, as far as they can be held to something without a cluster: schemas, names, one truth."""
+
+import importlib
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.serve.schema import ServeDeploySchema
+
+from rlvlm.envs.rendering import FIX
+from rlvlm.experiments.terminal.arguments import parse_run
+from rlvlm.serving.deployments import JudgeAppArgs
+from rlvlm.serving.http.app_file import read_app_file
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = ROOT / "cluster"
+RAY_VERSION = re.search("^ray==(.*)$", (ROOT / "constraints.txt").read_text(), re.M)[1]  # pyright: ignore
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((CLUSTER / name).read_text())
+
+
+def test_ray_up_takes_the_cluster_file() -> None:
+    config = prepare_config(read("ray-cluster.yaml"))
+    validate_config(config)
+    assert config["head_node_type"] == "head"
+    judge = config["available_node_types"]["judge"]
+    assert judge["resources"]["GPU"] == 1 and judge["min_workers"] >= 1
+    options = " ".join(config["docker"]["run_options"])
+    token = re.search("RAY_AUTH_TOKEN_PATH=(\\S+)", options)
+    assert "RAY_AUTH_MODE=token" in options and token and token[1] in config["file_mounts"]
+    (start,) = [line for line in config["head_start_ray_commands"] if "ray start" in line]
+    assert "--dashboard-host=127.0.0.1" in start
+
+
+def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [group["template"]["spec"] for group in groups]
+
+
+@pytest.mark.parametrize(("name", "kind", "field"), [
+    ("kuberay/rayjob.yaml", "RayJob", "rayClusterSpec"), ("kuberay/rayservice.yaml", "RayService", "rayClusterConfig"),
+])
+def test_a_kuberay_file_is_whole(name: str, kind: str, field: str) -> None:
+    file = read(name)
+    assert (file["apiVersion"], file["kind"]) == ("ray.io/v1", kind)
+    cluster = file["spec"][field]
+    assert cluster["rayVersion"] == RAY_VERSION and cluster["authOptions"] == {"mode": "token"}
+    assert all(isinstance(value, str) for value in cluster["headGroupSpec"]["rayStartParams"].values())
+    for pod in pods(cluster):
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        for container in (*pod["containers"], *pod.get("initContainers", [])):
+            assert container["image"].startswith("rlvlm:")
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    assert pods(cluster)[1]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_the_ray_jobs_command_is_one_that_rlvlm_takes() -> None:
+    shell, flag, script = shlex.split(read("kuberay/rayjob.yaml")["spec"]["entrypoint"])
+    assert (shell, flag) == ("sh", "-c")
+    resume, run = (shlex.split(part.strip()) for part in script.split("exec ")[1:])
+    assert resume[:2] == ["rlvlm", "resume"]
+    config = parse_run(run[2:], "rlvlm run").config
+    assert str(config.out) == resume[2].rstrip(";")
+    assert config.serve.num_gpus == 1 and config.judge.backend == "transformers"
+
+
+def test_the_ray_service_serves_the_app_of_serve_apps() -> None:
+    service = yaml.safe_load(read("kuberay/rayservice.yaml")["spec"]["serveConfigV2"])
+    ServeDeploySchema.model_validate(service)
+    ours = yaml.safe_load((ROOT / "serve_apps" / "qwen3vl_8b_nf4.yaml").read_text())["applications"]
+    judge, gateway = service["applications"]
+    assert judge == ours[0]
+    JudgeAppArgs.model_validate(judge["args"])
+    assert gateway["args"]["http"] | {"token_file": "", "hosts": []} == ours[1]["args"]["http"] | {
+        "token_file": "", "hosts": []}  # fmt: skip
+    for app in (judge, gateway):
+        module, _, name = app["import_path"].partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_the_ray_services_app_passes_rlvlms_own_checks(tmp_path: Path) -> None:
+    file = tmp_path / "app.yaml"
+    file.write_text(read("kuberay/rayservice.yaml")["spec"]["serveConfigV2"])
+    assert not read_app_file(file).is_loopback
+
+
+def test_all_images_can_draw_and_have_the_tested_versions() -> None:
+    packages = FIX.split("-y ")[1].split()
+    python = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].split(",")[0][2:]
+    for name in ("Dockerfile", "rlvlm.def"):
+        text = (CLUSTER / name).read_text()
+        assert all(re.search(rf"\b{package}\b", text) for package in packages), name
+        assert f"python:{python}-" in text and "--constraint constraints.txt" in text
+        assert "/usr/share/glvnd/egl_vendor.d/10_nvidia.json" in text
+
+
+def test_all_that_goes_into_an_image_is_there() -> None:
+    copied = re.findall(r"^COPY (.*) \S+$", (CLUSTER / "Dockerfile").read_text(), re.M)
+    sources = {word for line in copied for word in line.split()}
+    files = (CLUSTER / "rlvlm.def").read_text().partition("%files\n")[2].partition("\n\n")[0]
+    assert {line.split()[0] for line in files.splitlines()} == sources
+    assert all((ROOT / source).exists() for source in sources)
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert kept == sources
+    packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {"README.md", *packed["packages"], *packed["force-include"]} <= sources
