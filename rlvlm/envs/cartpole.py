@@ -26,6 +26,8 @@ _MAX_ANGLE, _MAX_X = math.radians(30), 1.92
 _SUCCESS_DEG, _SUCCESS_STEPS = 5.0, 50
 _FIXED_START = np.array([0.05, 0.05, 0.05, 0.05])
 _RANDOM_START = np.array([0.5, 0.5, math.radians(20), 0.5])
+_BALANCE = np.array([0.1, 0.2, 8.0, 2.0], np.float32)
+"""Force, in units of 10 N, per cart position, its speed, pole angle and its speed."""
 _GRAIN = 0.25e-3
 """Of picture keys, radians: 0.03 of a pixel at the pole's tip at 200 pixels."""
 
@@ -95,6 +97,10 @@ class CartPole(World):
     def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, 1]: the angle in steps of a quarter of a milliradian."""
         return np.rint(snapshots / _GRAIN).astype(np.int64)
+
+    def scripted_action(self, obs: FloatArray) -> FloatArray:
+        """[1] a force that keeps the pole up: linear in what is observed."""
+        return np.array([obs @ _BALANCE], np.float32)
 
     def get_state(self) -> dict[str, Any]:
         """Position, angle and their speeds, generator and step counts."""

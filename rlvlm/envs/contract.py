@@ -65,6 +65,9 @@ def _check_infos(world: World) -> None:
         assert isinstance(info["success"], bool), "success is a bool"
     assert np.array_equal(world.snapshot(), steps[-1][4]["snapshot"]), "snapshot() is that of the latest info"
     assert world.goal, "a world has a goal phrase"
+    scripted = world.scripted_action(steps[-1][0])
+    if scripted is not None:
+        assert scripted.shape == world.action_space.shape and np.isfinite(scripted).all(), "a script's action is [A]"
 
 
 def _check_seeds(world: World, twin: World) -> None:

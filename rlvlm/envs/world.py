@@ -46,3 +46,10 @@ class World(gym.Env[FloatArray, FloatArray]):
     @abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned, on this or another instance of the same config."""
+
+    def scripted_action(self, obs: FloatArray) -> FloatArray | None:
+        """`[A]` what a script that knows the goal does next, not clipped; None where there is none.
+
+        It shows what a task looks like when it is done, for contact sheets and the like; nobody learns from it.
+        """
+        return None

@@ -16,12 +16,14 @@ needed to keep promises of `World`:
 # mujoco ships no type stubs, and its names live in compiled modules
 
 import json
+import warnings
 from typing import Any
 
 import gymnasium as gym
 import mujoco
 import numpy as np
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+from metaworld.policies.policy import Policy
 from metaworld.sawyer_xyz_env import SawyerXYZEnv
 from numpy.typing import NDArray
 
@@ -87,6 +89,7 @@ class MetaWorld(World):
         self._steps = 0
         self._start_distance = 0.0
         self._painter: Painter | None = None
+        self._script: Policy | None = None
         self.reset(seed=seed)
 
     def _prepare_start(self, start: str) -> None:
@@ -163,6 +166,17 @@ class MetaWorld(World):
     def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, P]: what the picture shows, in steps of a quarter of a millimetre (or of a milliradian)."""
         return np.rint(snapshots[:, self._shown] / _KEY_METRES).astype(np.int64)
+
+    def scripted_action(self, obs: FloatArray) -> FloatArray | None:
+        """[4] what MetaWorld's own script does next; it is told where the goal is."""
+        if self._script is None:
+            from metaworld.policies import ENV_POLICY_MAP  # sixty modules, for those who look
+
+            self._script = ENV_POLICY_MAP[self._scene.env_name]()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that actions are clipped
+            informed = np.append(obs[:-3], self._stock._target_pos).astype(np.float64)
+            return np.asarray(self._script.get_action(informed), np.float32)
 
     def get_state(self) -> dict[str, Any]:
         """Physics, moved bodies, the stock env's own bookkeeping, generator and step count."""

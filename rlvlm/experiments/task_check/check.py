@@ -1,4 +1,4 @@
-"""Tries a task: its contract, how far random play gets, what it costs, and a contact sheet of its pictures."""
+"""Tries a task: its contract, what it costs, how far play gets, and a contact sheet of its pictures."""
 
 import time
 from collections.abc import Sequence
@@ -15,9 +15,13 @@ from rlvlm.envs.registry import make_world, task_goal, task_names
 from rlvlm.envs.world import World
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.experiments.recipes import recipe
-from rlvlm.experiments.task_check.play import Episode, different_looks, play_randomly, spread_of_progress
+from rlvlm.experiments.task_check import play
+from rlvlm.experiments.task_check.play import Episode
 from rlvlm.experiments.task_check.sheet import Row, contact_sheet
 from rlvlm.types import FloatArray
+
+Plays = dict[str, list[Episode]]
+"""Episodes, at least one of each, by how they were played: `fixed start, random play` and the like."""
 
 COLUMNS = 7
 """Pictures per row of the sheet."""
@@ -33,7 +37,7 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
     Args:
         task: a name of the registry, or `package.module:NAME`.
         out: the picture to write.
-        num_episodes: of random play, from each of the two starts; >= 1.
+        num_episodes: of each way to play, from each of the two starts; >= 1.
         seed: of the first episode; the others follow.
 
     Raises:
@@ -43,14 +47,14 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
     config = recipe(task).env
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"[bold]{task}[/bold]: {task_goal(task)}")
-    fixed, random = (_play(task, replace(config, start=start), num_episodes, seed) for start in ("fixed", "random"))
-    check_contract(task, config, seed, [*fixed, *random])
+    plays = _play(task, config, num_episodes, seed)
+    check_contract(task, config, seed, [episode for episodes in plays.values() for episode in episodes])
     console.print("keeps every promise of a world, from both starts")
     world = make_world(task, config, seed)
-    for name, text in _findings(world, fixed, random).items():
-        console.print(f"{name:<20} {text}")
+    for name, text in _findings(world, plays).items():
+        console.print(f"{name:<30} {text}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    contact_sheet(f"{task}: {task_goal(task)}", _rows(world, fixed, random)).save(out)
+    contact_sheet(f"{task}: {task_goal(task)}", _rows(world, plays)).save(out)
     console.print(f"look at {out}: can you tell from the pictures how far the task is done?")
     return EXIT_DONE
 
@@ -73,7 +77,7 @@ def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[E
     for start in ("fixed", "random"):
         short = replace(config, start=start, episode_steps=min(SHORT_EPISODE, config.episode_steps))
         world, twin = (make_world(task, short, seed) for _ in range(2))
-        scenes = different_looks(world, np.concatenate([episode.snapshots for episode in episodes]), count=4)
+        scenes = play.different_looks(world, np.concatenate([episode.snapshots for episode in episodes]), count=4)
         try:
             assert world.goal == task_goal(task), "the world's goal phrase is the task's"
             assert len(scenes) > 1, "play and random starts change the picture, at 64 pixels"
@@ -85,27 +89,33 @@ def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[E
             twin.close()
 
 
-def _play(task: str, config: EnvConfig, num_episodes: int, seed: int) -> list[Episode]:
-    world = make_world(task, config, seed)
-    episodes = [play_randomly(world, seed + number) for number in range(num_episodes)]
-    world.close()
-    return episodes
+def _play(task: str, config: EnvConfig, num_episodes: int, seed: int) -> Plays:
+    """Random play from both starts, then scripted play where the world has a script."""
+    plays: Plays = {}
+    worlds = {start: make_world(task, replace(config, start=start), seed) for start in ("fixed", "random")}
+    for start, world in worlds.items():
+        plays[f"{start} start, random play"] = [play.play_randomly(world, seed + n) for n in range(num_episodes)]
+    for start, world in worlds.items():
+        scripted = [play.play_by_script(world, seed + n) for n in range(num_episodes)]
+        plays[f"{start} start, its script"] = [episode for episode in scripted if episode is not None]
+        world.close()
+    return {name: episodes for name, episodes in plays.items() if episodes}
 
 
-def _findings(world: World, fixed: Sequence[Episode], random: Sequence[Episode]) -> dict[str, str]:
-    """Sizes, costs, and how far random play gets from either start."""
+def _findings(world: World, plays: Plays) -> dict[str, str]:
+    """Sizes, costs, and how far each way to play gets."""
     shapes = (world.observation_space.shape, world.action_space.shape)
     sizes = f"observation {shapes[0]}, action {shapes[1]}, snapshot ({world.snapshot_size},)"
-    findings = {"sizes": sizes, "costs": _costs(world, fixed[0].snapshots)}
-    for name, episodes in (("from the fixed start", fixed), ("from random starts", random)):
+    findings = {"sizes": sizes, "costs": _costs(world, next(iter(plays.values()))[0].snapshots)}
+    for name, episodes in plays.items():
         reached = [episode.progress.max() for episode in episodes]
         returns = [episode.rewards.sum() for episode in episodes]
         wins = sum(episode.is_success for episode in episodes)
         snapshots = np.concatenate([episode.snapshots for episode in episodes])
         looks = len(np.unique(world.picture_key(snapshots), axis=0))
         findings[name] = (
-            f"random play reaches progress {max(reached):.2f} (mean {np.mean(reached):.2f}), succeeds in {wins} of "
-            f"{len(episodes)} episodes, mean return {np.mean(returns):.4g}; {looks} pictures in {len(snapshots)} steps"
+            f"progress up to {max(reached):.2f} (mean {np.mean(reached):.2f}), success in {wins} of {len(episodes)}, "
+            f"mean return {np.mean(returns):.4g}; {looks} different pictures in {len(snapshots)} steps"
         )
     return findings
 
@@ -128,22 +138,23 @@ def _costs(world: World, snapshots: FloatArray) -> str:
     return ", ".join(costs)
 
 
-def _rows(world: World, fixed: Sequence[Episode], random: Sequence[Episode]) -> list[Row]:
-    """Starts, one episode of random play, the spread of progress, random starts."""
+def _rows(world: World, plays: Plays) -> list[Row]:
+    """One episode of each way to play, least to most progress of all, and starts."""
 
     def row(title: str, snapshots: FloatArray, labels: Sequence[str]) -> Row:
         return Row(title=title, pictures=world.draw(snapshots, PICTURE_PX), labels=tuple(labels))
 
-    best = max(fixed, key=lambda episode: float(episode.progress.max()))
-    steps = np.unique(np.linspace(0, len(best.snapshots) - 1, COLUMNS).astype(int))
-    spread, progress = spread_of_progress([*fixed, *random], COLUMNS)
-    rows = [
-        row(f"fixed start, seed {best.seed}, random play: one episode", best.snapshots[steps],
-            [f"step {step}, progress {best.progress[step]:.2f}" for step in steps]),
-        row("least to most progress of all random play", spread, [f"progress {value:.2f}" for value in progress]),
-    ]  # fmt: skip
-    for name, episodes in (("fixed", fixed), ("random", random)):
+    rows = []
+    for name, episodes in plays.items():
+        best = max(episodes, key=lambda episode: float(episode.progress.max()))
+        steps = np.unique(np.linspace(0, len(best.snapshots) - 1, COLUMNS).astype(int))
+        labels = [f"step {step}, progress {best.progress[step]:.2f}" for step in steps]
+        rows.append(row(f"{name}, seed {best.seed}", best.snapshots[steps], labels))
+    everything = [episode for episodes in plays.values() for episode in episodes]
+    spread, progress = play.spread_of_progress(everything, COLUMNS)
+    rows.append(row("least to most progress met", spread, [f"progress {value:.2f}" for value in progress]))
+    for name, episodes in list(plays.items())[:2]:
         some = episodes[:COLUMNS]
         starts = np.stack([episode.snapshots[0] for episode in some])
-        rows.append(row(f"{name} starts", starts, [f"seed {episode.seed}" for episode in some]))
+        rows.append(row(name.partition(",")[0], starts, [f"seed {episode.seed}" for episode in some]))
     return rows

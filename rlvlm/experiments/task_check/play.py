@@ -1,6 +1,6 @@
-"""Random play of a task, to have scenes to look at: hands that move for a while reach further than trembling ones."""
+"""Play of a task, at random and by its script, to have scenes to look at."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ from rlvlm.envs.world import World
 from rlvlm.types import FloatArray
 
 HOLD = 0.9
-"""Probability that an action is kept for one more step."""
+"""Probability that a random action is kept for one more step: who goes on reaches further than who trembles."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,13 +30,32 @@ class Episode:
 def play_randomly(world: World, seed: int) -> Episode:
     """One episode of random actions, each held for ten steps on average."""
     rng = np.random.default_rng(seed)
-    _, info = world.reset(seed=seed)
-    infos, rewards, is_over = [info], [], False
     action = rng.uniform(-1, 1, world.action_space.shape)
-    while not is_over:
+
+    def wander(_: FloatArray) -> FloatArray:
+        nonlocal action
         if rng.random() >= HOLD:
             action = rng.uniform(-1, 1, world.action_space.shape)
-        _, reward, is_terminated, is_truncated, info = world.step(action.astype(np.float32))
+        return action
+
+    return _play(world, seed, wander)
+
+
+def play_by_script(world: World, seed: int) -> Episode | None:
+    """One episode of the world's own script; None where it has none."""
+    obs, _ = world.reset(seed=seed)
+    if world.scripted_action(obs) is None:
+        return None
+    return _play(world, seed, lambda obs: np.asarray(world.scripted_action(obs)))
+
+
+def _play(world: World, seed: int, choose: Callable[[FloatArray], FloatArray]) -> Episode:
+    """One episode of what `choose` answers to observations, clipped to what is allowed."""
+    obs, info = world.reset(seed=seed)
+    infos, rewards, is_over = [info], [], False
+    while not is_over:
+        action = np.clip(choose(obs), -1, 1).astype(np.float32)
+        obs, reward, is_terminated, is_truncated, info = world.step(action)
         is_over = is_terminated or is_truncated
         infos.append(info)
         rewards.append(reward)

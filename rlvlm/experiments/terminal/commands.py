@@ -53,7 +53,7 @@ class ReportArguments:
 
 @dataclass(frozen=True)
 class CheckTaskArguments:
-    """Hold a task to its contract, and draw a contact sheet: starts, random play, a spread of progress."""
+    """Hold a task to its contract, and draw a contact sheet: random and scripted play, a spread of progress, starts."""
 
     task: tyro.conf.Positional[str] = ""
     """A task by name, or `package.module:NAME` for one of your own."""
@@ -62,7 +62,7 @@ class CheckTaskArguments:
     out: Path | None = None
     """The sheet to write, a picture; by default contact_sheets/TASK.png."""
     episodes: int = 7
-    """Episodes of random play from each start."""
+    """Episodes of each way to play, from each start."""
     seed: int = 0
     """Of the first episode; the others follow."""
 
