@@ -98,8 +98,8 @@ def test_patches_are_what_the_model_takes(tokenizer):
 @pytest.mark.slow
 def test_training_reduces_the_loss_and_repeats_itself(tmp_path):
     first = train(tmp_path / "first", seeing_steps=1, talking_steps=1).facts
-    longer = train(tmp_path / "longer", seeing_steps=30, talking_steps=20).facts
-    again = train(tmp_path / "again", seeing_steps=30, talking_steps=20).facts
+    longer = train(tmp_path / "longer", seeing_steps=50, talking_steps=20).facts
+    again = train(tmp_path / "again", seeing_steps=50, talking_steps=20).facts
     assert longer["seeing"]["loss"] < 0.8 * first["seeing"]["loss"]
     assert longer["talking"]["direct"] < 0.8 * first["talking"]["direct"]
     assert longer == again
