@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.contract import check_world
@@ -61,10 +60,10 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
 
 def list_tasks() -> int:
     """Prints every task with its goal, and returns the exit code."""
-    table = Table(box=None, show_header=False, padding=(0, 2))
+    console = Console(highlight=False, soft_wrap=True)
+    width = max(map(len, task_names()))
     for name in task_names():
-        table.add_row(f"[bold]{name}[/bold]", task_goal(name))
-    Console().print(table)
+        console.print(f"[bold]{name:<{width}}[/bold]  {task_goal(name)}")
     return EXIT_DONE
 
 

@@ -6,12 +6,14 @@ from typing import Annotated
 
 import tyro
 
-from rlvlm.envs.registry import task_names, task_summary
+from rlvlm.envs.registry import task_summary
 from rlvlm.errors import UsageError
 from rlvlm.experiments.config import RunConfig
-from rlvlm.experiments.recipes import recipe, smoke
+from rlvlm.experiments.recipes import RECIPES, recipe, smoke
 
 _HELP = ("-h", "--help")
+_EXAMPLE = next(iter(RECIPES))
+"""The task of help texts that name none."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,11 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments:
         SystemExit: an option is wrong (code 2, shown in a box), or help was asked for (code 0).
     """
     if words and words[0] in _HELP:
-        return _parse(recipe(task_names()[0]), _HELP[:1], f"{prog} TASK")
+        return _parse(recipe(_EXAMPLE), _HELP[:1], f"{prog} TASK")
     if not words or words[0].startswith("-"):
         raise UsageError(
             f"name a task first: {prog} TASK [options]; tasks: {task_summary()}",
-            f"{prog} {task_names()[0]} --help  shows all options",
+            f"{prog} {_EXAMPLE} --help  shows all options",
         )
     task, options = words[0], words[1:]
     default = recipe(task)
