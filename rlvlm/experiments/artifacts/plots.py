@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -34,7 +35,7 @@ ACCENT = "#e9a23b"
 COLOURS = ("#2a9d8f", "#e76f51", "#457b9d", "#e9a23b", "#8d6e97", "#264653", "#9aa84f", "#d4779c", "#6b4f3a", "#7fb3d5")
 """Of the things compared, in the order in which they are named."""
 NUM_BINS = 10
-STYLE = {
+STYLE: dict[Any, Any] = {
     "figure.dpi": 120,
     "font.size": 10,
     "axes.spines.top": False,

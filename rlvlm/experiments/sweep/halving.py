@@ -23,7 +23,8 @@ class Halving:
     """
 
     def __init__(self, config: HalvingConfig, total_steps: int) -> None:
-        self._asha = ASHAScheduler(
+        # Any: it is asked directly and told only what it reads, a run's name and its result.
+        self._asha: Any = ASHAScheduler(
             time_attr="env_steps", metric="score", mode="max", max_t=max(total_steps, config.first_rung),
             grace_period=config.first_rung, reduction_factor=config.keep_one_in, stop_last_trials=False,
         )  # fmt: skip

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ray.tune import Trainable
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from rlvlm.errors import UsageError
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.doctor import check_before_run
 from rlvlm.experiments.folder.run_folder import RunFolder, create_folder
@@ -21,6 +23,10 @@ from rlvlm.experiments.train import Training, open_training, told_failures
 
 REPORT_S = 3.0
 """Longest time between two reports to Tune, but for the round under way."""
+_HOLDING = Retrying(
+    stop=stop_after_delay(60), wait=wait_fixed(1), retry=retry_if_exception_type(UsageError), reraise=True
+)
+"""Waits for a run's folder: after a kill, the process that held it may need a moment to go."""
 
 
 class SweepTrial(Trainable):
@@ -102,7 +108,7 @@ class SweepTrial(Trainable):
         config = self._attached(self._folder.config())
         with told_failures(self._folder):
             check_before_run(config)
-            self._stack.enter_context(self._folder.locked())
+            _HOLDING(lambda: self._stack.enter_context(self._folder.locked()))
             log = self._stack.enter_context(open(self._folder.log, "a", buffering=1))
             self._stack.enter_context(quiet_output(self._folder.log))
             console = self._stack.enter_context(RunConsole(log, config.title, config.steps))
