@@ -73,7 +73,8 @@ class Scoring:
                              timestamp=timestamp)  # fmt: skip
 
     def get_state(self) -> dict[str, Any]:
-        asked = np.frombuffer(b"".join(sorted(self._asked)), np.uint8).reshape(len(self._asked), -1)
+        asked = np.frombuffer(b"".join(sorted(self._asked)), np.uint8)
+        asked = asked.reshape(len(self._asked), len(asked) // max(len(self._asked), 1))
         return {"examples": self.examples.get_state(), "asked": asked}
 
     def set_state(self, state: dict[str, Any]) -> None:
