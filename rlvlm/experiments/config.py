@@ -106,7 +106,7 @@ class RunConfig:
 
     @property
     def asks_teacher(self) -> bool:
-        """Whether somebody answers queries."""
+        """Whether somebody answers queries in sessions."""
         return self.reward.is_learned
 
     @property

@@ -98,9 +98,10 @@ def record_queries(
 
 
 def record_scores(
-    segments: Sequence[Segment], scores: Sequence[Score], *, env_step: int, session: int, timestamp: float
-) -> list[ScoreRecord]:
-    """The records of one session of scoring, in order."""
+    segments: Sequence[Segment], scores: Sequence[Score], *, env_step: int, session: int, timestamp: float,
+    first_index: int = 0,
+) -> list[ScoreRecord]:  # fmt: skip
+    """The records of one session of scoring, in order, counted from `first_index`."""
     return [
         ScoreRecord(
             env_step=env_step,
@@ -112,7 +113,7 @@ def record_scores(
             env_return=float(segment.env_rewards.sum()),
             score=score,
         )
-        for index, (segment, score) in enumerate(zip(segments, scores, strict=True))
+        for index, (segment, score) in enumerate(zip(segments, scores, strict=True), first_index)
     ]
 
 

@@ -10,7 +10,7 @@ from rlvlm import metrics
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.preferences.config import FeedbackConfig
 from rlvlm.preferences.dataset import Examples, scored
-from rlvlm.preferences.queries import cut, draw_segments, draw_until
+from rlvlm.preferences.queries import cut
 from rlvlm.preferences.records import ScoreRecord, record_scores
 from rlvlm.preferences.reward_model import RewardModel
 from rlvlm.preferences.sampling import choose
@@ -23,7 +23,7 @@ class Scoring:
 
     Source: the VLM Score baseline of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681. Departures: frames are drawn one by
     one, and not as pairs of which one side is thrown away; no picture is scored twice, since a judge would say the
-    same again.
+    same again, and each new picture is as likely as any other, however often it was met.
 
     Args:
         frames: tells which snapshots look alike; any size will do.
@@ -41,25 +41,19 @@ class Scoring:
         self.examples = Examples(num_sides=1)
 
     def draw(self, recent: Sequence[Trajectory], num: int, rng: np.random.Generator) -> tuple[list[Segment], int]:
-        """Up to `num` frames worth asking about, and how many were drawn whose picture is known already."""
-        config, seen = self._config, set(self._asked)
-
-        def is_dull(drawn: list[Segment]) -> NDArray[np.bool_]:
-            dull = []
-            for key in self._keys(drawn):
-                dull.append(key in seen)
-                seen.add(key)
-            return np.array(dull, np.bool_)
-
-        frames, num_known = draw_until(
-            num * config.pool_factor(self._model.num_fits), lambda wanted: _draw_frames(recent, wanted, rng), is_dull
-        )
+        """Up to `num` frames whose pictures are new, each picture equally likely; nothing is drawn in vain (0)."""
+        snapshots = np.concatenate([trajectory.snapshots for trajectory in recent])
+        first, _ = self._frames.distinct(snapshots)
+        names = self._frames.keys(snapshots[first])
+        new = [row for row, name in zip(first, names, strict=True) if name not in self._asked]
+        rows = rng.permutation(new)[: num * self._config.pool_factor(self._model.num_fits)].astype(np.int64)
+        frames = _frames_at(recent, rows)
         if len(frames) > num:
             sides = [(frame,) for frame in frames]
-            chosen = choose(sides, num, sampling=config.sampling, model=self._model, known=self.examples)
+            chosen = choose(sides, num, sampling=self._config.sampling, model=self._model, known=self.examples)
             frames = [frames[place] for place in chosen]
         self._asked.update(self._keys(frames))
-        return frames, num_known
+        return frames, 0
 
     def add(self, questions: Sequence[Segment], answers: Sequence[Score]) -> int:
         """Takes the scores that train, and returns how many these are; what was not answered may be asked again."""
@@ -85,7 +79,9 @@ class Scoring:
         return self._frames.keys(np.concatenate([frame.snapshots for frame in frames])) if frames else []
 
 
-def _draw_frames(recent: Sequence[Trajectory], num: int, rng: np.random.Generator) -> list[Segment]:
-    """Single steps drawn uniformly, with replacement."""
-    drawn = draw_segments([len(trajectory) for trajectory in recent], num, 1, rng)
-    return [cut(recent[episode], start, 1) for episode, start in drawn]
+def _frames_at(recent: Sequence[Trajectory], rows: NDArray[np.int64]) -> list[Segment]:
+    """Single steps, by their row when all trajectories lie end to end."""
+    ends = np.cumsum([len(trajectory) for trajectory in recent])
+    episodes = ends.searchsorted(rows, side="right")
+    starts = rows - (ends - [len(trajectory) for trajectory in recent])[episodes]
+    return [cut(recent[episode], int(start), 1) for episode, start in zip(episodes, starts, strict=True)]

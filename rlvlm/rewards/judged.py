@@ -1,6 +1,8 @@
 """The judge's own score as reward: no model is learned, every new picture is looked at once."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +19,15 @@ _PICTURES_PER_CALL = 64
 def to_reward(score: float) -> float:
     """A score in [0, 1] as a reward in [-1, 1]: 2 * score - 1, which is the cosine itself for judges by likeness."""
     return 2 * score - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TimedScore:
+    """What was said of a picture, and when."""
+
+    score: Score
+    timestamp: float
+    """Unix time, seconds."""
 
 
 class JudgedReward:
@@ -45,6 +56,7 @@ class JudgedReward:
         self._goal = goal
         self._patience = Patience()
         self._rewards: dict[bytes, float] = {}
+        self._answers: dict[bytes, TimedScore] = {}
 
     @property
     def version(self) -> int:
@@ -63,9 +75,15 @@ class JudgedReward:
             places = unknown[start : start + _PICTURES_PER_CALL]
             scores = self._ask(transitions.snapshots[first[places]])
             for place, score in zip(places, scores, strict=True):
+                self._answers[keys[place]] = TimedScore(score, time.time())
                 if score.status is not Status.FAILED:
                     self._rewards[keys[place]] = np.nan if score.value is None else to_reward(score.value)
         return np.array([self._rewards.get(key, np.nan) for key in keys], np.float32)[kind]
+
+    def drain_answers(self) -> dict[bytes, TimedScore]:
+        """What was said since the last call, by the picture's name in the frame store; not part of a checkpoint."""
+        answers, self._answers = self._answers, {}
+        return answers
 
     def _ask(self, snapshots: FloatArray) -> Sequence[Score]:
         """The judge's scores of the pictures of `snapshots` `[N, S]`."""

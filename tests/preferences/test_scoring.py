@@ -55,22 +55,31 @@ def test_a_session_scores_frames_records_the_truth_and_fits() -> None:
         assert record.env_return == float(record.segment.env_rewards[0])
 
 
-def test_no_picture_is_scored_twice_and_what_was_drawn_again_is_counted() -> None:
+def test_no_picture_is_scored_twice_and_a_rare_one_is_as_likely_as_a_common_one() -> None:
     scorer = Scripted()
     loop = loop_of(scorer, queries=30)
     told = [loop.run_session(step) for step in (10, 15, 20)][-1]
     blocks = [block(segment) for segment in scorer.asked]
-    assert len(set(blocks)) == len(blocks) == told[metrics.QUERIES] and told[metrics.QUERIES_LOOK_ALIKE] > 0
+    assert len(set(blocks)) == len(blocks) == told[metrics.QUERIES] > 8 and told[metrics.QUERIES_LOOK_ALIKE] == 0
+    still = dataclasses.replace(tiny_episode(0), snapshots=np.full((20, 3), 0.4, np.float32))
+    drawn = []
+    for seed in range(40):
+        loop = loop_of(Scripted(), seed, num_episodes=0, queries=1)
+        for episode in [still] * 50 + [tiny_episode(0)]:
+            loop.add(episode)
+        loop.run_session(10)
+        drawn += [block(record.segment) for record in loop.drain_records()]
+    assert drawn.count(400) < 15, "one picture of ten, although it fills fifty episodes"
 
 
 def test_once_everything_is_scored_nothing_is_asked_and_nothing_fitted() -> None:
     scorer = Scripted()
     loop = loop_of(scorer, num_episodes=1, queries=100)
     loop.run_session(10)
-    assert len(scorer.asked) == len({block(segment) for segment in scorer.asked}) < 20
+    assert len(scorer.asked) == len({block(segment) for segment in scorer.asked}) == 10
     before = len(scorer.asked)
     assert metrics.REWARD_LOSS not in loop.run_session(15) and len(scorer.asked) == before and loop.source.version == 1
-    loop.add(tiny_episode(77))
+    loop.add(tiny_episode(16))
     assert loop.run_session(20)[metrics.QUERIES] > before
 
 

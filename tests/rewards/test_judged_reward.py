@@ -98,3 +98,12 @@ def test_many_new_pictures_are_asked_about_in_pieces_and_keep_their_order() -> N
     judge = Moody()
     np.testing.assert_allclose(build(judge).label(steps(*blocks)), 2 * brightness(*blocks) - 1, atol=1e-6)
     assert judge.calls == [64, 64, 22]
+
+
+def test_answers_are_drained_once_by_the_name_of_their_picture() -> None:
+    source = build(Moody(Status.OK, Status.INVALID))
+    source.label(steps(0.4, 0.6))
+    names = FrameStore(TinyWorld(), 20).keys(steps(0.4, 0.6).snapshots)
+    answers = source.drain_answers()
+    assert list(answers) == names and [said.score.status for said in answers.values()] == [Status.OK, Status.INVALID]
+    assert source.drain_answers() == {}

@@ -246,7 +246,7 @@ class SACPebble(Algorithm):
 
     def drain_queries(self) -> list[Record]:
         """The queries asked since the last call; write them down before saving a checkpoint."""
-        return self._schedule.drain_records()
+        return self._schedule.drain_records(self._env_steps)
 
     def evaluate_policy(self, episodes: int) -> list[EvaluationEpisode]:
         """Whole episodes of the deterministic policy, in a world of their own; training does not notice."""

@@ -12,6 +12,7 @@ from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, simulated_config
 from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.preferences.records import Record
+from rlvlm.preferences.score_log import ScoreLog
 from rlvlm.preferences.scorers import Scorer, build_scorer
 from rlvlm.preferences.source import LearnedReward
 from rlvlm.preferences.teachers import Teacher, build_teacher
@@ -47,13 +48,15 @@ class RewardSchedule:
         source: in force at the start.
         novelty: told of every visited state as long as it is in force; None when it plays no part.
         loop: asks the teacher; None when the source never changes.
+        log: keeps what a judge says directly; None where none does.
     """
 
     def __init__(self, source: RewardSource, novelty: NoveltyReward | None = None,
-                 loop: FeedbackLoop | None = None) -> None:
+                 loop: FeedbackLoop | None = None, log: ScoreLog | None = None) -> None:
         self.source = source
         self._novelty = novelty
         self._loop = loop
+        self._log = log
 
     @property
     def learned(self) -> LearnedReward | None:
@@ -64,9 +67,10 @@ class RewardSchedule:
         """Remembers visited states and finished episodes for those who need them."""
         if self._novelty is not None:
             self._novelty.observe(sample.transitions.obs)
-        if self._loop is not None:
-            for episode in sample.episodes:
-                self._loop.add(episode)
+        for listener in (self._loop, self._log):
+            if listener is not None:
+                for episode in sample.episodes:
+                    listener.add(episode)
 
     def is_feedback_due(self, env_steps: int) -> bool:
         """Whether the teacher is to be asked now."""
@@ -85,8 +89,10 @@ class RewardSchedule:
         if self._loop is not None:
             self._loop.finish()
 
-    def drain_records(self) -> list[Record]:
-        """The records since the last call; none without a feedback loop."""
+    def drain_records(self, env_steps: int) -> list[Record]:
+        """The records since the last call, of queries or of direct scores; none where nobody is asked."""
+        if self._log is not None:
+            return [*self._log.drain(env_steps)]
         return [] if self._loop is None else self._loop.drain_records()
 
     def save_tree(self) -> dict[str, Any]:
@@ -123,7 +129,9 @@ def build_schedule(config: ScheduleConfig, viewer: World) -> RewardSchedule:
             return RewardSchedule(SparseSuccess())
         case "judged":
             assert config.make_judge is not None, "SACPebbleConfig.validate asks for one"
-            return RewardSchedule(JudgedReward(config.make_judge(), *_shown(config, viewer)))
+            frames, goal = _shown(config, viewer)
+            judged = JudgedReward(config.make_judge(), frames, goal)
+            return RewardSchedule(judged, log=ScoreLog(judged, frames))
     novelty = NoveltyReward(config.novelty_neighbour, viewer.observation_space.shape[0])
     if config.reward.source == "novelty":
         return RewardSchedule(novelty, novelty)

@@ -49,7 +49,9 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
 
 def summarise_answers(folder: RunFolder) -> dict[str, Any]:
     """What `summarise_queries` says of a run's comparisons and scores, and how far the scores are from the truth."""
-    queries, scores = folder.queries.read(), folder.scores.read()
+    queries, rows = folder.queries.read(), folder.scores.read()
+    # a run that was interrupted may have been told the same again, from its store
+    scores = list({row["question"] or str(place): row for place, row in enumerate(rows)}.values())
     return summarise_queries([*queries, *scores]) | {"score_error": score_error(scores)}
 
 

@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+from tiny_episodes import tiny_episodes
+
+from rlvlm.envs.pictures import FrameStore
+from rlvlm.preferences.score_log import ScoreLog
+from rlvlm.rewards.judged import JudgedReward
+from rlvlm.testing import FakeJudge, TinyWorld
+from rlvlm.types import Trajectory, Transitions
+
+
+def transitions(episode: Trajectory) -> Transitions:
+    flat = np.zeros(len(episode), np.float32)
+    return Transitions(obs=episode.obs, actions=episode.actions, next_obs=episode.next_obs, terminated=flat,
+                       env_rewards=episode.env_rewards, success=flat, snapshots=episode.snapshots)
+
+
+def test_every_picture_is_recorded_once_with_its_truth_when_an_episode_has_shown_it() -> None:
+    frames = FrameStore(TinyWorld(), 16)
+    source = JudgedReward(FakeJudge(), frames, "push")
+    log, (one, other) = ScoreLog(source, frames), tiny_episodes(2)
+    source.label(transitions(one))
+    source.label(transitions(other))
+    assert log.drain(20) == [], "no episode has ended"
+    log.add(one)
+    records = log.drain(40)
+    shown = [round(float(record.segment.snapshots[0, 2]), 3) for record in records]
+    assert sorted(shown) == sorted({round(float(block), 3) for block in one.snapshots[:, 2]})
+    for record in records:
+        picture = TinyWorld().draw(record.segment.snapshots, 16)
+        assert record.score.value == pytest.approx(picture.mean() / 255)
+        assert record.progress == float(record.segment.progress[0]) and record.env_step == 40
+    assert [record.index for record in records] == list(range(len(records)))
+    log.add(one)
+    assert log.drain(60) == [], "known already"
+    log.add(other)
+    later = {round(float(record.segment.snapshots[0, 2]), 3) for record in log.drain(80)}
+    assert later == {round(float(block), 3) for block in other.snapshots[:, 2]} - set(shown)
