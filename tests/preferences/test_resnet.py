@@ -87,7 +87,7 @@ def _part(steps: Steps, chosen: int | slice) -> Steps:
 
 
 def test_larger_pictures_are_labelled_in_smaller_pieces() -> None:
-    assert affordable_pictures(64) == 4 * affordable_pictures(128) + 1 and affordable_pictures(2_000) == 1
+    assert affordable_pictures(64) == 4 * affordable_pictures(128) and affordable_pictures(2_000) == 1
 
 
 def test_pictures_too_small_for_it_are_refused() -> None:

@@ -1,12 +1,12 @@
 import numpy as np
-import pytest
 from tiny_episodes import tiny_episodes
 
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.preferences.score_log import ScoreLog
 from rlvlm.rewards.judged import JudgedReward
-from rlvlm.testing import FakeJudge, TinyWorld
-from rlvlm.types import Trajectory, Transitions
+from rlvlm.testing import TinyWorld
+from rlvlm.testing.chaos import StubJudge
+from rlvlm.types import Clip, Trajectory, Transitions
 
 
 def transitions(episode: Trajectory) -> Transitions:
@@ -17,7 +17,7 @@ def transitions(episode: Trajectory) -> Transitions:
 
 def test_every_picture_is_recorded_once_with_its_truth_when_an_episode_has_shown_it() -> None:
     frames = FrameStore(TinyWorld(), 16)
-    source = JudgedReward(FakeJudge(), frames, "push")
+    source = JudgedReward(StubJudge(), frames, "push")
     log, (one, other) = ScoreLog(source, frames), tiny_episodes(2)
     source.label(transitions(one))
     source.label(transitions(other))
@@ -28,7 +28,7 @@ def test_every_picture_is_recorded_once_with_its_truth_when_an_episode_has_shown
     assert sorted(shown) == sorted({round(float(block), 3) for block in one.snapshots[:, 2]})
     for record in records:
         picture = TinyWorld().draw(record.segment.snapshots, 16)
-        assert record.score.value == pytest.approx(picture.mean() / 255)
+        assert [record.score] == StubJudge().score([Clip(goal="push", frames=picture)])
         assert record.progress == float(record.segment.progress[0]) and record.env_step == 40
     assert [record.index for record in records] == list(range(len(records)))
     log.add(one)

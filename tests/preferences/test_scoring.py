@@ -124,6 +124,14 @@ def test_a_restored_loop_goes_on_exactly(scorer: str, change: dict[str, Any]) ->
         assert left.score == right.score and block(left.segment) == block(right.segment)
 
 
+def test_a_loop_that_has_not_asked_yet_can_be_saved_and_restored() -> None:
+    one, other = loop_of(ProgressScorer()), loop_of(ProgressScorer(), seed=5, num_episodes=0)
+    other.set_state(one.get_state())
+    told = [{name: value for name, value in loop.run_session(10).items() if not name.endswith("_s")}
+            for loop in (one, other)]
+    assert told[0] == told[1] and same_trees(one.get_state(), other.get_state())
+
+
 def test_informed_frames_are_chosen_among_ten_times_as_many() -> None:
     chosen = {}
     for sampling in ("uniform", "disagreement"):

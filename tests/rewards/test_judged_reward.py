@@ -9,12 +9,13 @@ from rlvlm.envs.pictures import FrameStore
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.rewards.judged import JudgedReward, to_reward
 from rlvlm.rewards.source import Labelling
-from rlvlm.testing import FakeJudge, TinyWorld
+from rlvlm.testing import TinyWorld
+from rlvlm.testing.chaos import StubJudge
 from rlvlm.types import Clip, Score, Status, Transitions
 
 
-class Moody(FakeJudge):
-    """Answers each question with the next of `statuses`, then as ever; remembers how many it was asked at once."""
+class Moody(StubJudge):
+    """Answers each question with the next of `statuses`, then by its picture; remembers how many were asked at once."""
 
     def __init__(self, *statuses: Status) -> None:
         super().__init__()
@@ -38,12 +39,15 @@ def steps(*blocks: float) -> Transitions:
     return Transitions(**columns, snapshots=np.array([[0.2, 0.5, block] for block in blocks], np.float32))
 
 
-def build(judge: FakeJudge) -> JudgedReward:
+def build(judge: Moody) -> JudgedReward:
     return JudgedReward(judge, FrameStore(TinyWorld(EnvConfig()), 20), "push")
 
 
-def brightness(*blocks: float) -> np.ndarray:
-    return TinyWorld().draw(steps(*blocks).snapshots, 20).mean(axis=(1, 2, 3)) / 255
+def right(*blocks: float) -> np.ndarray:
+    """The rewards that the judge's answers stand for, each asked alone."""
+    pictures = TinyWorld().draw(steps(*blocks).snapshots, 20)
+    values = [StubJudge().score([Clip(goal="push", frames=picture[None])])[0].value for picture in pictures]
+    return 2 * np.array(values) - 1
 
 
 def test_a_score_as_reward_by_hand() -> None:
@@ -56,9 +60,9 @@ def test_each_picture_is_judged_once_and_equal_pictures_share_their_reward() -> 
     assert (source.labelling, source.version) == (Labelling.WHERE_ANSWERED, 0)
     rewards = source.label(steps(0.4, 0.5, 0.4))
     assert rewards.dtype == np.float32 and rewards.shape == (3,)
-    np.testing.assert_allclose(rewards, 2 * brightness(0.4, 0.5, 0.4) - 1, atol=1e-6)
+    np.testing.assert_allclose(rewards, right(0.4, 0.5, 0.4), atol=1e-6)
     np.testing.assert_array_equal(source.label(steps(0.5, 0.85, 0.4))[[0, 2]], rewards[[1, 0]])
-    assert judge.calls == [2, 1]
+    assert judge.calls == [2, 1] and rewards[0] != rewards[1]
 
 
 def test_an_unreadable_answer_leaves_the_step_without_a_reward_for_good() -> None:
@@ -74,7 +78,7 @@ def test_a_missing_answer_is_asked_for_again_when_the_picture_is_met_again() -> 
     judge = Moody(Status.OK, Status.FAILED)
     source = build(judge)
     assert np.isnan(source.label(steps(0.4, 0.6))[1])
-    np.testing.assert_allclose(source.label(steps(0.6)), 2 * brightness(0.6) - 1, atol=1e-6)
+    np.testing.assert_allclose(source.label(steps(0.6)), right(0.6), atol=1e-6)
     assert judge.calls == [2, 1]
 
 
@@ -96,7 +100,7 @@ def test_a_judge_that_is_mostly_unreadable_is_given_up() -> None:
 def test_many_new_pictures_are_asked_about_in_pieces_and_keep_their_order() -> None:
     blocks = np.linspace(0.3, 0.85, 150)
     judge = Moody()
-    np.testing.assert_allclose(build(judge).label(steps(*blocks)), 2 * brightness(*blocks) - 1, atol=1e-6)
+    np.testing.assert_allclose(build(judge).label(steps(*blocks)), right(*blocks), atol=1e-6)
     assert judge.calls == [64, 64, 22]
 
 

@@ -123,6 +123,7 @@ def test_a_judged_run_trains_on_the_judges_word_about_every_new_picture(build):
     replay, world = algorithm._learner.replay, TinyWorld(EnvConfig(robot="visible"))
     brightness = world.draw(replay.transitions(slice(0, 120)).snapshots, 32).mean(axis=(1, 2, 3)) / 255
     np.testing.assert_allclose(replay.rewards.numpy(), 2 * brightness - 1, atol=1e-6)
+    assert len(np.unique(brightness)) > 5
     assert algorithm.report()[metrics.TRAIN_LEFT_OUT] == 0 and algorithm.report()[metrics.UPDATES] == 80
     records = algorithm.drain_queries()
     assert len(records) == len({record.segment.snapshots.tobytes() for record in records}) > 60
