@@ -1,7 +1,8 @@
-"""BLIP-2 as a judge: the probability that a picture and the goal's sentence belong together.
+"""BLIP-2 as a judge: how well a picture and the goal's sentence belong together, by either of its two heads.
 
-The score is the matching head's probability of a match, in [0, 1] as it stands. Source: Li et al. 2023 (BLIP-2),
-arXiv:2301.12597, sec. 3.2, image-text matching. The reference's BLIP-2 baseline takes the contrastive cosine instead.
+The score is the matching head's probability of a match, in [0, 1] as it stands, or (1 + c) / 2 of the contrastive
+cosine c, which is what the BLIP-2 baseline of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, takes. Source: Li et al.
+2023 (BLIP-2), arXiv:2301.12597, sec. 3.2.
 """
 
 from collections.abc import Sequence
@@ -35,36 +36,45 @@ def build(config: JudgeConfig) -> SimilarityJudge:
 
 
 class Blip2Likeness:
-    """Probability of a match, by the query transformer that looks at picture and words together.
+    """Probability of a match, by the query transformer that looks at picture and words together; or their cosine.
 
     Args:
         encoder: the network.
-        config: the batch size.
+        config: the head and the batch size.
     """
 
     sees_goal_pictures = False
 
     def __init__(self, encoder: Encoder, config: JudgeConfig) -> None:
         self.revision = encoder.revision
-        self.traits = f"dtype={encoder.dtype}"
+        head = config.similarity.head
+        self.traits = f"{'' if head == 'match' else f'head={head} '}dtype={encoder.dtype}"
+        self._ask = {"match": self._match, "contrast": self._contrast}[head]
         self._encoder = encoder
         self._batches = Batches(config.batch_size)
 
     def rate(self, pictures: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
         """[N] in [0, 1]; see `similarity.Likeness`."""
-        return self._batches.run(self._match, list(zip(pictures, goals, strict=True))).numpy()
+        return self._batches.run(self._ask, list(zip(pictures, goals, strict=True))).numpy()
 
     def _match(self, pairs: Sequence[tuple[Picture, str | Picture]]) -> torch.Tensor:
         """[N] probability of the second of the head's two classes."""
+        return self._logits(pairs, is_match=True).softmax(-1)[:, 1]
+
+    def _contrast(self, pairs: Sequence[tuple[Picture, str | Picture]]) -> torch.Tensor:
+        """[N] cosine of each picture and its own text, the nearest of the query tokens counted, as a share."""
+        return (1 + self._logits(pairs, is_match=False).diagonal()) / 2
+
+    def _logits(self, pairs: Sequence[tuple[Picture, str | Picture]], *, is_match: bool) -> torch.Tensor:
+        """[N, 2] of the matching head, or [N, N] cosines of pictures and texts."""
         encoder = self._encoder
         assert all(isinstance(text, str) for _, text in pairs), "goal pictures are refused before"
         inputs = encoder.read([str(text) for _, text in pairs], padding_side="right")
-        logits = encoder.model(
+        return encoder.model(
             **encoder.see([picture for picture, _ in pairs]),
             **self._with_query_places(inputs["input_ids"], inputs["attention_mask"]),
-            use_image_text_matching_head=True,
-        ).logits_per_image  # [N, 2]
-        return logits.double().softmax(-1)[:, 1]
+            use_image_text_matching_head=is_match,
+        ).logits_per_image.double()
 
     def _with_query_places(self, tokens: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
         """Tokens and mask with places for the query tokens in front, where the checkpoint counts on them."""

@@ -1,6 +1,7 @@
 """Settings that only some backends know, nested in `JudgeConfig`; imports nothing heavy."""
 
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import urlsplit
 
 
@@ -76,6 +77,9 @@ class SimilarityConfig:
     """Scores that differ by no more than this are no preference, >= 0."""
     template: str = "{goal}"
     """Sentence put to the text encoder, with one slot, e.g. `a picture of {goal}`; a state reads better than a task."""
+    head: Literal["match", "contrast"] = "match"
+    """How blip2 compares. match: probability of a match; contrast: cosine of picture and text, as the paper's
+    baseline."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:

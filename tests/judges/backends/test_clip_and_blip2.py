@@ -88,6 +88,24 @@ def test_blip2s_score_is_its_own_probability_whatever_it_is_batched_with(
     assert len(set(mixed)) == 5
 
 
+@pytest.mark.parametrize("has_query_places", [False, True])
+def test_blip2s_contrast_is_its_own_cosine_whatever_it_is_batched_with(
+    tmp_path: Path, pictures: np.ndarray, has_query_places: bool
+) -> None:
+    folder = save_tiny_encoder(tmp_path, "blip2", has_query_places=has_query_places)
+    model, tokenizer = Blip2ForImageTextRetrieval.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model.config.image_token_index = None  # of the bare text, no places have to be taken off
+    process = AutoImageProcessor.from_pretrained(folder)
+    one = judge({"blip2": folder}, "blip2", similarity=SimilarityConfig(head="contrast"))
+    assert "head=contrast" in one.stamp.decoding
+    clips = [Clip(goal=GOALS[at % 2], frames=picture[None]) for at, picture in enumerate(pictures)]
+    for clip, score in zip(clips, one.score(clips), strict=True):
+        with torch.no_grad():
+            seen = process(images=[clip.frames[0]], return_tensors="pt")
+            own = model(**seen, **tokenizer([clip.goal], return_tensors="pt"))
+        assert score.value == pytest.approx((1 + float(own.logits_per_image)) / 2, abs=1e-5)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_batches_change_nothing(folders: dict[str, Path], pictures: np.ndarray, family: str) -> None:
     values = [scores(judge(folders, family, batch_size=size), pictures) for size in (1, 2, 16)]
