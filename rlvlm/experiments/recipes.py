@@ -17,17 +17,26 @@ def drawer_open() -> RunConfig:
 
 
 def soccer() -> RunConfig:
-    """MetaWorld soccer in the paper's set-up: hidden robot, fixed start behind the ball, 250-step episodes."""
+    """MetaWorld soccer in the paper's set-up: hidden robot, fixed start behind the ball, 250-step episodes.
+
+    SAC on the true reward, seed 0: success in every evaluation from step 7,500 to 25,000.
+    """
     return RunConfig(task="soccer")
 
 
 def sweep_into() -> RunConfig:
-    """MetaWorld sweep-into in the paper's set-up: hidden robot, fixed start behind the cube, 250-step episodes."""
+    """MetaWorld sweep-into in the paper's set-up: hidden robot, fixed start behind the cube, 250-step episodes.
+
+    SAC on the true reward, seed 0: success in the evaluations from step 10,000 to 17,500, lost again at 20,000.
+    """
     return RunConfig(task="sweep_into")
 
 
 def cartpole() -> RunConfig:
-    """The continuous cart and pole, 100 steps an episode as in the paper."""
+    """The continuous cart and pole, 100 steps an episode as in the paper.
+
+    SAC on the true reward, seed 0: a return of -2,661 at step 2,500, of -34 at step 5,000.
+    """
     return RunConfig(
         task="cartpole",
         steps=10_000,
