@@ -68,6 +68,7 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], condu
     """
     # The runs write their own tables and work where the sweep was started, so that relative paths mean the same.
     os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours: every run is saved first
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     shutil.rmtree(folder.path / _TUNE, ignore_errors=True)
     resources = sweep.resources

@@ -10,7 +10,7 @@ from typing import Any
 from ray.tune import Trainable
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from rlvlm.errors import UsageError
+from rlvlm.errors import RunError, UsageError
 from rlvlm.experiments.config import RunConfig
 from rlvlm.experiments.doctor import check_before_run
 from rlvlm.experiments.folder.run_folder import RunFolder, create_folder
@@ -44,6 +44,7 @@ class SweepTrial(Trainable):
         reason = self._folder.summary().get("exit_reason")
         self._reason = reason if reason in (DONE, FLAT) else ""
         self._training: Training | None = None
+        self._is_written = False
         self._stack = ExitStack()
         if self._is_finished:
             return
@@ -58,33 +59,30 @@ class SweepTrial(Trainable):
         training = self._training
         if training is None:
             return self._report()
-        deadline = time.monotonic() + REPORT_S
-        with told_failures(self._folder):
-            self._end_if_over(training)  # killed after its last step, before its summary
-            while not self._is_finished:
-                known = len(self._folder.evaluations.read())
-                training.advance()
-                has_news = len(self._folder.evaluations.read()) > known
-                self._end_if_over(training)
-                if has_news or time.monotonic() > deadline:
-                    break
+        try:
+            with told_failures(self._folder):
+                self._train(training)
+        except RunError as error:
+            self._write_down(training, type(error).__name__)  # and no checkpoint: the next try must not begin there
+            raise
         return self._report()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         """Saves the run into its own folder, as a signal would make it; Tune gets the step alone."""
         if self._training is not None:
             self._training.save()
-            self._training.finish("paused")
+            self._write_down(self._training, "paused")
         return {"env_steps": self._env_steps}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
         """Nothing is left to do: `setup` has gone on from the run's own checkpoint."""
 
     def cleanup(self) -> None:
-        """Saves what is not saved, and ends the run's processes."""
+        """Saves what is not saved, as where the sweep halts a run, and ends the run's processes."""
         with self._stack:
-            if self._training is not None and not self._is_finished:
+            if self._training is not None and not self._is_written:
                 self._training.save()
+                self._write_down(self._training, "stopped")
 
     @property
     def _is_finished(self) -> bool:
@@ -122,6 +120,23 @@ class SweepTrial(Trainable):
             return config
         return replace(config, serve=replace(config.serve, app=app_name(config, self._sweep.path)))
 
+    def _train(self, training: Training) -> None:
+        """Goes on until the next evaluation, the end, or the time of a report."""
+        deadline = time.monotonic() + REPORT_S
+        self._end_if_over(training)  # killed after its last step, before its summary
+        while not self._is_finished:
+            known = len(self._folder.evaluations.read())
+            training.advance()
+            has_news = len(self._folder.evaluations.read()) > known
+            self._end_if_over(training)
+            if has_news or time.monotonic() > deadline:
+                break
+
+    def _write_down(self, training: Training, exit_reason: str) -> None:
+        """Leaves summary, plots and pages; after it nothing of the run is saved any more."""
+        self._is_written = True
+        training.finish(exit_reason)
+
     def _end_if_over(self, training: Training) -> None:
         if training.is_over:
             self._reason = DONE
@@ -131,7 +146,7 @@ class SweepTrial(Trainable):
                 training.save()
                 self._reason = FLAT
         if self._is_finished:
-            training.finish(self._reason)
+            self._write_down(training, self._reason)
 
     def _report(self) -> dict[str, Any]:
         """Where the run is; a score is there once there was an evaluation."""
