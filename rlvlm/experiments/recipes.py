@@ -46,17 +46,43 @@ def cartpole() -> RunConfig:
 
 
 def straighten_rope() -> RunConfig:
-    """A crumpled rope, held by both ends, 40 steps an episode as in the paper."""
-    return RunConfig(task="straighten_rope", env=EnvConfig(episode_steps=40))
+    """A crumpled rope, held by both ends, 40 steps an episode as in the paper.
+
+    On the true reward (seed 0) success is 1.0 from the first evaluation, at step 2,520, to that at 7,520, and 0.6 at
+    10,000, of five episodes each; returns are 19 to 21. Learning from comparisons was not run to its end yet. Sessions
+    are larger and closer together than elsewhere because 100 labels of an oracle at step 2,520 taught the image reward
+    to order 63 % of those held out, too few to be trusted.
+    """
+    return RunConfig(
+        task="straighten_rope",
+        steps=10_000,
+        env=EnvConfig(episode_steps=40),
+        feedback=FeedbackConfig(first_step=2_500, every_steps=1_000, queries=200),
+        eval=EvalConfig(every_steps=1_000, episodes=10),
+    )
 
 
 def pass_water() -> RunConfig:
-    """A cup of water that is brought to a red disc, 75 steps an episode as in the paper."""
-    return RunConfig(task="pass_water", env=EnvConfig(episode_steps=75))
+    """A cup of water that is brought to a red disc, 75 steps an episode as in the paper.
+
+    On the true reward (seed 0) the policy succeeds at every evaluation from the first on, at step 2,550; its return
+    rises from -43 there to -30 at 10,050. Learning from comparisons was not run yet.
+    """
+    return RunConfig(
+        task="pass_water",
+        steps=15_000,
+        env=EnvConfig(episode_steps=75),
+        feedback=FeedbackConfig(first_step=2_500, every_steps=1_000, queries=100),
+    )
 
 
 def fold_cloth() -> RunConfig:
-    """A cloth that is folded along its diagonal; an episode is a single fold, as in the paper."""
+    """A cloth that is folded along its diagonal; an episode is a single fold, as in the paper.
+
+    On the true reward (seed 0) the policy first succeeds after 900 folds, with a return of -0.02; learning from
+    comparisons was not run yet. There is no exploration by novelty, because all states are the same, and queries are
+    drawn from the folds since the last session.
+    """
     return RunConfig(
         task="fold_cloth",
         steps=3_000,
@@ -84,7 +110,12 @@ def metaworld(task: str) -> RunConfig:
     return RunConfig(task=task, steps=100_000, env=EnvConfig(robot="visible"))
 
 
-FAMILY_RECIPES: dict[str, Callable[[str], RunConfig]] = {"metaworld": metaworld}
+def softgym(task: str) -> RunConfig:
+    """Any of SoftGym's own tasks, not tuned."""
+    return RunConfig(task=task, steps=100_000, env=EnvConfig(episode_steps=100))
+
+
+FAMILY_RECIPES: dict[str, Callable[[str], RunConfig]] = {"metaworld": metaworld, "softgym": softgym}
 """For tasks named FAMILY/NAME, called with the task."""
 
 
