@@ -27,9 +27,9 @@ from rlvlm.experiments.processes.private_ray import ray_session
 from rlvlm.experiments.recipes import recipe
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.labels.store import LabelStore
-from rlvlm.preferences.queries import draw_pairs
-from rlvlm.preferences.sessions import Answered, AskAhead, AskAndWait, Session
-from rlvlm.preferences.teachers import JudgeTeacher
+from rlvlm.preferences.answers.sessions import Answered, AskAhead, AskAndWait, Session
+from rlvlm.preferences.answers.teachers import JudgeTeacher
+from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.serving.apps import start_judge
 from rlvlm.types import Trajectory
 

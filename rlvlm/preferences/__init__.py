@@ -1,1 +1,1 @@
-"""A reward learned from comparisons: queries, teachers, dataset, reward model, the loop. Used by algorithms."""
+"""A reward learned from answers: questions, who answers, the model fitted to them, the loop. Used by algorithms."""

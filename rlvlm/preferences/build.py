@@ -7,15 +7,15 @@ import numpy as np
 
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.world import World
-from rlvlm.preferences.comparing import Comparing
+from rlvlm.preferences.answers.scorers import Scorer
+from rlvlm.preferences.answers.teachers import Teacher
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.preferences.loop import FeedbackLoop
-from rlvlm.preferences.networks import PictureInput, PictureNetwork, RewardInput, StateInput
-from rlvlm.preferences.objectives import PREFERENCE, SCORE
-from rlvlm.preferences.reward_model import RewardModel
-from rlvlm.preferences.scorers import Scorer
-from rlvlm.preferences.scoring import Scoring
-from rlvlm.preferences.teachers import Teacher
+from rlvlm.preferences.model.networks import PictureInput, PictureNetwork, RewardInput, StateInput
+from rlvlm.preferences.model.objectives import PREFERENCE, SCORE
+from rlvlm.preferences.model.reward_model import RewardModel
+from rlvlm.preferences.questions.comparing import Comparing
+from rlvlm.preferences.questions.scoring import Scoring
 from rlvlm.rewards.config import RewardConfig
 
 _PICTURE_BYTES = 600_000_000
@@ -59,7 +59,7 @@ def _inputs(world: World, frames: FrameStore, reward: RewardConfig, reward_model
     if reward.model == "image":
         return PictureInput(frames, partial(PictureNetwork, reward_model.picture_px))
     if reward.model == "resnet18":
-        resnet = importlib.import_module("rlvlm.preferences.resnet")  # transformers loads only for those who want it
+        resnet = importlib.import_module("rlvlm.preferences.model.resnet")  # loads transformers, for those who want it
         return PictureInput(frames, resnet.ResNetNetwork, resnet.affordable_pictures(reward_model.picture_px))
     obs_shape, action_shape = world.observation_space.shape, world.action_space.shape
     assert obs_shape is not None and action_shape is not None, "a World has box spaces"

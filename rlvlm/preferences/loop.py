@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlvlm import metrics
+from rlvlm.preferences.answers.scorers import Scorer
+from rlvlm.preferences.answers.sessions import Answered, AskAhead, AskAndWait, Asking, Session
+from rlvlm.preferences.answers.teachers import InformedTeacher, Teacher
 from rlvlm.preferences.config import FeedbackConfig
 from rlvlm.preferences.dataset import Examples
+from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.records import Record, Tally
-from rlvlm.preferences.reward_model import RewardModel
-from rlvlm.preferences.scorers import Scorer
-from rlvlm.preferences.sessions import Answered, AskAhead, AskAndWait, Asking, Session
 from rlvlm.preferences.source import LearnedReward
-from rlvlm.preferences.teachers import InformedTeacher, Teacher
 from rlvlm.types import Trajectory
 
 _ARRAYS = ("obs", "actions", "next_obs", "env_rewards", "snapshots", "progress", "success")

@@ -1,7 +1,7 @@
 """The truth beside what a judge said directly: records of `judged` rewards. Drained by the algorithm."""
 
 from rlvlm.envs.pictures import FrameStore
-from rlvlm.preferences.queries import cut
+from rlvlm.preferences.questions.queries import cut
 from rlvlm.preferences.records import ScoreRecord, record_scores
 from rlvlm.rewards.judged import JudgedReward, TimedScore
 from rlvlm.types import Trajectory

@@ -1,7 +1,7 @@
 """The learned reward as a source. Handed to algorithms by the loop."""
 
 from rlvlm.preferences.dataset import Steps
-from rlvlm.preferences.reward_model import RewardModel
+from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.rewards.source import Labelling
 from rlvlm.types import FloatArray, Transitions
 

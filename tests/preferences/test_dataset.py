@@ -3,7 +3,7 @@ import pytest
 from tiny_episodes import one_step, pair_of, score, tiny_episodes, truth, verdict
 
 from rlvlm.preferences.dataset import Examples, decided, scored
-from rlvlm.preferences.queries import draw_pairs
+from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.types import Label, Status
 
 ANSWERS = [verdict(Label.LEFT), verdict(Label.TIE), verdict(Label.RIGHT), verdict(None),

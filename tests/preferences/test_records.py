@@ -4,7 +4,7 @@ from tiny_episodes import numbered_trajectory, one_step, pair_of, verdict
 
 from rlvlm import metrics
 from rlvlm.errors import JudgeUnavailable
-from rlvlm.preferences.queries import cut
+from rlvlm.preferences.questions.queries import cut
 from rlvlm.preferences.records import QueryRecord, Tally, is_correct, record_queries
 from rlvlm.types import Label, Pair, Status, Verdict
 

@@ -3,9 +3,9 @@ from tiny_episodes import tiny_episode, tiny_episodes, truth
 
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps, decided
-from rlvlm.preferences.networks import StateInput
-from rlvlm.preferences.queries import draw_pairs
-from rlvlm.preferences.reward_model import RewardModel
+from rlvlm.preferences.model.networks import StateInput
+from rlvlm.preferences.model.reward_model import RewardModel
+from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.preferences.source import LearnedReward
 from rlvlm.rewards.source import Labelling
 from rlvlm.types import Transitions

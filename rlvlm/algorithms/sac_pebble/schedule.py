@@ -8,14 +8,14 @@ from rlvlm.algorithms.sac_pebble.runner import Sample
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.world import World
 from rlvlm.judges.judge import Judge
+from rlvlm.preferences.answers.scorers import Scorer, build_scorer
+from rlvlm.preferences.answers.teachers import Teacher, build_teacher
 from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, simulated_config
 from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.preferences.records import Record
 from rlvlm.preferences.score_log import ScoreLog
-from rlvlm.preferences.scorers import Scorer, build_scorer
 from rlvlm.preferences.source import LearnedReward
-from rlvlm.preferences.teachers import Teacher, build_teacher
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.environment import EnvironmentReward, SparseSuccess
 from rlvlm.rewards.judged import JudgedReward

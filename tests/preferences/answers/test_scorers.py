@@ -3,8 +3,8 @@ import pytest
 from tiny_episodes import one_step, tiny_episodes
 
 from rlvlm.envs.pictures import FrameStore
-from rlvlm.preferences.queries import cut
-from rlvlm.preferences.scorers import JudgeScorer, ProgressScorer, RandomScorer, build_scorer
+from rlvlm.preferences.answers.scorers import JudgeScorer, ProgressScorer, RandomScorer, build_scorer
+from rlvlm.preferences.questions.queries import cut
 from rlvlm.testing import FakeJudge, TinyWorld
 from rlvlm.types import Status
 

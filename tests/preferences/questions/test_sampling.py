@@ -9,10 +9,10 @@ from tiny_episodes import pair_of, tiny_episodes, truth
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps, decided
-from rlvlm.preferences.networks import PictureInput, PictureNetwork, StateInput
-from rlvlm.preferences.queries import draw_pairs
-from rlvlm.preferences.reward_model import RewardModel
-from rlvlm.preferences.sampling import choose, disagreement, entropy, farthest_first, largest, p_right_of
+from rlvlm.preferences.model.networks import PictureInput, PictureNetwork, StateInput
+from rlvlm.preferences.model.reward_model import RewardModel
+from rlvlm.preferences.questions.queries import draw_pairs
+from rlvlm.preferences.questions.sampling import choose, disagreement, entropy, farthest_first, largest, p_right_of
 from rlvlm.testing import TinyWorld
 from rlvlm.types import Segment
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetModel
 
-from rlvlm.preferences.networks import bounded, spread
+from rlvlm.preferences.model.networks import bounded, spread
 
 _RESNET18 = ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512])
 _PIXELS_PER_HALF_SECOND = 200_000

@@ -3,13 +3,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from test_loop import FEEDBACK, filled, judge_teacher, same_trees
 from tiny_episodes import tiny_episodes
+from tiny_loops import FEEDBACK, filled, judge_teacher, same_trees
 
 from rlvlm import metrics
-from rlvlm.preferences.queries import draw_pairs
-from rlvlm.preferences.sessions import AskAhead, AskAndWait, Session
-from rlvlm.preferences.teachers import OracleTeacher, RandomTeacher
+from rlvlm.preferences.answers.sessions import AskAhead, AskAndWait, Session
+from rlvlm.preferences.answers.teachers import OracleTeacher, RandomTeacher
+from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.types import Pair, Verdict
 
 

@@ -4,17 +4,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from test_loop import FEEDBACK, same_trees
 from tiny_episodes import tiny_episode, tiny_episodes
+from tiny_loops import FEEDBACK, same_trees
 
 from rlvlm import metrics
 from rlvlm.experiments.config import RunConfig
+from rlvlm.preferences.answers.teachers import OracleTeacher
 from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Steps
-from rlvlm.preferences.networks import BOUND
-from rlvlm.preferences.resnet import ResNetNetwork, affordable_pictures
-from rlvlm.preferences.teachers import OracleTeacher
+from rlvlm.preferences.model.networks import BOUND
+from rlvlm.preferences.model.resnet import ResNetNetwork, affordable_pictures
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.testing import TinyWorld
 

@@ -6,7 +6,7 @@ import torch
 
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.preferences.dataset import Steps
-from rlvlm.preferences.networks import BOUND, PictureInput, PictureNetwork, StateInput, StateNetwork
+from rlvlm.preferences.model.networks import BOUND, PictureInput, PictureNetwork, StateInput, StateNetwork
 from rlvlm.testing import TinyWorld
 
 

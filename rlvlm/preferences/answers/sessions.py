@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlvlm.preferences.scorers import Scorer
-from rlvlm.preferences.teachers import PatientTeacher, Teacher
+from rlvlm.preferences.answers.scorers import Scorer
+from rlvlm.preferences.answers.teachers import PatientTeacher, Teacher
 from rlvlm.types import Pair, Segment
 
 _COLUMNS = tuple(field.name for field in fields(Segment))

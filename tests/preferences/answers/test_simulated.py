@@ -9,7 +9,9 @@ from tiny_episodes import numbered_trajectory, pair_of, tiny_episodes
 from rlvlm import metrics
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.experiments.config import RunConfig
-from rlvlm.preferences import simulated
+from rlvlm.preferences.answers import simulated
+from rlvlm.preferences.answers.simulated import SKIPPED, SimulatedTeacher
+from rlvlm.preferences.answers.teachers import OracleTeacher, build_teacher
 from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import (
     BPREF_TEACHERS,
@@ -18,9 +20,7 @@ from rlvlm.preferences.config import (
     SimulatedTeacherConfig,
     simulated_config,
 )
-from rlvlm.preferences.queries import draw_pairs
-from rlvlm.preferences.simulated import SKIPPED, SimulatedTeacher
-from rlvlm.preferences.teachers import OracleTeacher, build_teacher
+from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.testing import TinyWorld
 from rlvlm.types import Label, Pair, Segment, Status, Trajectory, Verdict

@@ -4,15 +4,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_loop import FEEDBACK, SMALL, same_trees
 from tiny_episodes import score, tiny_episode, tiny_episodes
+from tiny_loops import FEEDBACK, SMALL, same_trees
 
 from rlvlm import metrics
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.errors import JudgeUnavailable
+from rlvlm.preferences.answers.scorers import JudgeScorer, ProgressScorer, RandomScorer, Scorer
 from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.loop import FeedbackLoop
-from rlvlm.preferences.scorers import JudgeScorer, ProgressScorer, RandomScorer, Scorer
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.testing import FakeJudge, TinyWorld
 from rlvlm.types import Score, Segment, Status

@@ -8,8 +8,8 @@ import numpy as np
 
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.judges.judge import Judge
+from rlvlm.preferences.answers.simulated import SimulatedTeacher
 from rlvlm.preferences.config import SimulatedTeacherConfig
-from rlvlm.preferences.simulated import SimulatedTeacher
 from rlvlm.types import FloatArray, Label, Pair, Query, Stamp, Status, Trajectory, Verdict
 
 

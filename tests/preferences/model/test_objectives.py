@@ -6,7 +6,7 @@ import torch
 
 from rlvlm import metrics
 from rlvlm.preferences.config import RewardModelConfig
-from rlvlm.preferences.objectives import (
+from rlvlm.preferences.model.objectives import (
     SCORE,
     beats_chance,
     beats_noise,

@@ -3,8 +3,8 @@ import pytest
 from tiny_episodes import BlockJudge, pair_of, tiny_episodes
 
 from rlvlm.envs.pictures import FrameStore
-from rlvlm.preferences.queries import draw_pairs
-from rlvlm.preferences.teachers import JudgeTeacher, OracleTeacher, RandomTeacher, build_teacher, true_returns
+from rlvlm.preferences.answers.teachers import JudgeTeacher, OracleTeacher, RandomTeacher, build_teacher, true_returns
+from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.testing import FakeJudge, TinyWorld
 from rlvlm.types import Label, Pair, Status
 

@@ -13,10 +13,10 @@ from rlvlm.envs.pictures import FrameStore
 from rlvlm.errors import NumericsError
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps, decided, scored
-from rlvlm.preferences.networks import BOUND, PictureInput, PictureNetwork, RewardInput, StateInput
-from rlvlm.preferences.objectives import SCORE
-from rlvlm.preferences.queries import cut, draw_pairs, look_alike
-from rlvlm.preferences.reward_model import RewardModel
+from rlvlm.preferences.model.networks import BOUND, PictureInput, PictureNetwork, RewardInput, StateInput
+from rlvlm.preferences.model.objectives import SCORE
+from rlvlm.preferences.model.reward_model import RewardModel
+from rlvlm.preferences.questions.queries import cut, draw_pairs, look_alike
 from rlvlm.testing import TinyWorld
 from rlvlm.types import Label, Pair, Segment
 
@@ -279,7 +279,7 @@ def test_more_rows_than_one_pass_holds_come_back_in_order(monkeypatch: pytest.Mo
     model = RewardModel(build_input("state"), CONFIG, seed=0)
     steps, _ = all_steps()
     at_once = model.predict(steps)
-    monkeypatch.setattr("rlvlm.preferences.reward_model._ROWS_PER_PASS", 7)
+    monkeypatch.setattr("rlvlm.preferences.model.reward_model._ROWS_PER_PASS", 7)
     np.testing.assert_allclose(model.predict(steps), at_once, atol=1e-6)
 
 

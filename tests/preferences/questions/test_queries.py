@@ -3,7 +3,7 @@ import pytest
 from tiny_episodes import numbered_trajectory, pair_of, tiny_episodes
 
 from rlvlm.envs.pictures import FrameStore
-from rlvlm.preferences.queries import cut, draw_pairs, draw_segments, look_alike
+from rlvlm.preferences.questions.queries import cut, draw_pairs, draw_segments, look_alike
 from rlvlm.testing import TinyWorld
 
 

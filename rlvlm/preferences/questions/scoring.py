@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from rlvlm import metrics
 from rlvlm.envs.pictures import FrameStore
+from rlvlm.preferences.answers.sessions import Session
 from rlvlm.preferences.config import FeedbackConfig
 from rlvlm.preferences.dataset import Examples, scored
-from rlvlm.preferences.queries import cut
+from rlvlm.preferences.model.reward_model import RewardModel
+from rlvlm.preferences.questions.queries import cut
+from rlvlm.preferences.questions.sampling import choose
 from rlvlm.preferences.records import ScoreRecord, record_scores
-from rlvlm.preferences.reward_model import RewardModel
-from rlvlm.preferences.sampling import choose
-from rlvlm.preferences.sessions import Session
 from rlvlm.types import Score, Segment, Status, Trajectory
 
 

@@ -14,8 +14,8 @@ from rlvlm import metrics
 from rlvlm.errors import NumericsError
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps
-from rlvlm.preferences.networks import RewardInput
-from rlvlm.preferences.objectives import PREFERENCE, Objective
+from rlvlm.preferences.model.networks import RewardInput
+from rlvlm.preferences.model.objectives import PREFERENCE, Objective
 from rlvlm.types import FloatArray
 
 _ROWS_PER_PASS = 512

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rlvlm.preferences.config import Sampling
 from rlvlm.preferences.dataset import Examples, Steps
-from rlvlm.preferences.reward_model import RewardModel
+from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.types import FloatArray, Segment
 
 Values = NDArray[np.float64]

@@ -7,13 +7,13 @@ import numpy as np
 
 from rlvlm import metrics
 from rlvlm.envs.pictures import FrameStore
+from rlvlm.preferences.answers.sessions import Session
 from rlvlm.preferences.config import FeedbackConfig
 from rlvlm.preferences.dataset import Examples, decided
-from rlvlm.preferences.queries import draw_pairs, draw_until, look_alike
+from rlvlm.preferences.model.reward_model import RewardModel
+from rlvlm.preferences.questions.queries import draw_pairs, draw_until, look_alike
+from rlvlm.preferences.questions.sampling import choose
 from rlvlm.preferences.records import QueryRecord, record_queries
-from rlvlm.preferences.reward_model import RewardModel
-from rlvlm.preferences.sampling import choose
-from rlvlm.preferences.sessions import Session
 from rlvlm.types import Pair, Trajectory, Verdict
 
 
