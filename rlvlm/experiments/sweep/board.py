@@ -30,7 +30,8 @@ class Board:
     """
 
     def __init__(self, stream: TextIO, title: str, plans: Mapping[str, TrialPlan]) -> None:
-        self._console = Console(file=stream, highlight=False, soft_wrap=True)
+        # asked of the stream itself: in notebooks and in CI, FORCE_COLOR tells rich that a pipe is a terminal
+        self._console = Console(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
         self._title = title
         self._plans = plans
         self._records: dict[str, TrialRecord] = {}

@@ -16,7 +16,6 @@ from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.experiments.doctor import check_before_run
 from rlvlm.experiments.folder.run_folder import check_newest, create_folder, find_folder
 from rlvlm.experiments.folder.settings import to_yaml
-from rlvlm.experiments.sweep.folder import find_sweep
 from rlvlm.experiments.terminal.arguments import parse_run
 from rlvlm.experiments.terminal.sweep import resume_sweep
 
@@ -91,6 +90,8 @@ def run_command(words: Sequence[str], prog: str) -> int:
 def resume_command(words: Sequence[str], prog: str) -> int:
     """`resume DIR`."""
     arguments = tyro.cli(ResumeArguments, args=words, prog=prog)
+    from rlvlm.experiments.sweep.folder import find_sweep
+
     sweep = find_sweep(arguments.path)
     if sweep is not None:
         return resume_sweep(sweep)
@@ -118,6 +119,8 @@ def eval_command(words: Sequence[str], prog: str) -> int:
 def report_command(words: Sequence[str], prog: str) -> int:
     """`report DIR... [--out DIR]`."""
     arguments = tyro.cli(ReportArguments, args=words, prog=prog)
+    from rlvlm.experiments.sweep.folder import find_sweep
+
     sweep = find_sweep(arguments.paths[0]) if len(arguments.paths) == 1 else None
     if sweep is not None:
         from rlvlm.experiments.comparison.comparison import compare_sweep

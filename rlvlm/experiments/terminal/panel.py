@@ -33,7 +33,8 @@ class RunConsole:
     def __init__(self, stream: TextIO, title: str, total_steps: int) -> None:
         self._title = title
         self._total_steps = total_steps
-        self._console = Console(file=stream, highlight=False, soft_wrap=True)
+        # asked of the stream itself: in notebooks and in CI, FORCE_COLOR tells rich that a pipe is a terminal
+        self._console = Console(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
         self._live: Live | None = None
         self._latest: dict[str, float] = {}
         self._phase = ""

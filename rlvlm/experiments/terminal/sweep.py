@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
@@ -12,8 +12,10 @@ from rich.table import Table
 
 from rlvlm.errors import EXIT_DONE
 from rlvlm.experiments.sweep.config import SweepConfig, find_sweep_file, read_sweep
-from rlvlm.experiments.sweep.folder import SweepFolder
 from rlvlm.experiments.sweep.plan import expand, planned_queries
+
+if TYPE_CHECKING:
+    from rlvlm.experiments.sweep.folder import SweepFolder
 
 WIDTH = 160
 """Columns of a table in a file or pipe."""
@@ -47,7 +49,7 @@ def sweep_command(words: Sequence[str], prog: str) -> int:
     return _run(out, sweep)
 
 
-def resume_sweep(folder: SweepFolder) -> int:
+def resume_sweep(folder: "SweepFolder") -> int:
     """Goes on with a sweep as it was last started."""
     return _run(folder.path, folder.config())
 
