@@ -1,0 +1,20 @@
+"""A task whose world breaks after some steps: what a sweep does with a run that fails."""
+
+from typing import Any
+
+from rlvlm.envs.registry import Task
+from rlvlm.testing import TinyWorld
+
+
+class BrokenWorld(TinyWorld):
+    """A TinyWorld whose fourth episode cannot be started."""
+
+    def reset(self, **options: Any) -> Any:
+        """As ever, three times."""
+        self.starts = getattr(self, "starts", 0) + 1
+        if self.starts > 3:
+            raise RuntimeError("the table has collapsed")
+        return super().reset(**options)
+
+
+BROKEN = Task(name="broken", goal=TinyWorld.goal, maker="broken_world:BrokenWorld")
