@@ -13,18 +13,20 @@ import ray
 from ray import serve
 
 from rlvlm import metrics
+from rlvlm.envs.pictures import FrameStore
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.rewards.judged import JudgedReward
 from rlvlm.serving import apps, monitoring
 from rlvlm.serving.apps import RunningJudge, start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.monitoring import ClientMetrics, MeteredCache, RunMetrics
-from rlvlm.testing import FakeJudge, check_judge
-from rlvlm.testing.chaos import stub, stub_queries, wait_until
-from rlvlm.types import Clip, Query, Status
+from rlvlm.testing import FakeJudge, TinyWorld, check_judge
+from rlvlm.testing.chaos import StubJudge, stub, stub_queries, wait_until
+from rlvlm.types import Clip, Query, Status, Transitions
 
 pytestmark = pytest.mark.ray
 
@@ -202,3 +204,14 @@ def test_more_than_the_cluster_has_is_refused(cluster, config, monkeypatch):
     with pytest.raises(JudgeUnavailable, match="asks for 3 GPU, the Ray cluster has 1") as caught:
         start_judge(config, PlacementConfig(num_gpus=3), "greedy")
     assert "--serve.num-gpus" in caught.value.fix
+
+
+def test_a_judged_reward_through_serve_is_that_of_the_judge_itself(cluster):
+    world, blocks = TinyWorld(), np.linspace(0.4, 0.8, 30)
+    zeros = {name: np.zeros((30, 4), np.float32) for name in ("obs", "actions", "next_obs")}
+    zeros |= {name: np.zeros(30, np.float32) for name in ("terminated", "env_rewards", "success")}
+    steps = Transitions(**zeros, snapshots=np.array([(0.2, 0.5, block) for block in blocks], np.float32))
+    with start_judge(JudgeConfig(batch_size=4), PlacementConfig(num_cpus=0.1), "judged", stub()) as running:
+        served = JudgedReward(running.judge, FrameStore(world, 64), "push").label(steps)
+    np.testing.assert_array_equal(served, JudgedReward(StubJudge(), FrameStore(world, 64), "push").label(steps))
+    assert len(set(served.tolist())) > 10
