@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ray
+from ray._private.utils import write_ray_address
 
 from rlvlm.errors import MachineError
 from rlvlm.experiments.folder.environment import usable_cores
@@ -112,6 +113,8 @@ def _init(folder: Path, dashboard_port: int | None, num_workers: int, node_ip: s
         # Workers started ahead take memory, and on a busy machine Ray waits for them, without end if they are late.
         _system_config={"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 300},
     )
+    # Else a job submitted to this Ray would be given the address of any Ray that it finds on this machine.
+    write_ray_address(ray.get_runtime_context().gcs_address, str(folder))
 
 
 def make_parent() -> Path:
