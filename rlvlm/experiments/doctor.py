@@ -26,7 +26,7 @@ DISK_BYTES = 2 * GIB
 MEMORY_BYTES = 4 * GIB
 SHM_BYTES = 256 * 2**20
 DASHBOARD_PORT = 8265
-POCKET_FIX = "reinstall rlvlm, or make them anew: python -m rlvlm.judges.pocket.train"
+POCKET_FIX = "reinstall rlvlm, or make them anew as rlvlm/judges/pocket/CARD.md says"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,5 +26,5 @@ def build(config: JudgeConfig) -> ChatJudge:
     folder = Path(config.model) if config.model else weights_folder()
     if not folder.is_dir():
         raise JudgeUnavailable(f"the pocket judge's weights are not in {folder}",
-                               "reinstall rlvlm, or make them anew with python -m rlvlm.judges.pocket.train")
+                               "reinstall rlvlm, or make them anew as rlvlm/judges/pocket/CARD.md says")
     return ChatJudge(config, TransformersModel(load_vlm(replace(config, model=str(folder))), config), ABILITIES)

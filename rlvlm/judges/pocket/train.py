@@ -16,7 +16,7 @@ import tyro
 from torch import Tensor, nn
 from transformers.utils.logging import disable_progress_bar
 
-from rlvlm.judges.pocket import weights_folder
+from rlvlm.judges.pocket import seven_tasks_folder
 from rlvlm.judges.pocket.batches import Album, Lessons
 from rlvlm.judges.pocket.learning import Facts, StepLoss, answer_loss, look, optimise, save
 from rlvlm.judges.pocket.model import build_model
@@ -34,7 +34,7 @@ SHARES: dict[Task, float] = {"direct": 1.0, "single_stage": 0.5, "two_stage": 0.
 class TrainConfig:
     """How the pocket judge is made."""
 
-    out: Path = weights_folder()
+    out: Path = seven_tasks_folder()
     """Folder of the finished weights; replaced as a whole."""
     scenes: str = "rlvlm.experiments.scenes:all_tasks"
     """Scene provider, `module:function`."""
@@ -42,11 +42,11 @@ class TrainConfig:
     """Of scenes, weights and batches."""
     seeing_steps: int = 900
     """Steps that train the eyes alone."""
-    talking_steps: int = 700
+    talking_steps: int = 600
     """Steps that train the language model on what the eyes, by then fixed, tell it."""
     num_pairs: int = 24
     """Pairs of pictures per step of seeing."""
-    talking_pairs: int = 14
+    talking_pairs: int = 10
     """Pairs per step of talking; each is asked about in several ways."""
     lr: float = 1.5e-3
     """AdamW's highest step size; it warms up and falls to zero along a cosine, once per phase."""

@@ -1,4 +1,4 @@
-"""Scenes of every task, a few episodes of each: real worlds, really drawn."""
+"""Scenes of every task, a few episodes of each: real worlds, really drawn, shown to the judge that knows them."""
 
 from dataclasses import replace
 
@@ -10,7 +10,11 @@ from rlvlm.experiments import scenes
 from rlvlm.experiments.recipes import RECIPES
 from rlvlm.experiments.scenes.play import collect
 from rlvlm.experiments.scenes.tasks import TASKS
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.pocket import seven_tasks_folder
 from rlvlm.judges.pocket.scenes import find_provider
+from rlvlm.types import Label, Query
 
 EPISODES = {"fold_cloth": 80, "straighten_rope": 16, "pass_water": 12, "cartpole": 16}
 
@@ -40,6 +44,14 @@ def test_pictures_range_from_untouched_to_far_on_the_way(found):
     assert found.progress.min() < 0.4
     assert found.progress.max() > 0.75
     assert len({picture.tobytes() for picture in found.pictures}) > 10  # a cup that left the picture looks like another
+
+
+def test_the_judge_of_seven_tasks_tells_much_from_little(found):
+    order = np.argsort(found.progress)
+    asked = [Query(goal=found.goal, left=found.pictures[left, None], right=found.pictures[right, None])
+             for left in order[:4] for right in order[-4:]]
+    verdicts = build_judge(JudgeConfig(model=str(seven_tasks_folder()))).compare(asked)
+    assert np.mean([verdict.label is Label.RIGHT for verdict in verdicts]) >= 0.75
 
 
 def test_the_same_seed_plays_the_same_episodes_and_the_splits_different_ones():
