@@ -1,13 +1,14 @@
 """This sitting of a sweep, seen from the process that holds it: listens to Tune, keeps the records, feeds the table."""
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 
-from rlvlm.errors import RunError
 from rlvlm.experiments.sweep.board import Board
 from rlvlm.experiments.sweep.config import SweepConfig
 from rlvlm.experiments.sweep.folder import State, SweepFolder, TrialRecord
@@ -99,7 +100,7 @@ class Conductor(Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """Notes a run as failed, with its cause; the others go on."""
-        self._note(trial.config["trial"], State.FAILED, cause=_cause(trial))
+        self._note(trial.config["trial"], State.FAILED, cause=cause_of(trial))
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Tune pickles callbacks with its own state, and the live objects belong to this process."""
@@ -125,10 +126,12 @@ class Conductor(Callback):
         return found
 
 
-def _cause(trial: Trial) -> str:
-    """What ended a run, in one line: the words of a RunError, or the last line of what Ray says."""
-    error = trial.get_pickled_error()
-    while error is not None and not isinstance(error, RunError):
-        error = getattr(error, "cause", None) or error.__cause__
-    text = str(error) if error is not None else str(trial.get_error() or "its process ended")
-    return text.strip().splitlines()[-1]
+def cause_of(trial: Trial) -> str:
+    """What ended a run, in one line: the last one that Tune has noted, which is a RunError's own words.
+
+    It is read from Tune's file in this process's own folder: the pickled error is not in its place yet when Tune calls.
+    """
+    file = trial.error_file
+    lines = Path(file).read_text().split("\n") if file else []
+    told = [line.strip() for line in lines if line.strip()]
+    return re.sub(r"^rlvlm\.errors\.\w+: ", "", told[-1]) if told else "its process ended"
