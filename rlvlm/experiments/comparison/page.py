@@ -68,7 +68,7 @@ def overall(results: Results) -> str:
         return find(results, results.sweep.tasks[:1] if len(results.sweep.tasks) == 1 else []).text
     where = f"Over all {len(tasks)} tasks"
     if len(tasks) < len(results.sweep.tasks):
-        where = f"Over the {len(tasks)} tasks on which every source has a finished run ({', '.join(tasks)})"
+        where = f"Over {', '.join(tasks)}, where every source has a finished run"
     return f"{where}. {find(results, tasks).text}"
 
 
