@@ -138,7 +138,7 @@ def wait_for(file: Path, log: Path) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_job_of_two_nodes_saves_at_its_time_limit_comes_back_and_ends(
     slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,13 +132,13 @@ def test_a_stuck_replica_is_replaced(running, report, trap, rounds):
         start = [set_trap(trap, kind) for kind in kinds][0]
         with ThreadPoolExecutor(1) as pool:
             asking = pool.submit(ask_all, client_of(running, timeout_s=10.0), queries)
-            wait_until(partial(_are_replaced, running.app, before, len(kinds)), 30, f"hang {kinds}: noticed")
-            wait_until(lambda: len(replica_pids(running.app)) == 2, 30, f"hang {kinds}: replaced")
+            wait_until(partial(_are_replaced, running.app, before, len(kinds)), 120, f"hang {kinds}: noticed")
+            wait_until(lambda: len(replica_pids(running.app)) == 2, 120, f"hang {kinds}: replaced")
             report.recovery_s.append(time.monotonic() - start)
-            report.count(right(queries), asking.result(60))
+            report.count(right(queries), asking.result(120))
         report.faults_injected += len(kinds)
         gone = before - set(replica_pids(running.app))
-        wait_until(lambda gone=gone: not any(map(exists, gone)), 15, f"hang {kinds}: process {gone} gone")
+        wait_until(lambda gone=gone: not any(map(exists, gone)), 60, f"hang {kinds}: process {gone} gone")
     assert (report.lost, report.duplicated, report.wrong) == (0, 0, 0)
     assert rounds is not TEN_HANGS or max(report.recovery_s) <= 15.0, report.recovery_s
 
