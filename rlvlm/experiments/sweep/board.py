@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TextIO
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from rlvlm.experiments.sweep.folder import FINISHED, State, TrialRecord
 from rlvlm.experiments.sweep.plan import TrialPlan
+from rlvlm.experiments.terminal.screen import Screen
 
 COLOURS = {State.RUNNING: "cyan", State.DONE: "green", State.FLAT: "green", State.HALTED: "yellow",
            State.FAILED: "bold red", State.SAVED: "blue", State.WAITING: "dim"}  # fmt: skip
@@ -30,8 +30,7 @@ class Board:
     """
 
     def __init__(self, stream: TextIO, title: str, plans: Mapping[str, TrialPlan]) -> None:
-        # asked of the stream itself: in notebooks and in CI, FORCE_COLOR tells rich that a pipe is a terminal
-        self._console = Console(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
+        self._screen = Screen(stream, title, self._render)
         self._title = title
         self._plans = plans
         self._records: dict[str, TrialRecord] = {}
@@ -39,29 +38,22 @@ class Board:
         self._evaluated: dict[str, int] = {}
         self._started = time.monotonic()
         self._phase = ""
-        self._live: Live | None = None
 
     def __enter__(self) -> "Board":
-        if self._console.is_terminal:
-            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2)
-            self._live.start()
-        else:
-            self.line(self._title)
+        self._screen.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+    def __exit__(self, *error: object) -> None:
+        self._screen.__exit__(*error)
 
     def line(self, text: str) -> None:
         """Prints a line that stays, above the table where there is one."""
-        self._console.print(Text(text))
+        self._screen.line(text)
 
     def phase(self, text: str) -> None:
         """Says what is being done now."""
         self._phase = text
-        if self._live is None:
+        if not self._screen.is_live:
             self.line(text)
 
     def show(self, records: Mapping[str, TrialRecord]) -> None:
@@ -73,7 +65,7 @@ class Board:
         self._records[key] = record
         if record.state is not State.RUNNING:
             self._speeds.pop(key, None)
-        if self._live is None or record.state is State.FAILED:
+        if not self._screen.is_live or record.state is State.FAILED:
             cause = f": {record.cause}" if record.cause else ""
             self.line(f"{self._plans[key].label}  {record.state}{cause}  ({self._counts()})")
 
@@ -89,7 +81,7 @@ class Board:
         self._records[key] = record
         if record.state is State.RUNNING:
             self._speeds[key] = steps_per_s
-        if self._live is None and evaluated_at > self._evaluated.get(key, 0):
+        if not self._screen.is_live and evaluated_at > self._evaluated.get(key, 0):
             self.line("  ".join(cell for cell in (self._plans[key].label, *self._progress(key)) if cell))
         self._evaluated[key] = evaluated_at
 
@@ -100,7 +92,7 @@ class Board:
         for name in ("step", "score", "steps/s", "left"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("state", no_wrap=True)
-        room = max(self._console.height - _FRAME_LINES, 5)
+        room = max(self._screen.height - _FRAME_LINES, 5)
         ordered = sorted(self._records, key=lambda key: _ORDER.index(self._records[key].state))
         shown = set(ordered[:room])
         for key, record in self._records.items():

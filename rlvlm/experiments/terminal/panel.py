@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TextIO
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from rlvlm import metrics
+from rlvlm.experiments.terminal.screen import Screen
 
 _STATUSES = {
     "right or wrong": metrics.QUERIES_OK,
@@ -33,33 +33,25 @@ class RunConsole:
     def __init__(self, stream: TextIO, title: str, total_steps: int) -> None:
         self._title = title
         self._total_steps = total_steps
-        # asked of the stream itself: in notebooks and in CI, FORCE_COLOR tells rich that a pipe is a terminal
-        self._console = Console(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
-        self._live: Live | None = None
+        self._screen = Screen(stream, title, self._render)
         self._latest: dict[str, float] = {}
         self._phase = ""
 
     def __enter__(self) -> "RunConsole":
-        if self._console.is_terminal:
-            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2)
-            self._live.start()
-        else:
-            self.line(self._title)
+        self._screen.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+    def __exit__(self, *error: object) -> None:
+        self._screen.__exit__(*error)
 
     def line(self, text: str) -> None:
         """Prints a line that stays, above the panel where there is one."""
-        self._console.print(Text(text))
+        self._screen.line(text)
 
     def phase(self, text: str, is_line: bool = True) -> None:
         """Says what is being done now; where there is no panel, only if `is_line`."""
         self._phase = text
-        if self._live is None and is_line:
+        if not self._screen.is_live and is_line:
             self.line(text)
 
     def update(self, latest: Mapping[str, float], is_due: bool) -> None:
@@ -71,7 +63,7 @@ class RunConsole:
         """
         self._latest.update(latest)
         self._phase = "training"
-        if self._live is None and is_due:
+        if not self._screen.is_live and is_due:
             self.line(self._plain())
 
     def _plain(self) -> str:

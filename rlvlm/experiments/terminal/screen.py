@@ -1,0 +1,53 @@
+"""Where a command shows its progress: a picture that stays in place on a terminal, plain lines elsewhere."""
+
+from collections.abc import Callable
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+
+class Screen:
+    """A stream to people. A context: on a terminal the picture is there while it is open.
+
+    The stream itself is asked what it is: in notebooks and in CI, FORCE_COLOR tells rich that a pipe is a terminal.
+
+    Args:
+        stream: a terminal, or a file or pipe that gets plain lines.
+        title: the first line, where there is no picture.
+        render: draws the picture, twice a second.
+    """
+
+    def __init__(self, stream: TextIO, title: str, render: Callable[[], RenderableType]) -> None:
+        self._console = Console(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
+        self._title = title
+        self._render = render
+        self._live: Live | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the picture is there now."""
+        return self._live is not None
+
+    @property
+    def height(self) -> int:
+        """Lines that fit."""
+        return self._console.height
+
+    def __enter__(self) -> "Screen":
+        if self._console.is_terminal:
+            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2)
+            self._live.start()
+        else:
+            self.line(self._title)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def line(self, text: str) -> None:
+        """Prints a line that stays, above the picture where there is one."""
+        self._console.print(Text(text))
