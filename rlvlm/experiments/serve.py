@@ -25,7 +25,7 @@ from rlvlm.serving.http.launch import running_apps, unhealthy
 from rlvlm.serving.http.token_file import make_token, read_token
 
 REPORT_S = 15.0
-"""Seconds between lines while something loads, where there is no terminal."""
+"""Seconds after which a line about the same thing is repeated, where there is no terminal."""
 WATCH_S = 1.0
 
 
@@ -65,23 +65,29 @@ def serve_apps(file: AppFile) -> int:
     return EXIT_DONE
 
 
-class _Progress:
-    """One line that says what is loading: it changes in place on a terminal, and is repeated elsewhere."""
+class Progress:
+    """What the start is at, in a line that changes in place on a terminal.
+
+    Elsewhere, as in a job's log, each new thing is a line of its own however short it lasts, and what takes long is
+    repeated.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status = console.status("") if console.is_terminal else None
-        self._last = -REPORT_S
+        self._what = ""
+        self._last = 0.0
         if self._status:
             self._status.start()
 
-    def say(self, text: str) -> None:
-        """Shows `text`."""
+    def say(self, what: str, waited_s: float = 0.0) -> None:
+        """Shows what is being done, and for how many seconds by now."""
+        line = Text(f"{what} ({waited_s:.0f} s)" if waited_s >= 1 else what)
         if self._status:
-            self._status.update(Text(text))
-        elif time.monotonic() - self._last >= REPORT_S:
-            self._last = time.monotonic()
-            self._console.print(Text(text))
+            self._status.update(line)
+        elif what != self._what or time.monotonic() - self._last >= REPORT_S:
+            self._what, self._last = what, time.monotonic()
+            self._console.print(line)
 
     def end(self) -> None:
         """Takes the line away."""
@@ -90,8 +96,8 @@ class _Progress:
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[_Progress]:
-    progress = _Progress(console)
+def _progress(console: Console) -> Iterator[Progress]:
+    progress = Progress(console)
     try:
         yield progress
     finally:

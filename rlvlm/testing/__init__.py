@@ -2,7 +2,7 @@
 
 `worlds` and `fakes` are what tests use in place of simulators and models, `contracts` holds every judge to its protocol
 (the check of worlds lives in `rlvlm.envs.contract`, where `rlvlm check-task` finds it too), `chaos` breaks running
-things on purpose (it needs Ray and is imported by its own name).
+things on purpose (it needs Ray and is imported by its own name), such as a served `stub_judge`.
 """
 
 from rlvlm.envs.contract import check_world

@@ -27,7 +27,8 @@ from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.deployments import bind_judge
 from rlvlm.serving.http.config import HttpConfig
 from rlvlm.serving.http.gateway import bind_gateway
-from rlvlm.testing.chaos import FaultReport, stub
+from rlvlm.testing.chaos import FaultReport
+from rlvlm.testing.stub_judge import stub
 
 pytestmark = [pytest.mark.ray, pytest.mark.full]  # its small version is the handle's, in test_served_judges.py
 

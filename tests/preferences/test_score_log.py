@@ -5,7 +5,7 @@ from rlvlm.envs.pictures import FrameStore
 from rlvlm.preferences.score_log import ScoreLog
 from rlvlm.rewards.judged import JudgedReward
 from rlvlm.testing import TinyWorld
-from rlvlm.testing.chaos import StubJudge
+from rlvlm.testing.stub_judge import StubJudge
 from rlvlm.types import Clip, Trajectory, Transitions
 
 

@@ -10,7 +10,7 @@ from rlvlm.errors import JudgeUnavailable
 from rlvlm.rewards.judged import JudgedReward, to_reward
 from rlvlm.rewards.source import Labelling
 from rlvlm.testing import TinyWorld
-from rlvlm.testing.chaos import StubJudge
+from rlvlm.testing.stub_judge import StubJudge
 from rlvlm.types import Clip, Score, Status, Transitions
 
 

@@ -25,7 +25,8 @@ from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.monitoring import ClientMetrics, MeteredCache, RunMetrics
 from rlvlm.testing import FakeJudge, TinyWorld, check_judge
-from rlvlm.testing.chaos import StubJudge, stub, stub_queries, wait_until
+from rlvlm.testing.chaos import wait_until
+from rlvlm.testing.stub_judge import StubJudge, stub, stub_queries
 from rlvlm.types import Clip, Query, Status, Transitions
 
 pytestmark = pytest.mark.ray

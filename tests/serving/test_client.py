@@ -12,7 +12,7 @@ from rlvlm.errors import JudgeUnavailable
 from rlvlm.serving import client as module
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.envelope import Receipt, Request, digest, request_key
-from rlvlm.testing.chaos import StubJudge, stub_queries
+from rlvlm.testing.stub_judge import StubJudge, stub_queries
 
 
 class Handle:

@@ -19,12 +19,15 @@ from rlvlm.serving.startup import NO_RESOURCES_S, POLL_S, START_TIMEOUT_S, cause
 
 
 @contextmanager
-def running_apps(file: AppFile, report: Callable[[str], None], is_stopped: Callable[[], bool]) -> Iterator[None]:
+def running_apps(
+    file: AppFile, report: Callable[[str, float], None], is_stopped: Callable[[], bool]
+) -> Iterator[None]:
     """The file's judges and gateway while the context is open, all of them answering.
 
     Args:
         file: what to start.
-        report: is told, about twice a second, what is still loading.
+        report: is told what is loading, and for how many seconds: all of it at first, then about twice a second what
+            is left.
         is_stopped: ends the wait early, without an error.
 
     Raises:
@@ -47,6 +50,7 @@ def running_apps(file: AppFile, report: Callable[[str], None], is_stopped: Calla
     targets = [serve.RunTarget(bind_judge(entry.judge, entry.placement), name=entry.app, route_prefix=None)
                for entry in file.judges]
     targets.append(serve.RunTarget(bind_gateway(file.http), name=file.gateway_app, route_prefix=file.route_prefix))
+    report(f"loading {', '.join(names)}", 0.0)
     try:
         serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
         _wait(file, names, report, is_stopped)
@@ -76,7 +80,7 @@ def _check_address(file: AppFile) -> None:
 
 
 def _wait(
-    file: AppFile, names: list[str], report: Callable[[str], None], is_stopped: Callable[[], bool]
+    file: AppFile, names: list[str], report: Callable[[str, float], None], is_stopped: Callable[[], bool]
 ) -> None:
     """Returns when all apps run, or the wait is ended."""
     start = time.monotonic()
@@ -90,7 +94,7 @@ def _wait(
         if not loading:
             return
         waited_s = time.monotonic() - start
-        report(f"loading {', '.join(loading)} ({waited_s:.0f} s)")
+        report(f"loading {', '.join(loading)}", waited_s)
         if waited_s > NO_RESOURCES_S:
             _check_resources(file)
         if waited_s > START_TIMEOUT_S:

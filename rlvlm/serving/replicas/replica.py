@@ -22,8 +22,8 @@ from rlvlm.serving.envelope import Receipt, Request, digest
 from rlvlm.serving.monitoring import ReplicaMetrics
 from rlvlm.serving.replicas.batches import FairBatches
 from rlvlm.serving.replicas.gpu import assigned_device, check_share, limit_share, measured
-from rlvlm.serving.replicas.watchdog import Pulse, Watchdog
-from rlvlm.serving.startup import marked
+from rlvlm.serving.replicas.watchdog import Pulse, Watchdog, loading_within
+from rlvlm.serving.startup import START_TIMEOUT_S, marked
 from rlvlm.types import Clip, Query, Score, Stamp, Status, Verdict
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ class JudgeReplica:
         self._device = assigned_device(config.device)
         self._pulse = Pulse(waits_for_gpu=self._device.startswith("cuda"), is_elsewhere=config.backend in ELSEWHERE)
         try:
-            self._judge = self._thread.submit(self._load, replace(config, device=self._device), build).result()
+            with loading_within(START_TIMEOUT_S):
+                self._judge = self._thread.submit(self._load, replace(config, device=self._device), build).result()
         except Exception as error:  # whatever it is, Serve would hide it in a traceback
             logger.exception("the judge cannot be loaded")
             raise marked(_cause(error)) from error

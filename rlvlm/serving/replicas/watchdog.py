@@ -151,6 +151,24 @@ class Watchdog:
                 return
 
 
+@contextmanager
+def loading_within(limit_s: float, end: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Around the loading of a model: ends the process if that takes longer, for Serve waits however long it takes.
+
+    Args:
+        limit_s: longest time.
+        end: as of `Watchdog`.
+    """
+    reason = f"its judge has not loaded within {limit_s:.0f} s"
+    timer = threading.Timer(limit_s, end or end_process, [reason])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def end_process(reason: str) -> None:
     """Ends this process at once, with every thread's stack in its log."""
     logger.error("this replica is stuck and ends itself: %s", reason)

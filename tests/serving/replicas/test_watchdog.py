@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlvlm.serving.replicas import watchdog
-from rlvlm.serving.replicas.watchdog import SAMPLE_S, Pulse, Watchdog
+from rlvlm.serving.replicas.watchdog import SAMPLE_S, Pulse, Watchdog, loading_within
 
 
 @pytest.fixture
@@ -123,3 +123,13 @@ def test_the_watchdog_ends_what_is_stuck(quick):
 
     asyncio.run(run())
     assert "event loop" in said[0]
+
+
+def test_loading_that_takes_too_long_is_ended_and_what_was_quick_is_left_alone():
+    said: list[str] = []
+    ended = threading.Event()
+    with loading_within(0.05, end=said.append):
+        pass
+    with loading_within(0.1, end=lambda reason: (said.append(reason), ended.set())):
+        assert ended.wait(10)
+    assert said == ["its judge has not loaded within 0 s"]
