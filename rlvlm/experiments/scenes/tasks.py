@@ -95,7 +95,9 @@ def _fold_over(_: FloatArray, __: FloatArray) -> FloatArray:
     return _FOLD_TARGET
 
 
-def _two_starts(task: str, fixed: int, random: int, pictures: tuple[int, int] = (1_200, 500)) -> tuple[Setup, ...]:
+def _two_starts(
+    task: str, fixed: int, random: int, pictures: tuple[int, int] = (1_200, 500), share: float = 1.0
+) -> tuple[Setup, ...]:
     """The recipe's own set-up, and its random start.
 
     Args:
@@ -103,10 +105,11 @@ def _two_starts(task: str, fixed: int, random: int, pictures: tuple[int, int] = 
         fixed: episodes from the fixed start.
         random: episodes from random starts.
         pictures: drawn of each.
+        share: how often the task is drawn in training, relative to all others: the hardest ones more often.
     """
     config = recipe(task).env
-    return (Setup(config=config, episodes=fixed, max_pictures=pictures[0], share=0.7),
-            Setup(config=replace(config, start="random"), episodes=random, max_pictures=pictures[1], share=0.3))
+    return (Setup(config=config, episodes=fixed, max_pictures=pictures[0], share=0.7 * share),
+            Setup(config=replace(config, start="random"), episodes=random, max_pictures=pictures[1], share=0.3 * share))
 
 
 _DRAWER_SETUPS = (
@@ -123,7 +126,8 @@ TASKS = {task.name: task for task in (
     ),
     TaskScenes(
         name="soccer", phrase="the ball has gone {percent}% of the way to the goal",
-        skill=partial(_scripted_to_net, SawyerSoccerV3Policy()), setups=_two_starts("soccer", 50, 36), p_aimless=0.3,
+        skill=partial(_scripted_to_net, SawyerSoccerV3Policy()), setups=_two_starts("soccer", 50, 36, share=1.3),
+        p_aimless=0.3,
     ),
     TaskScenes(
         name="sweep_into", phrase="the cube has gone {percent}% of the way to the hole",
@@ -136,12 +140,12 @@ TASKS = {task.name: task for task in (
     ),
     TaskScenes(
         name="straighten_rope", phrase="the rope is {percent}% straight",
-        skill=_pull_apart, setups=_two_starts("straighten_rope", 90, 36), paces=(0.1, 1.0), p_aimless=0.3,
-        mirrors=((1,), (2,), (1, 2)),
+        skill=_pull_apart, setups=_two_starts("straighten_rope", 270, 60, (3_000, 600), share=2.0),
+        paces=(0.1, 1.0), p_aimless=0.3, mirrors=((1,), (2,), (1, 2)),
     ),
     TaskScenes(
         name="pass_water", phrase="the water is {percent}% of the way to the circle",
-        skill=_forward, setups=_two_starts("pass_water", 60, 24), paces=(0.1, 1.0), p_aimless=0.3,
+        skill=_forward, setups=_two_starts("pass_water", 60, 24, share=1.3), paces=(0.1, 1.0), p_aimless=0.3,
     ),
     TaskScenes(
         name="fold_cloth", phrase="the cloth is {percent}% folded",

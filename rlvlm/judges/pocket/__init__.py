@@ -7,13 +7,5 @@ from pathlib import Path
 
 
 def weights_folder() -> Path:
-    """Returns the folder of the default's weights, which know drawer_open.
-
-    It holds config, tokenizer, picture processor and safetensors of a Qwen3-VL.
-    """
+    """Returns the folder of the shipped weights: config, tokenizer, picture processor and safetensors of a Qwen3-VL."""
     return Path(__file__).parent / "weights"
-
-
-def seven_tasks_folder() -> Path:
-    """Returns the folder of the shipped weights that know all seven tasks, laid out likewise."""
-    return Path(__file__).parent / "weights_seven_tasks"

@@ -14,6 +14,7 @@ from rlvlm.judges.pocket import texts
 from rlvlm.judges.pocket.model import MERGE, PATCH_PX, PICTURE_PX, build_image_processor
 from rlvlm.judges.pocket.scenes import Scenes, draw_gap_pairs, label_of
 from rlvlm.judges.pocket.tokenizer import IMAGE, STOP
+from rlvlm.types import FloatArray
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -152,6 +153,7 @@ class Lessons:
         topics: Sequence[texts.Topic],
         progress: NDArray[np.float32],
         pictures: NDArray[np.int64],
+        tie_gaps: FloatArray,
     ) -> Batch:
         """Returns the dialogues of `task`.
 
@@ -160,9 +162,10 @@ class Lessons:
             topics: [B] what each is about.
             progress: [B, 2] of the left and right picture.
             pictures: [B, 2] places of these pictures in the step's list.
+            tie_gaps: [B] a gap in progress below this is no difference.
         """
-        dialogues = [self._dialogue(task, topic, float(left), float(right))
-                     for topic, (left, right) in zip(topics, progress, strict=True)]
+        dialogues = [self._dialogue(task, topic, float(left), float(right), label_of(left, right, tie_gap))
+                     for topic, (left, right), tie_gap in zip(topics, progress, tie_gaps, strict=True)]
         length = max(len(prompt) + len(answer) for prompt, answer in dialogues)
         ids = torch.full((len(dialogues), length), self._tokenizer.pad_token_id)
         targets = torch.full_like(ids, IGNORED)
@@ -179,9 +182,8 @@ class Lessons:
         )
 
     def _dialogue(
-        self, task: texts.Task, topic: texts.Topic, left: float, right: float
+        self, task: texts.Task, topic: texts.Topic, left: float, right: float, label: int
     ) -> tuple[list[int], list[int]]:
-        label = label_of(left, right)
         report = texts.report(topic.phrase, left, right, label) if task == "label" else ""
         turn = texts.messages(task, topic.goal, report)
         prompt = self._tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)

@@ -21,7 +21,7 @@ from rlvlm.judges.labels.store import LabelStore, open_store
 from rlvlm.judges.pocket import weights_folder
 from rlvlm.judges.pocket.config import DistillConfig
 from rlvlm.judges.pocket.labelled import Labelled, Lessons, read_labels, split, to_query
-from rlvlm.judges.pocket.learning import Facts, answer_loss, look, optimise, save
+from rlvlm.judges.pocket.learning import Facts, adamw, along_cosine, answer_loss, look, optimise, save
 from rlvlm.judges.pocket.model import build_model
 from rlvlm.types import Label, Query, Stamp
 
@@ -164,7 +164,8 @@ def _train(model: Any, lessons: Lessons, config: DistillConfig) -> None:
 
     facts: Facts = {}
     model.train()
-    for _ in optimise("distilling", config.steps, list(model.parameters()), loss_of_step, lr=config.lr, facts=facts):
+    optimizers = [adamw(model.parameters(), config.lr)]
+    for _ in optimise("distilling", config.steps, optimizers, loss_of_step, ramp=along_cosine, facts=facts):
         pass
     model.eval()
 

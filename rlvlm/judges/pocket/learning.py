@@ -5,7 +5,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +21,74 @@ _LOGGER = logging.getLogger(__name__)
 
 Facts = dict[str, float]
 StepLoss = Callable[[], tuple[Tensor, Facts]]
+Ramp = Callable[[int, int], float]
+"""Step, from 0, and number of steps in; share of the highest step size out."""
+
+_WARM_UP = 50
+_FALL = 0.3
+_MATRIX_LR = 2.0
+"""Step size of matrices, as a multiple of everything else's."""
 
 
 def optimise(
-    name: str, num_steps: int, parameters: list[nn.Parameter], loss_of_step: StepLoss, *, lr: float, facts: Facts
+    name: str,
+    num_steps: int,
+    optimizers: Sequence[torch.optim.Optimizer],
+    loss_of_step: StepLoss,
+    *,
+    ramp: Ramp,
+    facts: Facts,
 ) -> Iterator[int]:
-    """Optimises `parameters` with AdamW and yields the number of each finished step, from 1.
+    """Optimises and yields the number of each finished step, from 1.
 
     Args:
         name: of the phase, for the log.
         num_steps: how many.
-        parameters: what learns.
+        optimizers: of what learns, each with its highest step size.
         loss_of_step: gives a loss and what is to be told about it.
-        lr: the highest step size; it warms up and falls to zero along a cosine.
+        ramp: share of the highest step size at each step.
         facts: takes running means of what the steps tell.
     """
-    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
+    groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
+    parameters = [parameter for group, _ in groups for parameter in group["params"]]
     start = time.monotonic()
     for step in range(num_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = lr * _ramp(step, num_steps)
+        for group, lr in groups:
+            group["lr"] = lr * ramp(step, num_steps)
         loss, facts_now = loss_of_step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         facts |= {key: 0.95 * facts.get(key, value) + 0.05 * value for key, value in facts_now.items()}
         if step % 50 == 49 or step == num_steps - 1:
             _report(name, step + 1, num_steps, time.monotonic() - start, facts)
         yield step + 1
+
+
+def adamw(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """Returns AdamW over `parameters`, for the highest step size `lr`."""
+    return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
+
+
+def muon_and_adamw(layers: nn.Module, others: Iterable[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
+    """Returns Muon over the matrices of `layers` and AdamW over everything else: fewer steps from scratch than AdamW.
+
+    Args:
+        layers: transformer layers.
+        others: parameters that learn too; those of `layers` may be among them.
+        lr: AdamW's highest step size; the matrices' is twice that.
+
+    Source: Jordan et al. 2024, Muon, as in torch, with step sizes made comparable to AdamW's (Liu et al. 2025,
+    arXiv:2502.16982, sec. 2.2).
+    """
+    matrices = [module.weight for module in layers.modules() if isinstance(module, nn.Linear)]
+    turned = {id(matrix) for matrix in matrices}
+    rest = [parameter for parameter in others if id(parameter) not in turned]
+    muon = torch.optim.Muon(matrices, lr=_MATRIX_LR * lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    return [muon, adamw(rest, lr)]
 
 
 def look(model: Any, patches: Tensor) -> Tensor:
@@ -103,9 +142,18 @@ def _shown(seen: Tensor, pictures: Tensor) -> dict[str, BaseModelOutputWithDeeps
     return {"image": BaseModelOutputWithDeepstackFeatures(pooler_output=layers[-1], deepstack_features=layers[:-1])}
 
 
-def _ramp(step: int, num_steps: int) -> float:
-    """Share of the highest step size: up within 50 steps (or a tenth), then down to zero along a cosine."""
-    return min(1.0, (step + 1) / min(50, num_steps / 10)) * 0.5 * (1 + math.cos(math.pi * step / num_steps))
+def along_cosine(step: int, num_steps: int) -> float:
+    """A `Ramp`: up within 50 steps (or a tenth), then down to zero along a cosine."""
+    return _warm_up(step, num_steps) * 0.5 * (1 + math.cos(math.pi * step / num_steps))
+
+
+def hold_then_fall(step: int, num_steps: int) -> float:
+    """A `Ramp`: up within 50 steps (or a tenth), held, and down to zero on a line over the last three tenths."""
+    return min(_warm_up(step, num_steps), (num_steps - step) / (_FALL * num_steps))
+
+
+def _warm_up(step: int, num_steps: int) -> float:
+    return min(1.0, (step + 1) / min(_WARM_UP, num_steps / 10))
 
 
 def _report(name: str, step: int, num_steps: int, elapsed_s: float, facts: Facts) -> None:

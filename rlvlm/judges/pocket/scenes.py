@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlvlm.types import FloatArray, Frames
 
 TIE_GAP = 0.02
-"""Pictures whose progress differs by less than this are taught as no difference."""
+"""Pictures whose progress differs by less than this are taught as no difference, however well they can be seen."""
 
 Split = Literal["train", "held_out"]
 
@@ -65,9 +65,9 @@ def find_provider(name: str) -> Provider:
     return provider
 
 
-def label_of(left: float, right: float) -> int:
+def label_of(left: float, right: float, tie_gap: float = TIE_GAP) -> int:
     """Returns the true label of two progresses: 0 left is nearer, 1 right is nearer, -1 no difference."""
-    if abs(left - right) < TIE_GAP:
+    if abs(left - right) < tie_gap:
         return -1
     return int(right > left)
 
@@ -82,12 +82,16 @@ def draw_uniform_pairs(scenes: Scenes, num_pairs: int, rng: np.random.Generator)
 
 
 def draw_gap_pairs(scenes: Scenes, gaps: FloatArray, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Returns [N, 2] pictures whose progress differs by about `gaps` [N] in [-1, 1], right minus left."""
+    """Returns [N, 2] pictures whose progress differs by about `gaps` [N] in [-1, 1], right minus left.
+
+    Pictures of one and the same progress are drawn equally often, e.g. mirrored ones and those of a lost ball.
+    """
     order = np.argsort(scenes.progress)
     ranked = scenes.progress[order]
     low, high = ranked[0] - np.minimum(gaps, 0), ranked[-1] - np.maximum(gaps, 0)
     left_target = low + rng.random(len(gaps)) * np.maximum(high - low, 0)
     grain = 1.0 / len(ranked)
     ends = [target + grain * rng.standard_normal(len(gaps)) for target in (left_target, left_target + gaps)]
-    ranks = [np.clip(np.searchsorted(ranked, end), 0, len(ranked) - 1) for end in ends]
+    met = [ranked[np.clip(np.searchsorted(ranked, end), 0, len(ranked) - 1)] for end in ends]
+    ranks = [rng.integers(np.searchsorted(ranked, one), np.searchsorted(ranked, one, side="right")) for one in met]
     return np.stack([order[rank] for rank in ranks], axis=1)

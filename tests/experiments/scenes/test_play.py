@@ -12,7 +12,6 @@ from rlvlm.experiments.scenes.play import collect
 from rlvlm.experiments.scenes.tasks import TASKS
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.pocket import seven_tasks_folder
 from rlvlm.judges.pocket.scenes import find_provider
 from rlvlm.types import Label, Query
 
@@ -46,11 +45,11 @@ def test_pictures_range_from_untouched_to_far_on_the_way(found):
     assert len({picture.tobytes() for picture in found.pictures}) > 10  # a cup that left the picture looks like another
 
 
-def test_the_judge_of_seven_tasks_tells_much_from_little(found):
+def test_the_pocket_judge_tells_much_from_little(found):
     order = np.argsort(found.progress)
     asked = [Query(goal=found.goal, left=found.pictures[left, None], right=found.pictures[right, None])
              for left in order[:4] for right in order[-4:]]
-    verdicts = build_judge(JudgeConfig(model=str(seven_tasks_folder()))).compare(asked)
+    verdicts = build_judge(JudgeConfig()).compare(asked)
     assert np.mean([verdict.label is Label.RIGHT for verdict in verdicts]) >= 0.75
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,8 @@ def test_labels_of_pairs_worked_by_hand():
     assert label_of(0.30, 0.50) == 1
     assert label_of(0.50, 0.30) == 0
     assert label_of(0.50, 0.51) == label_of(0.51, 0.50) == -1
+    assert label_of(0.50, 0.59, tie_gap=0.1) == -1
+    assert label_of(0.50, 0.61, tie_gap=0.1) == 1
 
 
 def test_uniform_pairs_follow_the_frames_and_never_show_one_picture_twice():
@@ -32,6 +36,13 @@ def test_gap_pairs_have_about_the_gap_asked_for():
     pairs = draw_gap_pairs(scenes, gaps, np.random.default_rng(0))
     found = scenes.progress[pairs[:, 1]] - scenes.progress[pairs[:, 0]]
     assert np.abs(found - gaps).max() < 0.05
+
+
+def test_pictures_of_one_progress_are_all_drawn():
+    scenes = replace(make_scenes(4), progress=np.array([0, 0, 0, 1], np.float32))
+    pairs = draw_gap_pairs(scenes, np.ones(200, np.float32), np.random.default_rng(0))
+    assert {0, 1, 2} <= set(pairs[:, 0])
+    assert set(pairs[:, 1]) == {3}
 
 
 def test_frames_must_name_pictures():

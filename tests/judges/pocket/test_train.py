@@ -11,6 +11,7 @@ from rlvlm.judges.pocket.tokenizer import build_tokenizer
 from rlvlm.judges.pocket.train import TrainConfig, Trainer
 
 LONG = Topic(goal="lengthen the bar", phrase="the bar is {percent}% long")
+TIES = np.full(2, 0.02)
 SHORT = Topic(goal="make the white bar as short as possible", phrase="the bar is {percent}% gone")
 
 
@@ -51,7 +52,7 @@ def test_rope_positions_worked_by_hand():
 def test_rope_positions_are_those_of_the_model(tokenizer, task):
     model = build_model(tokenizer).model
     batch = Lessons(tokenizer).batch(
-        task, [LONG, SHORT], np.array([[0.1, 0.9], [1.0, 0.05]], np.float32), np.array([[0, 1], [1, 0]])
+        task, [LONG, SHORT], np.array([[0.1, 0.9], [1.0, 0.05]], np.float32), np.array([[0, 1], [1, 0]]), TIES
     )
     is_visual = (batch.ids == model.config.image_token_id).int()
     grid = torch.tensor([[1, GRID, GRID]]).expand(batch.pictures.numel(), 3)
@@ -79,7 +80,7 @@ def test_the_album_keeps_pictures_as_the_processor_makes_them():
 
 def test_only_answers_are_learned(tokenizer):
     batch = Lessons(tokenizer).batch(
-        "single_stage", [LONG, SHORT], np.array([[0.1, 0.9], [1.0, 1.0]], np.float32), np.array([[0, 1], [1, 1]])
+        "single_stage", [LONG, SHORT], np.array([[0.1, 0.9], [1.0, 1.0]], np.float32), np.array([[0, 1], [1, 1]]), TIES
     )
     learned = batch.targets >= 0
     assert torch.equal(batch.targets[learned], batch.ids[learned])
@@ -88,6 +89,12 @@ def test_only_answers_are_learned(tokenizer):
         "First: the bar is 10% long. Second: the bar is 90% long. The second is nearer to the goal.\n1<|im_end|>",
         "First: the bar is 100% gone. Second: the bar is 100% gone. There is no clear difference.\n-1<|im_end|>",
     ]
+
+
+def test_a_gap_below_the_tie_gap_is_taught_as_no_difference(tokenizer):
+    progress, pictures = np.array([[0.0, 0.5], [0.0, 0.5]], np.float32), np.array([[0, 1], [0, 1]])
+    batch = Lessons(tokenizer).batch("direct", [LONG, LONG], progress, pictures, np.array([0.4, 0.6]))
+    assert [tokenizer.decode(row[row >= 0]) for row in batch.targets] == ["1<|im_end|>", "-1<|im_end|>"]
 
 
 def test_patches_are_what_the_model_takes(tokenizer):

@@ -10,7 +10,7 @@ from rlvlm.envs.registry import make_world
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.loading import load_vlm
-from rlvlm.judges.pocket import seven_tasks_folder, weights_folder
+from rlvlm.judges.pocket import weights_folder
 from rlvlm.judges.pocket.texts import TASKS, messages, report
 from rlvlm.types import Clip, Label, Query, Status
 
@@ -88,19 +88,17 @@ def test_scores_are_near_the_progress(scene):
     assert [score.value for score in scores] == pytest.approx(progress[[0, 12, 23]], abs=0.05)
 
 
-@pytest.mark.parametrize("folder", [weights_folder(), seven_tasks_folder()], ids=lambda folder: folder.name)
-def test_the_weights_are_small_and_bfloat16(folder):
-    file = folder / "model.safetensors"
+def test_the_weights_are_small_and_bfloat16():
+    file = weights_folder() / "model.safetensors"
     assert file.stat().st_size <= 8 * 2**20
     with safe_open(file, "pt") as weights:
         assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}
 
 
-@pytest.mark.parametrize("folder", [weights_folder(), seven_tasks_folder()], ids=lambda folder: folder.name)
 @pytest.mark.parametrize("task", TASKS)
-def test_the_prompts_are_still_those_of_the_training(task, folder):
+def test_the_prompts_are_still_those_of_the_training(task):
     """Words that the tokenizer does not hold as phrases were not trained on: train anew after a change of prompts."""
-    processor = load_vlm(JudgeConfig(model=str(folder))).processor
+    processor = load_vlm(JudgeConfig(model=str(weights_folder()))).processor
     told = report("the drawer is {percent}% open", 0.37, 0.9, 1)
     chat = processor.apply_chat_template(messages(task, "open the drawer", told))
     assert len(processor.tokenizer(chat).input_ids) <= 26
