@@ -49,3 +49,8 @@ class JudgeUnavailable(RunError):  # noqa: N818 - the name the style guide fixes
     """The judge cannot be loaded, or stopped answering."""
 
     exit_code = 5
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says in its first line, or its class's name where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-from rlvlm.errors import JudgeUnavailable, MachineError, UsageError
+from rlvlm.errors import JudgeUnavailable, MachineError, UsageError, first_line
 from rlvlm.experiments.terminal.boxes import guarded
 from rlvlm.judges.config import JUDGE_FILES, JudgeConfig
 
@@ -57,10 +57,10 @@ def fetch(model: str, revision: str, to: Path | None) -> Fetched:
         raise UsageError(f"the hub has no {wanted} that you may read", "check the name; for gated models: hf auth login"
                          ) from error  # fmt: skip
     except HfHubHTTPError as error:
-        raise MachineError(f"the hub refuses {model}: {_first_line(error)}", "try again later; for gated models: "
+        raise MachineError(f"the hub refuses {model}: {first_line(error)}", "try again later; for gated models: "
                            "hf auth login") from error
     except (OSError, ValueError) as error:
-        raise MachineError(f"{model} could not be fetched from {constants.ENDPOINT}: {_first_line(error)}",
+        raise MachineError(f"{model} could not be fetched from {constants.ENDPOINT}: {first_line(error)}",
                            "run it where there is a network, such as a login node; what came is kept") from error
     return _fetched(Path(folder), str(target) if target else model)
 
@@ -101,10 +101,6 @@ def _fetched(folder: Path, name: str) -> Fetched:
     if not num_bytes:
         raise JudgeUnavailable(f"{folder} holds no files of a judge", "name a folder with config.json and weights")
     return Fetched(folder=folder, name=name, num_bytes=num_bytes)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A chat VLM as a judge: questions in, verdicts out, in batches. Which library runs the network is `ChatModel`'s.
+"""A chat VLM as a judge: questions in, verdicts out, in batches. Which library runs the network is `chat_model`'s.
 
 `backends.transformers`, `backends.pocket` and `backends.vllm` make these judges. numpy only.
 """
@@ -6,8 +6,8 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges import prompts
 from rlvlm.judges.abilities import ANYTHING, Abilities
+from rlvlm.judges.chat_model import TOP_P, ChatModel, Reply
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import Chat
 from rlvlm.judges.verdicts import parse_label, parse_rating, parse_score, parse_video_score, status_of
@@ -24,52 +25,12 @@ logger = logging.getLogger(__name__)
 
 MIN_CHOICE_MASS = 1e-3
 """Where all choices together are less likely than this, the model was not answering the question: invalid."""
-TOP_P = 0.9
-"""Of sampling, where the temperature is above 0."""
 _LABELS = (Label.LEFT, Label.RIGHT, Label.TIE)
 
 Item = TypeVar("Item", Query, Clip)
 Answer = TypeVar("Answer", Verdict, Score)
 Asked = TypeVar("Asked")
 Given = TypeVar("Given")
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What a model wrote."""
-
-    text: str
-    """All of it."""
-    readable: str
-    """Without the last line where the token limit tore it: a cut `10` would read as 1."""
-
-
-class ChatModel(Protocol):
-    """A network that reads chats with pictures: what a library must offer for `ChatJudge` to stand on it."""
-
-    @property
-    def revision(self) -> str:
-        """Commit or digest of the weights; empty when unknown."""
-        ...
-
-    @property
-    def traits(self) -> str:
-        """Whatever else changes its answers at fixed weights, e.g. `dtype=float32 quantization=none`."""
-        ...
-
-    def generate(
-        self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()
-    ) -> list[Reply]:
-        """One reply per chat, greedy at temperature 0; of `choices` alone, where the library can hold it to them."""
-        ...
-
-    def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:
-        """[B, C] log-probability that the reply to each chat begins with each choice's whole text."""
-        ...
-
-    def release_memory(self) -> None:
-        """Gives unused memory back, after it ran out."""
-        ...
 
 
 class ChatJudge:

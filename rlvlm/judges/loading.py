@@ -9,36 +9,29 @@ import importlib.util
 import json
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from huggingface_hub import snapshot_download
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
-    AutoImageProcessor,
     AutoModelForImageTextToText,
-    AutoProcessor,
-    AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 from transformers.utils.logging import disable_progress_bar
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.errors import JudgeUnavailable, first_line
 from rlvlm.judges.config import JUDGE_FILES, JudgeConfig
 from rlvlm.judges.patch_embedding import flatten_patch_embedding
-from rlvlm.judges.pictures import can_replace, process
+from rlvlm.judges.processors import load_processor
 
 logger = logging.getLogger(__name__)
 
-Pictures = Sequence[NDArray[np.uint8]]
 _DIGEST_CHUNKS, _DIGEST_BYTES = 16, 1 << 20
 
 
@@ -54,77 +47,6 @@ class LoadedVLM:
     """Hub commit, or a digest of a local folder."""
 
 
-class PillowProcessor:
-    """A Qwen-VL processor from its parts: Pillow pictures, tokenizer and chat template, without torchvision.
-
-    The families' own processor class insists on a video processor, which needs torchvision; clips are sent as pictures
-    here, so nothing is lost. `tests/judges/test_loading.py` holds its inputs to what the models are trained on.
-    """
-
-    def __init__(self, image_processor: Any, tokenizer: Any, image_token_id: int) -> None:
-        self.image_processor = image_processor
-        self.tokenizer = tokenizer
-        self._image_token_id = image_token_id
-        self._image_token = tokenizer.convert_ids_to_tokens(image_token_id)
-
-    def apply_chat_template(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The chat as one string that ends where the model's answer begins."""
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-
-    def __call__(self, text: Sequence[str], images: Sequence[Pictures]) -> dict[str, torch.Tensor]:
-        """Left-padded inputs [B, N] for `text`, each with its pictures in order.
-
-        Raises:
-            ValueError: a text has not one picture mark per picture.
-        """
-        flat = [picture for pictures in images for picture in pictures]
-        inputs = self._process(flat) if flat else {}
-        counts = (inputs["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist() if flat else []
-        expanded = []
-        for chat, pictures in zip(text, images, strict=True):
-            parts = chat.split(self._image_token)
-            if len(parts) != len(pictures) + 1:
-                raise ValueError(f"{len(pictures)} pictures need as many marks in the chat, got {len(parts) - 1}")
-            marks = [self._image_token * counts.pop(0) for _ in pictures]
-            expanded.append("".join(part + mark for part, mark in zip(parts, [*marks, ""], strict=True)))
-        inputs |= self.tokenizer(
-            expanded, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt"
-        )
-        inputs["mm_token_type_ids"] = (inputs["input_ids"] == self._image_token_id).int()
-        inputs.pop("token_type_ids", None)
-        return inputs
-
-    def _process(self, flat: Pictures) -> dict[str, torch.Tensor]:
-        if can_replace(self.image_processor):
-            return process(flat, self.image_processor)
-        return dict(self.image_processor(images=flat, return_tensors="pt"))
-
-
-class AutoProcessorAdapter:
-    """The model's own processor, where the machine can build it."""
-
-    def __init__(self, processor: Any) -> None:
-        self._processor = processor
-        self.tokenizer = processor.tokenizer
-        self.image_processor = processor.image_processor
-
-    def apply_chat_template(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The chat as one string that ends where the model's answer begins."""
-        return self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-
-    def __call__(self, text: Sequence[str], images: Sequence[Pictures]) -> dict[str, torch.Tensor]:
-        """Left-padded inputs [B, N] for `text`, each with its pictures in order."""
-        has_pictures = any(len(pictures) > 0 for pictures in images)
-        return dict(self._processor(
-            text=list(text),
-            images=[list(pictures) for pictures in images] if has_pictures else None,
-            padding=True,
-            padding_side="left",
-            add_special_tokens=False,
-            return_tensors="pt",
-        ))
-
-
 def load_vlm(config: JudgeConfig) -> LoadedVLM:
     """The model that `config.model` names, on its device, with greedy defaults.
 
@@ -135,8 +57,7 @@ def load_vlm(config: JudgeConfig) -> LoadedVLM:
     folder, revision = locate(config.model, config.revision)
     model_config = _vlm_config(folder)
     device = pick_device(config.device)
-    processor = _processor(folder, model_config)
-    _set_pixels(processor.image_processor, config)
+    processor = load_processor(folder, model_config, config)
     model = _model(folder, config, device)
     tokenizer = processor.tokenizer
     tokenizer.padding_side = "left"
@@ -169,7 +90,7 @@ def locate(model: str, revision: str) -> tuple[Path, str]:
     except (OSError, ValueError) as error:  # hub, cache and network errors are OSErrors; a malformed name a ValueError
         wanted = f" --revision {revision}" if revision else ""
         raise JudgeUnavailable(
-            f"judge {model} is not on this machine and could not be fetched: {_first_line(error)}",
+            f"judge {model} is not on this machine and could not be fetched: {first_line(error)}",
             f"where there is a network: hf download {model}{wanted} --local-dir DIR; then --judge.model DIR",
         ) from error
     return Path(found), Path(found).name
@@ -215,13 +136,19 @@ def pick_device(device: str) -> torch.device:
     return chosen
 
 
+def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The precision that `JudgeConfig.dtype` means: `auto` is bfloat16 on a GPU, float32 elsewhere."""
+    named = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+    return named.get(dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+
 def _vlm_config(folder: Path) -> Any:
     """The model's config, once it is known to be one of a chat VLM."""
     fix = "choose a chat VLM such as Qwen/Qwen3-VL-8B-Instruct, or a folder that holds one"
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # whatever a stranger's file holds
-        raise JudgeUnavailable(f"{folder} holds no model that transformers knows: {_first_line(error)}", fix) from error
+        raise JudgeUnavailable(f"{folder} holds no model that transformers knows: {first_line(error)}", fix) from error
     if config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise JudgeUnavailable(f"{folder} holds a {config.model_type} model, which cannot look at pictures", fix)
     if not list(folder.glob("*.safetensors")):
@@ -244,45 +171,11 @@ def _check_shards(folder: Path) -> None:
                                    "download the model again; do not use weights that came with this index")
 
 
-def _processor(folder: Path, config: Any) -> Any:
-    """The model's own processor, or the same from its parts where torchvision is missing."""
-    try:
-        if importlib.util.find_spec("torchvision") or not hasattr(config, "image_token_id"):
-            return AutoProcessorAdapter(AutoProcessor.from_pretrained(folder, trust_remote_code=False))
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        image_processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
-        if not hasattr(image_processor, "merge_size"):  # not of the Qwen-VL line: only its own class knows its marks
-            return AutoProcessorAdapter(AutoProcessor.from_pretrained(folder, trust_remote_code=False))
-    except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
-        raise JudgeUnavailable(
-            f"the tokenizer or picture processor in {folder} cannot be loaded: {_first_line(error)}",
-            "the folder needs tokenizer.json, preprocessor_config.json and a chat template; download it again",
-        ) from error
-    if not tokenizer.chat_template:
-        raise JudgeUnavailable(f"{folder} has no chat template", "choose an Instruct model, base models cannot chat")
-    return PillowProcessor(image_processor, tokenizer, config.image_token_id)
-
-
-def _set_pixels(image_processor: Any, config: JudgeConfig) -> None:
-    """Puts the config's pixel bounds into the processor."""
-    if not (config.min_pixels or config.max_pixels):
-        return
-    size = image_processor.size
-    own = (size["shortest_edge"], size["longest_edge"]) if hasattr(image_processor, "merge_size") else None
-    if own is None:
-        raise JudgeUnavailable("this model's picture processor has no pixel bounds",
-                               "leave out --judge.min-pixels and --judge.max-pixels")
-    smallest, largest = config.min_pixels or own[0], config.max_pixels or own[1]
-    image_processor.size = {"shortest_edge": min(smallest, largest), "longest_edge": max(smallest, largest)}
-
-
 def _model(folder: Path, config: JudgeConfig, device: torch.device) -> Any:
     """The weights on their device, in eval mode."""
     if config.quantization == "nf4" and not importlib.util.find_spec("bitsandbytes"):
         raise JudgeUnavailable("4-bit weights need the package bitsandbytes", "pip install bitsandbytes")
-    dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}.get(
-        config.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32
-    )
+    dtype = pick_dtype(config.dtype, device)
     quantization = _nf4(folder, dtype) if config.quantization == "nf4" else None
     disable_progress_bar()  # it would tear the run's live panel
     try:
@@ -292,7 +185,7 @@ def _model(folder: Path, config: JudgeConfig, device: torch.device) -> Any:
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # torn file, wrong shapes, no memory
         raise JudgeUnavailable(
-            f"the weights in {folder} cannot be loaded on {device}: {_first_line(error)}",
+            f"the weights in {folder} cannot be loaded on {device}: {first_line(error)}",
             "check the download with hf download, or save memory with --judge.quantization nf4",
         ) from error
     if missing := sorted(told["missing_keys"]):  # transformers would go on with random weights in their place
@@ -316,8 +209,3 @@ def _nf4(folder: Path, dtype: torch.dtype) -> BitsAndBytesConfig:
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True,
         llm_int8_skip_modules=["lm_head", *odd],
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

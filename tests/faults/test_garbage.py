@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rlvlm.judges.chat import ChatJudge, Reply
+from rlvlm.judges.chat import ChatJudge
+from rlvlm.judges.chat_model import Reply
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import Chat
 from rlvlm.testing.chaos import garbage

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rlvlm.judges.chat import Reply
+from rlvlm.judges.chat_model import Reply
 
 
 class ScriptedModel:

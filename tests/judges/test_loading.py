@@ -1,7 +1,6 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,37 +15,6 @@ from rlvlm.judges.loading import load_vlm, locate, pick_device
 
 def load(folder, **changes):
     return load_vlm(JudgeConfig(backend="transformers", model=str(folder), **changes))
-
-
-def test_the_processor_puts_as_many_marks_as_the_picture_has_merged_patches(tiny_vlms):
-    # by hand: 64 x 32 pixels are 4 x 2 patches of 16 px; 2 x 2 patches merge into one mark: 2 marks
-    processor = load(tiny_vlms["qwen3_vl"]).processor
-    tall = np.zeros((64, 32, 3), np.uint8)
-    content = [{"type": "image"}, {"type": "text", "text": "a"}]
-    chat = processor.apply_chat_template([{"role": "user", "content": content}])
-    inputs = processor([chat, "b"], [[tall], []])
-    image_id = processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    assert inputs["image_grid_thw"].tolist() == [[1, 4, 2]]
-    assert (inputs["input_ids"] == image_id).sum(-1).tolist() == [2, 0]
-    assert inputs["mm_token_type_ids"].sum(-1).tolist() == [2, 0]
-    assert inputs["attention_mask"].sum(-1).tolist()[1] == 1 and inputs["attention_mask"][1, -1] == 1  # padded left
-
-
-def test_pictures_without_marks_are_refused(tiny_vlms):
-    processor = load(tiny_vlms["qwen3_vl"]).processor
-    with pytest.raises(ValueError, match="1 pictures need as many marks"):
-        processor(["no mark"], [[np.zeros((32, 32, 3), np.uint8)]])
-
-
-def test_pixel_bounds_come_from_the_config(tiny_vlms):
-    picture = np.zeros((256, 256, 3), np.uint8)
-
-    def num_patches(**changes) -> int:
-        return len(load(tiny_vlms["qwen3_vl"], **changes).processor.image_processor(images=[picture])["pixel_values"])
-
-    assert num_patches() == 16  # the folder's own bound is 64 x 64 px
-    assert num_patches(max_pixels=128 * 128) == 64
-    assert num_patches(min_pixels=96 * 96) == 36
 
 
 def test_precision_and_greedy_defaults(tiny_vlms):

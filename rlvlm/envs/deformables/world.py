@@ -6,7 +6,6 @@ and `EnvConfig.robot` changes nothing.
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
-import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,14 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.mujoco_world import MujocoWorld, check_action
 from rlvlm.envs.painter import Camera, Painter
-from rlvlm.envs.rendering import ensure_renderer
-from rlvlm.envs.world import World
 from rlvlm.errors import NumericsError
-from rlvlm.types import FloatArray, Frames
+from rlvlm.types import FloatArray
 
-_KEY_GRAIN = 0.25e-3
-"""Grain of picture keys, metres (or halves of a quaternion's angle): an eighth of a pixel at 300 pixels."""
 _DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("QPOS", "QVEL", "QACC")]
 
 
@@ -70,7 +66,7 @@ class Scene(Protocol):
         ...
 
 
-class DeformableWorld(World):
+class DeformableWorld(MujocoWorld):
     """A scene as a world. A snapshot holds all joint positions.
 
     Args:
@@ -82,20 +78,12 @@ class DeformableWorld(World):
         MachineError: no off-screen renderer works here.
     """
 
-    metadata = {"render_modes": []}
-
     def __init__(self, scene: Scene, config: EnvConfig, seed: int) -> None:
-        ensure_renderer()  # before an hour of training, not after
-        self.goal = scene.goal
-        self.render_mode = None
+        super().__init__(scene.goal, scene.action_size, config)
         self.snapshot_size = scene.model.nq
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (scene.obs_size,), np.float32)
-        self.action_space = gym.spaces.Box(-1.0, 1.0, (scene.action_size,), np.float32)
         self._scene = scene
-        self._data = mujoco.MjData(scene.model)
-        self._episode_steps = config.episode_steps
-        self._steps = 0
-        self._painter: Painter | None = None
+        self._model, self._data = scene.model, mujoco.MjData(scene.model)
         self.reset(seed=seed)
 
     def reset(
@@ -103,7 +91,7 @@ class DeformableWorld(World):
     ) -> tuple[FloatArray, dict[str, Any]]:
         """First observation [D] and info of a new episode; `options` is not used."""
         super().reset(seed=seed, options=options)
-        mujoco.mj_resetData(self._scene.model, self._data)
+        mujoco.mj_resetData(self._model, self._data)
         self._scene.place(self._data, self.np_random)
         self._steps = 0
         obs, outcome = self._look()
@@ -115,8 +103,7 @@ class DeformableWorld(World):
         Raises:
             NumericsError: the action is not finite, or the simulation has diverged.
         """
-        if not np.isfinite(action).all():
-            raise NumericsError(f"actions must be finite, got {action}", "look at the policy's losses before this step")
+        check_action(action)
         self._scene.act(self._data, np.clip(action, -1.0, 1.0))
         if self._data.warning.number[_DIVERGED].any():  # MuJoCo starts over, as if nothing had happened
             raise NumericsError(f"the simulation diverged in step {self._steps} of an episode, at action {action}",
@@ -130,46 +117,9 @@ class DeformableWorld(World):
         """[S]: joint positions."""
         return self._data.qpos.astype(np.float32)
 
-    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Pictures [N, size_px, size_px, 3] of `snapshots` [N, S].
-
-        Snapshots are rounded to the grain of `picture_key` first, so that equal keys give equal pictures to the bit.
-
-        Raises:
-            ValueError: the snapshots are not [N, S].
-            MachineError: the renderer could not be opened.
-        """
-        if snapshots.ndim != 2 or snapshots.shape[1] != self.snapshot_size:
-            raise ValueError(f"snapshots must have shape [N, {self.snapshot_size}], got {snapshots.shape}")
-        if self._painter is None:
-            drawn = self._scene.drawn
-            self._painter = Painter(drawn, self._scene.camera, np.zeros(drawn.ngeom, bool), ())
-        return self._painter.draw(np.rint(snapshots / _KEY_GRAIN) * np.float32(_KEY_GRAIN), size_px)
-
-    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, S]: joint positions in steps of a quarter of a millimetre."""
-        return np.rint(snapshots / _KEY_GRAIN).astype(np.int64)
-
-    def get_state(self) -> dict[str, Any]:
-        """Physics, generator and step count."""
-        model = self._scene.model
-        physics = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
-        mujoco.mj_getState(model, self._data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
-        generator = json.dumps(self.np_random.bit_generator.state)
-        return {"physics": physics, "steps": self._steps, "generator": generator}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned; observations, rewards and pictures go on bit-identically."""
-        physics = np.asarray(state["physics"])
-        mujoco.mj_setState(self._scene.model, self._data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
-        self._steps = int(state["steps"])
-        self.np_random.bit_generator.state = json.loads(state["generator"])
-
-    def close(self) -> None:
-        """Frees the renderer; the next picture opens it again."""
-        if self._painter is not None:
-            self._painter.close()
-            self._painter = None
+    def _make_painter(self) -> Painter:
+        drawn = self._scene.drawn
+        return Painter(drawn, self._scene.camera, np.zeros(drawn.ngeom, bool), ())
 
     def _look(self) -> tuple[FloatArray, Outcome]:
         """The observation [D] and the truth about the state just reached.
@@ -177,8 +127,8 @@ class DeformableWorld(World):
         Positions in world coordinates are computed by kinematics alone: `mj_forward` would also move the solver's warm
         start on, and the future with it.
         """
-        mujoco.mj_kinematics(self._scene.model, self._data)
-        mujoco.mj_flex(self._scene.model, self._data)
+        mujoco.mj_kinematics(self._model, self._data)
+        mujoco.mj_flex(self._model, self._data)
         return self._scene.observe(self._data).astype(np.float32), self._scene.judge(self._data)
 
     def _info(self, outcome: Outcome) -> dict[str, Any]:

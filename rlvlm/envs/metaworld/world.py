@@ -15,7 +15,6 @@ needed to keep promises of `World`:
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
-import json
 import warnings
 from typing import Any
 
@@ -29,14 +28,10 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.metaworld.scene import Scene
+from rlvlm.envs.mujoco_world import MujocoWorld, check_action
 from rlvlm.envs.painter import Painter
-from rlvlm.envs.rendering import ensure_renderer
-from rlvlm.envs.world import World
-from rlvlm.errors import NumericsError
-from rlvlm.types import FloatArray, Frames
+from rlvlm.types import FloatArray
 
-_KEY_METRES = 0.25e-3
-"""Grain of picture keys, metres or radians: 0.2 of a pixel at 300 pixels, 0.04 at 64."""
 _NO_GOAL = np.zeros(3)
 _ROBOT_BODIES = ("base", "mocap")
 """Roots of what `robot="hidden"` leaves out."""
@@ -45,7 +40,7 @@ _LEAST_METRES = 1e-3
 """A start nearer to the target than this counts as this far away."""
 
 
-class MetaWorld(World):
+class MetaWorld(MujocoWorld):
     """One MetaWorld task.
 
     Observations [39] are the stock ones with the goal left out (zeros); actions [4] move the hand (three axes, 1 cm at
@@ -60,18 +55,14 @@ class MetaWorld(World):
         MachineError: no off-screen renderer works here.
     """
 
-    metadata = {"render_modes": []}
-
     def __init__(self, scene: Scene, config: EnvConfig, seed: int) -> None:
-        ensure_renderer()  # before an hour of training, not after
-        self.goal = scene.goal
-        self.render_mode = None
+        super().__init__(scene.goal, 4, config)
         self._scene = scene
-        self._episode_steps = config.episode_steps
         self._shows_robot = config.robot == "visible"
         self._stock: SawyerXYZEnv = ALL_V3_ENVIRONMENTS[scene.env_name]()
         self._prepare_start(config.start)
-        model = self._stock.model
+        self._model, self._data = self._stock.model, self._stock.data
+        model = self._model
         for name, colour in scene.colours.items():
             geom = model.geom(name).id
             model.geom_matid[geom], model.geom_rgba[geom] = -1, (*colour, 1.0)
@@ -82,13 +73,10 @@ class MetaWorld(World):
         self._shown = np.append(in_picture, np.arange(model.nq, self.snapshot_size))
         box = self._stock.sawyer_observation_space
         self._low, self._high = box.low, box.high
-        self._hand = self._stock.data.body("hand").xpos  # windows into the simulator's memory
-        self._claws = [self._stock.data.body(name).xpos for name in ("rightclaw", "leftclaw")]
+        self._hand = self._data.body("hand").xpos  # windows into the simulator's memory
+        self._claws = [self._data.body(name).xpos for name in ("rightclaw", "leftclaw")]
         self.observation_space = gym.spaces.Box(box.low.astype(np.float32), box.high.astype(np.float32))
-        self.action_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
-        self._steps = 0
         self._start_distance = 0.0
-        self._painter: Painter | None = None
         self._script: Policy | None = None
         self.reset(seed=seed)
 
@@ -109,10 +97,10 @@ class MetaWorld(World):
         super().reset(seed=seed, options=options)
         stock = self._stock
         stock.np_random = self.np_random
-        stock.model.body_pos[:], stock.model.site_pos[:] = self._positions  # independent of the episode before
-        mujoco.mj_resetData(stock.model, stock.data)
+        self._model.body_pos[:], self._model.site_pos[:] = self._positions  # independent of the episode before
+        mujoco.mj_resetData(self._model, self._data)
         stock.reset_model()
-        mujoco.mj_kinematics(stock.model, stock.data)  # positions only: see set_state
+        mujoco.mj_kinematics(self._model, self._data)  # positions only: see set_state
         stock._prev_obs = stock._get_curr_obs_combined_no_goal()
         self._steps = 0
         obs = self._observe()
@@ -124,15 +112,14 @@ class MetaWorld(World):
         """Observation [39], the stock reward (0 to 10), never terminated, truncated at the time limit, info.
 
         Raises:
-            NumericsError: the action is not finite; the simulator would not recover from it.
+            NumericsError: the action is not finite.
         """
-        if not np.isfinite(action).all():
-            raise NumericsError(f"actions must be finite, got {action}", "look at the policy's losses before this step")
-        stock, data = self._stock, self._stock.data
+        check_action(action)
+        stock = self._stock
         stock.set_xyz_action(action[:3])
-        data.ctrl[:] = action[3], -action[3]
-        mujoco.mj_step(stock.model, data, nstep=stock.frame_skip)
-        mujoco.mj_forward(stock.model, data)
+        self._data.ctrl[:] = action[3], -action[3]
+        mujoco.mj_step(self._model, self._data, nstep=stock.frame_skip)
+        mujoco.mj_forward(self._model, self._data)
         obs = self._observe()
         reward, facts = stock.evaluate_state(obs, action)
         self._steps += 1
@@ -141,31 +128,11 @@ class MetaWorld(World):
 
     def snapshot(self) -> FloatArray:
         """[S]: joint positions, then the positions of the bodies that a reset moves."""
-        model, data = self._stock.model, self._stock.data
-        return np.concatenate([data.qpos, model.body_pos[self._placed].ravel()], dtype=np.float32)
-
-    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Pictures [N, size_px, size_px, 3] of `snapshots` [N, S].
-
-        Snapshots are rounded to the grain of `picture_key` first, so that equal keys give equal pictures to the bit.
-
-        Raises:
-            ValueError: the snapshots are not [N, S].
-            MachineError: the renderer could not be opened.
-        """
-        if snapshots.ndim != 2 or snapshots.shape[1] != self.snapshot_size:
-            raise ValueError(f"snapshots must have shape [N, {self.snapshot_size}], got {snapshots.shape}")
-        if self._painter is None:
-            hidden = _ROBOT_BODIES[1:] if self._shows_robot else _ROBOT_BODIES
-            model = self._stock.model
-            hidden_geoms = _belongs_to(model, model.geom_bodyid, hidden)
-            placed = tuple(model.body(body).name for body in self._placed)
-            self._painter = Painter(model, self._scene.camera, hidden_geoms, placed)
-        return self._painter.draw(np.rint(snapshots / _KEY_METRES) * np.float32(_KEY_METRES), size_px)
+        return np.concatenate([self._data.qpos, self._model.body_pos[self._placed].ravel()], dtype=np.float32)
 
     def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, P]: what the picture shows, in steps of a quarter of a millimetre (or of a milliradian)."""
-        return np.rint(snapshots[:, self._shown] / _KEY_METRES).astype(np.int64)
+        return super().picture_key(snapshots[:, self._shown])
 
     def scripted_action(self, obs: FloatArray) -> FloatArray | None:
         """[4] what MetaWorld's own script does next; it is told where the goal is."""
@@ -180,43 +147,30 @@ class MetaWorld(World):
 
     def get_state(self) -> dict[str, Any]:
         """Physics, moved bodies, the stock env's own bookkeeping, generator and step count."""
-        model, data = self._stock.model, self._stock.data
-        physics = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
-        mujoco.mj_getState(model, data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
-        state: dict[str, Any] = {
-            "physics": physics,
-            "placed": model.body_pos[self._placed],
-            "sites": model.site_pos.copy(),
+        state = super().get_state() | {
+            "placed": self._model.body_pos[self._placed],
+            "sites": self._model.site_pos.copy(),
             "unset": " ".join(name for name, value in vars(self._stock).items() if value is None),
-            "steps": self._steps,
             "start_distance": self._start_distance,
-            "generator": json.dumps(self.np_random.bit_generator.state),
         }
         return state | {f"stock.{name}": np.copy(value) for name, value in vars(self._stock).items() if _is_own(value)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned; observations, rewards and pictures go on bit-identically.
-
-        Positions in world coordinates follow with the next step. `mj_forward` would compute them at once, but it also
-        moves the solver's warm start on, and the future with it.
-        """
-        stock, model, data = self._stock, self._stock.model, self._stock.data
-        model.body_pos[self._placed], model.site_pos[:] = state["placed"], state["sites"]
-        mujoco.mj_setState(model, data, np.asarray(state["physics"]), mujoco.mjtState.mjSTATE_INTEGRATION)
+        """Restores what `get_state` returned; observations, rewards and pictures go on bit-identically."""
+        self._model.body_pos[self._placed], self._model.site_pos[:] = state["placed"], state["sites"]
+        super().set_state(state)
         for name, value in state.items():
             if name.startswith("stock."):
-                _restore(stock, name.removeprefix("stock."), value)
+                _restore(self._stock, name.removeprefix("stock."), value)
         for name in str(state["unset"]).split():
-            setattr(stock, name, None)
-        self._steps = int(state["steps"])
+            setattr(self._stock, name, None)
         self._start_distance = float(state["start_distance"])
-        self.np_random.bit_generator.state = json.loads(state["generator"])
 
-    def close(self) -> None:
-        """Frees the renderer; the next picture opens it again."""
-        if self._painter is not None:
-            self._painter.close()
-            self._painter = None
+    def _make_painter(self) -> Painter:
+        hidden = _ROBOT_BODIES[1:] if self._shows_robot else _ROBOT_BODIES
+        hidden_geoms = _belongs_to(self._model, self._model.geom_bodyid, hidden)
+        placed = tuple(self._model.body(body).name for body in self._placed)
+        return Painter(self._model, self._scene.camera, hidden_geoms, placed)
 
     def _observe(self) -> NDArray[np.float64]:
         """[39] the stock observation, clipped as in the stock step: now, one step ago, and zeros for the goal."""

@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.loading import locate, pick_device
+from rlvlm.judges.loading import locate, pick_device, pick_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +74,7 @@ def load_encoder(config: JudgeConfig, model_class: Any, suits: Callable[[Any], b
         raise JudgeUnavailable(f"{folder} has no *.safetensors weights; pickled weights are not read",
                                f"choose {kind}, in safetensors")
     device = pick_device(config.device)
-    dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}.get(
-        config.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32
-    )
+    dtype = pick_dtype(config.dtype, device)
     disable_progress_bar()  # it would tear the run's live panel
     try:
         model, told = model_class.from_pretrained(

@@ -18,7 +18,7 @@ from rlvlm.judges.backends.remote import (
 )
 from rlvlm.judges.backends.remote_judge import RemoteJudge
 from rlvlm.judges.backends.secret import Secret, read_key
-from rlvlm.judges.chat import TOP_P
+from rlvlm.judges.chat_model import TOP_P
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import Message
 from rlvlm.types import Usage

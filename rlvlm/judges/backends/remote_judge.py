@@ -15,7 +15,7 @@ from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges import prompts
 from rlvlm.judges.backends.odds import label_odds, yes_odds
 from rlvlm.judges.backends.remote import Ask, Passing, Refused, RemoteModel, Reply
-from rlvlm.judges.chat import TOP_P
+from rlvlm.judges.chat_model import TOP_P
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import Chat
 from rlvlm.judges.verdicts import parse_label, parse_rating, parse_score, parse_video_score, status_of

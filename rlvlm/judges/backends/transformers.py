@@ -7,10 +7,12 @@ import torch
 from numpy.typing import NDArray
 
 from rlvlm.judges import prompts
-from rlvlm.judges.chat import TOP_P, ChatJudge, Reply
+from rlvlm.judges.chat import ChatJudge
+from rlvlm.judges.chat_model import TOP_P, Reply
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.loading import LoadedVLM, PillowProcessor, load_vlm
+from rlvlm.judges.loading import LoadedVLM, load_vlm
 from rlvlm.judges.pictures import can_replace, resize
+from rlvlm.judges.processors import PillowProcessor
 from rlvlm.judges.prompts import Chat
 from rlvlm.judges.thoughts import whole_answer, without_thought
 from rlvlm.types import Frames

@@ -16,7 +16,8 @@ from PIL import Image
 
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges import prompts
-from rlvlm.judges.chat import TOP_P, ChatJudge, Reply
+from rlvlm.judges.chat import ChatJudge
+from rlvlm.judges.chat_model import TOP_P, Reply
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.loading import folder_digest, locate
 from rlvlm.judges.prompts import Chat

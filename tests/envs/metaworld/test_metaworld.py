@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from metaworld.policies import SawyerDrawerOpenV3Policy
+from stock_steps import actions, assert_steps_are_the_stock_ones
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.metaworld.world import MetaWorld
@@ -38,10 +38,6 @@ def drawn_out(world: MetaWorld, *extensions: float) -> FloatArray:
     return snapshots
 
 
-def actions(num_steps: int, seed: int = 0) -> FloatArray:
-    return np.random.default_rng(seed).uniform(-1, 1, (num_steps, 4)).astype(np.float32)
-
-
 def test_the_papers_start_by_hand() -> None:
     obs, info = make().reset()
     # the drawer stands at (0, 0.9, 0); its handle is 0.17 in front and 0.09 above
@@ -62,21 +58,8 @@ def test_it_is_a_world(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("start", ["fixed", "random"])
 def test_physics_and_reward_are_the_stock_ones(start: str) -> None:
-    world = make(start=start, seed=3)
-    world.reset()
-    stock = ALL_V3_ENVIRONMENTS["drawer-open-v3"]()
-    stock._set_task_called, stock._last_rand_vec = True, world.get_state()["stock._last_rand_vec"]
-    if start == "fixed":
-        stock.hand_init_pos = np.array([0.0, 0.75, 0.15])
-    stock.reset()
-    for index, action in enumerate(actions(60)):
-        obs, reward, _, _, info = world.step(action)
-        stock_obs, stock_reward, _, _, stock_info = stock.step(action)
-        # the stock env's first observation is of the previous placement, and it is stacked once more
-        known = slice(None) if index else slice(18)
-        np.testing.assert_array_equal(obs[known], stock_obs.astype(np.float32)[known])
-        assert reward == stock_reward
-        assert info["success"] == bool(stock_info["success"])
+    hand_start = (0.0, 0.75, 0.15) if start == "fixed" else None
+    assert_steps_are_the_stock_ones(make(start=start, seed=3), "drawer-open-v3", 60, hand_start)
 
 
 @pytest.mark.filterwarnings("ignore:Constant")

@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+from stock_steps import assert_steps_are_the_stock_ones
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.metaworld.paper import SOCCER, SWEEP_INTO
@@ -51,18 +51,7 @@ def test_they_are_worlds(scene: Scene, fields: dict[str, Any]) -> None:
 
 @SCENES
 def test_physics_and_reward_are_the_stock_ones(scene: Scene) -> None:
-    world = make(scene, start="random", seed=3)
-    world.reset()
-    stock = ALL_V3_ENVIRONMENTS[scene.env_name]()
-    stock._set_task_called, stock._last_rand_vec = True, world.get_state()["stock._last_rand_vec"]
-    stock.reset()
-    for index, action in enumerate(np.random.default_rng(0).uniform(-1, 1, (60, 4)).astype(np.float32)):
-        obs, reward, _, _, info = world.step(action)
-        stock_obs, stock_reward, _, _, stock_info = stock.step(action)
-        known = slice(None) if index else slice(18)
-        np.testing.assert_array_equal(obs[known], stock_obs.astype(np.float32)[known])
-        assert reward == stock_reward
-        assert info["success"] == bool(stock_info["success"])
+    assert_steps_are_the_stock_ones(make(scene, start="random", seed=3), scene.env_name, 60)
 
 
 @SCENES

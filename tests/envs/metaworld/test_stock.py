@@ -3,23 +3,19 @@ from typing import Any
 import numpy as np
 import pytest
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+from stock_steps import actions, assert_steps_are_the_stock_ones
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.metaworld.goals import STOCK_GOALS
 from rlvlm.envs.metaworld.world import MetaWorld
 from rlvlm.envs.registry import make_world, task_goal, task_goal_state
 from rlvlm.testing import check_world
-from rlvlm.types import FloatArray
 
 
 def make(name: str, seed: int = 0, **fields: Any) -> MetaWorld:
     world = make_world(f"metaworld/{name}", EnvConfig(**{"episode_steps": 25, "robot": "visible", **fields}), seed)
     assert isinstance(world, MetaWorld)
     return world
-
-
-def actions(num_steps: int, seed: int = 0) -> FloatArray:
-    return np.random.default_rng(seed).uniform(-1, 1, (num_steps, 4)).astype(np.float32)
 
 
 def test_every_stock_task_has_a_goal_in_words() -> None:
@@ -40,18 +36,7 @@ def test_they_are_worlds(name: str, start: str) -> None:
 
 @pytest.mark.parametrize("name", ["door-open-v3", "stick-push-v3", "bin-picking-v3"])
 def test_physics_and_reward_are_the_stock_ones(name: str) -> None:
-    world = make(name, start="random", seed=3)
-    world.reset()
-    stock = ALL_V3_ENVIRONMENTS[name]()
-    stock._set_task_called, stock._last_rand_vec = True, world.get_state()["stock._last_rand_vec"]
-    stock.reset()
-    for index, action in enumerate(actions(20)):
-        obs, reward, _, _, info = world.step(action)
-        stock_obs, stock_reward, _, _, stock_info = stock.step(action)
-        known = slice(None) if index else slice(18)
-        np.testing.assert_array_equal(obs[known], stock_obs.astype(np.float32)[known])
-        assert reward == stock_reward
-        assert info["success"] == bool(stock_info["success"])
+    assert_steps_are_the_stock_ones(make(name, start="random", seed=3), name, 20)
 
 
 def test_the_fixed_start_is_one_of_the_stock_ones_and_the_same_in_every_run() -> None:

@@ -1,0 +1,105 @@
+"""What the MuJoCo families share: the physics' state, and pictures that equal keys make equal to the bit."""
+# pyright: reportAttributeAccessIssue=false
+# mujoco ships no type stubs, and its names live in compiled modules
+
+import json
+from abc import abstractmethod
+from typing import Any
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.painter import Painter
+from rlvlm.envs.rendering import ensure_renderer
+from rlvlm.envs.world import World
+from rlvlm.errors import NumericsError
+from rlvlm.types import FloatArray, Frames
+
+_KEY_GRAIN = 0.25e-3
+"""Grain of picture keys, metres or radians (or halves of a quaternion's angle): at most 0.2 of a pixel at 300."""
+
+
+class MujocoWorld(World):
+    """A world whose physics is a MuJoCo model at work. A family sets `_model`, `_data` and S, and says how it steps.
+
+    Args:
+        goal: fills the slot of the prompt.
+        action_size: A.
+        config: episode length.
+
+    Raises:
+        MachineError: no off-screen renderer works here.
+    """
+
+    metadata = {"render_modes": []}
+    _model: mujoco.MjModel
+    _data: mujoco.MjData
+
+    def __init__(self, goal: str, action_size: int, config: EnvConfig) -> None:
+        ensure_renderer()  # before an hour of training, not after
+        self.goal = goal
+        self.render_mode = None
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (action_size,), np.float32)
+        self._episode_steps = config.episode_steps
+        self._steps = 0
+        self._painter: Painter | None = None
+
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Pictures [N, size_px, size_px, 3] of `snapshots` [N, S].
+
+        Snapshots are rounded to the grain of `picture_key` first, so that equal keys give equal pictures to the bit.
+
+        Raises:
+            ValueError: the snapshots are not [N, S].
+            MachineError: the renderer could not be opened.
+        """
+        if snapshots.ndim != 2 or snapshots.shape[1] != self.snapshot_size:
+            raise ValueError(f"snapshots must have shape [N, {self.snapshot_size}], got {snapshots.shape}")
+        if self._painter is None:
+            self._painter = self._make_painter()
+        return self._painter.draw(np.rint(snapshots / _KEY_GRAIN) * np.float32(_KEY_GRAIN), size_px)
+
+    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, S]: snapshots in steps of a quarter of a millimetre (or of a milliradian)."""
+        return np.rint(snapshots / _KEY_GRAIN).astype(np.int64)
+
+    def get_state(self) -> dict[str, Any]:
+        """Physics, generator and step count."""
+        physics = np.empty(mujoco.mj_stateSize(self._model, mujoco.mjtState.mjSTATE_INTEGRATION))
+        mujoco.mj_getState(self._model, self._data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+        generator = json.dumps(self.np_random.bit_generator.state)
+        return {"physics": physics, "steps": self._steps, "generator": generator}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned; observations, rewards and pictures go on bit-identically.
+
+        Positions in world coordinates follow with the next step. `mj_forward` would compute them at once, but it also
+        moves the solver's warm start on, and the future with it.
+        """
+        physics = np.asarray(state["physics"])
+        mujoco.mj_setState(self._model, self._data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+        self._steps = int(state["steps"])
+        self.np_random.bit_generator.state = json.loads(state["generator"])
+
+    def close(self) -> None:
+        """Frees the renderer; the next picture opens it again."""
+        if self._painter is not None:
+            self._painter.close()
+            self._painter = None
+
+    @abstractmethod
+    def _make_painter(self) -> Painter:
+        """Draws this world's snapshots; made for the first picture."""
+
+
+def check_action(action: FloatArray) -> None:
+    """Passes when `action` [A] is finite: a simulator does not recover from one that is not.
+
+    Raises:
+        NumericsError: it is not.
+    """
+    if not np.isfinite(action).all():
+        raise NumericsError(f"actions must be finite, got {action}", "look at the policy's losses before this step")

@@ -1,0 +1,136 @@
+"""What turns chats and pictures into a chat VLM's inputs. Used by `loading`."""
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
+
+from rlvlm.errors import JudgeUnavailable, first_line
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.pictures import can_replace, process
+
+Pictures = Sequence[NDArray[np.uint8]]
+
+
+class PillowProcessor:
+    """A Qwen-VL processor from its parts: Pillow pictures, tokenizer and chat template, without torchvision.
+
+    The families' own processor class insists on a video processor, which needs torchvision; clips are sent as pictures
+    here, so nothing is lost. `tests/judges/test_processors.py` holds its inputs to what the models are trained on.
+    """
+
+    def __init__(self, image_processor: Any, tokenizer: Any, image_token_id: int) -> None:
+        self.image_processor = image_processor
+        self.tokenizer = tokenizer
+        self._image_token_id = image_token_id
+        self._image_token = tokenizer.convert_ids_to_tokens(image_token_id)
+
+    def apply_chat_template(self, messages: Sequence[dict[str, Any]]) -> str:
+        """The chat as one string that ends where the model's answer begins."""
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def __call__(self, text: Sequence[str], images: Sequence[Pictures]) -> dict[str, torch.Tensor]:
+        """Left-padded inputs [B, N] for `text`, each with its pictures in order.
+
+        Raises:
+            ValueError: a text has not one picture mark per picture.
+        """
+        flat = [picture for pictures in images for picture in pictures]
+        inputs = self._process(flat) if flat else {}
+        counts = (inputs["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist() if flat else []
+        expanded = []
+        for chat, pictures in zip(text, images, strict=True):
+            parts = chat.split(self._image_token)
+            if len(parts) != len(pictures) + 1:
+                raise ValueError(f"{len(pictures)} pictures need as many marks in the chat, got {len(parts) - 1}")
+            marks = [self._image_token * counts.pop(0) for _ in pictures]
+            expanded.append("".join(part + mark for part, mark in zip(parts, [*marks, ""], strict=True)))
+        inputs |= self.tokenizer(
+            expanded, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt"
+        )
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == self._image_token_id).int()
+        inputs.pop("token_type_ids", None)
+        return inputs
+
+    def _process(self, flat: Pictures) -> dict[str, torch.Tensor]:
+        if can_replace(self.image_processor):
+            return process(flat, self.image_processor)
+        return dict(self.image_processor(images=flat, return_tensors="pt"))
+
+
+class AutoProcessorAdapter:
+    """The model's own processor, where the machine can build it."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self.tokenizer = processor.tokenizer
+        self.image_processor = processor.image_processor
+
+    def apply_chat_template(self, messages: Sequence[dict[str, Any]]) -> str:
+        """The chat as one string that ends where the model's answer begins."""
+        return self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def __call__(self, text: Sequence[str], images: Sequence[Pictures]) -> dict[str, torch.Tensor]:
+        """Left-padded inputs [B, N] for `text`, each with its pictures in order."""
+        has_pictures = any(len(pictures) > 0 for pictures in images)
+        return dict(self._processor(
+            text=list(text),
+            images=[list(pictures) for pictures in images] if has_pictures else None,
+            padding=True,
+            padding_side="left",
+            add_special_tokens=False,
+            return_tensors="pt",
+        ))
+
+
+def load_processor(folder: Path, model_config: Any, config: JudgeConfig) -> PillowProcessor | AutoProcessorAdapter:
+    """The model's own processor, or the same from its parts where torchvision is missing, with the bounds asked for.
+
+    Args:
+        folder: of the model's files.
+        model_config: what transformers made of its config.json.
+        config: of the judge.
+
+    Raises:
+        JudgeUnavailable: a file is missing or broken, or the model cannot chat or has no pixel bounds.
+    """
+    processor = _from_files(folder, model_config)
+    _set_pixels(processor.image_processor, config)
+    return processor
+
+
+def _from_files(folder: Path, model_config: Any) -> PillowProcessor | AutoProcessorAdapter:
+    try:
+        if importlib.util.find_spec("torchvision") or not hasattr(model_config, "image_token_id"):
+            return AutoProcessorAdapter(AutoProcessor.from_pretrained(folder, trust_remote_code=False))
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        image_processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
+        if not hasattr(image_processor, "merge_size"):  # not of the Qwen-VL line: only its own class knows its marks
+            return AutoProcessorAdapter(AutoProcessor.from_pretrained(folder, trust_remote_code=False))
+    except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
+        raise JudgeUnavailable(
+            f"the tokenizer or picture processor in {folder} cannot be loaded: {first_line(error)}",
+            "the folder needs tokenizer.json, preprocessor_config.json and a chat template; download it again",
+        ) from error
+    if not tokenizer.chat_template:
+        raise JudgeUnavailable(f"{folder} has no chat template", "choose an Instruct model, base models cannot chat")
+    return PillowProcessor(image_processor, tokenizer, model_config.image_token_id)
+
+
+def _set_pixels(image_processor: Any, config: JudgeConfig) -> None:
+    """Puts the config's pixel bounds into the processor."""
+    if not (config.min_pixels or config.max_pixels):
+        return
+    size = image_processor.size
+    own = (size["shortest_edge"], size["longest_edge"]) if hasattr(image_processor, "merge_size") else None
+    if own is None:
+        raise JudgeUnavailable("this model's picture processor has no pixel bounds",
+                               "leave out --judge.min-pixels and --judge.max-pixels")
+    smallest, largest = config.min_pixels or own[0], config.max_pixels or own[1]
+    image_processor.size = {"shortest_edge": min(smallest, largest), "longest_edge": max(smallest, largest)}
