@@ -85,9 +85,10 @@ _READ_CURVES = (
 def _extent(results: Results) -> str:
     sweep = results.sweep
     finished = sum(run.is_compared for run in results.runs)
+    counts = sorted({len(sweep.seeds_of(task)) for task in sweep.tasks})
+    seeds = "1 seed" if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
     return (f"{len(sweep.sources)} sources, {len(sweep.tasks)} {'task' if len(sweep.tasks) == 1 else 'tasks'}, "
-            f"{len(sweep.seeds)} {'seed' if len(sweep.seeds) == 1 else 'seeds'}: "
-            f"{finished} of {len(results.runs)} runs finished")
+            f"{seeds}: {finished} of {len(results.runs)} runs finished")
 
 
 def _warnings(results: Results) -> str:

@@ -111,6 +111,9 @@ class SweepConfig:
     """What is compared, by the name of its folder."""
     seeds: tuple[int, ...]
     """Seeds of each pair of task and source."""
+    task_seeds: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Other seeds for one task, by its name: more where a task is cheap or matters most. A task's
+    runs all count in means over tasks, so one with more seeds weighs more there."""
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of every run, by dotted name."""
@@ -125,16 +128,22 @@ class SweepConfig:
     """Cut every run to minutes: all parts happen, nothing is learnt to the end."""
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "sources", "seeds"):
-            values = list(getattr(self, name))
+        named = {name: list(getattr(self, name)) for name in ("tasks", "sources", "seeds")}
+        named |= {f"task_seeds.{task}": list(seeds) for task, seeds in self.task_seeds.items()}
+        for name, values in named.items():
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"{name} must name at least one, and none twice, got {values}")
         for name in self.sources:
             if not _NAME.fullmatch(name):
                 raise ValueError(f"the source {name!r} must be letters, digits, '-', '_' and '.', it names a folder")
-        unknown = [task for task in self.task_settings if task not in self.tasks]
-        if unknown:
-            raise ValueError(f"task_settings has {unknown[0]}, which is not among the tasks {', '.join(self.tasks)}")
+        for name in ("task_seeds", "task_settings"):
+            unknown = [task for task in getattr(self, name) if task not in self.tasks]
+            if unknown:
+                raise ValueError(f"{name} has {unknown[0]}, which is not among the tasks {', '.join(self.tasks)}")
+
+    def seeds_of(self, task: str) -> tuple[int, ...]:
+        """Seeds of a task's runs."""
+        return self.task_seeds.get(task, self.seeds)
 
 
 def read_sweep(file: Path) -> SweepConfig:

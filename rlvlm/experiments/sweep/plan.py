@@ -46,8 +46,9 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
     Raises:
         UsageError: a setting is wrong, or the sources of a task would not have equal budgets.
     """
-    axes = itertools.product(sweep.seeds, sweep.tasks, sweep.sources)
-    plans = [_plan(sweep, task, source, seed) for seed, task, source in axes]
+    rounds = itertools.zip_longest(*map(sweep.seeds_of, sweep.tasks))
+    plans = [_plan(sweep, task, source, seed) for seeds in rounds
+             for task, seed in zip(sweep.tasks, seeds, strict=True) if seed is not None for source in sweep.sources]
     if not sweep.budget.may_differ:
         for task in sweep.tasks:
             _check_equal([plan for plan in plans if plan.task == task])

@@ -68,7 +68,7 @@ def show_plan(sweep: SweepConfig, out: Path) -> None:
         for source, about in sweep.sources.items():
             config = next(plan.config for plan in plans if (plan.task, plan.source) == (task, source))
             queries = f"{planned_queries(config):,}" if config.asks_teacher else "-"
-            seeds = ", ".join(map(str, sweep.seeds))
+            seeds = ", ".join(map(str, sweep.seeds_of(task)))
             table.add_row(task, source, seeds, f"{config.steps:,}", queries, f"{about.title} ({config.reward_name})")
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(sweep.title, style="bold")

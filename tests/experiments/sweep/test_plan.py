@@ -27,6 +27,18 @@ def test_every_task_meets_every_source_and_seed() -> None:
     assert (last.task, last.seed, last.reward.source) == ("rlvlm.testing:TINY", 1, "environment")
 
 
+def test_a_task_may_have_seeds_of_its_own() -> None:
+    sweep = replace(SWEEP, seeds=(0,), task_seeds={"drawer_open": (5, 0, 7)}, sources={"true": TRUE})
+    assert [plan.key for plan in expand(sweep)] == [
+        "drawer_open/true/seed_5", "rlvlm-testing-TINY/true/seed_0", "drawer_open/true/seed_0",
+        "drawer_open/true/seed_7",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="task_seeds has soccer, which is not among the tasks drawer_open"):
+        replace(SWEEP, task_seeds={"soccer": (0,)})
+    with pytest.raises(ValueError, match="task_seeds.drawer_open must name at least one, and none twice"):
+        replace(SWEEP, task_seeds={"drawer_open": (1, 1)})
+
+
 def test_queries_are_counted_session_by_session() -> None:
     config = RunConfig(task="drawer_open")  # sessions at 3,000, 5,000, ... 19,000
     assert planned_queries(config) == 900
