@@ -48,13 +48,13 @@ def episodes(num: int) -> list[Trajectory]:
 def sessions(found: list[Trajectory], size: int, rounds: int) -> list[Session]:
     """Fresh questions for every round."""
     rng = np.random.default_rng(size)
-    return [Session(number=number, env_steps=0, pairs=draw_pairs(found, size, 1, rng), num_look_alike=0)
+    return [Session(number=number, env_steps=0, questions=draw_pairs(found, size, 1, rng), num_look_alike=0)
             for number in range(rounds)]  # fmt: skip
 
 
 def judge_s(answered: Answered) -> float:
     """Seconds in which the judge computed: one share per batch, told apart by their times."""
-    return sum({verdict.latency_s for verdict in answered.verdicts})
+    return sum({verdict.latency_s for verdict in answered.answers})
 
 
 def hold_ahead(asking: AskAhead, found: list[Trajectory], size: int, rounds: int) -> list[Answered]:

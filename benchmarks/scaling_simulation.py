@@ -235,30 +235,28 @@ def workloads(measured: dict[str, Any]) -> dict[str, Costs]:
     }
 
 
-def draw(costs: dict[str, Costs], checks: dict[str, list[dict[str, Any]]], file: Path) -> None:
-    """Predicted lines and simulated points, one panel per workload."""
+def draw(checks: dict[str, list[dict[str, Any]]], file: Path) -> None:
+    """Predicted bars and simulated points by size, one panel per workload."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(checks), figsize=(11, 4), layout="constrained")
-    runners = np.unique(np.logspace(0, 6, 49, base=2).astype(int))
     for panel, (name, rows) in zip(axes, checks.items(), strict=True):
-        for judges, colour in ((1, "tab:blue"), (8, "tab:green")):
-            speeds = [predict(costs[name], Size(runners=int(count), judges=judges)).steps_per_s for count in runners]
-            panel.plot(runners, speeds, color=colour, label=f"formula, {judges} judge{'s' * (judges > 1)}")
-        for row in rows:
-            place = max(row["runners"], 0.7)
-            speed = row["steps_per_s"] * row["simulated_over_predicted"]
-            panel.plot(place, speed, "o", color="black", label="simulated" if row is rows[0] else None)
-            panel.annotate(f"{row['runners']} runners, {row['judges']} GPU\n{row['bottleneck']}", (place, speed),
-                           xytext=(4, -22), textcoords="offset points", fontsize=7)
-        panel.set(xscale="log", yscale="log", xlabel="env runners (leftmost: none)", ylabel="env steps per second",
-                  title=name.replace(", ", ",\n", 1))
+        places = range(len(rows))
+        speeds = [row["steps_per_s"] for row in rows]
+        bars = panel.bar(places, speeds, width=0.6, color="tab:blue", alpha=0.6, label="formula")
+        panel.bar_label(bars, [row["bottleneck"] for row in rows], padding=6, fontsize=8)
+        simulated = [row["steps_per_s"] * row["simulated_over_predicted"] for row in rows]
+        panel.plot(places, simulated, "o", color="black", label="simulated")
+        names = [f"{row['runners']} runners\n{row['judges']} judge{'s' * (row['judges'] > 1)}" for row in rows]
+        panel.set_xticks(places, names)
+        panel.set(ylabel="env steps per second", title=name.replace(", ", ",\n", 1), ylim=(0, 1.25 * max(speeds)))
         panel.title.set_fontsize(9)
-        panel.grid(alpha=0.3, which="both")
+        panel.tick_params(axis="x", labelsize=8)
         panel.legend(fontsize=8, loc="upper left")
+        panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=110)
 
 
@@ -278,7 +276,7 @@ def main() -> None:
     if config.out:
         config.out.write_text(text + "\n")
     if config.figure:
-        draw(costs, checks, config.figure)
+        draw(checks, config.figure)
     for name, rows in checks.items():
         print(f"\n{name}\n| env runners | GPUs for judges | env steps/s | bottleneck | simulated / predicted |")
         print("|---|---|---|---|---|")
