@@ -8,7 +8,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import task_recipe
 from rlvlm.experiments.config import EvalConfig, RunConfig, TrackConfig
-from rlvlm.preferences.config import FeedbackConfig
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 
 
 def drawer_open() -> RunConfig:
@@ -58,7 +58,8 @@ def straighten_rope() -> RunConfig:
         task="straighten_rope",
         steps=10_000,
         env=EnvConfig(episode_steps=40),
-        feedback=FeedbackConfig(first_step=2_500, every_steps=1_000, queries=200),
+        feedback=FeedbackConfig(first_step=2_000, every_steps=1_000, queries=400),
+        reward_model=RewardModelConfig(lr=1e-3),
         eval=EvalConfig(every_steps=1_000, episodes=10),
     )
 
@@ -71,9 +72,11 @@ def pass_water() -> RunConfig:
     """
     return RunConfig(
         task="pass_water",
-        steps=15_000,
+        steps=10_000,
         env=EnvConfig(episode_steps=75),
-        feedback=FeedbackConfig(first_step=2_500, every_steps=1_000, queries=100),
+        feedback=FeedbackConfig(first_step=2_000, every_steps=1_000, queries=200),
+        reward_model=RewardModelConfig(lr=1e-3),
+        eval=EvalConfig(every_steps=1_500, episodes=5),
     )
 
 
