@@ -20,7 +20,7 @@ def label_on_arrival(transitions: Transitions, source: RewardSource) -> FloatArr
     """
     if source.labelling is Labelling.ON_DRAW:
         return np.full(len(transitions.env_rewards), np.nan, np.float32)
-    return _checked(source, transitions)
+    return _labels(source, transitions)
 
 
 def add_labelled(replay: Replay, transitions: Transitions, source: RewardSource) -> FloatArray:
@@ -38,7 +38,7 @@ def label_on_draw(replay: Replay, rows: Tensor, source: RewardSource) -> Tensor 
     """Fresh rewards `[B]` for drawn rows when `source` moves with every step; None when the stored ones hold."""
     if source.labelling is not Labelling.ON_DRAW:
         return None
-    return torch.as_tensor(_checked(source, replay.transitions(rows)), device=replay.device)
+    return torch.as_tensor(_labels(source, replay.transitions(rows)), device=replay.device)
 
 
 class Relabelling:
@@ -62,11 +62,10 @@ class Relabelling:
         if self.next_row is None:
             return
         first, end = self.next_row, min(self.next_row + _PIECE_ROWS, len(self._replay))
-        num = source.num_affordable(self._replay.transitions(slice(first, end)))
-        rows = slice(first, min(first + num, end))
-        labels = _checked(source, self._replay.transitions(rows))
-        self._replay.rewards[rows] = torch.as_tensor(labels, device=self._replay.device)
-        self.next_row = None if rows.stop == len(self._replay) else rows.stop
+        labels = _checked(source, source.label_leading(self._replay.transitions(slice(first, end))))
+        last = first + len(labels)
+        self._replay.rewards[first:last] = torch.as_tensor(labels, device=self._replay.device)
+        self.next_row = None if last == len(self._replay) else last
 
     def finish(self, source: ChangingSource) -> None:
         """Labels everything that waits."""
@@ -74,14 +73,20 @@ class Relabelling:
             self.advance(source)
 
 
-def _checked(source: RewardSource, transitions: Transitions) -> FloatArray:
-    """The source's rewards as float32 `[B]`, all finite, or NaN where a judge did not answer.
+def _labels(source: RewardSource, transitions: Transitions) -> FloatArray:
+    """The source's rewards `[B]`, checked."""
+    rewards = _checked(source, source.label(transitions))
+    assert rewards.shape == (len(transitions.env_rewards),), f"a source gives [B] rewards, got {rewards.shape}"
+    return rewards
+
+
+def _checked(source: RewardSource, rewards: FloatArray) -> FloatArray:
+    """`rewards` `[B]` of a source as float32, all finite, or NaN where a judge did not answer.
 
     Raises:
-        NumericsError: the source gave a reward that is not a finite number.
+        NumericsError: one of them is not a finite number.
     """
-    rewards = np.asarray(source.label(transitions), np.float32)
-    assert rewards.shape == (len(transitions.env_rewards),), f"a source gives [B] rewards, got {rewards.shape}"
+    rewards = np.asarray(rewards, np.float32)
     is_wrong = ~np.isfinite(rewards)
     if source.labelling is Labelling.WHERE_ANSWERED:
         is_wrong &= ~np.isnan(rewards)

@@ -26,6 +26,6 @@ class LearnedReward:
         """Rewards `[B]`."""
         return self._model.rewards(Steps.of(transitions))
 
-    def num_affordable(self, transitions: Transitions) -> int:
-        """How many of the leading rows `label` can take within a good half second, >= 1."""
-        return self._model.num_affordable(Steps.of(transitions))
+    def label_leading(self, transitions: Transitions) -> FloatArray:
+        """Rewards `[M]` of as many of the leading rows as can be labelled within a good half second, M >= 1."""
+        return self._model.leading_rewards(Steps.of(transitions))

@@ -38,6 +38,6 @@ class RewardSource(Protocol):
 class ChangingSource(RewardSource, Protocol):
     """A source with `Labelling.ON_CHANGE`: what it said before has to be said anew, a piece at a time."""
 
-    def num_affordable(self, transitions: Transitions) -> int:
-        """How many of the leading rows can be labelled in a good half second on one core, >= 1."""
+    def label_leading(self, transitions: Transitions) -> FloatArray:
+        """Rewards `[M]` of as many of the leading rows as can be labelled in a good half second on one core, M >= 1."""
         ...

@@ -18,8 +18,8 @@ class Scaled:
     def label(self, transitions):
         return transitions.obs[:, 0] * self.scale
 
-    def num_affordable(self, transitions):
-        return min(700, len(transitions.obs))
+    def label_leading(self, transitions):
+        return self.label(transitions)[:700]
 
 
 def test_three_rows_labelled_by_hand():

@@ -37,6 +37,6 @@ def test_what_can_be_afforded_is_counted_in_what_looks_different() -> None:
     batch = Transitions(obs=episode.obs, actions=episode.actions, next_obs=episode.next_obs,
                         terminated=np.zeros(20, np.float32), env_rewards=episode.env_rewards,
                         success=np.zeros(20, np.float32), snapshots=episode.snapshots)
-    assert source.num_affordable(batch) == 7
+    assert len(source.label_leading(batch)) == 7
     inputs.affordable_kinds = 20
-    assert source.num_affordable(batch) == 20
+    assert len(source.label_leading(batch)) == 20

@@ -5,6 +5,7 @@ All give one number in [-BOUND, BOUND] per step. A choice between them is a choi
 
 import math
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
@@ -35,9 +36,15 @@ class RewardInput(Protocol):
 
     affordable_kinds: int
     """Rows that an ensemble of three reads in about half a second on one core, drawn pictures included."""
+    rows_per_pass: int
+    """Rows read fastest at once: as many as leave room in the processor's caches for what the network makes of them."""
 
     def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """`[U]` the first step of each kind, ascending, and `[N]` the kind of every step."""
+        ...
+
+    def names(self, steps: Steps, chosen: NDArray[np.int64]) -> list[bytes] | None:
+        """Equal names, equal rows: one for each of the chosen steps `[M]`. None where hardly a row comes twice."""
         ...
 
     def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
@@ -159,6 +166,8 @@ class PictureInput:
         affordable_kinds: as in `RewardInput`.
     """
 
+    rows_per_pass = 64
+
     def __init__(
         self, frames: FrameStore, build: Callable[[torch.Generator], RewardNetwork], affordable_kinds: int = 512
     ) -> None:
@@ -168,6 +177,10 @@ class PictureInput:
 
     def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return self._frames.distinct(steps.snapshots)
+
+    def names(self, steps: Steps, chosen: NDArray[np.int64]) -> list[bytes]:
+        # The key of a cloth has thousands of bytes; a digest tells as much.
+        return [blake2b(key, digest_size=16).digest() for key in self._frames.keys(steps.snapshots[chosen])]
 
     def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(self._frames.frames(steps.snapshots[chosen]))
@@ -188,6 +201,7 @@ class StateInput:
     """
 
     affordable_kinds = 16_384
+    rows_per_pass = 512
 
     def __init__(self, obs_size: int, action_size: int) -> None:
         self._num_inputs = obs_size + action_size
@@ -195,6 +209,9 @@ class StateInput:
     def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         every = np.arange(len(steps))
         return every, every
+
+    def names(self, steps: Steps, chosen: NDArray[np.int64]) -> None:
+        return None
 
     def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(np.concatenate([steps.next_obs[chosen], steps.actions[chosen]], axis=1))

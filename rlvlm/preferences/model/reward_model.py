@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlvlm import metrics
@@ -16,10 +17,8 @@ from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps
 from rlvlm.preferences.model.networks import RewardInput
 from rlvlm.preferences.model.objectives import PREFERENCE, Objective
+from rlvlm.preferences.model.readings import Readings, read_in_passes
 from rlvlm.types import FloatArray
-
-_ROWS_PER_PASS = 512
-"""Rows read at once when predicting: bounds the memory of activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,7 @@ class RewardModel:
         self._rng = torch.Generator().manual_seed(seed)
         self._members = [inputs.build_network(self._rng).eval() for _ in range(config.ensemble)]
         self._adam = torch.optim.Adam([weight for member in self._members for weight in member.parameters()], config.lr)
+        self._readings = Readings(config.ensemble)
         self._num_fits = 0
         self._is_trusted = False
 
@@ -80,6 +80,7 @@ class RewardModel:
         Raises:
             NumericsError: the loss is not finite.
         """
+        self._readings.forget()
         whole = self._prepare(examples)
         is_held_out = self._held_out(len(examples))
         lesson, test = whole.part(~is_held_out), whole.part(is_held_out)
@@ -124,37 +125,55 @@ class RewardModel:
         total, num = self._objective.grade(self._mean_returns(lesson), lesson.targets)
         return total / num if num else math.nan
 
-    @torch.no_grad()
     def _mean_returns(self, lesson: _Lesson) -> Tensor:
         """The members' mean return of each side, `[N, S]`."""
-        return torch.stack([self._returns(member, lesson.rows, lesson.places) for member in self._members]).mean(dim=0)
+        shown, place = lesson.places.unique(return_inverse=True)
+        rewards = read_in_passes(self._every_member, lambda part: lesson.rows[shown[part]], len(shown),
+                                 self._inputs.rows_per_pass)  # fmt: skip
+        return rewards.mean(dim=1)[place].sum(-1)
 
     def rewards(self, steps: Steps) -> FloatArray:
         """The members' mean `[N]`; zeros as long as the fit does no better than chance."""
-        mean = self.predict(steps).mean(axis=0)
-        return mean if self._is_trusted else np.zeros_like(mean)
+        first, kind = self._inputs.distinct(steps)
+        return self._mean(steps, first)[kind]
 
-    def num_affordable(self, steps: Steps) -> int:
-        """How many of the leading steps can be read within a good half second, >= 1: counts what looks different."""
-        first, _ = self._inputs.distinct(steps)
-        kinds = self._inputs.affordable_kinds
-        return len(steps) if len(first) <= kinds else int(first[kinds])
+    def leading_rewards(self, steps: Steps) -> FloatArray:
+        """`rewards` `[M]` of the leading steps, as many as are read within a good half second, M >= 1."""
+        first, kind = self._inputs.distinct(steps)
+        num_kinds = self._inputs.affordable_kinds
+        num_steps = len(steps) if len(first) <= num_kinds else int(first[num_kinds])
+        return self._mean(steps, first[:num_kinds])[kind[:num_steps]]
 
     def predict(self, steps: Steps) -> FloatArray:
         """Each member's reward of each step, `[K, N]`; steps that look the same are read once."""
-        return self._read(steps, lambda rows: torch.stack([member(rows) for member in self._members], dim=1)).T
+        first, kind = self._inputs.distinct(steps)
+        return self._look_up(steps, first)[kind].T
 
     def features(self, steps: Steps) -> FloatArray:
         """`[N, E]` what the first member sees in each step: its last layer's input, or its scaled state."""
-        return self._read(steps, self._members[0].features)
-
-    @torch.no_grad()
-    def _read(self, steps: Steps, read: Callable[[Tensor], Tensor]) -> FloatArray:
-        """`[N, ...]` what `read` makes of the rows of each step, a piece at a time and each distinct row once."""
         first, kind = self._inputs.distinct(steps)
-        parts = [read(self._inputs.rows(steps, chosen))
-                 for chosen in np.array_split(first, range(_ROWS_PER_PASS, len(first), _ROWS_PER_PASS))]
-        return torch.cat(parts).numpy()[kind]
+        return self._read(self._members[0].features, steps, first)[kind]
+
+    def _mean(self, steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
+        """The members' mean `[U]` of chosen steps `[U]` that all look different; zeros while it is not trusted."""
+        mean = self._look_up(steps, chosen).mean(axis=1)
+        return mean if self._is_trusted else np.zeros_like(mean)
+
+    def _look_up(self, steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
+        """Each member's reward `[U, K]` of chosen steps `[U]`; pictures are read when first met after a fit."""
+        names = self._inputs.names(steps, chosen)
+        if names is None:
+            return self._read(self._every_member, steps, chosen)
+        return self._readings.of(names, lambda places: self._read(self._every_member, steps, chosen[places]))
+
+    def _read(self, read: Callable[[Tensor], Tensor], steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
+        """`[M, ...]` what `read` makes of the chosen steps `[M]`."""
+        return read_in_passes(read, lambda part: self._inputs.rows(steps, chosen[part]), len(chosen),
+                              self._inputs.rows_per_pass).numpy()  # fmt: skip
+
+    def _every_member(self, rows: Tensor) -> Tensor:
+        """`[M, K]` what each member makes of `rows` `[M, ...]`."""
+        return torch.stack([member(rows) for member in self._members], dim=1)
 
     def get_state(self) -> dict[str, Any]:
         """Weights, Adam's state and generator, as arrays and numbers."""
@@ -178,6 +197,7 @@ class RewardModel:
         self._adam.load_state_dict({**self._adam.state_dict(), "state": slots})
         self._rng.set_state(torch.tensor(state["rng"]))
         self._num_fits = int(state["num_fits"])
+        self._readings.forget()
         self._is_trusted = bool(state["is_trusted"])
 
     def _prepare(self, examples: Examples) -> _Lesson:

@@ -60,6 +60,10 @@ def all_steps() -> tuple[Steps, np.ndarray]:
     return Steps(**columns), np.concatenate([episode.progress for episode in episodes])
 
 
+def part(steps: Steps, which: slice) -> Steps:
+    return Steps(actions=steps.actions[which], next_obs=steps.next_obs[which], snapshots=steps.snapshots[which])
+
+
 @pytest.mark.parametrize(("sees", "segment_steps"), [("image", 1), ("state", 3)])
 def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: int) -> None:
     pairs = telling_pairs(10, segment_steps)
@@ -275,12 +279,39 @@ def test_each_distinct_picture_is_drawn_once() -> None:
     np.testing.assert_array_equal(model.predict(steps), first)
 
 
-def test_more_rows_than_one_pass_holds_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = RewardModel(build_input("state"), CONFIG, seed=0)
+def test_a_picture_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_read, forward = [], PictureNetwork.forward
+
+    def counted(network: PictureNetwork, pictures: torch.Tensor) -> torch.Tensor:
+        num_read.append(len(pictures))
+        return forward(network, pictures)
+
+    monkeypatch.setattr(PictureNetwork, "forward", counted)
+    model, (steps, _) = RewardModel(build_input("image"), CONFIG, seed=0), all_steps()
+    num_kinds = len(FRAMES.distinct(steps.snapshots)[0])
+    before = model.predict(steps)
+    assert num_kinds * 3 <= sum(num_read) < (num_kinds + 8) * 3
+    num_read.clear()
+    model.rewards(steps)
+    model.predict(part(steps, slice(7, 30)))
+    assert not num_read
+    state = model.get_state()
+    model.fit(comparisons_of(telling_pairs(8)))
+    num_read.clear()
+    assert (model.predict(steps) != before).any() and sum(num_read) >= num_kinds * 3
+    model.set_state(state)
+    np.testing.assert_array_equal(model.predict(steps), before)
+
+
+def test_the_leading_rewards_end_where_too_many_pictures_differ() -> None:
+    inputs = PictureInput(FRAMES, partial(PictureNetwork, 16), affordable_kinds=5)
+    model = RewardModel(inputs, RewardModelConfig(picture_px=16, hold_out_every=0), seed=0)
+    model.fit(comparisons_of(telling_pairs(8)))
     steps, _ = all_steps()
-    at_once = model.predict(steps)
-    monkeypatch.setattr("rlvlm.preferences.model.reward_model._ROWS_PER_PASS", 7)
-    np.testing.assert_allclose(model.predict(steps), at_once, atol=1e-6)
+    whole, sixth = model.rewards(steps), int(FRAMES.distinct(steps.snapshots)[0][5])
+    assert len(np.unique(whole)) > 5 and sixth > 5
+    np.testing.assert_array_equal(model.leading_rewards(steps), whole[:sixth])
+    np.testing.assert_array_equal(model.leading_rewards(part(steps, slice(sixth))), whole[:sixth])
 
 
 def test_a_loss_that_is_not_finite_ends_the_run() -> None:
