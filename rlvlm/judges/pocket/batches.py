@@ -63,8 +63,9 @@ class Album:
             _LOGGER.info("%s, %s: %d pictures from %d frames", each.task, each.name, len(each.progress),
                          len(each.frames))
             start = self._setups[-1].end if self._setups else 0
-            self._setups.append(_Setup(scenes=replace(each, pictures=each.pictures[:, :0, :0]), start=start))
-            patches.append(_to_bytes(to_patches(each.pictures)))
+            self._setups.append(_Setup(scenes=replace(each, pictures=each.pictures[:, :0, :0].copy()), start=start))
+            starts = range(0, len(each.pictures), _CHUNK)
+            patches += [_to_bytes(to_patches(each.pictures[first : first + _CHUNK])) for first in starts]
         self._patches = torch.cat(patches)
         self._progress = np.concatenate([each.scenes.progress for each in self._setups])
         self._ends = np.array([each.end for each in self._setups])

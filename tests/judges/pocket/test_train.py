@@ -1,3 +1,5 @@
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +78,15 @@ def test_the_album_keeps_pictures_as_the_processor_makes_them():
     album, scenes = Album([make_scenes(3)]), make_scenes(3)
     seen = torch.stack([album.patches(np.arange(3), np.random.default_rng(seed)) for seed in range(200)]).mean(0)
     assert torch.allclose(seen, to_patches(scenes.pictures).float(), atol=0.02)
+
+
+def test_the_album_lets_the_pictures_go():
+    scenes = make_scenes(3)
+    pictures = weakref.ref(scenes.pictures)
+    album = Album(iter([scenes]))
+    del scenes
+    assert pictures() is None
+    assert len(album) == 3
 
 
 def test_only_answers_are_learned(tokenizer):
