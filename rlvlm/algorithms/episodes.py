@@ -64,7 +64,7 @@ class EpisodeTape:
     def record(self, step: VectorStep, ended: NDArray[np.bool_]) -> list[Trajectory]:
         """Takes in one step; returns the episodes that it ended (`ended` `[N]`)."""
         self._steps.append(step)
-        finished = [to_trajectory(self._steps[self._starts[world]:], world) for world in np.flatnonzero(ended)]
+        finished = [to_trajectory(self._steps[self._starts[world]:], world) for world in np.flatnonzero(ended).tolist()]
         self._starts[ended] = len(self._steps)
         oldest = int(self._starts.min())
         if oldest == len(self._steps) or oldest > 1000:  # seldom, so that dropping costs nothing per step

@@ -142,7 +142,7 @@ def _grid(size_px: int) -> tuple[FloatArray, FloatArray]:
     return middles[None, :], middles[:, None]
 
 
-def _blend(picture: FloatArray, outside: FloatArray, colour: tuple[int, int, int]) -> None:
+def _blend(picture: FloatArray, outside: NDArray[np.floating], colour: tuple[int, int, int]) -> None:
     """Lays a colour over `picture` [H, W, 3] where `outside` [H, W], scene pixels from a shape's edge, is negative."""
     share = np.clip(0.5 - outside * (len(picture) / _SCENE_PX), 0.0, 1.0)[..., None]
     picture += share * (np.array(colour, np.float32) - picture)

@@ -26,6 +26,8 @@ class World(gym.Env[FloatArray, FloatArray]):
     """Fills the slot of the prompt, e.g. `open the drawer`."""
     snapshot_size: int
     """S."""
+    observation_space: gym.spaces.Box  # pyright: ignore[reportIncompatibleVariableOverride] - narrower than Gymnasium's
+    action_space: gym.spaces.Box  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @abstractmethod
     def snapshot(self) -> FloatArray:

@@ -3,12 +3,15 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import task_recipe
 from rlvlm.experiments.config import EvalConfig, RunConfig, TrackConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+
+Section = TypeVar("Section", RunConfig, FeedbackConfig, RewardModelConfig, SACConfig, EvalConfig, TrackConfig)
 
 
 def drawer_open() -> RunConfig:
@@ -144,32 +147,15 @@ def recipe(task: str) -> RunConfig:
 def smoke(config: RunConfig) -> RunConfig:
     """`config` cut to minutes: every part of a run happens, nothing is learnt to the end."""
     return replace(
-        config,
-        steps=min(config.steps, 3_000),
-        feedback=replace(
-            config.feedback,
-            first_step=min(config.feedback.first_step, 1_000),
-            every_steps=min(config.feedback.every_steps, 500),
-            queries=min(config.feedback.queries, 20),
-        ),
-        reward_model=replace(
-            config.reward_model,
-            min_updates=min(config.reward_model.min_updates, 20),
-            max_updates=min(config.reward_model.max_updates, 20),
-        ),
-        algo=replace(
-            config.algo,
-            seed_steps=min(config.algo.seed_steps, 500),
-            catch_up_updates=min(config.algo.catch_up_updates, 20),
-        ),
-        eval=replace(
-            config.eval,
-            every_steps=min(config.eval.every_steps, 1_000),
-            episodes=min(config.eval.episodes, 2),
-        ),
-        track=replace(
-            config.track,
-            checkpoint_every_steps=min(config.track.checkpoint_every_steps, 1_000),
-            log_every_steps=min(config.track.log_every_steps, 250),
-        ),
+        _at_most(config, steps=3_000),
+        feedback=_at_most(config.feedback, first_step=1_000, every_steps=500, queries=20),
+        reward_model=_at_most(config.reward_model, min_updates=20, max_updates=20),
+        algo=_at_most(config.algo, seed_steps=500, catch_up_updates=20),
+        eval=_at_most(config.eval, every_steps=1_000, episodes=2),
+        track=_at_most(config.track, checkpoint_every_steps=1_000, log_every_steps=250),
     )
+
+
+def _at_most(section: Section, **bounds: int) -> Section:
+    """A config with each named field cut to its bound where it lies above."""
+    return replace(section, **{name: min(getattr(section, name), bound) for name, bound in bounds.items()})

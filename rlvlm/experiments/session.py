@@ -66,16 +66,16 @@ def algorithm_session(config: RunConfig, make_judge: Callable[[], Judge] | None)
     settings.learning(sac=config.algo)
     settings.rewards(
         reward=config.reward, feedback=config.feedback, reward_model=config.reward_model,
-        judge_picture_px=config.judge.picture_px,
+        judge_picture_px=config.judge.picture_px, make_judge=make_judge,
     )  # fmt: skip
-    if make_judge is not None:
-        settings.rewards(make_judge=make_judge)
     settings.debugging(seed=config.seed)
     # RLlib makes an empty folder per algorithm, by default in the user's home, which may not even be writable.
-    trainable.DEFAULT_STORAGE_PATH = ray.get_runtime_context().get_temp_dir()
+    folder = ray.get_runtime_context().get_temp_dir()
+    trainable.DEFAULT_STORAGE_PATH = folder  # pyright: ignore[reportPrivateImportUsage]
     algorithm = settings.build_algo()
+    assert isinstance(algorithm, SACPebble), "what its config builds"
     try:
         yield algorithm
     finally:
         algorithm.stop()
-        shutil.rmtree(algorithm.logdir, ignore_errors=True)
+        shutil.rmtree(str(algorithm.logdir), ignore_errors=True)

@@ -179,7 +179,7 @@ def _model(folder: Path, config: JudgeConfig, device: torch.device) -> Any:
     quantization = _nf4(folder, dtype) if config.quantization == "nf4" else None
     disable_progress_bar()  # it would tear the run's live panel
     try:
-        model, told = AutoModelForImageTextToText.from_pretrained(
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
             folder, dtype=dtype, device_map={"": device}, quantization_config=quantization, use_safetensors=True,
             trust_remote_code=False, output_loading_info=True,
         )
@@ -188,6 +188,7 @@ def _model(folder: Path, config: JudgeConfig, device: torch.device) -> Any:
             f"the weights in {folder} cannot be loaded on {device}: {first_line(error)}",
             "check the download with hf download, or save memory with --judge.quantization nf4",
         ) from error
+    model, told = loaded
     if missing := sorted(told["missing_keys"]):  # transformers would go on with random weights in their place
         raise JudgeUnavailable(f"{folder} lacks {len(missing)} of the weights of a {type(model).__name__}, such as "
                                f"{missing[0]}", "check the download with hf download, or choose another --judge.model")

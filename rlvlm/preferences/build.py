@@ -61,6 +61,4 @@ def _inputs(world: World, frames: FrameStore, reward: RewardConfig, reward_model
     if reward.model == "resnet18":
         resnet = importlib.import_module("rlvlm.preferences.model.resnet")  # loads transformers, for those who want it
         return PictureInput(frames, resnet.ResNetNetwork, resnet.affordable_pictures(reward_model.picture_px))
-    obs_shape, action_shape = world.observation_space.shape, world.action_space.shape
-    assert obs_shape is not None and action_shape is not None, "a World has box spaces"
-    return StateInput(obs_shape[0], action_shape[0])
+    return StateInput(world.observation_space.shape[0], world.action_space.shape[0])

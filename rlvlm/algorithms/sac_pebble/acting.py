@@ -71,7 +71,7 @@ class RemoteCrew:
     """
 
     def __init__(self, group: EnvRunnerGroup, policy_values: Tensor) -> None:
-        self._group = group
+        self._group: Any = group  # RLlib's types leave out that what is called may take arguments
         self._policy_values = policy_values
         self._turn: dict[str, Any] = {}
         self._restarts = 0
@@ -170,9 +170,8 @@ def check_crew(config: Any) -> None:
 
 def build_crew(group: EnvRunnerGroup, policy: SquashedGaussian, policy_values: Tensor) -> LocalCrew | RemoteCrew:
     """Whoever acts for a learner with this `policy`, whose weights are `policy_values` `[P]`."""
-    if group.local_env_runner is not None:
-        return LocalCrew(group.local_env_runner, policy)
-    return RemoteCrew(group, policy_values)
+    local = group.local_env_runner
+    return LocalCrew(local, policy) if isinstance(local, WorldRunner) else RemoteCrew(group, policy_values)
 
 
 def _call(runner: WorldRunner, method: str, **arguments: Any) -> tuple[int, Any]:

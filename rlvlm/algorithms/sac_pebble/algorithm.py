@@ -11,7 +11,6 @@ arXiv:2402.03681 (RL-VLM-F). Departures:
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -19,9 +18,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.utils.from_config import NotProvided
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from rlvlm import metrics
@@ -34,6 +34,7 @@ from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.algorithms.sac_pebble.runner import Sample, WorldRunner
 from rlvlm.algorithms.sac_pebble.schedule import ScheduleConfig, build_schedule
+from rlvlm.algorithms.sac_pebble.tally import Tally
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.registry import make_world
@@ -43,7 +44,7 @@ from rlvlm.preferences.records import Record
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.source import Labelling
 
-_RECENT_EPISODES = 10
+_UNCHANGED: Any = NotProvided
 _NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
 
 
@@ -70,7 +71,7 @@ class SACPebbleConfig(AlgorithmConfig):
         self.log_level = "ERROR"
         self._dont_auto_sync_env_runner_states = True
 
-    def worlds(self, *, task: str = NotProvided, goal: str = NotProvided, world: EnvConfig = NotProvided) -> Self:
+    def worlds(self, *, task: str = _UNCHANGED, goal: str = _UNCHANGED, world: EnvConfig = _UNCHANGED) -> Self:
         """Chooses what is learned.
 
         Args:
@@ -85,9 +86,9 @@ class SACPebbleConfig(AlgorithmConfig):
         self.env_runners(num_env_runners=sac.env_runners, create_local_env_runner=not sac.env_runners)
         return self._take(sac=sac)
 
-    def rewards(self, *, reward: RewardConfig = NotProvided, feedback: FeedbackConfig = NotProvided,
-                reward_model: RewardModelConfig = NotProvided, judge_picture_px: int = NotProvided,
-                make_judge: Callable[[], Judge] = NotProvided) -> Self:
+    def rewards(self, *, reward: RewardConfig = _UNCHANGED, feedback: FeedbackConfig = _UNCHANGED,
+                reward_model: RewardModelConfig = _UNCHANGED, judge_picture_px: int = _UNCHANGED,
+                make_judge: Callable[[], Judge] | None = _UNCHANGED) -> Self:
         """Chooses where the reward comes from.
 
         Args:
@@ -137,7 +138,7 @@ class SACPebbleConfig(AlgorithmConfig):
 
     def _take(self, **chosen: Any) -> Self:
         for name, value in chosen.items():
-            if value is not NotProvided:
+            if value is not _UNCHANGED:
                 setattr(self, name, value)
         return self
 
@@ -145,31 +146,34 @@ class SACPebbleConfig(AlgorithmConfig):
 class SACPebble(Algorithm):
     """One `train()` is one round of episodes; evaluations and checkpoints come between."""
 
+    config: SACPebbleConfig  # pyright: ignore[reportIncompatibleVariableOverride] - RLlib's is any or none
+
     @classmethod
     def get_default_config(cls) -> SACPebbleConfig:
         """A config that still needs its task."""
         return SACPebbleConfig()
 
-    def setup(self, config: SACPebbleConfig) -> None:
+    def setup(self, config: AlgorithmConfig) -> None:
         """Builds worlds, networks and reward; called by RLlib."""
         check_crew(config)
         super().setup(config)
         torch.set_num_threads(self.config.sac.threads)
         # RLlib asks torch for determinism, which also writes NaN to all fresh memory, the whole replay's at once.
-        torch.utils.deterministic.fill_uninitialized_memory = False
-        self._learner: SACLearner = next(iter(self.learner_group.foreach_learner(lambda learner: learner))).get()
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+        assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
+        learners: Any = self.learner_group  # RLlib's types want a function of two
+        self._learner: SACLearner = next(iter(learners.foreach_learner(lambda learner: learner))).get()
         self._crew = build_crew(self.env_runner_group, self._learner.networks.policy, self._learner.policy_values)
         self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
         self._schedule = build_schedule(self.config.schedule(), self._viewer)
         self._relabelling = Relabelling(self._learner.replay)
-        self._recent: deque[list[float]] = deque(maxlen=_RECENT_EPISODES)
-        self._facts: dict[str, float] = {}
-        self._env_steps = self._num_episodes = self._steps_told = 0
+        self._tally = Tally()
+        self._steps_told = 0
 
     @property
     def env_steps(self) -> int:
         """Env steps so far, of all worlds together."""
-        return self._env_steps
+        return self._tally.env_steps
 
     def training_step(self) -> None:
         """One round of episodes: PEBBLE's algorithm 2, and plain SAC where the source never changes."""
@@ -177,11 +181,11 @@ class SACPebble(Algorithm):
         for sample in self._samples():
             self._schedule.take_in(sample)
             rewards.append(add_labelled(self._learner.replay, sample.transitions, self._schedule.source))
-            if self._schedule.is_feedback_due(self._env_steps):
+            if self._schedule.is_feedback_due(self.env_steps):
                 self._learn_reward()
             if self._schedule.learned is not None:
                 self._relabelling.advance(self._schedule.learned)
-            self._learner.learn(self.config.sac.updates_due(self._env_steps, len(rewards[-1])), self._schedule.source)
+            self._learner.learn(self.config.sac.updates_due(self.env_steps, len(rewards[-1])), self._schedule.source)
         self._log_round(np.concatenate(rewards))
 
     def _samples(self) -> Iterator[Sample]:
@@ -190,20 +194,18 @@ class SACPebble(Algorithm):
         self._start(turns[0])
         for following in (*turns[1:], None):
             sample = self._crew.collect()
-            self._env_steps += len(sample.transitions.env_rewards)
-            self._num_episodes += len(sample.episodes)
-            self._recent.extend([float(one.env_rewards.sum()), float(one.success.any())] for one in sample.episodes)
+            self._tally.take_in(sample)
             if following:
                 self._start(following)
             yield sample
 
     def _start(self, num_steps: int) -> None:
-        self._crew.start(num_steps, random_actions=self._env_steps < self.config.sac.seed_steps)
+        self._crew.start(num_steps, random_actions=self.env_steps < self.config.sac.seed_steps)
 
     def _learn_reward(self) -> None:
         """Asks, fits and has everything relabelled; the first learned reward finds critics without a past."""
         was_learned, version = self._schedule.learned is not None, self._schedule.source.version
-        self._facts |= self._schedule.hold_session(self._env_steps)
+        self._tally.note(self._schedule.hold_session(self.env_steps))
         learned = self._schedule.learned
         if learned is None or (was_learned and learned.version == version):
             return
@@ -215,13 +217,9 @@ class SACPebble(Algorithm):
 
     def _log_round(self, rewards: np.ndarray) -> None:
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
-        if np.isfinite(rewards).all():
-            num_episodes = len(rewards) / self.config.world.episode_steps
-            self._facts[metrics.TRAIN_LEARNED_RETURN] = float(rewards.sum()) / num_episodes
-        if self._schedule.source.labelling is Labelling.WHERE_ANSWERED:
-            left_out = self._facts.get(metrics.TRAIN_LEFT_OUT, 0.0)
-            self._facts[metrics.TRAIN_LEFT_OUT] = left_out + float(np.isnan(rewards).sum())
-        new_steps, self._steps_told = self._env_steps - self._steps_told, self._env_steps
+        leaves_out = self._schedule.source.labelling is Labelling.WHERE_ANSWERED
+        self._tally.note_rewards(rewards, self.config.world.episode_steps, leaves_out)
+        new_steps, self._steps_told = self.env_steps - self._steps_told, self.env_steps
         self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), new_steps, reduce="lifetime_sum",
                                with_throughput=True)
         for name, value in self.report().items():
@@ -230,15 +228,7 @@ class SACPebble(Algorithm):
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`; returns and success are means of 10 episodes."""
-        means = np.mean(self._recent, axis=0) if self._recent else (0.0, 0.0)
-        return {
-            metrics.ENV_STEPS: float(self._env_steps),
-            metrics.EPISODES: float(self._num_episodes),
-            metrics.TRAIN_EPISODE_RETURN: float(means[0]),
-            metrics.TRAIN_EPISODE_SUCCESS: float(means[1]),
-            **self._facts,
-            **self._learner.report(),
-        }
+        return self._tally.report() | self._learner.report()
 
     def finish_feedback(self) -> None:
         """Waits for answers that are still to come; call it after the last step, before the last `drain_queries`."""
@@ -246,7 +236,7 @@ class SACPebble(Algorithm):
 
     def drain_queries(self) -> list[Record]:
         """The queries asked since the last call; write them down before saving a checkpoint."""
-        return self._schedule.drain_records(self._env_steps)
+        return self._schedule.drain_records(self.env_steps)
 
     def evaluate_policy(self, episodes: int) -> list[EvaluationEpisode]:
         """Whole episodes of the deterministic policy, in a world of their own; training does not notice."""
@@ -273,11 +263,8 @@ class SACPebble(Algorithm):
             "learner": self._learner.save_tree(),
             "schedule": self._schedule.save_tree(),
             "relabelled_to": self._relabelling.next_row,
-            "recent": list(self._recent),
-            "facts": self._facts,
-            "env_steps": self._env_steps,
-            "num_episodes": self._num_episodes,
             "iteration": self._iteration,
+            **self._tally.save_tree(),
         }
         save_tree(Path(checkpoint_dir), tree, self._learner.networks.policy)
 
@@ -292,9 +279,7 @@ class SACPebble(Algorithm):
         self._learner.load_tree(tree["learner"])
         self._schedule.load_tree(tree["schedule"])
         self._relabelling.next_row = tree["relabelled_to"]
-        self._recent.extend(tree["recent"])
-        self._facts = dict(tree["facts"])
-        self._env_steps, self._num_episodes = tree["env_steps"], tree["num_episodes"]
+        self._tally.load_tree(tree)
         self._iteration = tree["iteration"]
 
     def cleanup(self) -> None:

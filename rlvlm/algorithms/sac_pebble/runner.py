@@ -48,6 +48,8 @@ class WorldRunner(EnvRunner):
         worker_index: 0 in the learner's process, from 1 on elsewhere; RLlib passes it, and what is not used here.
     """
 
+    config: Any
+    env: Any
     policy: SquashedGaussian
 
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
@@ -76,10 +78,13 @@ class WorldRunner(EnvRunner):
         self.num_envs = self.env.num_envs
         self._noise = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(1, *kin)))
         self._tape = EpisodeTape(self.num_envs)
-        self._random = np.zeros(self.env.action_space.shape, np.float32)
+        (_, action_space), = self.get_spaces().values()
+        self._random = np.zeros((self.num_envs, *action_space.shape), np.float32)
         self._obs = np.array(self.env.reset()[0], np.float32)
 
-    def sample(self, *, num_steps: int, random_actions: bool = False) -> Sample:
+    def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
+        self, *, num_steps: int, random_actions: bool = False
+    ) -> Sample:
         """Steps every world `num_steps` times.
 
         Args:
@@ -125,12 +130,12 @@ class WorldRunner(EnvRunner):
 
     def _random_actions(self) -> FloatArray:
         """[N, A] uniform in [-1, 1); each world keeps its last ones with probability `random_hold`."""
-        fresh = self._noise.uniform(-1, 1, self.env.action_space.shape).astype(np.float32)
+        fresh = self._noise.uniform(-1, 1, self._random.shape).astype(np.float32)
         holds = self._noise.random(self.num_envs) < self.config.sac.random_hold
         self._random = np.where(holds[:, None], self._random, fresh)
         return self._random
 
-    def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
+    def get_spaces(self) -> dict[str, tuple[gym.spaces.Box, gym.spaces.Box]]:
         """The spaces of a single world, under the name RLlib gives to the only module."""
         return {DEFAULT_MODULE_ID: (self.env.single_observation_space, self.env.single_action_space)}
 

@@ -140,9 +140,11 @@ class MetaWorld(MujocoWorld):
             from metaworld.policies import ENV_POLICY_MAP  # sixty modules, for those who look
 
             self._script = ENV_POLICY_MAP[self._scene.env_name]()
+        target = self._stock._target_pos
+        assert target is not None, "every reset sets it"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that actions are clipped
-            informed = np.append(obs[:-3], self._stock._target_pos).astype(np.float64)
+            informed = np.append(obs[:-3], target).astype(np.float64)
             return np.asarray(self._script.get_action(informed), np.float32)
 
     def get_state(self) -> dict[str, Any]:
@@ -203,6 +205,7 @@ def _first_draw(stock: SawyerXYZEnv) -> NDArray[np.float64]:
     stock._freeze_rand_vec, stock.np_random = False, np.random.default_rng(0)
     stock.reset_model()
     stock._freeze_rand_vec = True
+    assert stock._last_rand_vec is not None, "every reset draws"
     return stock._last_rand_vec
 
 

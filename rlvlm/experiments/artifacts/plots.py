@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt  # noqa: E402 - the backend must be chosen first
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from rlvlm.experiments.folder.run_folder import RunFolder
 from rlvlm.experiments.folder.tables import write_whole
@@ -203,7 +204,7 @@ def _draw_spent(axes: Axes, queries: Rows) -> None:
     axes.legend(loc="upper left", ncols=len(present), fontsize=8)
 
 
-def _write_shares(axes: Axes, share: FloatArray, base: FloatArray) -> None:
+def _write_shares(axes: Axes, share: NDArray[np.float64], base: NDArray[np.float64]) -> None:
     for place, (height, bottom) in enumerate(zip(share, base, strict=True)):
         if height >= 6:
             axes.text(place, bottom + height / 2, f"{height:.0f}", ha="center", va="center", fontsize=8)

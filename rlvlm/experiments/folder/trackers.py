@@ -62,6 +62,7 @@ def _start_wandb(folder: RunFolder, config: RunConfig) -> Any:
     """The Weights & Biases run of this folder, or None with a warning: it must never stop a training."""
     import wandb
 
+    assert config.track.wandb != "off", "asked for only where it is on"
     try:
         return wandb.init(
             project="rlvlm",

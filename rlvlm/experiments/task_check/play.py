@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlvlm.envs.world import World
 from rlvlm.types import FloatArray
@@ -32,7 +33,7 @@ def play_randomly(world: World, seed: int) -> Episode:
     rng = np.random.default_rng(seed)
     action = rng.uniform(-1, 1, world.action_space.shape)
 
-    def wander(_: FloatArray) -> FloatArray:
+    def wander(_: FloatArray) -> NDArray[np.floating]:
         nonlocal action
         if rng.random() >= HOLD:
             action = rng.uniform(-1, 1, world.action_space.shape)
@@ -49,7 +50,7 @@ def play_by_script(world: World, seed: int) -> Episode | None:
     return _play(world, seed, lambda obs: np.asarray(world.scripted_action(obs)))
 
 
-def _play(world: World, seed: int, choose: Callable[[FloatArray], FloatArray]) -> Episode:
+def _play(world: World, seed: int, choose: Callable[[FloatArray], NDArray[np.floating]]) -> Episode:
     """One episode of what `choose` answers to observations, clipped to what is allowed."""
     obs, info = world.reset(seed=seed)
     infos, rewards, is_over = [info], [], False

@@ -1,0 +1,43 @@
+import numpy as np
+from tiny_episodes import numbered_trajectory
+
+from rlvlm import metrics
+from rlvlm.algorithms.sac_pebble.runner import Sample
+from rlvlm.algorithms.sac_pebble.tally import Tally
+from rlvlm.types import Transitions
+
+
+def sample(num_steps: int, *firsts: float) -> Sample:
+    """A turn of `num_steps` in which episodes of two steps ended, whose rewards are `first` and `first` + 1."""
+    wide, column = np.zeros((num_steps, 2), np.float32), np.zeros(num_steps, np.float32)
+    steps = Transitions(obs=wide, actions=wide, next_obs=wide, terminated=column, env_rewards=column, success=column,
+                        snapshots=wide)
+    return Sample(steps, [numbered_trajectory(2, first) for first in firsts])
+
+
+def test_counts_and_means_by_hand():
+    tally = Tally()
+    tally.take_in(sample(4))
+    tally.take_in(sample(4, 0.0, 2.0))  # returns 0 + 1 and 2 + 3
+    report = tally.report()
+    assert (report[metrics.ENV_STEPS], report[metrics.EPISODES], report[metrics.TRAIN_EPISODE_RETURN]) == (8, 2, 3)
+    tally.take_in(sample(2, *[4.0] * 10))  # 9 each; only the last ten episodes count
+    assert tally.report()[metrics.TRAIN_EPISODE_RETURN] == 9 and tally.report()[metrics.EPISODES] == 12
+
+
+def test_rewards_are_told_per_episode_and_what_has_none_is_counted():
+    tally, lacking = Tally(), np.array([1.0, np.nan, 2.0, np.nan], np.float32)
+    tally.note_rewards(np.array([1.0, 2.0, 3.0, 4.0], np.float32), episode_steps=2, leaves_out=True)
+    tally.note_rewards(lacking, episode_steps=2, leaves_out=True)
+    assert tally.report()[metrics.TRAIN_LEARNED_RETURN] == 5 and tally.report()[metrics.TRAIN_LEFT_OUT] == 2
+    still = Tally()
+    still.note_rewards(lacking, episode_steps=2, leaves_out=False)
+    assert not still.report().keys() & {metrics.TRAIN_LEARNED_RETURN, metrics.TRAIN_LEFT_OUT}
+
+
+def test_a_restored_tally_is_the_same():
+    tally, other = Tally(), Tally()
+    tally.take_in(sample(3, 1.0))
+    tally.note({"reward_model/loss": 0.5})
+    other.load_tree(tally.save_tree())
+    assert other.report() == tally.report() and other.env_steps == 3
