@@ -82,12 +82,12 @@ def _play(
 def _random_mover(world: World, rng: np.random.Generator) -> Callable[[], FloatArray]:
     """Returns a function that gives uniform actions, each held for up to as many steps as is drawn here once."""
     longest = int(rng.integers(1, _LONGEST_MOVE + 1))
-    action, steps_left = np.zeros(world.action_space.shape or ()), 0
+    action, steps_left = np.zeros(world.action_space.shape or (), np.float32), 0
 
     def move() -> FloatArray:
         nonlocal action, steps_left
         if steps_left == 0:
-            action, steps_left = rng.uniform(-1, 1, action.shape), int(rng.integers(1, longest + 1))
+            action, steps_left = rng.uniform(-1, 1, action.shape).astype(np.float32), int(rng.integers(1, longest + 1))
         steps_left -= 1
         return action
 

@@ -88,7 +88,7 @@ def _pull_apart(obs: FloatArray, _: FloatArray) -> FloatArray:
 
 
 def _forward(_: FloatArray, __: FloatArray) -> FloatArray:
-    return np.ones(1)
+    return np.ones(1, np.float32)
 
 
 def _fold_over(_: FloatArray, __: FloatArray) -> FloatArray:

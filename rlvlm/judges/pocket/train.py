@@ -151,7 +151,7 @@ class Trainer:
         features = look(self.model, self._album.patches(pictures, self._rng))
         progress = torch.from_numpy(self._album.progress(pictures))
         loss, errors = self.eyes(features, progress)
-        tasks = np.array([self._album.task_of(picture) for picture in pictures])
+        tasks = np.array([self._album.task_of(int(picture)) for picture in pictures])
         off_by = {f"off_by/{task}": float(errors.detach()[tasks == task].mean()) for task in np.unique(tasks)}
         return loss, {"loss": float(loss.detach()), **off_by}
 
