@@ -10,6 +10,7 @@ from pathlib import Path
 
 import ray
 from ray._private.utils import write_ray_address
+from ray._private.worker import global_worker
 
 from rlvlm.errors import MachineError
 from rlvlm.experiments.folder.environment import usable_cores
@@ -62,6 +63,8 @@ def _private(dashboard_port: int | None, num_workers: int) -> Iterator[None]:
     parent = make_parent()
     with guarded_folder(parent):
         start_ray(parent, dashboard_port, num_workers)
+        if dashboard_port is None:
+            _end_onlookers()
         try:
             yield
         finally:
@@ -115,6 +118,17 @@ def _init(folder: Path, dashboard_port: int | None, num_workers: int, node_ip: s
     )
     # Else a job submitted to this Ray would be given the address of any Ray that it finds on this machine.
     write_ray_address(ray.get_runtime_context().gcs_address, str(folder))
+
+
+def _end_onlookers() -> None:
+    """Ends three processes that Ray always starts, and that a run nobody looks into has no use for: some 160 MiB.
+
+    The dashboard's, which without a dashboard only counts usage for Ray's makers; the monitor, which would start and
+    stop machines; the log monitor, which copies what workers print to drivers that want it.
+    """
+    node = global_worker.node
+    for end in (node.kill_dashboard, node.kill_monitor, node.kill_log_monitor):
+        end(check_alive=False)
 
 
 def make_parent() -> Path:
