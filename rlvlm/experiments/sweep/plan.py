@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -56,11 +55,11 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
 
 
 def planned_queries(config: RunConfig) -> int:
-    """Most queries a run can ask: its sessions before the last step, up to its budget; 0 where nobody is asked."""
-    if not config.asks_teacher:
+    """Most queries a run can ask: its sessions to the last step, up to its budget; 0 where nobody is asked."""
+    if not config.asks_teacher or config.steps < config.feedback.first_step:
         return 0
     feedback = config.feedback
-    sessions = max(math.ceil((config.steps - feedback.first_step) / feedback.every_steps), 0)
+    sessions = (config.steps - feedback.first_step) // feedback.every_steps + 1
     return min(sessions * feedback.queries, feedback.max_queries)
 
 

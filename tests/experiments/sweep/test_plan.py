@@ -42,7 +42,8 @@ def test_a_task_may_have_seeds_of_its_own() -> None:
 def test_queries_are_counted_session_by_session() -> None:
     config = RunConfig(task="drawer_open")  # sessions at 3,000, 5,000, ... 19,000
     assert planned_queries(config) == 900
-    assert planned_queries(replace(config, steps=3_000)) == 0
+    assert planned_queries(replace(config, steps=21_000)) == 1_000  # one at the last step too
+    assert planned_queries(replace(config, steps=2_999)) == 0
     assert planned_queries(replace(config, feedback=replace(config.feedback, max_queries=250))) == 250
     assert planned_queries(expand(SWEEP)[2].config) == 0  # the true reward asks nobody
 
