@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from rlvlm.judges.labels.records import Origin, Truth, describe
-from rlvlm.judges.labels.store import LabelStore
-from rlvlm.judges.pocket.config import DistillConfig
-from rlvlm.judges.pocket.distill import distill
-from rlvlm.judges.pocket.scenes import draw_gap_pairs, draw_uniform_pairs, find_provider, label_of
-from rlvlm.types import Label, Query, Stamp, Status, Verdict
+from rlvlm.labels.records import Origin, Truth, describe
+from rlvlm.labels.store import LabelStore
+from rlvlm.pocket.judge.config import DistillConfig
+from rlvlm.pocket.judge.distill import distill
+from rlvlm.pocket.judge.scenes import draw_gap_pairs, draw_uniform_pairs, find_provider, label_of
+from rlvlm.types.judging import Label, Query, Stamp, Status, Verdict
 
 GOAL = "close the drawer"
 ORACLE = Stamp(judge="oracle:progress", revision="1", prompt="", decoding="")
@@ -31,14 +31,16 @@ LABELS = {0: Label.LEFT, 1: Label.RIGHT, -1: Label.TIE}
 def fill(store: LabelStore, num_labels: int, seed: int) -> None:
     """Half of the pairs uniform over frames, half over gaps of all sizes."""
     rng = np.random.default_rng(seed)
-    scenes = next(iter(find_provider("rlvlm.experiments.scenes:drawer_open")("train", seed)))
+    scenes = next(iter(find_provider("rlvlm.pocket.scenes:drawer_open")("train", seed)))
     half = num_labels // 2
     gaps = (rng.random(num_labels - half) * rng.choice([-1, 1], num_labels - half)).astype(np.float32)
     pairs = np.concatenate([draw_uniform_pairs(scenes, half, rng), draw_gap_pairs(scenes, gaps, rng)])
     closed = 1 - scenes.progress
     for part in np.array_split(pairs, len(pairs) // 100 + 1):
-        described = [describe(Query(goal=GOAL, left=scenes.pictures[[left]], right=scenes.pictures[[right]]))
-                     for left, right in part]
+        described = [
+            describe(Query(goal=GOAL, left=scenes.pictures[[left]], right=scenes.pictures[[right]]))
+            for left, right in part
+        ]
         answers = []
         for left, right in part:
             label = LABELS[label_of(float(closed[left]), float(closed[right]))]
@@ -46,8 +48,12 @@ def fill(store: LabelStore, num_labels: int, seed: int) -> None:
             answers.append(Verdict(status=status, label=label, stamp=ORACLE))
         store.keep_pictures([picture for _, shown in described for picture in shown])
         store.add_answers([(question, answer) for (question, _), answer in zip(described, answers, strict=True)])
-        store.add_truths([Truth(question=question.id, progress=(float(closed[left]), float(closed[right])))
-                          for (question, _), (left, right) in zip(described, part, strict=True)])
+        store.add_truths(
+            [
+                Truth(question=question.id, progress=(float(closed[left]), float(closed[right])))
+                for (question, _), (left, right) in zip(described, part, strict=True)
+            ]
+        )
 
 
 def main() -> None:

@@ -24,12 +24,12 @@ import psutil
 
 from rlvlm import metrics
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble
-from rlvlm.experiments.config import RunConfig
-from rlvlm.experiments.processes.memory import MemoryWatch, release_free_memory, tree_memory_mb
-from rlvlm.experiments.processes.private_ray import ray_session
-from rlvlm.experiments.recipes import recipe
-from rlvlm.experiments.session import algorithm_session, judge_session
-from rlvlm.judges.labels.store import LabelStore
+from rlvlm.labels.store import LabelStore
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.processes.memory import MemoryWatch, release_free_memory, tree_memory_mb
+from rlvlm.runs.processes.private_ray import ray_session
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.session import algorithm_session, judge_session
 
 WINDOW = 50_000
 
@@ -79,8 +79,12 @@ def windows(algorithm: SACPebble, steps: int) -> Iterator[Window]:
             algorithm.train()
             if algorithm.drain_queries():
                 release_free_memory()
-        yield Window(env_steps=algorithm.env_steps, cpu_s=sum(own.cpu_times()[:2]) - cpu_before,
-                     session_s=session_s[0], tree_mb=tree_memory_mb())
+        yield Window(
+            env_steps=algorithm.env_steps,
+            cpu_s=sum(own.cpu_times()[:2]) - cpu_before,
+            session_s=session_s[0],
+            tree_mb=tree_memory_mb(),
+        )
 
 
 def shares() -> dict[str, int]:
@@ -109,18 +113,30 @@ def main() -> None:
         algorithm = stack.enter_context(algorithm_session(run, make_judge))
         for window in windows(algorithm, steps):
             done.append(window)
-            print(f"{window.env_steps:>9,} steps  {window.step_ms:.3f} ms a step, {window.plain_step_ms:.3f} outside "
-                  f"of sessions  {window.tree_mb:,.0f} MB", flush=True)
+            print(
+                f"{window.env_steps:>9,} steps  {window.step_ms:.3f} ms a step, {window.plain_step_ms:.3f} outside "
+                f"of sessions  {window.tree_mb:,.0f} MB",
+                flush=True,
+            )
         by_process, asked = shares(), algorithm.report()[metrics.QUERIES]
     early, late = done[1] if len(done) > 1 else done[0], statistics.fmean([w.step_ms for w in done[-2:]])
     late_plain = statistics.fmean([w.plain_step_ms for w in done[-2:]])
-    print(json.dumps({
-        "steps": steps, "peak_mb": round(memory.peak_mb), "mb_by_process": by_process, "queries": asked,
-        "step_ms_50k_to_100k": round(early.step_ms, 3), "step_ms_last_100k": round(late, 3),
-        "ratio": round(late / early.step_ms, 3),
-        "ratio_outside_sessions": round(late_plain / early.plain_step_ms, 3),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }, indent=2))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "steps": steps,
+                "peak_mb": round(memory.peak_mb),
+                "mb_by_process": by_process,
+                "queries": asked,
+                "step_ms_50k_to_100k": round(early.step_ms, 3),
+                "step_ms_last_100k": round(late, 3),
+                "ratio": round(late / early.step_ms, 3),
+                "ratio_outside_sessions": round(late_plain / early.plain_step_ms, 3),
+                "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            },
+            indent=2,
+        )
+    )
 
 
 if __name__ == "__main__":

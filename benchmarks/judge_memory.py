@@ -16,7 +16,7 @@ import tyro
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.replicas.gpu import GpuMemory, measured
-from rlvlm.types import Query
+from rlvlm.types.judging import Query
 
 MARGIN = 0.05
 """Of the card, for the CUDA context and what fragments."""
@@ -37,16 +37,22 @@ def main() -> None:
     judge = build_judge(replace(config.judge, device="cuda"))
     loaded = memory()
     frames = np.random.default_rng(0).integers(
-        0, 256, (config.judge.batch_size, 2, 1, config.judge.picture_px, config.judge.picture_px, 3), np.uint8)
+        0, 256, (config.judge.batch_size, 2, 1, config.judge.picture_px, config.judge.picture_px, 3), np.uint8
+    )
     queries = [Query(goal="open the drawer", left=left, right=right) for left, right in frames]
     for _ in range(config.batches):
         judge.compare(queries)
     busy = memory()
     report = {
-        "judge": judge.stamp.judge, "decoding": judge.stamp.decoding, "batch_size": config.judge.batch_size,
-        "card": torch.cuda.get_device_name(0), "loaded_gib": round(loaded.peak / 2**30, 2),
-        "busy_gib": round(busy.peak / 2**30, 2), "card_gib": round(busy.total / 2**30, 2), "num_gpus": share(busy),
-    }  # fmt: skip
+        "judge": judge.stamp.judge,
+        "decoding": judge.stamp.decoding,
+        "batch_size": config.judge.batch_size,
+        "card": torch.cuda.get_device_name(0),
+        "loaded_gib": round(loaded.peak / 2**30, 2),
+        "busy_gib": round(busy.peak / 2**30, 2),
+        "card_gib": round(busy.total / 2**30, 2),
+        "num_gpus": share(busy),
+    }
     print(json.dumps(report, indent=2))
     if config.out:
         config.out.write_text(json.dumps(report, indent=2) + "\n")

@@ -23,15 +23,15 @@ from rlvlm.algorithms.sac_pebble.runner import WorldRunner
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.registry import make_world
-from rlvlm.experiments.processes.private_ray import ray_session
-from rlvlm.experiments.recipes import recipe
 from rlvlm.judges.cache import CachedJudge
-from rlvlm.judges.labels.store import LabelStore
+from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.answers.sessions import Answered, AskAhead, AskAndWait, Session
 from rlvlm.preferences.answers.teachers import JudgeTeacher
 from rlvlm.preferences.questions.queries import draw_pairs
+from rlvlm.runs.processes.private_ray import ray_session
+from rlvlm.runs.recipes import recipe
 from rlvlm.serving.apps import start_judge
-from rlvlm.types import Trajectory
+from rlvlm.types.steps import Trajectory
 
 SIZES = (20, 100, 400)
 BUSY_S = 6.0
@@ -41,15 +41,16 @@ BUSY_S = 6.0
 def episodes(num: int) -> list[Trajectory]:
     """Random play, some of it with an open drawer."""
     runner = WorldRunner(config=SACPebbleConfig().worlds(task="drawer_open", world=EnvConfig()))
-    return [episode for _ in range(num)
-            for episode in runner.sample(num_steps=250, random_actions=True).episodes]  # fmt: skip
+    return [episode for _ in range(num) for episode in runner.sample(num_steps=250, random_actions=True).episodes]
 
 
 def sessions(found: list[Trajectory], size: int, rounds: int) -> list[Session]:
     """Fresh questions for every round."""
     rng = np.random.default_rng(size)
-    return [Session(number=number, env_steps=0, questions=draw_pairs(found, size, 1, rng), num_look_alike=0)
-            for number in range(rounds)]  # fmt: skip
+    return [
+        Session(number=number, env_steps=0, questions=draw_pairs(found, size, 1, rng), num_look_alike=0)
+        for number in range(rounds)
+    ]
 
 
 def judge_s(answered: Answered) -> float:

@@ -40,25 +40,38 @@ from PIL import Image
 
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.pocket import weights_folder
-from rlvlm.judges.pocket.scenes import draw_uniform_pairs, find_provider, label_of
 from rlvlm.judges.verdicts import parse_label
+from rlvlm.pocket.judge.scenes import draw_uniform_pairs, find_provider, label_of
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.types import Label, Query
+from rlvlm.types.judging import Label, Query
+from rlvlm.vlms.shipped import weights_folder
 
 NUMBER_OF = {Label.LEFT: 0, Label.RIGHT: 1, Label.TIE: -1, None: -2}
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "8b": {
-        "text": {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-                 "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936},
-        "vision": {"hidden_size": 1152, "depth": 27, "num_heads": 16, "intermediate_size": 4304,
-                   "out_hidden_size": 4096, "deepstack_visual_indexes": [8, 16, 24]},
+        "text": {
+            "hidden_size": 4096,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 12288,
+            "vocab_size": 151936,
+        },
+        "vision": {
+            "hidden_size": 1152,
+            "depth": 27,
+            "num_heads": 16,
+            "intermediate_size": 4304,
+            "out_hidden_size": 4096,
+            "deepstack_visual_indexes": [8, 16, 24],
+        },
     },
     "0.01b": {
         "text": {"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 512},
         "vision": {"depth": 4, "out_hidden_size": 256},
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +86,7 @@ class Config:
     """Of each judge's process."""
     replicas: int = 1
     """Of each served judge; above 1 it may use more cores than the reference's one server does."""
-    scenes: str = "rlvlm.experiments.scenes:drawer_open"
+    scenes: str = "rlvlm.pocket.scenes:drawer_open"
     seed: int = 0
     ways: tuple[Literal["reference", "two_stage", "direct"], ...] = ("reference", "two_stage", "direct")
     out: Path | None = None
@@ -83,8 +96,9 @@ def make_pairs(config: Config) -> tuple[list[Query], list[int]]:
     """Pairs as the preference loop draws them, with the true labels."""
     scenes = next(iter(find_provider(config.scenes)("held_out", config.seed)))
     drawn = draw_uniform_pairs(scenes, config.pairs, np.random.default_rng(config.seed))
-    queries = [Query(goal=scenes.goal, left=scenes.pictures[[left]], right=scenes.pictures[[right]])
-               for left, right in drawn]
+    queries = [
+        Query(goal=scenes.goal, left=scenes.pictures[[left]], right=scenes.pictures[[right]]) for left, right in drawn
+    ]
     return queries, [label_of(*scenes.progress[pair]) for pair in drawn]
 
 
@@ -127,8 +141,9 @@ def serve_reference(config: JudgeConfig, port: Any) -> None:
             for part in [part for message in body["messages"] for part in message["content"]]:
                 if part["type"] == "image":
                     part["image"] = decode(part["image"])
-            text = judge.generate([body["messages"]], max_new_tokens=body["max_tokens"],
-                                  temperature=body["temperature"])[0]
+            text = judge.generate(
+                [body["messages"]], max_new_tokens=body["max_tokens"], temperature=body["temperature"]
+            )[0]
             answer = json.dumps({"text": text}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
@@ -169,8 +184,10 @@ class ReferenceClient:
 
     def _generate(self, messages: list[Any]) -> str:
         for message in messages:
-            message["content"] = [part | {"image": encode(part["image"])} if part["type"] == "image" else part
-                                  for part in message["content"]]
+            message["content"] = [
+                part | {"image": encode(part["image"])} if part["type"] == "image" else part
+                for part in message["content"]
+            ]
         body = {"messages": messages, "max_tokens": self._max_tokens, "temperature": 0}
         return self._http.post("/generate", json=body).raise_for_status().json()["text"]
 
@@ -198,8 +215,9 @@ def start_ways(config: Config, stack: ExitStack) -> dict[str, Callable[[Sequence
         placement = PlacementConfig(num_replicas=config.replicas, num_cpus=1, num_gpus=config.gpus, timeout_s=1800)
         judge = replace(config.judge, prompt=prompt)
         running = stack.enter_context(start_judge(judge, placement, prompt))
-        ways[prompt] = lambda queries, judge=running.judge: [NUMBER_OF[verdict.label]
-                                                             for verdict in judge.compare(queries)]
+        ways[prompt] = lambda queries, judge=running.judge: [
+            NUMBER_OF[verdict.label] for verdict in judge.compare(queries)
+        ]
     return ways
 
 
@@ -234,8 +252,9 @@ def summary(config: Config, seconds: dict[str, list[float]], labels: dict[str, l
     ratios = {}
     if "reference" in rates:
         for name in rates:
-            ratios[name] = statistics.median(ours / theirs for ours, theirs
-                                             in zip(rates[name], rates["reference"], strict=True))
+            ratios[name] = statistics.median(
+                ours / theirs for ours, theirs in zip(rates[name], rates["reference"], strict=True)
+            )
     return {
         "model": config.judge.model or config.judge.backend,
         "random_weights": config.random,
@@ -247,8 +266,10 @@ def summary(config: Config, seconds: dict[str, list[float]], labels: dict[str, l
         "labels_per_s": {name: round(value, 3) for name, value in medians.items()},
         "labels_per_s_by_round": {name: [round(value, 3) for value in values] for name, values in rates.items()},
         "times_reference": {name: round(value, 2) for name, value in ratios.items()},
-        "accuracy": {name: round(sum(got[place] == truth[place] for place in decided) / max(1, len(decided)), 4)
-                     for name, got in labels.items()},
+        "accuracy": {
+            name: round(sum(got[place] == truth[place] for place in decided) / max(1, len(decided)), 4)
+            for name, got in labels.items()
+        },
         "decided_by_truth": len(decided),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.processor() or platform.platform()}",
     }

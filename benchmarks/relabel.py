@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from rlvlm.algorithms.label import Relabelling
-from rlvlm.algorithms.replay import Replay
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+from rlvlm.algorithms.sac_pebble.label import Relabelling
+from rlvlm.algorithms.sac_pebble.replay import Replay
 from rlvlm.algorithms.sac_pebble.runner import WorldRunner
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
@@ -56,8 +56,14 @@ class Rig:
 
     def fitted(self, sees: Literal["image", "state"]) -> FeedbackLoop:
         """A preference loop that has held one session, with its pictures drawn as they would have been on arrival."""
-        loop = build_loop(self.viewer, OracleTeacher(), reward=RewardConfig(model=sees),
-                          feedback=FeedbackConfig(queries=QUERIES), reward_model=RewardModelConfig(), seed=0)
+        loop = build_loop(
+            self.viewer,
+            OracleTeacher(),
+            reward=RewardConfig(model=sees),
+            feedback=FeedbackConfig(queries=QUERIES),
+            reward_model=RewardModelConfig(),
+            seed=0,
+        )
         for episode in self._episodes[:EPISODES]:
             loop.add(episode)
         loop.run_session(3_000)
@@ -97,13 +103,22 @@ def main() -> None:
             num_pieces[sees] = len(pieces)
     snapshots = rig.replay.transitions(slice(0, chosen.rows)).snapshots
     kinds = len(np.unique(rig.viewer.picture_key(snapshots), axis=0))
-    print(json.dumps({
-        "rows": chosen.rows, "robot": chosen.robot, "threads": chosen.threads, "different_pictures": kinds,
-        "first_time_s": {sees: round(values[0], 2) for sees, values in totals.items()},
-        "median_s": {sees: round(statistics.median(values), 2) for sees, values in totals.items()},
-        "longest_piece_s": {sees: round(max(values), 2) for sees, values in longest.items()},
-        "pieces": num_pieces, "machine": f"{platform.machine()}, {torch.__version__}",
-    }, indent=2))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "rows": chosen.rows,
+                "robot": chosen.robot,
+                "threads": chosen.threads,
+                "different_pictures": kinds,
+                "first_time_s": {sees: round(values[0], 2) for sees, values in totals.items()},
+                "median_s": {sees: round(statistics.median(values), 2) for sees, values in totals.items()},
+                "longest_piece_s": {sees: round(max(values), 2) for sees, values in longest.items()},
+                "pieces": num_pieces,
+                "machine": f"{platform.machine()}, {torch.__version__}",
+            },
+            indent=2,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from rlvlm.envs.metaworld.paper import DRAWER_OPEN
 from rlvlm.envs.painter import aim
 from rlvlm.envs.registry import make_world
 from rlvlm.envs.rendering import ensure_renderer
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 SIZES = (64, 128, 200, 300)
 PICTURES = 20
@@ -116,8 +116,11 @@ def main() -> None:
     backend, snapshots = ensure_renderer(), recorded_snapshots()
     together = {size_px: all_cores(size_px, snapshots) for size_px in SIZES}  # before this process opens OpenGL
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    result: dict[str, object] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "backend": backend,
-                                 "mujoco": mujoco.__version__}
+    result: dict[str, object] = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "backend": backend,
+        "mujoco": mujoco.__version__,
+    }
     for size_px in SIZES:
         rates = one_core(size_px, snapshots, rounds)
         ours = rates["rlvlm draw"]

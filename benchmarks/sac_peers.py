@@ -40,12 +40,25 @@ class Contestant:
     def __init__(self, name: str, world: str, core: int) -> None:
         self.name, self.rounds = name, []
         one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
-        environment = os.environ | one_thread | {
-            "PYTHONPATH": f"{HERE.parent}:{PEERS}", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled",
-            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
+        environment = (
+            os.environ
+            | one_thread
+            | {
+                "PYTHONPATH": f"{HERE.parent}:{PEERS}",
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_AUTH_MODE": "disabled",
+                "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+            }
+        )
         command = ["taskset", "-c", str(core), *map(str, CONTESTANTS[name]), world]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         stderr=subprocess.DEVNULL, text=True, env=environment)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
 
     def advance(self, steps: int) -> dict[str, float]:
         """Steps of the world per second of wall and of processor time."""
@@ -71,13 +84,15 @@ class Contestant:
 
 def measure_matmul() -> float:
     """GFLOPS of fp32 matrix products on this core now, the best of shapes that SAC uses."""
-    code = ("import torch, time; torch.set_num_threads(1); best = 0.0\n"
-            "for n in (256, 512):\n"
-            "    a = torch.randn(n, n)\n"
-            "    for _ in range(40):\n"
-            "        started = time.thread_time(); [a @ a for _ in range(8)]\n"
-            "        best = max(best, 8 * 2 * n**3 / (time.thread_time() - started) / 1e9)\n"
-            "print(best)")
+    code = (
+        "import torch, time; torch.set_num_threads(1); best = 0.0\n"
+        "for n in (256, 512):\n"
+        "    a = torch.randn(n, n)\n"
+        "    for _ in range(40):\n"
+        "        started = time.thread_time(); [a @ a for _ in range(8)]\n"
+        "        best = max(best, 8 * 2 * n**3 / (time.thread_time() - started) / 1e9)\n"
+        "print(best)"
+    )
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
@@ -90,9 +105,14 @@ def update_gflop(obs: int, actions: int) -> float:
     passes = (
         2 * policy  # at the next observation, and at this one
         + critics  # the target
-        + critics + critics_back + critics  # values, slopes, gradients of the weights
-        + critics + critics_back + 2 * HIDDEN * actions  # values of the policy's actions, slopes there
-        + policy_back + policy
+        + critics
+        + critics_back
+        + critics  # values, slopes, gradients of the weights
+        + critics
+        + critics_back
+        + 2 * HIDDEN * actions  # values of the policy's actions, slopes there
+        + policy_back
+        + policy
     )
     return 2 * BATCH * passes / 1e9
 
@@ -112,25 +132,41 @@ def compare(world: str, names: list[str], rounds: int, steps: int, core: int) ->
         for contestant in contestants:
             contestant.stop()
     gflop = update_gflop(*{"pendulum": (3, 1), "drawer_open": (39, 4)}[world])
-    result: dict[str, object] = {"gflop_per_update": round(gflop, 3),
-                                 "matmul_gflops": round(statistics.median(matmul), 1)}
+    result: dict[str, object] = {
+        "gflop_per_update": round(gflop, 3),
+        "matmul_gflops": round(statistics.median(matmul), 1),
+    }
     for clock in ("wall", "cpu"):
         speeds = {one.name: statistics.median(row[clock] for row in one.rounds) for one in contestants}
         result[f"steps_per_{clock}_s"] = {name: round(speed, 1) for name, speed in speeds.items()}
         ours = next(one.rounds for one in contestants if one.name == "rlvlm")
         result[f"{clock}_ratio"] = {
-            one.name: round(statistics.median(mine[clock] / theirs[clock]
-                                              for mine, theirs in zip(ours, one.rounds, strict=True)), 2)
-            for one in contestants if one.name != "rlvlm"}
+            one.name: round(
+                statistics.median(mine[clock] / theirs[clock] for mine, theirs in zip(ours, one.rounds, strict=True)), 2
+            )
+            for one in contestants
+            if one.name != "rlvlm"
+        }
         result[f"share_of_matrix_bound_{clock}"] = round(speeds["rlvlm"] * gflop / statistics.median(matmul), 3)
     return result
 
 
 def machine() -> dict[str, object]:
-    model = next((line.partition(": ")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.processor())
-    return {"cpu": model, "cores": os.cpu_count(), "load": [round(value, 1) for value in os.getloadavg()],
-            "python": platform.python_version(), "time": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
+    model = next(
+        (
+            line.partition(": ")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "load": [round(value, 1) for value in os.getloadavg()],
+        "python": platform.python_version(),
+        "time": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    }
 
 
 def main() -> None:
@@ -144,7 +180,8 @@ def main() -> None:
     chosen = parser.parse_args()
     result = {"machine": machine()} | {
         world: compare(world, ["rlvlm", *chosen.peers], chosen.rounds, chosen.steps, chosen.core)
-        for world in chosen.worlds}
+        for world in chosen.worlds
+    }
     text = json.dumps(result, indent=1)
     print(text)
     if chosen.out:

@@ -24,7 +24,7 @@ from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.environment import EnvironmentReward
-from rlvlm.types import Transitions
+from rlvlm.types.steps import Transitions
 
 OBS, ACTIONS, ROWS, BATCH = 39, 4, 20_000, 256
 ROUNDS, UPDATES = 20, 25
@@ -46,8 +46,15 @@ def make_rows():
         return rng.standard_normal(shape).astype(np.float32)
 
     zeros = np.zeros(ROWS, np.float32)
-    return Transitions(obs=normal(ROWS, OBS), actions=np.tanh(normal(ROWS, ACTIONS)), next_obs=normal(ROWS, OBS),
-                       terminated=zeros, env_rewards=normal(ROWS), success=zeros, snapshots=normal(ROWS, 20))
+    return Transitions(
+        obs=normal(ROWS, OBS),
+        actions=np.tanh(normal(ROWS, ACTIONS)),
+        next_obs=normal(ROWS, OBS),
+        terminated=zeros,
+        env_rewards=normal(ROWS),
+        success=zeros,
+        snapshots=normal(ROWS, 20),
+    )
 
 
 def peer_updates(peer, columns):
@@ -71,8 +78,15 @@ def main():
             times[name].append((time.perf_counter() - started) / UPDATES * 1e3)
     result = {f"{name}_ms": round(statistics.median(values), 2) for name, values in times.items()}
     ratios = [theirs / ours for ours, theirs in zip(times["rlvlm"], times["peer"], strict=True)]
-    print(json.dumps({**result, "peer_over_rlvlm": round(statistics.median(ratios), 3),
-                      "best_ms": {name: round(min(values), 2) for name, values in times.items()}}))
+    print(
+        json.dumps(
+            {
+                **result,
+                "peer_over_rlvlm": round(statistics.median(ratios), 3),
+                "best_ms": {name: round(min(values), 2) for name, values in times.items()},
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -35,14 +35,14 @@ from sac_peers import machine
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
-from rlvlm.experiments.processes.private_ray import ray_session
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.rewards.config import RewardConfig
+from rlvlm.runs.processes.private_ray import ray_session
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.envelope import Request
 from rlvlm.testing import FakeJudge
-from rlvlm.types import Label, Query, Status, Verdict
+from rlvlm.types.judging import Label, Query, Status, Verdict
 
 NEVER = 1e-9
 """Updates per step that never add up to one."""
@@ -149,8 +149,9 @@ def measure_messages(world: str, config: Config) -> dict[str, float]:
     group, learner, crew = algorithm.env_runner_group, algorithm._learner, algorithm._crew
 
     def ask(do: Callable[..., Any], ids: Sequence[int] = (1,), **arguments: Any) -> list[Any]:
-        return group.foreach_env_runner(do, kwargs=arguments or None, remote_worker_ids=list(ids),
-                                        local_env_runner=False)
+        return group.foreach_env_runner(
+            do, kwargs=arguments or None, remote_worker_ids=list(ids), local_env_runner=False
+        )
 
     crew.start(algorithm.config.sac.turn_steps, random_actions=False)
     sample = crew.collect()
@@ -164,8 +165,11 @@ def measure_messages(world: str, config: Config) -> dict[str, float]:
         "call_of_two_ms": median_ms(lambda: ask(lambda runner: None, (1, 2))),
         "sample_ms": round(median_ms(lambda: ask(lambda runner: runner.kept)) - call_ms, 3),
         "weights_put_ms": median_ms(lambda: ray.put(learner.policy_values.numpy())),
-        "weights_sent_ms": round(median_ms(
-            lambda: ask(lambda runner, values: None, values=ray.put(learner.policy_values.numpy()))) - call_ms, 3),
+        "weights_sent_ms": round(
+            median_ms(lambda: ask(lambda runner, values: None, values=ray.put(learner.policy_values.numpy())))
+            - call_ms,
+            3,
+        ),
     }
     algorithm.stop()
     return result
@@ -174,14 +178,24 @@ def measure_messages(world: str, config: Config) -> dict[str, float]:
 def measure_requests() -> dict[str, float]:
     """What a request to a served judge costs that answers at once, with pictures of 300 pixels."""
     rng = np.random.default_rng(0)
-    queries = [Query(goal="open the drawer", left=rng.integers(0, 255, (1, 300, 300, 3), np.uint8),
-                     right=rng.integers(0, 255, (1, 300, 300, 3), np.uint8)) for _ in range(16)]
+    queries = [
+        Query(
+            goal="open the drawer",
+            left=rng.integers(0, 255, (1, 300, 300, 3), np.uint8),
+            right=rng.integers(0, 255, (1, 300, 300, 3), np.uint8),
+        )
+        for _ in range(16)
+    ]
     with start_judge(JudgeConfig(), PlacementConfig(), "instant", build=build_instant) as running:
         one_ms = median_ms(lambda: running.judge.compare(queries[:1]))
         batch_ms = median_ms(lambda: running.judge.compare(queries))
     size = len(pickle.dumps(Request(key="", run="", kind="compare", items=queries), 5))
-    return {"pair_bytes": size // len(queries), "request_of_1_ms": one_ms, "request_of_16_ms": batch_ms,
-            "per_pair_of_16_ms": round(batch_ms / len(queries), 3)}
+    return {
+        "pair_bytes": size // len(queries),
+        "request_of_1_ms": one_ms,
+        "request_of_16_ms": batch_ms,
+        "per_pair_of_16_ms": round(batch_ms / len(queries), 3),
+    }
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -214,8 +228,11 @@ def table(result: dict[str, Any]) -> str:
     """The figures as Markdown."""
     lines = []
     for world, kinds in result.get("env_steps_per_s", {}).items():
-        lines += [f"| {world}, {kind}, {runners} env runners | {speed:g} steps/s |"
-                  for kind, speeds in kinds.items() for runners, speed in speeds.items()]
+        lines += [
+            f"| {world}, {kind}, {runners} env runners | {speed:g} steps/s |"
+            for kind, speeds in kinds.items()
+            for runners, speed in speeds.items()
+        ]
     for replicas, speed in result.get("judge_pairs_per_s", {}).items():
         lines.append(f"| pocket judge, {replicas} replicas | {speed:g} pairs/s |")
     for part in ("messages", "requests"):

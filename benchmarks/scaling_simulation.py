@@ -23,7 +23,7 @@ import numpy as np
 import ray
 import tyro
 
-from rlvlm.experiments.processes.private_ray import ray_session
+from rlvlm.runs.processes.private_ray import ray_session
 
 PLACES = 64
 """CPUs that the local Ray believes in."""
@@ -104,8 +104,11 @@ def predict(costs: Costs, size: Size) -> Prediction:
     judging = steps * costs.pairs_per_step * costs.pair_s / size.judges
     parts = {"acting" if not size.runners else "env runners": acting, "learner": learning, "messages": messages}
     turn_s, slowest = max(pace, judging), max(parts, key=lambda part: parts[part])
-    return Prediction(steps_per_s=steps / turn_s, bottleneck="judges" if judging > pace else slowest,
-                      busy={part: seconds / turn_s for part, seconds in (parts | {"judges": judging}).items()})
+    return Prediction(
+        steps_per_s=steps / turn_s,
+        bottleneck="judges" if judging > pace else slowest,
+        busy={part: seconds / turn_s for part, seconds in (parts | {"judges": judging}).items()},
+    )
 
 
 # --- the simulation ---------------------------------------------------------------------------------------------------
@@ -154,8 +157,10 @@ class Cluster:
             time.sleep(TURN_STEPS * costs.step_s)
             return []
         weights = ray.put(self._weights)
-        return [self._hosts[index % len(self._hosts)].act.remote(weights, TURN_STEPS * costs.step_s)
-                for index in range(size.runners)]
+        return [
+            self._hosts[index % len(self._hosts)].act.remote(weights, TURN_STEPS * costs.step_s)
+            for index in range(size.runners)
+        ]
 
     def start_session(self, costs: Costs, size: Size) -> list[Any]:
         """One message to every judge, with its share of the session's pairs."""
@@ -197,10 +202,14 @@ def check(cluster: Cluster, costs: Costs, size: Size, count: int) -> dict[str, A
     expected, seen = predict(slow, size).steps_per_s, simulate(cluster, slow, size, count)
     print(f"{size}: {seen:.1f} of {expected:.1f} steps/s, {stretch:.1f} times slower", file=sys.stderr)
     return asdict(size) | {
-        "steps_per_s": round(real.steps_per_s, 1), "bottleneck": real.bottleneck,
+        "steps_per_s": round(real.steps_per_s, 1),
+        "bottleneck": real.bottleneck,
         "busy": {part: round(share, 2) for part, share in real.busy.items()},
-        "stretch": round(stretch, 1), "predicted_stretched": round(expected, 2), "simulated_stretched": round(seen, 2),
-        "simulated_over_predicted": round(seen / expected, 3)}
+        "stretch": round(stretch, 1),
+        "predicted_stretched": round(expected, 2),
+        "simulated_stretched": round(seen, 2),
+        "simulated_over_predicted": round(seen / expected, 3),
+    }
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -228,10 +237,14 @@ def workloads(measured: dict[str, Any]) -> dict[str, Costs]:
     main_step_s = step_s("drawer_open", "0 updates per step")
     return {
         "drawer_open, learner and pocket judge on CPUs (measured)": Costs(
-            step_s=main_step_s, update_s=step_s("drawer_open", "1 updates per step") - main_step_s,
-            pair_s=1 / measured["judge_pairs_per_s"]["1"], **ray_s),
+            step_s=main_step_s,
+            update_s=step_s("drawer_open", "1 updates per step") - main_step_s,
+            pair_s=1 / measured["judge_pairs_per_s"]["1"],
+            **ray_s,
+        ),
         "fold_cloth (measured), learner on a GPU, 8B judges (assumed)": Costs(
-            step_s=step_s("fold_cloth", "0 updates per step"), update_s=GPU_UPDATE_S, pair_s=PAIR_8B_S, **ray_s),
+            step_s=step_s("fold_cloth", "0 updates per step"), update_s=GPU_UPDATE_S, pair_s=PAIR_8B_S, **ray_s
+        ),
     }
 
 
@@ -267,10 +280,12 @@ def main() -> None:
     sizes = measured["messages"] | measured["requests"]
     with ray_session(num_workers=PLACES):
         cluster = Cluster(sizes["sample_bytes"], sizes["weights_bytes"], sizes["pair_bytes"])
-        checks = {name: [check(cluster, each, size, config.episodes) for size in SIZES]
-                  for name, each in costs.items()}
-    result = {"costs": {name: asdict(each) for name, each in costs.items()}, "sizes": checks,
-              "load_at_end": [round(value, 1) for value in os.getloadavg()]}
+        checks = {name: [check(cluster, each, size, config.episodes) for size in SIZES] for name, each in costs.items()}
+    result = {
+        "costs": {name: asdict(each) for name, each in costs.items()},
+        "sizes": checks,
+        "load_at_end": [round(value, 1) for value in os.getloadavg()],
+    }
     text = json.dumps(result, indent=1)
     print(text)
     if config.out:
@@ -281,8 +296,10 @@ def main() -> None:
         print(f"\n{name}\n| env runners | GPUs for judges | env steps/s | bottleneck | simulated / predicted |")
         print("|---|---|---|---|---|")
         for row in rows:
-            print(f"| {row['runners']} | {row['judges']} | {row['steps_per_s']:g} | {row['bottleneck']} | "
-                  f"{row['simulated_over_predicted']:.2f} |")
+            print(
+                f"| {row['runners']} | {row['judges']} | {row['steps_per_s']:g} | {row['bottleneck']} | "
+                f"{row['simulated_over_predicted']:.2f} |"
+            )
 
 
 if __name__ == "__main__":

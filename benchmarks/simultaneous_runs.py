@@ -22,9 +22,11 @@ from pathlib import Path
 
 import psutil
 
-WORDS = ("rlvlm.testing:TINY --steps 200 --reward.model state --feedback.first-step 100 --feedback.every-steps 50 "
-         "--feedback.queries 8 --reward-model.ensemble 2 --env.episode-steps 20 --algo.seed-steps 40 "
-         "--algo.batch-size 32 --algo.hidden 32 32 --eval.every-steps 100 --eval.episodes 2").split()
+WORDS = (
+    "rlvlm.testing:TINY --steps 200 --reward.model state --feedback.first-step 100 --feedback.every-steps 50 "
+    "--feedback.queries 8 --reward-model.ensemble 2 --env.episode-steps 20 --algo.seed-steps 40 "
+    "--algo.batch-size 32 --algo.hidden 32 32 --eval.every-steps 100 --eval.episodes 2"
+).split()
 RAY_FOLDER = re.compile(re.escape(tempfile.gettempdir()) + r"/rlvlm-[a-z0-9_]{8}(?=/|$)")
 POLL_S = 2.0
 LONGEST_S = 900.0
@@ -114,11 +116,17 @@ def race(num_runs: int, root: Path) -> dict[str, object]:
                 child.send_signal(signal.SIGTERM)
         codes = [child.wait() for child in children]
     return {
-        "runs": num_runs, "started_within_s": round(started_s, 2), "with_a_ray_at_once": meetings.at_once,
-        "finished": codes.count(0), "wall_s": round(time.monotonic() - began, 1),
-        "processes": len(meetings.processes), "ports": len(meetings.ports), "port_clashes": len(meetings.clashes),
-        "cross_attachments": len(meetings.attachments), "distinct_policies": distinct_policies(root),
-    }  # fmt: skip
+        "runs": num_runs,
+        "started_within_s": round(started_s, 2),
+        "with_a_ray_at_once": meetings.at_once,
+        "finished": codes.count(0),
+        "wall_s": round(time.monotonic() - began, 1),
+        "processes": len(meetings.processes),
+        "ports": len(meetings.ports),
+        "port_clashes": len(meetings.clashes),
+        "cross_attachments": len(meetings.attachments),
+        "distinct_policies": distinct_policies(root),
+    }
 
 
 def distinct_policies(root: Path) -> int:

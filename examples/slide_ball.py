@@ -8,11 +8,15 @@ import numpy as np
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import Task
 from rlvlm.envs.world import World
-from rlvlm.experiments.config import RunConfig
+from rlvlm.runs.config import RunConfig
 
 RING = np.array([0.7, 0.3])
-TASK = Task(name="slide_ball", goal="put the red ball into the green ring", maker="slide_ball:SlideBall",
-            recipe="slide_ball:recipe")  # fmt: skip
+TASK = Task(
+    name="slide_ball",
+    goal="put the red ball into the green ring",
+    maker="slide_ball:SlideBall",
+    recipe="slide_ball:recipe",
+)
 
 
 def recipe() -> RunConfig:

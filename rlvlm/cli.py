@@ -1,36 +1,33 @@
 """`rlvlm run | resume | eval | sweep | serve | report | fetch | slurm | doctor`: one screen, no logic."""
 
 import difflib
+import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from rlvlm.console.boxes import guarded
 from rlvlm.errors import EXIT_DONE, UsageError
-from rlvlm.experiments.terminal import commands, labels
-from rlvlm.experiments.terminal.boxes import guarded
-from rlvlm.experiments.terminal.fetch import fetch_command
-from rlvlm.experiments.terminal.serve import serve_command
-from rlvlm.experiments.terminal.slurm import slurm_command
-from rlvlm.experiments.terminal.sweep import sweep_command
 
-Command = Callable[[Sequence[str], str], int]
-
-COMMANDS: dict[str, tuple[str, Command]] = {
-    "run": ("TASK [options]   learn a task from a VLM's preferences", commands.run_command),
-    "resume": ("DIR              go on with a run that was stopped", commands.resume_command),
-    "eval": ("DIR              play the policy of a run", commands.eval_command),
-    "sweep": ("FILE             tasks x reward sources x seeds, side by side", sweep_command),
-    "serve": ("NAME           put a judge behind HTTP; --list shows the apps", serve_command),
-    "report": ("DIR...           compare runs: table, curves, page", commands.report_command),
-    "judge-report": ("RUN|STORE...     how right, sure, consistent and fast a judge was", labels.judge_report_command),
-    "labels": ("show | export | import   label stores", labels.labels_command),
-    "distill": ("--from STORE --out DIR   teach a pocket judge another judge's labels", labels.distill_command),
-    "check-task": ("TASK         does a task keep its promises? with a contact sheet", commands.check_task_command),
-    "fetch": ("MODEL          bring a judge's weights here, for machines without a network", fetch_command),
-    "slurm": ("TASK [options] [-- run options]   the same run as a SLURM job", slurm_command),
-    "doctor": ("                 try what a run needs of this machine", commands.doctor_command),
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("TASK [options]   learn a task from a VLM's preferences", "commands:run_command"),
+    "resume": ("DIR              go on with a run that was stopped", "commands:resume_command"),
+    "eval": ("DIR              play the policy of a run", "commands:eval_command"),
+    "sweep": ("FILE             tasks x reward sources x seeds, side by side", "sweep:sweep_command"),
+    "serve": ("NAME           put a judge behind HTTP; --list shows the apps", "serve:serve_command"),
+    "report": ("DIR...           compare runs: table, curves, page", "commands:report_command"),
+    "judge-report": (
+        "RUN|STORE...     how right, sure, consistent and fast a judge was",
+        "labels:judge_report_command",
+    ),
+    "labels": ("show | export | import   label stores", "labels:labels_command"),
+    "distill": ("--from STORE --out DIR   teach a pocket judge another judge's labels", "labels:distill_command"),
+    "check-task": ("TASK         does a task keep its promises? with a contact sheet", "commands:check_task_command"),
+    "fetch": ("MODEL          bring a judge's weights here, for machines without a network", "fetch:fetch_command"),
+    "slurm": ("TASK [options] [-- run options]   the same run as a SLURM job", "slurm:slurm_command"),
+    "doctor": ("                 try what a run needs of this machine", "commands:doctor_command"),
 }
 
 
@@ -49,7 +46,10 @@ def _dispatch(words: Sequence[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean rlvlm {near[0]}?" if near else "rlvlm --help"
         raise UsageError(f"there is no command {name!r}; commands: {', '.join(COMMANDS)}", hint)
-    return COMMANDS[name][1](words[1:], f"rlvlm {name}")
+    module, _, function = COMMANDS[name][1].partition(":")
+    # a command's module is imported when it is called: some need torch and ray, and `rlvlm --help` is not to wait
+    command = getattr(importlib.import_module(f"rlvlm.commands.{module}"), function)
+    return command(words[1:], f"rlvlm {name}")
 
 
 def _show_help() -> None:

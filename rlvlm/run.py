@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from rlvlm.experiments.terminal.boxes import guarded
-from rlvlm.experiments.terminal.commands import run_command
+from rlvlm.commands.commands import run_command
+from rlvlm.console.boxes import guarded
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -76,22 +76,34 @@ class Call:
 
 
 def completion(
-    text: str | None, *, finish: str = "stop", refusal: str | None = None, odds: dict[str, float] | None = None,
+    text: str | None,
+    *,
+    finish: str = "stop",
+    refusal: str | None = None,
+    odds: dict[str, float] | None = None,
     usage: tuple[int, int] | None = (100, 5),
 ) -> dict[str, Any]:
     """A chat completion in OpenAI's words."""
     top = [{"token": token, "logprob": math.log(p), "bytes": None} for token, p in (odds or {}).items()]
     logprobs = {"content": [{**top[0], "top_logprobs": top}], "refusal": None} if top else None
     message = {"role": "assistant", "content": text, "refusal": refusal}
-    body = {"id": "1", "object": "chat.completion", "created": 1, "model": "m",
-            "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": logprobs}]}
+    body = {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": logprobs}],
+    }
     if usage:
         body["usage"] = {"prompt_tokens": usage[0], "completion_tokens": usage[1], "total_tokens": sum(usage)}
     return body
 
 
 def candidate(
-    text: str | None, *, finish: str = "STOP", odds: dict[str, float] | None = None,
+    text: str | None,
+    *,
+    finish: str = "STOP",
+    odds: dict[str, float] | None = None,
     usage: tuple[int, int] | None = (100, 5),
 ) -> dict[str, Any]:
     """The same in Gemini's."""
@@ -107,11 +119,15 @@ def candidate(
     return body
 
 
-def error(dialect: Dialect, status: int, message: str, *, headers: dict[str, str] | None = None,
-          **extra: Any) -> Response:  # fmt: skip
+def error(
+    dialect: Dialect, status: int, message: str, *, headers: dict[str, str] | None = None, **extra: Any
+) -> Response:
     """An error in the words of the dialect."""
-    body = {"error": {"message": message, **extra}} if dialect == "openai" else {
-        "error": {"code": status, "message": message, "status": "X", **extra}}
+    body = (
+        {"error": {"message": message, **extra}}
+        if dialect == "openai"
+        else {"error": {"code": status, "message": message, "status": "X", **extra}}
+    )
     return Response(body, status=status, headers=headers or {})
 
 
@@ -194,8 +210,9 @@ class ApiServer:
         try:
             length = int(handler.headers.get("Content-Length", 0))
             body = json.loads(handler.rfile.read(length))
-            response = self.respond(Call(handler.path, {k.lower(): v for k, v in handler.headers.items()}, body,
-                                         time.monotonic()))  # fmt: skip
+            response = self.respond(
+                Call(handler.path, {k.lower(): v for k, v in handler.headers.items()}, body, time.monotonic())
+            )
             time.sleep(response.delay_s)
             self._send(handler, response)
         except (BrokenPipeError, ConnectionResetError):
@@ -207,7 +224,7 @@ class ApiServer:
     @staticmethod
     def _send(handler: BaseHTTPRequestHandler, response: Response) -> None:
         if response.status == CUT:
-            handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{\"cho")
+            handler.wfile.write(b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{"cho')
             handler.wfile.flush()
             handler.close_connection = True
             handler.connection.close()

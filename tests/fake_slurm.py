@@ -72,9 +72,11 @@ def _sbatch(words: list[str], folder: Path) -> int:
 def _slurmd(job: str, asked: dict[str, str], folder: Path) -> int:
     nodes = int(asked["nodes"])
     known = os.environ | {
-        "SLURM_JOB_ID": job, "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_JOB_NODELIST": f"node[1-{nodes}]",
+        "SLURM_JOB_ID": job,
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_JOB_NODELIST": f"node[1-{nodes}]",
         "SLURM_CPUS_PER_TASK": asked["cpus_per_task"],
-    }  # fmt: skip
+    }
     codes: list[int] = []
     requeue = folder / f"{job}.requeue"
     while not codes or requeue.exists():

@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 from starlette.testclient import TestClient
 
-from rlvlm.serving.http.config import HttpConfig
-from rlvlm.serving.http.gateway import build_gateway
+from rlvlm.gateway.config import HttpConfig
+from rlvlm.gateway.gateway import build_gateway
 from rlvlm.testing import FakeJudge
 
 JSON = {"content-type": "application/json"}
@@ -46,8 +46,11 @@ class Edge:
         self.line = line or FakeLine()
         self.media = folder / "media"
         self.media.mkdir(exist_ok=True)
-        settings: dict[str, Any] = {"judges": ("fake",), "token_file": str(folder / "keys" / "token"),
-                                    "media_root": str(self.media)}
+        settings: dict[str, Any] = {
+            "judges": ("fake",),
+            "token_file": str(folder / "keys" / "token"),
+            "media_root": str(self.media),
+        }
         self.config = HttpConfig(**(settings | config))
         self.app = build_gateway(self.config, dict.fromkeys(self.config.judges, self.line))
         self.token = self.config.token_path.read_text().strip()

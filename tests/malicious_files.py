@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.judges.labels.lines import encode_line
-from rlvlm.judges.pocket import weights_folder
+from rlvlm.labels.lines import encode_line
+from rlvlm.vlms.shipped import weights_folder
 
 Write = Callable[[Path, Path], None]
 """Writes into a folder, which holds what the loader expects; the second path is the canary."""
@@ -74,7 +74,9 @@ def by_object(canary: Path) -> bytes:
 def by_memo(canary: Path) -> bytes:
     """The name is fetched from the memo, where a search for GLOBAL next to REDUCE finds nothing."""
     return b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94\x93\x94N0h\x02\x8c%c%s\x85R." % (
-        6 + len(str(canary)), f"touch {canary}".encode())
+        6 + len(str(canary)),
+        f"touch {canary}".encode(),
+    )
 
 
 def by_array_state(canary: Path) -> bytes:
@@ -154,19 +156,26 @@ HEADERS: dict[str, bytes] = {
     "tensor of 2^60 elements": safetensors(tensor_header(shape=[2**30, 2**30]), bytes(16)),
     "offsets outside the file": safetensors(tensor_header(data_offsets=[0, 2**40]), bytes(16)),
     "negative offsets": safetensors(tensor_header(data_offsets=[-16, 0]), bytes(16)),
-    "tensors that overlap": safetensors(json.dumps({
-        name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]} for name in ("a", "b")}).encode(), bytes(16)),
+    "tensors that overlap": safetensors(
+        json.dumps({name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]} for name in ("a", "b")}).encode(),
+        bytes(16),
+    ),
     "unknown type": safetensors(tensor_header(dtype="PICKLE"), bytes(16)),
 }
 
 PICKLES: dict[str, Callable[[Path], bytes]] = {
-    "pickle": payload, "pickle in text": lambda canary: payload(canary, 0), "pickle that evaluates": by_eval,
-    "torch zip": torch_zip, "torch legacy": torch_legacy, "msgpack with a pickle": msgpack_object_array,
-}  # fmt: skip
+    "pickle": payload,
+    "pickle in text": lambda canary: payload(canary, 0),
+    "pickle that evaluates": by_eval,
+    "torch zip": torch_zip,
+    "torch legacy": torch_legacy,
+    "msgpack with a pickle": msgpack_object_array,
+}
 
 
 def _signed(name: str, content: Callable[[Path], bytes]) -> Write:
     """Puts a file into a checkpoint and its true SHA-256 into the manifest, as an attacker would."""
+
     def write(folder: Path, canary: Path) -> None:
         import hashlib
 
@@ -183,21 +192,26 @@ def _checkpoints() -> Iterator[Attack]:
         yield Attack("checkpoint", f"policy.safetensors is a {name}", _signed("policy.safetensors", content))
         yield Attack("checkpoint", f"arrays.npz is a {name}", _signed("arrays.npz", content))
     for name, header in list(HEADERS.items())[:6]:
-        yield Attack("checkpoint", f"policy.safetensors: {name}",
-                     _signed("policy.safetensors", lambda _, header=header: header))
+        yield Attack(
+            "checkpoint", f"policy.safetensors: {name}", _signed("policy.safetensors", lambda _, header=header: header)
+        )
     arrays: dict[str, Callable[[Path], bytes]] = {
         "an array of objects": lambda canary: npz({"/rate.npy": npy(canary)}),
         "a member outside": lambda canary: npz({f"../../../../../../..{canary}": b"x"}),
         "a bomb of zeros": lambda _: npz({"/rate.npy": bytes(40_000_000)}, zipfile.ZIP_DEFLATED),
-        "an array of 2^50 bytes": lambda _: npz({"/rate.npy": npy_header(
-            "{'descr': '|u1', 'fortran_order': False, 'shape': (1125899906842624,), }\n")}),
+        "an array of 2^50 bytes": lambda _: npz(
+            {"/rate.npy": npy_header("{'descr': '|u1', 'fortran_order': False, 'shape': (1125899906842624,), }\n")}
+        ),
         "a header that calls": lambda canary: npz({"/rate.npy": npy_header(f"__import__('os').mkdir('{canary}')\n")}),
     }
     for name, content in arrays.items():
         yield Attack("checkpoint", f"arrays.npz: {name}", _signed("arrays.npz", content))
     yield Attack("checkpoint", "state.json of brackets", _signed("state.json", lambda _: b'{"a":' * 100_000))
-    yield Attack("checkpoint", "state.json names an array outside",
-                 _signed("state.json", lambda _: b'{"x": {"__array__": "../../../../etc/passwd"}}'))
+    yield Attack(
+        "checkpoint",
+        "state.json names an array outside",
+        _signed("state.json", lambda _: b'{"x": {"__array__": "../../../../etc/passwd"}}'),
+    )
 
 
 def _replaced(name: str, content: Callable[[Path], bytes]) -> Write:
@@ -228,10 +242,16 @@ def _only_pickled(folder: Path, canary: Path) -> None:
 def _weights() -> Iterator[Attack]:
     for name in ("pickle", "torch zip", "torch legacy"):
         yield Attack("weights", f"model.safetensors is a {name}", _replaced("model.safetensors", PICKLES[name]))
-    for name in ("header of 2^63 bytes", "header longer than the file", "header of a hundred thousand brackets",
-                 "tensor of 2^60 elements", "tensors that overlap"):
-        yield Attack("weights", f"model.safetensors: {name}",
-                     _replaced("model.safetensors", lambda _, name=name: HEADERS[name]))
+    for name in (
+        "header of 2^63 bytes",
+        "header longer than the file",
+        "header of a hundred thousand brackets",
+        "tensor of 2^60 elements",
+        "tensors that overlap",
+    ):
+        yield Attack(
+            "weights", f"model.safetensors: {name}", _replaced("model.safetensors", lambda _, name=name: HEADERS[name])
+        )
     yield Attack("weights", "only pickled weights", _only_pickled)
     yield Attack("weights", "a shard that is a pickle, outside", _pickled_shard)
     yield Attack("weights", "code of its own", _own_code)
@@ -242,12 +262,18 @@ def _weights() -> Iterator[Attack]:
 
 def _imports() -> Iterator[Attack]:
     contents: dict[str, Callable[[Path], bytes]] = PICKLES | {
-        "pickle that executes": by_exec, "call without REDUCE": by_instance, "call of an OBJ": by_object,
-        "call through the memo": by_memo, "array of objects": by_array_state,
-        "call after good arrays": after_good_arrays, "call inside a dtype": hidden_in_dtype, "npy of objects": npy,
-        "gzip of a pickle": lambda canary: gzip.compress(payload(canary), mtime=0), "tar with a path outside": tar,
+        "pickle that executes": by_exec,
+        "call without REDUCE": by_instance,
+        "call of an OBJ": by_object,
+        "call through the memo": by_memo,
+        "array of objects": by_array_state,
+        "call after good arrays": after_good_arrays,
+        "call inside a dtype": hidden_in_dtype,
+        "npy of objects": npy,
+        "gzip of a pickle": lambda canary: gzip.compress(payload(canary), mtime=0),
+        "tar with a path outside": tar,
         "zip with a path outside": lambda canary: npz({f"../../../../../../..{canary}": payload(canary)}),
-    }  # fmt: skip
+    }
     for name, content in contents.items():
         yield Attack("import", name, _replaced("labels.pkl", content))
 
@@ -290,11 +316,17 @@ def _png_bomb(_: Path) -> bytes:
 def _stores() -> Iterator[Attack]:
     yield Attack("store", "a segment that is a pickle", _store_line(payload))
     yield Attack("store", "a segment that is a pickle in text", _store_line(lambda canary: payload(canary, 0)))
-    yield Attack("store", "a checked line of brackets", _store_line(
-        lambda _: b"%08x %s\n" % (zlib.crc32(b"[" * 100_000), b"[" * 100_000)))
+    yield Attack(
+        "store",
+        "a checked line of brackets",
+        _store_line(lambda _: b"%08x %s\n" % (zlib.crc32(b"[" * 100_000), b"[" * 100_000)),
+    )
     yield Attack("store", "a line without end", _store_line(lambda _: b"a" * 9_000_000 + b"\n"))
-    yield Attack("store", "a checked line that asks for a class", _store_line(
-        lambda canary: _line(kind="verdict", key="0" * 64, py_object=f"os.system('touch {canary}')")))
+    yield Attack(
+        "store",
+        "a checked line that asks for a class",
+        _store_line(lambda canary: _line(kind="verdict", key="0" * 64, py_object=f"os.system('touch {canary}')")),
+    )
     yield Attack("store", "pictures named by a path", _picture_outside)
     yield Attack("store", "pictures that are pickles", _pictures(payload))
     yield Attack("store", "pictures that are bombs", _pictures(_png_bomb))

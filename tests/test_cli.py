@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rlvlm.cli import main
-from rlvlm.experiments.config import RunConfig
-from rlvlm.experiments.folder.settings import from_yaml
 from rlvlm.run import main as run_main
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder.settings import from_yaml
 
 
 def flat(text: str) -> str:

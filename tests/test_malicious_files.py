@@ -18,12 +18,12 @@ from rlvlm.algorithms.checkpoint import load_policy, load_tree, save_tree
 from rlvlm.errors import RunError
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.labels.pictures import MissingPicture
-from rlvlm.judges.labels.reference import read_reference
-from rlvlm.judges.labels.store import LabelStore, open_store
+from rlvlm.labels.pictures import MissingPicture
+from rlvlm.labels.reference import read_reference
+from rlvlm.labels.store import LabelStore, open_store
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.testing import FakeJudge
-from rlvlm.types import Query
+from rlvlm.types.judging import Query
 
 MAX_GROWTH_MIB = 300
 """Memory that a refusal may cost, the loader's own included."""
@@ -67,9 +67,17 @@ def use_store(folder: Path) -> None:
 
 
 PREPARE: dict[str, Callable[[Path], None]] = {
-    "checkpoint": make_checkpoint, "weights": copy_weights, "import": Path.mkdir, "store": make_store}
+    "checkpoint": make_checkpoint,
+    "weights": copy_weights,
+    "import": Path.mkdir,
+    "store": make_store,
+}
 USE: dict[str, Callable[[Path], None]] = {
-    "checkpoint": use_checkpoint, "weights": use_weights, "import": use_import, "store": use_store}
+    "checkpoint": use_checkpoint,
+    "weights": use_weights,
+    "import": use_import,
+    "store": use_store,
+}
 
 
 def test_the_files_are_many_kinds_and_always_the_same(tmp_path):

@@ -32,8 +32,15 @@ def save_tiny_encoder(folder: Path, family: str, *, has_query_places: bool = Fal
     if family == "siglip":
         tokenizer.model_input_names = ["input_ids"]
     torch.manual_seed(0)
-    text = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "projection_dim": 16,
-            "eos_token_id": tokenizer.eos_token_id, "bos_token_id": 0, "pad_token_id": tokenizer.pad_token_id, **_SIZES}
+    text = {
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 64,
+        "projection_dim": 16,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": 0,
+        "pad_token_id": tokenizer.pad_token_id,
+        **_SIZES,
+    }
     vision = {"image_size": 28, "patch_size": 14, "projection_dim": 16, **_SIZES}
     if family == "clip":
         model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
@@ -42,12 +49,21 @@ def save_tiny_encoder(folder: Path, family: str, *, has_query_places: bool = Fal
         model = SiglipModel(SiglipConfig(text_config=text, vision_config=vision))
         processor = SiglipImageProcessorPil(size=_SQUARE)
     else:
-        model = Blip2ForImageTextRetrieval(Blip2Config(
-            vision_config=vision, image_text_hidden_size=16, num_query_tokens=4,
-            image_token_index=tokenizer.convert_tokens_to_ids("<|image_pad|>") if has_query_places else None,
-            qformer_config={"vocab_size": len(tokenizer), "encoder_hidden_size": 32, "use_qformer_text_input": True,
-                            "max_position_embeddings": 64, **_SIZES},
-        ))  # fmt: skip
+        model = Blip2ForImageTextRetrieval(
+            Blip2Config(
+                vision_config=vision,
+                image_text_hidden_size=16,
+                num_query_tokens=4,
+                image_token_index=tokenizer.convert_tokens_to_ids("<|image_pad|>") if has_query_places else None,
+                qformer_config={
+                    "vocab_size": len(tokenizer),
+                    "encoder_hidden_size": 32,
+                    "use_qformer_text_input": True,
+                    "max_position_embeddings": 64,
+                    **_SIZES,
+                },
+            )
+        )
         processor = BlipImageProcessorPil(size=_SQUARE)
     for parameter in model.parameters():  # large enough that answers differ from picture to picture
         parameter.data.add_(0.2 * torch.randn_like(parameter))

@@ -4,7 +4,8 @@ import numpy as np
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.testing import FakeJudge, TinyWorld
-from rlvlm.types import Label, Pair, Query, Score, Segment, Stamp, Status, Trajectory, Verdict
+from rlvlm.types.judging import Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.types.steps import Pair, Segment, Trajectory
 
 STAMP = Stamp(judge="test", revision="", prompt="", decoding="")
 _FIELDS = ("obs", "actions", "next_obs", "env_rewards", "snapshots", "progress", "success")
@@ -34,16 +35,30 @@ def numbered_trajectory(num_steps: int, first: float = 0.0) -> Trajectory:
     """A trajectory whose every number at step t is `first` + t."""
     column = first + np.arange(num_steps, dtype=np.float32)
     wide = np.repeat(column[:, None], 2, axis=1)
-    return Trajectory(obs=wide, actions=wide, next_obs=wide, env_rewards=column, snapshots=wide, progress=column,
-                      success=np.zeros(num_steps, bool), terminated=False)
+    return Trajectory(
+        obs=wide,
+        actions=wide,
+        next_obs=wide,
+        env_rewards=column,
+        snapshots=wide,
+        progress=column,
+        success=np.zeros(num_steps, bool),
+        terminated=False,
+    )
 
 
 def one_step(number: float, block: float = 0.4) -> Segment:
     """A segment of one step of TinyWorld with the block at `block`; its true reward and progress are `number`."""
     obs = np.array([[0.2, 0.5, block, 0.8 - block]], np.float32)
     value = np.array([number], np.float32)
-    return Segment(obs=obs, actions=np.zeros((1, 2), np.float32), next_obs=obs, env_rewards=value, progress=value,
-                   snapshots=np.array([[0.2, 0.5, block]], np.float32))
+    return Segment(
+        obs=obs,
+        actions=np.zeros((1, 2), np.float32),
+        next_obs=obs,
+        env_rewards=value,
+        progress=value,
+        snapshots=np.array([[0.2, 0.5, block]], np.float32),
+    )
 
 
 class BlockJudge(FakeJudge):

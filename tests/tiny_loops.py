@@ -19,8 +19,9 @@ FEEDBACK = FeedbackConfig(first_step=10, every_steps=5, queries=8)
 
 
 def build(teacher: Teacher, feedback: FeedbackConfig = FEEDBACK, sees: str = "image", seed: int = 0) -> FeedbackLoop:
-    return build_loop(TinyWorld(), teacher, reward=RewardConfig(model=sees), feedback=feedback, reward_model=SMALL,
-                      seed=seed)
+    return build_loop(
+        TinyWorld(), teacher, reward=RewardConfig(model=sees), feedback=feedback, reward_model=SMALL, seed=seed
+    )
 
 
 def judge_teacher(failing: int = 0) -> JudgeTeacher:

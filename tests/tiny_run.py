@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-WORDS = ("rlvlm.testing:TINY --steps 400 --reward.teacher oracle --reward.model state --seed 2 "
-         "--feedback.first-step 100 --feedback.every-steps 60 --feedback.queries 8 --reward-model.ensemble 2 "
-         "--env.episode-steps 20 --algo.seed-steps 40 --algo.batch-size 32 --algo.hidden 32 32 "
-         "--eval.every-steps 100 --eval.episodes 2 --track.checkpoint-every-steps 60 "
-         "--track.log-every-steps 40").split()
+WORDS = (
+    "rlvlm.testing:TINY --steps 400 --reward.teacher oracle --reward.model state --seed 2 "
+    "--feedback.first-step 100 --feedback.every-steps 60 --feedback.queries 8 --reward-model.ensemble 2 "
+    "--env.episode-steps 20 --algo.seed-steps 40 --algo.batch-size 32 --algo.hidden 32 32 "
+    "--eval.every-steps 100 --eval.episodes 2 --track.checkpoint-every-steps 60 "
+    "--track.log-every-steps 40"
+).split()
 
 
 def table(path: Path, *unsteady: str) -> list[dict[str, str]]:

@@ -37,7 +37,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>", START, END, IMAGE, VIDEO],
     )
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -52,7 +54,11 @@ def save_tiny_vlm(folder: Path, family: str, seed: int = 0) -> Path:
     for parameter in model.parameters():  # large enough that answers differ from picture to picture
         parameter.data.mul_(4.0)
     model.generation_config = GenerationConfig(
-        do_sample=True, temperature=0.7, top_k=20, repetition_penalty=1.5, eos_token_id=tokenizer.eos_token_id,
+        do_sample=True,
+        temperature=0.7,
+        top_k=20,
+        repetition_penalty=1.5,
+        eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     model.save_pretrained(folder)
@@ -68,24 +74,53 @@ def save_tiny_vlm(folder: Path, family: str, seed: int = 0) -> Path:
 def _config(family: str, tokenizer: PreTrainedTokenizerFast):
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
     text = {
-        "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096,
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
         "rope_parameters": rope | ({"mrope_interleaved": True} if family == "qwen3_vl" else {}),
-        "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
     }
-    names = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START,
-             "vision_end_token_id": END}
+    names = {
+        "image_token_id": IMAGE,
+        "video_token_id": VIDEO,
+        "vision_start_token_id": START,
+        "vision_end_token_id": END,
+    }
     ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
     build, vision = {
         "qwen2_vl": (Qwen2VLConfig, {"depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2}),
-        "qwen2_5_vl": (Qwen2_5_VLConfig, {
-            "depth": 2, "hidden_size": 64, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 64,
-            "fullatt_block_indexes": [1], "window_size": 56,
-        }),
-        "qwen3_vl": (Qwen3VLConfig, {
-            "depth": 2, "hidden_size": 64, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 84,
-            "patch_size": 16, "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
-        }),
+        "qwen2_5_vl": (
+            Qwen2_5_VLConfig,
+            {
+                "depth": 2,
+                "hidden_size": 64,
+                "out_hidden_size": 64,
+                "num_heads": 2,
+                "intermediate_size": 64,
+                "fullatt_block_indexes": [1],
+                "window_size": 56,
+            },
+        ),
+        "qwen3_vl": (
+            Qwen3VLConfig,
+            {
+                "depth": 2,
+                "hidden_size": 64,
+                "out_hidden_size": 64,
+                "num_heads": 2,
+                "intermediate_size": 84,
+                "patch_size": 16,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+        ),
     }[family]
     return build(text_config=text, vision_config=vision, **ids)
 
@@ -103,7 +138,8 @@ def save_tiny_llava(folder: Path, seed: int = 0) -> Path:
 def save_tiny_llava_next(folder: Path, seed: int = 0) -> Path:
     """Writes a random LLaVA-NeXT: pictures are cut into tiles beside an overview, so they differ in length."""
     pictures = LlavaNextImageProcessorPil(
-        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=_PINPOINTS)
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=_PINPOINTS
+    )
     sizes = {"image_seq_length": 4, "image_grid_pinpoints": _PINPOINTS}
     return _save_llava(folder, seed, LlavaNextConfig, sizes, LlavaNextProcessor, pictures)
 
@@ -115,13 +151,20 @@ def _save_llava(folder: Path, seed: int, config, own: dict, processor, pictures)
     tokenizer.chat_template = template
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     torch.manual_seed(seed)
-    AutoModelForImageTextToText.from_config(config(
-        vision_config=CLIPVisionConfig(image_size=28, patch_size=14, **_LLAVA_SIZES),
-        text_config=LlamaConfig(vocab_size=len(tokenizer), **_LLAVA_SIZES, **ids),
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"), **own,
-    )).save_pretrained(folder)
+    AutoModelForImageTextToText.from_config(
+        config(
+            vision_config=CLIPVisionConfig(image_size=28, patch_size=14, **_LLAVA_SIZES),
+            text_config=LlamaConfig(vocab_size=len(tokenizer), **_LLAVA_SIZES, **ids),
+            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+            **own,
+        )
+    ).save_pretrained(folder)
     processor(
-        pictures, tokenizer, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        pictures,
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
         chat_template=template,
     ).save_pretrained(folder)
     return folder

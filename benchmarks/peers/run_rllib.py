@@ -54,8 +54,15 @@ config = (
     SACConfig()
     .environment(world)
     .env_runners(num_env_runners=0)
-    .training(actor_lr=3e-4, critic_lr=3e-4, alpha_lr=3e-4, train_batch_size_per_learner=BATCH, gamma=0.99, tau=0.005,
-              num_steps_sampled_before_learning_starts=WARM_UP_STEPS)
+    .training(
+        actor_lr=3e-4,
+        critic_lr=3e-4,
+        alpha_lr=3e-4,
+        train_batch_size_per_learner=BATCH,
+        gamma=0.99,
+        tau=0.005,
+        num_steps_sampled_before_learning_starts=WARM_UP_STEPS,
+    )
     .rl_module(model_config=DefaultModelConfig(**model))
     .reporting(min_time_s_per_iteration=None, min_sample_timesteps_per_iteration=EPISODE_STEPS[world])
     .debugging(seed=0, log_level="ERROR")

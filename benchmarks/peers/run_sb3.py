@@ -13,8 +13,17 @@ if library == "sb3":
 else:
     from sbx import SAC
 
-model = SAC("MlpPolicy", make(world), batch_size=BATCH, train_freq=1, gradient_steps=1, learning_starts=WARM_UP_STEPS,
-            buffer_size=100_000, policy_kwargs={"net_arch": [256, 256]}, device="cpu")
+model = SAC(
+    "MlpPolicy",
+    make(world),
+    batch_size=BATCH,
+    train_freq=1,
+    gradient_steps=1,
+    learning_starts=WARM_UP_STEPS,
+    buffer_size=100_000,
+    policy_kwargs={"net_arch": [256, 256]},
+    device="cpu",
+)
 
 
 def advance(steps: int) -> int:

@@ -60,8 +60,10 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: SquashedGaussian) -> N
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         cause = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
-        raise MachineError(f"cannot write the checkpoint {folder}: {cause}",
-                           "free some disk space, then `rlvlm resume` from the last checkpoint") from error
+        raise MachineError(
+            f"cannot write the checkpoint {folder}: {cause}",
+            "free some disk space, then `rlvlm resume` from the last checkpoint",
+        ) from error
 
 
 def load_tree(folder: Path) -> dict[str, Any]:
@@ -103,8 +105,10 @@ def _believed(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:  # strange files break readers in any way, from JSON to zip
         reason = " ".join(str(error).split())[:200]
-        raise CorruptCheckpoint(f"{folder} holds no checkpoint of ours: {type(error).__name__} {reason}",
-                                "use a checkpoint that rlvlm wrote; nothing of this one was run") from error
+        raise CorruptCheckpoint(
+            f"{folder} holds no checkpoint of ours: {type(error).__name__} {reason}",
+            "use a checkpoint that rlvlm wrote; nothing of this one was run",
+        ) from error
 
 
 def _load_arrays(content: bytes) -> dict[str, np.ndarray]:

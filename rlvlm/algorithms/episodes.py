@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.types import FloatArray, Trajectory, Transitions
+from rlvlm.types.steps import FloatArray, Trajectory, Transitions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,18 +34,25 @@ class VectorStep:
 
 def to_transitions(steps: Sequence[VectorStep]) -> Transitions:
     """K steps of N worlds as K * N transitions, in the order they happened."""
-    return Transitions(**{field.name: np.concatenate([getattr(step, field.name) for step in steps])
-                          for field in fields(Transitions)})
+    return Transitions(
+        **{field.name: np.concatenate([getattr(step, field.name) for step in steps]) for field in fields(Transitions)}
+    )
 
 
 def to_trajectory(steps: Sequence[VectorStep], world: int) -> Trajectory:
     """The episode that one of the N worlds lived through in `steps`."""
+
     def column(name: str) -> FloatArray:
         return np.stack([getattr(step, name)[world] for step in steps])
 
     return Trajectory(
-        obs=column("obs"), actions=column("actions"), next_obs=column("next_obs"), env_rewards=column("env_rewards"),
-        snapshots=column("snapshots"), progress=column("progress"), success=column("success") > 0,
+        obs=column("obs"),
+        actions=column("actions"),
+        next_obs=column("next_obs"),
+        env_rewards=column("env_rewards"),
+        snapshots=column("snapshots"),
+        progress=column("progress"),
+        success=column("success") > 0,
         terminated=bool(steps[-1].terminated[world]),
     )
 
@@ -64,7 +71,9 @@ class EpisodeTape:
     def record(self, step: VectorStep, ended: NDArray[np.bool_]) -> list[Trajectory]:
         """Takes in one step; returns the episodes that it ended (`ended` `[N]`)."""
         self._steps.append(step)
-        finished = [to_trajectory(self._steps[self._starts[world]:], world) for world in np.flatnonzero(ended).tolist()]
+        finished = [
+            to_trajectory(self._steps[self._starts[world] :], world) for world in np.flatnonzero(ended).tolist()
+        ]
         self._starts[ended] = len(self._steps)
         oldest = int(self._starts.min())
         if oldest == len(self._steps) or oldest > 1000:  # seldom, so that dropping costs nothing per step

@@ -9,7 +9,7 @@ from rlvlm.algorithms.episodes import VectorStep, to_trajectory, to_transitions
 from rlvlm.envs.world import World
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.source import RewardSource
-from rlvlm.types import FloatArray, Trajectory
+from rlvlm.types.steps import FloatArray, Trajectory
 
 FIRST_SEED = 1_000_000
 """Evaluation episode i starts from seed FIRST_SEED + i, every time: two evaluations see the same starts."""
@@ -39,8 +39,9 @@ class EvaluationEpisode:
         return float(self.learned_rewards.sum(dtype=np.float64))
 
 
-def evaluate(policy: SquashedGaussian, world: World, episodes: int,
-             source: RewardSource | None = None) -> list[EvaluationEpisode]:
+def evaluate(
+    policy: SquashedGaussian, world: World, episodes: int, source: RewardSource | None = None
+) -> list[EvaluationEpisode]:
     """Plays whole episodes with the policy's mode.
 
     Args:
@@ -52,8 +53,11 @@ def evaluate(policy: SquashedGaussian, world: World, episodes: int,
     results = []
     for episode in range(episodes):
         steps = _play(policy, world, FIRST_SEED + episode)
-        rewards = (np.full(len(steps), np.nan, np.float32) if source is None
-                   else np.asarray(source.label(to_transitions(steps)), np.float32))
+        rewards = (
+            np.full(len(steps), np.nan, np.float32)
+            if source is None
+            else np.asarray(source.label(to_transitions(steps)), np.float32)
+        )
         results.append(EvaluationEpisode(trajectory=to_trajectory(steps, world=0), learned_rewards=rewards))
     return results
 
@@ -66,10 +70,20 @@ def _play(policy: SquashedGaussian, world: World, seed: int) -> list[VectorStep]
     while not is_over:
         action = policy.act(torch.from_numpy(obs[None]).to(device))[0].cpu().numpy()
         next_obs, env_reward, terminated, truncated, info = world.step(action)
-        columns = {"obs": obs, "actions": action, "next_obs": next_obs, "terminated": terminated,
-                   "env_rewards": env_reward, "success": info["success"], "snapshots": info["snapshot"],
-                   "progress": info["progress"]}
-        steps.append(VectorStep(**{field.name: np.asarray(columns[field.name], np.float32)[None]
-                                   for field in fields(VectorStep)}))
+        columns = {
+            "obs": obs,
+            "actions": action,
+            "next_obs": next_obs,
+            "terminated": terminated,
+            "env_rewards": env_reward,
+            "success": info["success"],
+            "snapshots": info["snapshot"],
+            "progress": info["progress"],
+        }
+        steps.append(
+            VectorStep(
+                **{field.name: np.asarray(columns[field.name], np.float32)[None] for field in fields(VectorStep)}
+            )
+        )
         obs, is_over = next_obs, terminated or truncated
     return steps

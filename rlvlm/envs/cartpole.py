@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.world import World
-from rlvlm.types import FloatArray, Frames
+from rlvlm.types.steps import FloatArray, Frames
 
 _GRAVITY, _FORCE, _STEP_S = 9.8, 10.0, 0.02
 _CART_KG, _POLE_KG, _HALF_POLE_M = 1.0, 0.1, 0.5

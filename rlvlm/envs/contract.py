@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 
 from rlvlm.envs.world import World
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 
 def check_world(world: World, twin: World, different: FloatArray) -> None:

@@ -16,7 +16,7 @@ from rlvlm.envs.painter import Painter
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.world import World
 from rlvlm.errors import NumericsError
-from rlvlm.types import FloatArray, Frames
+from rlvlm.types.steps import FloatArray, Frames
 
 _KEY_GRAIN = 0.25e-3
 """Grain of picture keys, metres or radians (or halves of a quaternion's angle): at most 0.2 of a pixel at 300."""

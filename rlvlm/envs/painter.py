@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.rendering import FIX, ensure_renderer
 from rlvlm.errors import MachineError
-from rlvlm.types import FloatArray, Frames
+from rlvlm.types.steps import FloatArray, Frames
 
 _MAX_GEOMS = 1_000
 _STILL, _MOVING, _EVERYTHING, _UNSEEN = (0,), (1,), (0, 1), 5

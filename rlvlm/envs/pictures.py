@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.envs.world import World
-from rlvlm.types import FloatArray, Frames
+from rlvlm.types.steps import FloatArray, Frames
 
 
 class FrameStore:

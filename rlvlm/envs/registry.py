@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
+from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
 from rlvlm.envs.metaworld.goals import PAPER_GOALS, STOCK_GOALS
 from rlvlm.errors import UsageError
 
@@ -36,6 +36,8 @@ class Task:
     """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving a World."""
     arguments: tuple[str, ...] = ()
     """What the maker is called with besides, for one that makes several tasks."""
+    env: EnvConfig = EnvConfig()
+    """How a run sets the world up, unless told otherwise: start, robot, episode length."""
     goal_state: str = ""
     """The goal as a sentence that is true once it is reached, e.g. `the drawer is open`, for judges that compare a
     picture with words; empty takes the goal phrase."""
@@ -92,6 +94,15 @@ def task_recipe(name: str) -> str:
         UsageError: there is no such task.
     """
     return _find(name).recipe
+
+
+def task_env(name: str) -> EnvConfig:
+    """How a run sets a task's world up, unless told otherwise.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    return _find(name).env
 
 
 def task_goal_state(name: str) -> str:
@@ -171,15 +182,46 @@ def _load(reference: str) -> Task:
 for _name, (_goal, _goal_state) in PAPER_GOALS.items():
     register(Task(name=_name, goal=_goal, goal_state=_goal_state, maker=f"rlvlm.envs.metaworld.paper:make_{_name}"))
 for _name, (_goal, _goal_state) in STOCK_GOALS.items():
-    register(Task(name=f"metaworld/{_name}", goal=_goal, goal_state=_goal_state, arguments=(_name,),
-                  maker="rlvlm.envs.metaworld.stock:make_stock"))
-register(Task(name="cartpole", goal="balance the brown pole on the black cart to be upright",
-              goal_state="the brown pole on the black cart is upright", maker="rlvlm.envs.cartpole:CartPole",
-              return_range=(-2_640.0, 0.0)))
+    register(
+        Task(
+            name=f"metaworld/{_name}",
+            goal=_goal,
+            goal_state=_goal_state,
+            arguments=(_name,),
+            maker="rlvlm.envs.metaworld.stock:make_stock",
+            env=EnvConfig(robot="visible"),
+        )
+    )
+register(
+    Task(
+        name="cartpole",
+        goal="balance the brown pole on the black cart to be upright",
+        goal_state="the brown pole on the black cart is upright",
+        maker="rlvlm.envs.cartpole:CartPole",
+        env=EnvConfig(episode_steps=100),
+        return_range=(-2_640.0, 0.0),
+    )
+)
 for _name, (_goal, _goal_state) in DEFORMABLE_GOALS.items():
-    register(Task(name=_name, goal=_goal, goal_state=_goal_state, return_range=RETURN_RANGES[_name],
-                  maker=f"rlvlm.envs.deformables.{_name}:make_{_name}"))
+    register(
+        Task(
+            name=_name,
+            goal=_goal,
+            goal_state=_goal_state,
+            return_range=RETURN_RANGES[_name],
+            maker=f"rlvlm.envs.deformables.{_name}:make_{_name}",
+            env=DEFORMABLE_ENVS[_name],
+        )
+    )
 if importlib.util.find_spec("softgym") is not None:
     for _name, (_goal, _goal_state) in SOFTGYM_GOALS.items():
-        register(Task(name=f"softgym/{_name}", goal=_goal, goal_state=_goal_state, arguments=(_name,),
-                      maker="rlvlm.envs.deformables.softgym:SoftGymWorld"))
+        register(
+            Task(
+                name=f"softgym/{_name}",
+                goal=_goal,
+                goal_state=_goal_state,
+                arguments=(_name,),
+                maker="rlvlm.envs.deformables.softgym:SoftGymWorld",
+                env=EnvConfig(episode_steps=100),
+            )
+        )

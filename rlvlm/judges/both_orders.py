@@ -6,7 +6,7 @@ from dataclasses import replace
 from rlvlm.errors import UnsupportedQuestion
 from rlvlm.judges.judge import Generator, Judge
 from rlvlm.judges.prompts import Chat
-from rlvlm.types import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
+from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
 
 SEPARATOR = "\n\n--- the other order ---\n\n"
 """Between the two texts of one verdict."""
@@ -57,7 +57,8 @@ def _swapped(verdict: Verdict) -> Verdict:
     """The verdict on a swapped query, as one on the query itself."""
     shares = verdict.probabilities
     return replace(
-        verdict, label=_SWAPPED[verdict.label],
+        verdict,
+        label=_SWAPPED[verdict.label],
         probabilities=None if shares is None else (shares[1], shares[0], shares[2]),
     )
 
@@ -72,8 +73,12 @@ def _joined(straight: Verdict, swapped: Verdict, stamp: Stamp) -> Verdict:
         label = None
     status = lost or (Status.NO_PREFERENCE if label is Label.TIE else Status.OK)
     return Verdict(
-        status=status, label=label, stamp=stamp, probabilities=_mean(pair),
-        text=straight.text + SEPARATOR + swapped.text, latency_s=max(verdict.latency_s for verdict in pair),
+        status=status,
+        label=label,
+        stamp=stamp,
+        probabilities=_mean(pair),
+        text=straight.text + SEPARATOR + swapped.text,
+        latency_s=max(verdict.latency_s for verdict in pair),
         usage=_sum(pair),
     )
 
@@ -92,6 +97,7 @@ def _sum(pair: tuple[Verdict, Verdict]) -> Usage | None:
         return None
     costs = [usage.cost_usd for usage in spent]
     return Usage(
-        tokens_in=sum(usage.tokens_in for usage in spent), tokens_out=sum(usage.tokens_out for usage in spent),
+        tokens_in=sum(usage.tokens_in for usage in spent),
+        tokens_out=sum(usage.tokens_out for usage in spent),
         cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
     )

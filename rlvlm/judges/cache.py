@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from rlvlm.judges.judge import Judge
-from rlvlm.judges.labels.records import Pictures, Question, answer_key, describe
-from rlvlm.judges.labels.store import LabelStore
-from rlvlm.types import Clip, Query, Score, Stamp, Status, Verdict
+from rlvlm.labels.records import Pictures, Question, answer_key, describe
+from rlvlm.labels.store import LabelStore
+from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
 
 Item = TypeVar("Item", Query, Clip)
 Answer = TypeVar("Answer", Verdict, Score)
@@ -72,9 +72,11 @@ class CachedJudge:
         return {key: answer for key, answer in answers.items() if answer is not None}
 
     def _ask(
-        self, items: Sequence[Item], described: Sequence[tuple[Question, Pictures]],
+        self,
+        items: Sequence[Item],
+        described: Sequence[tuple[Question, Pictures]],
         ask: Callable[[Sequence[Item]], list[Answer]],
-    ) -> list[Answer]:  # fmt: skip
+    ) -> list[Answer]:
         """The judge's answers, kept before they are handed out; pictures are written while it thinks."""
         questions = [question for question, _ in described]
         if self._store is None:

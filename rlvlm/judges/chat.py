@@ -19,7 +19,7 @@ from rlvlm.judges.chat_model import TOP_P, ChatModel, Reply
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import Chat
 from rlvlm.judges.verdicts import parse_label, parse_rating, parse_score, parse_video_score, status_of
-from rlvlm.types import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,12 @@ class ChatJudge:
         Raises:
             JudgeUnavailable: the model broke on every one of them.
         """
-        ask = {"progress": self._score_progress, "rating": self._score_rating, "success": self._score_success,
-               "video": self._score_video}
+        ask = {
+            "progress": self._score_progress,
+            "rating": self._score_rating,
+            "success": self._score_success,
+            "video": self._score_video,
+        }
         return self._answer_all(clips, ask[self._config.score], self._failed_score)
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
@@ -130,8 +134,10 @@ class ChatJudge:
         while len(answers) < len(good):
             answers += self._ask(good[len(answers) : len(answers) + self._batch_size], ask, failed)
         if answers and all(answer.status is Status.FAILED for answer in answers):
-            raise JudgeUnavailable(f"the judge failed on every one of {len(answers)} questions: {answers[0].text}",
-                                   "run `rlvlm doctor`; with a big model try --judge.quantization nf4")
+            raise JudgeUnavailable(
+                f"the judge failed on every one of {len(answers)} questions: {answers[0].text}",
+                "run `rlvlm doctor`; with a big model try --judge.quantization nf4",
+            )
         in_order = iter(answers)
         return [next(in_order) if problem is None else failed(problem) for problem in problems]
 
@@ -170,10 +176,16 @@ class ChatJudge:
             left, right, tie = _normalised(row)
             choice = int(row.argmax())
             label = _LABELS[choice] if np.exp(row).sum() >= MIN_CHOICE_MASS else None
-            verdicts.append(Verdict(
-                status=status_of(label), label=label, stamp=self._stamp, probabilities=(left, right, tie),
-                text=prompts.LABEL_TEXTS[choice], latency_s=elapsed,
-            ))
+            verdicts.append(
+                Verdict(
+                    status=status_of(label),
+                    label=label,
+                    stamp=self._stamp,
+                    probabilities=(left, right, tie),
+                    text=prompts.LABEL_TEXTS[choice],
+                    latency_s=elapsed,
+                )
+            )
         return verdicts
 
     def _label_in_one(self, queries: Sequence[Query]) -> list[Verdict]:
@@ -187,8 +199,10 @@ class ChatJudge:
         """Verdicts from a report on the pictures and a second, text-only question about the report."""
         start = time.perf_counter()
         reports = self._write([prompts.compare_messages("two_stage", query) for query in queries])
-        chats = [prompts.label_messages(query.goal, report.text.rpartition("</think>")[2])
-                 for query, report in zip(queries, reports, strict=True)]
+        chats = [
+            prompts.label_messages(query.goal, report.text.rpartition("</think>")[2])
+            for query, report in zip(queries, reports, strict=True)
+        ]
         answers = self._write(chats, prompts.LABEL_TEXTS)
         elapsed = time.perf_counter() - start
         return [

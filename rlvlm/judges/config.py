@@ -66,11 +66,15 @@ class JudgeConfig:
 
     def __post_init__(self) -> None:
         if self.backend in _NEED_MODEL and not self.model:
-            raise ValueError(f"judge.backend {self.backend} needs judge.model: a hub name, a folder with the weights, "
-                             "or what the API calls the model")
+            raise ValueError(
+                f"judge.backend {self.backend} needs judge.model: a hub name, a folder with the weights, "
+                "or what the API calls the model"
+            )
         if self.is_random and not self.reads_states:
-            raise ValueError(f"judge.model {RANDOM} is for the backends {' and '.join(_BY_LIKENESS)}, got "
-                             f"{self.backend}; name a model")
+            raise ValueError(
+                f"judge.model {RANDOM} is for the backends {' and '.join(_BY_LIKENESS)}, got "
+                f"{self.backend}; name a model"
+            )
         if self.backend == "cached" and not self.cached.store:
             raise ValueError("judge.backend cached needs judge.cached.store: the folder of a label store")
         if self.temperature < 0:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from rlvlm.judges.prompts import Chat
-from rlvlm.types import Clip, Query, Score, Stamp, Verdict
+from rlvlm.types.judging import Clip, Query, Score, Stamp, Verdict
 
 
 @runtime_checkable

@@ -62,8 +62,11 @@ def load_vlm(config: JudgeConfig) -> LoadedVLM:
     tokenizer = processor.tokenizer
     tokenizer.padding_side = "left"
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    stop = model.generation_config.eos_token_id if model.generation_config.eos_token_id is not None \
+    stop = (
+        model.generation_config.eos_token_id
+        if model.generation_config.eos_token_id is not None
         else tokenizer.eos_token_id
+    )
     # The released files ask for sampling and penalties; a judge decides these itself.
     model.generation_config = GenerationConfig(eos_token_id=stop, pad_token_id=pad)
     logger.info("judge %s loaded on %s, revision %s", config.model, device, revision[:12])
@@ -131,8 +134,10 @@ def pick_device(device: str) -> torch.device:
     except RuntimeError as error:
         raise JudgeUnavailable(f"{device!r} is no device", "use --judge.device auto, cpu, cuda or cuda:0") from error
     if chosen.type == "cuda" and not (has_cuda and (chosen.index or 0) < torch.cuda.device_count()):
-        raise JudgeUnavailable(f"the judge wants {device}, which torch does not see here",
-                               "use --judge.device cpu, or --serve.num-gpus with a CUDA build of torch")
+        raise JudgeUnavailable(
+            f"the judge wants {device}, which torch does not see here",
+            "use --judge.device cpu, or --serve.num-gpus with a CUDA build of torch",
+        )
     return chosen
 
 
@@ -152,8 +157,10 @@ def _vlm_config(folder: Path) -> Any:
     if config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise JudgeUnavailable(f"{folder} holds a {config.model_type} model, which cannot look at pictures", fix)
     if not list(folder.glob("*.safetensors")):
-        raise JudgeUnavailable(f"{folder} has no *.safetensors weights; pickled weights are not read",
-                               "download the model again, or convert its weights to safetensors")
+        raise JudgeUnavailable(
+            f"{folder} has no *.safetensors weights; pickled weights are not read",
+            "download the model again, or convert its weights to safetensors",
+        )
     _check_shards(folder)
     return config
 
@@ -167,8 +174,10 @@ def _check_shards(folder: Path) -> None:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             odd = ["nothing that can be read"]
         if odd:
-            raise JudgeUnavailable(f"{index} names {odd[0][:80]!r}; weights are *.safetensors in the same folder",
-                                   "download the model again; do not use weights that came with this index")
+            raise JudgeUnavailable(
+                f"{index} names {odd[0][:80]!r}; weights are *.safetensors in the same folder",
+                "download the model again; do not use weights that came with this index",
+            )
 
 
 def _model(folder: Path, config: JudgeConfig, device: torch.device) -> Any:
@@ -180,8 +189,13 @@ def _model(folder: Path, config: JudgeConfig, device: torch.device) -> Any:
     disable_progress_bar()  # it would tear the run's live panel
     try:
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=dtype, device_map={"": device}, quantization_config=quantization, use_safetensors=True,
-            trust_remote_code=False, output_loading_info=True,
+            folder,
+            dtype=dtype,
+            device_map={"": device},
+            quantization_config=quantization,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # torn file, wrong shapes, no memory
         raise JudgeUnavailable(
@@ -190,8 +204,10 @@ def _model(folder: Path, config: JudgeConfig, device: torch.device) -> Any:
         ) from error
     model, told = loaded
     if missing := sorted(told["missing_keys"]):  # transformers would go on with random weights in their place
-        raise JudgeUnavailable(f"{folder} lacks {len(missing)} of the weights of a {type(model).__name__}, such as "
-                               f"{missing[0]}", "check the download with hf download, or choose another --judge.model")
+        raise JudgeUnavailable(
+            f"{folder} lacks {len(missing)} of the weights of a {type(model).__name__}, such as {missing[0]}",
+            "check the download with hf download, or choose another --judge.model",
+        )
     flatten_patch_embedding(model)
     return model.eval()
 
@@ -204,9 +220,15 @@ def _nf4(folder: Path, dtype: torch.dtype) -> BitsAndBytesConfig:
     """
     with torch.device("meta"):
         skeleton = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
-    odd = [name for name, module in skeleton.named_modules()
-           if isinstance(module, torch.nn.Linear) and (module.in_features % 64 or module.out_features % 32)]
+    odd = [
+        name
+        for name, module in skeleton.named_modules()
+        if isinstance(module, torch.nn.Linear) and (module.in_features % 64 or module.out_features % 32)
+    ]
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True,
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_use_double_quant=True,
         llm_int8_skip_modules=["lm_head", *odd],
     )

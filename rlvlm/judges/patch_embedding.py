@@ -24,9 +24,16 @@ class PatchProduct(nn.Module):
 
 def flatten_patch_embedding(model: nn.Module) -> int:
     """Replaces every such convolution in `model`, in place; the number of those replaced."""
-    places = [(parent, name) for parent in model.modules() for name, child in parent.named_children()
-              if name == "proj" and isinstance(child, nn.Conv3d) and type(parent).__name__.endswith("PatchEmbed")
-              and child.kernel_size == child.stride and child.groups == 1]
+    places = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if name == "proj"
+        and isinstance(child, nn.Conv3d)
+        and type(parent).__name__.endswith("PatchEmbed")
+        and child.kernel_size == child.stride
+        and child.groups == 1
+    ]
     for parent, name in places:
         setattr(parent, name, PatchProduct(getattr(parent, name)))
     return len(places)

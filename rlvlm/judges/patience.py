@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from rlvlm.errors import JudgeUnavailable
-from rlvlm.types import Score, Status, Verdict
+from rlvlm.types.judging import Score, Status, Verdict
 
 _WINDOW = 200
 _FEWEST = 50

@@ -18,7 +18,8 @@ from PIL import Image
 def can_replace(image_processor: Any) -> bool:
     """Whether `image_processor` does what `process` does: resize, rescale, normalise, cut into patches."""
     return type(image_processor).__name__ == "Qwen2VLImageProcessorPil" and bool(
-        image_processor.do_resize and image_processor.do_rescale and image_processor.do_normalize)
+        image_processor.do_resize and image_processor.do_rescale and image_processor.do_normalize
+    )
 
 
 def process(pictures: Sequence[NDArray[np.uint8]], image_processor: Any) -> dict[str, torch.Tensor]:
@@ -58,8 +59,11 @@ def resize(picture: NDArray[np.uint8], image_processor: Any) -> NDArray[np.uint8
     size = image_processor.size
     smart_resize = sys.modules[type(image_processor).__module__].smart_resize  # its own, of this transformers
     height, width = smart_resize(
-        *picture.shape[:2], factor=image_processor.patch_size * image_processor.merge_size,
-        min_pixels=size["shortest_edge"], max_pixels=size["longest_edge"])
+        *picture.shape[:2],
+        factor=image_processor.patch_size * image_processor.merge_size,
+        min_pixels=size["shortest_edge"],
+        max_pixels=size["longest_edge"],
+    )
     if (height, width) == picture.shape[:2]:
         return picture
     return np.asarray(Image.fromarray(picture).resize((width, height), image_processor.resample))

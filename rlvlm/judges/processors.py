@@ -79,14 +79,16 @@ class AutoProcessorAdapter:
     def __call__(self, text: Sequence[str], images: Sequence[Pictures]) -> dict[str, torch.Tensor]:
         """Left-padded inputs [B, N] for `text`, each with its pictures in order."""
         has_pictures = any(len(pictures) > 0 for pictures in images)
-        return dict(self._processor(
-            text=list(text),
-            images=[list(pictures) for pictures in images] if has_pictures else None,
-            padding=True,
-            padding_side="left",
-            add_special_tokens=False,
-            return_tensors="pt",
-        ))
+        return dict(
+            self._processor(
+                text=list(text),
+                images=[list(pictures) for pictures in images] if has_pictures else None,
+                padding=True,
+                padding_side="left",
+                add_special_tokens=False,
+                return_tensors="pt",
+            )
+        )
 
 
 def load_processor(folder: Path, model_config: Any, config: JudgeConfig) -> PillowProcessor | AutoProcessorAdapter:
@@ -130,7 +132,8 @@ def _set_pixels(image_processor: Any, config: JudgeConfig) -> None:
     size = image_processor.size
     own = (size["shortest_edge"], size["longest_edge"]) if hasattr(image_processor, "merge_size") else None
     if own is None:
-        raise JudgeUnavailable("this model's picture processor has no pixel bounds",
-                               "leave out --judge.min-pixels and --judge.max-pixels")
+        raise JudgeUnavailable(
+            "this model's picture processor has no pixel bounds", "leave out --judge.min-pixels and --judge.max-pixels"
+        )
     smallest, largest = config.min_pixels or own[0], config.max_pixels or own[1]
     image_processor.size = {"shortest_edge": min(smallest, largest), "longest_edge": max(smallest, largest)}

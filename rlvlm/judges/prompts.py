@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.types import Clip, Frames, Query
+from rlvlm.types.judging import Clip, Query
+from rlvlm.types.steps import Frames
 
 VERSION = 1
 
@@ -159,11 +160,14 @@ def video_messages(clip: Clip) -> list[Message]:
     """The turns that ask for percent after written reasoning: first picture, whole clip, current picture."""
     opening = _opening(f"Task: {check_goal(clip.goal)}.", clip.goal_picture, TAG_START)
     content = [
-        *opening, *_images(clip.frames[:1]),
-        _text(TAG_CLIP), *_images(clip.frames, MAX_VIDEO_FRAMES),
-        _text(TAG_NOW), *_images(clip.frames[-1:]),
+        *opening,
+        *_images(clip.frames[:1]),
+        _text(TAG_CLIP),
+        *_images(clip.frames, MAX_VIDEO_FRAMES),
+        _text(TAG_NOW),
+        *_images(clip.frames[-1:]),
         _text(VIDEO_REQUEST),
-    ]  # fmt: skip
+    ]
     return [{"role": "system", "content": [_text(VIDEO_SYSTEM)]}, {"role": "user", "content": content}]
 
 

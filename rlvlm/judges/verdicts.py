@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from rlvlm.types import Label, Status
+from rlvlm.types.judging import Label, Status
 
 MAX_CHARS = 20_000
 """Only this many last characters of an answer are read."""
@@ -21,8 +21,7 @@ _LABEL = r"(?<![\d.,+\-/~#])(?:-1|0|1)(?![\d%/]|[.,:]\d)"
 _PERCENT = r"(?<![\d.,+\-/~#])\d{1,3}(?:\.\d{1,6})?(?:\s?%|\s?/\s?100)?(?![\d%/]|[.,:\-]\d)"
 _RATING = r"(?<![\d.,+\-/~#])[1-5](?:\s?/\s?5)?(?![\d%/]|[.,:\-]\d)"
 _WORDS = (
-    "answer|label|choice|verdict|antwort|réponse|respuesta|risposta|resposta|ответ|метка|"
-    "答案|回答|标签|答え|정답|답"
+    "answer|label|choice|verdict|antwort|réponse|respuesta|risposta|resposta|ответ|метка|答案|回答|标签|答え|정답|답"
 )
 _OPEN = r"[\s*_`\"'“‘「【(\[{$:]{0,12}"
 _CLOSE = r"[\s*_`\"'”’」】)\]}$.。!！,，;；]*"

@@ -71,13 +71,15 @@ class SquashedGaussian(nn.Module):
     [-5, 2] by a tanh and the layers start orthogonal with zero bias.
     """
 
-    def __init__(self, obs_size: int, action_size: int, hidden: Sequence[int],
-                 generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self, obs_size: int, action_size: int, hidden: Sequence[int], generator: torch.Generator | None = None
+    ) -> None:
         super().__init__()
         self.obs_size, self.action_size = obs_size, action_size
         sizes = [obs_size, *hidden, 2 * action_size]
-        self.layers = nn.ModuleList(nn.Linear(size_in, size_out)
-                                    for size_in, size_out in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(
+            nn.Linear(size_in, size_out) for size_in, size_out in zip(sizes, sizes[1:], strict=False)
+        )
         for layer in self.linears:
             nn.init.orthogonal_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)

@@ -97,8 +97,10 @@ def simulated_config(teacher: str, feedback: FeedbackConfig) -> SimulatedTeacher
     """
     config = feedback.simulated if teacher == "simulated" else BPREF_TEACHERS.get(teacher)
     if config is not None and config.skip > 0 and feedback.ties == "equal":
-        raise ValueError("a teacher that skips queries needs feedback.ties drop, got equal, with which skipped queries "
-                         "would train as one half; choose one of the two")
+        raise ValueError(
+            "a teacher that skips queries needs feedback.ties drop, got equal, with which skipped queries "
+            "would train as one half; choose one of the two"
+        )
     return config
 
 
@@ -154,13 +156,19 @@ def check_learning(reward: RewardConfig, feedback: FeedbackConfig, reward_model:
     """
     simulated_config(reward.teacher, feedback)
     if reward.model == "resnet18" and reward_model.picture_px < RESNET_SMALLEST_PX:
-        raise ValueError(f"reward.model resnet18 needs reward_model.picture_px >= {RESNET_SMALLEST_PX}, got "
-                         f"{reward_model.picture_px}; smaller pictures are for reward.model image")
+        raise ValueError(
+            f"reward.model resnet18 needs reward_model.picture_px >= {RESNET_SMALLEST_PX}, got "
+            f"{reward_model.picture_px}; smaller pictures are for reward.model image"
+        )
     if reward.source != "score":
         return
     if feedback.segment_steps != 1:
-        raise ValueError("reward.source score learns from single pictures, so feedback.segment_steps must be 1, "
-                         f"got {feedback.segment_steps}; longer segments need reward.source preference")
+        raise ValueError(
+            "reward.source score learns from single pictures, so feedback.segment_steps must be 1, "
+            f"got {feedback.segment_steps}; longer segments need reward.source preference"
+        )
     if feedback.sampling == "entropy":
-        raise ValueError("feedback.sampling entropy is about labels of pairs, and reward.source score has none; "
-                         "use disagreement or k_center")
+        raise ValueError(
+            "feedback.sampling entropy is about labels of pairs, and reward.source score has none; "
+            "use disagreement or k_center"
+        )

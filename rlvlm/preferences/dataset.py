@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.rewards.growing import GrowingArray
-from rlvlm.types import FloatArray, Label, Pair, Score, Segment, Transitions, Verdict
+from rlvlm.types.judging import Label, Score, Verdict
+from rlvlm.types.steps import FloatArray, Pair, Segment, Transitions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +31,12 @@ class Steps:
     @classmethod
     def of_segments(cls, segments: Sequence[Segment]) -> "Steps":
         """The steps of segments, one after the other."""
-        return cls(**{name: np.concatenate([getattr(segment, name) for segment in segments])
-                      for name in ("actions", "next_obs", "snapshots")})
+        return cls(
+            **{
+                name: np.concatenate([getattr(segment, name) for segment in segments])
+                for name in ("actions", "next_obs", "snapshots")
+            }
+        )
 
     def __len__(self) -> int:
         return len(self.actions)

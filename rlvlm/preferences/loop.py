@@ -17,7 +17,7 @@ from rlvlm.preferences.dataset import Examples
 from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.records import Record, Tally
 from rlvlm.preferences.source import LearnedReward
-from rlvlm.types import Trajectory
+from rlvlm.types.steps import Trajectory
 
 _ARRAYS = ("obs", "actions", "next_obs", "env_rewards", "snapshots", "progress", "success")
 
@@ -202,9 +202,10 @@ def _pack(trajectories: deque[Trajectory]) -> dict[str, Any]:
     return {
         "lengths": [len(trajectory) for trajectory in trajectories],
         "terminated": [int(trajectory.terminated) for trajectory in trajectories],
-        "arrays": {name: np.concatenate([getattr(trajectory, name) for trajectory in trajectories])
-                   for name in _ARRAYS},
-    }  # fmt: skip
+        "arrays": {
+            name: np.concatenate([getattr(trajectory, name) for trajectory in trajectories]) for name in _ARRAYS
+        },
+    }
 
 
 def _unpack(packed: dict[str, Any]) -> list[Trajectory]:

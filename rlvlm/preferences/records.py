@@ -7,7 +7,8 @@ from typing import Any
 
 from rlvlm import metrics
 from rlvlm.judges.patience import Patience
-from rlvlm.types import Label, Pair, Score, Segment, Status, Verdict
+from rlvlm.types.judging import Label, Score, Status, Verdict
+from rlvlm.types.steps import Pair, Segment
 
 _SMALLEST_GAP = 1e-6
 """Progress gap up to which the truth says nothing."""
@@ -98,9 +99,14 @@ def record_queries(
 
 
 def record_scores(
-    segments: Sequence[Segment], scores: Sequence[Score], *, env_step: int, session: int, timestamp: float,
+    segments: Sequence[Segment],
+    scores: Sequence[Score],
+    *,
+    env_step: int,
+    session: int,
+    timestamp: float,
     first_index: int = 0,
-) -> list[ScoreRecord]:  # fmt: skip
+) -> list[ScoreRecord]:
     """The records of one session of scoring, in order, counted from `first_index`."""
     return [
         ScoreRecord(

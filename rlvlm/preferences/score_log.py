@@ -4,7 +4,7 @@ from rlvlm.envs.pictures import FrameStore
 from rlvlm.preferences.questions.queries import cut
 from rlvlm.preferences.records import ScoreRecord, record_scores
 from rlvlm.rewards.judged import JudgedReward, TimedScore
-from rlvlm.types import Trajectory
+from rlvlm.types.steps import Trajectory
 
 
 class ScoreLog:
@@ -36,7 +36,13 @@ class ScoreLog:
             for step, key in enumerate(self._frames.keys(episode.snapshots)):
                 if key in self._waiting:
                     said = self._waiting.pop(key)
-                    records += record_scores([cut(episode, step, 1)], [said.score], env_step=env_steps, session=0,
-                                             timestamp=said.timestamp, first_index=len(records))  # fmt: skip
+                    records += record_scores(
+                        [cut(episode, step, 1)],
+                        [said.score],
+                        env_step=env_steps,
+                        session=0,
+                        timestamp=said.timestamp,
+                        first_index=len(records),
+                    )
         self._episodes.clear()
         return records

@@ -3,7 +3,7 @@
 from rlvlm.preferences.dataset import Steps
 from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.rewards.source import Labelling
-from rlvlm.types import FloatArray, Transitions
+from rlvlm.types.steps import FloatArray, Transitions
 
 
 class LearnedReward:

@@ -14,9 +14,9 @@ class RewardConfig:
     """preference: learned from a teacher's comparisons; score: learned from a teacher's scores of single pictures;
     judged: the judge's score of each picture, as it stands; environment: the true reward; sparse: the success flag;
     novelty: state entropy alone."""
-    teacher: Literal[
-        "judge", "oracle", "mistake", "stochastic", "skip", "equal", "myopic", "simulated", "random"
-    ] = "judge"
+    teacher: Literal["judge", "oracle", "mistake", "stochastic", "skip", "equal", "myopic", "simulated", "random"] = (
+        "judge"
+    )
     """judge: the VLM; oracle: compares true returns, or gives the true progress as score; mistake, stochastic, skip,
     equal, myopic: B-Pref's, each with one human weakness; simulated: with those of feedback.simulated; random: a coin,
     or a die. Scores come from judge, oracle or random."""
@@ -26,8 +26,10 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         if self.source == "score" and self.teacher not in _SCORERS:
-            raise ValueError(f"reward.teacher {self.teacher} compares and gives no scores; reward.source score needs "
-                             f"one of {', '.join(_SCORERS)}")
+            raise ValueError(
+                f"reward.teacher {self.teacher} compares and gives no scores; reward.source score needs "
+                f"one of {', '.join(_SCORERS)}"
+            )
 
     @property
     def is_learned(self) -> bool:

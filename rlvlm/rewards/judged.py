@@ -10,7 +10,8 @@ from rlvlm.envs.pictures import FrameStore
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.patience import Patience
 from rlvlm.rewards.source import Labelling
-from rlvlm.types import Clip, FloatArray, Score, Status, Transitions
+from rlvlm.types.judging import Clip, Score, Status
+from rlvlm.types.steps import FloatArray, Transitions
 
 _PICTURES_PER_CALL = 64
 """Drawn and held at once: 17 MB at 300 pixels."""

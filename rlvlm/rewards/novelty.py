@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from rlvlm.rewards.growing import GrowingArray
 from rlvlm.rewards.source import Labelling
-from rlvlm.types import FloatArray, Transitions
+from rlvlm.types.steps import FloatArray, Transitions
 
 
 def neighbour_distances(points: NDArray[np.float64], states: NDArray[np.float64], k: int) -> NDArray[np.float64]:
@@ -107,8 +107,11 @@ class NoveltyReward:
 
     def get_state(self) -> dict[str, Any]:
         """Everything that `set_state` needs to go on exactly: numbers and arrays."""
-        return {"states": self._states.rows.astype(np.float32), "spread": self._spread.get_state(),
-                "version": self._version}  # fmt: skip
+        return {
+            "states": self._states.rows.astype(np.float32),
+            "spread": self._spread.get_state(),
+            "version": self._version,
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""

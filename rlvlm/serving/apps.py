@@ -90,7 +90,10 @@ def start_judge(
 
 def _client(app: str, judge: JudgeConfig, placement: PlacementConfig, name: str) -> ServedJudge:
     return ServedJudge(
-        app, timeout_s=placement.timeout_s, retries=placement.retries, batch_size=judge.batch_size,
+        app,
+        timeout_s=placement.timeout_s,
+        retries=placement.retries,
+        batch_size=judge.batch_size,
         in_flight=max(IN_FLIGHT, 2 * placement.num_replicas, 2 * placement.max_replicas),
         run=f"{_plain(name)}-{uuid.uuid4().hex[:8]}",
     )
@@ -123,8 +126,10 @@ def _wait_until_running(app: str, placement: PlacementConfig) -> None:
         if waited_s > ALL_TAKEN_S and status is not None:
             _check_free(app, placement)
         if waited_s > START_TIMEOUT_S:
-            raise JudgeUnavailable(f"the judge did not load within {START_TIMEOUT_S:.0f} s",
-                                   "look at `serve status` and at the replica's log in Ray's session folder")
+            raise JudgeUnavailable(
+                f"the judge did not load within {START_TIMEOUT_S:.0f} s",
+                "look at `serve status` and at the replica's log in Ray's session folder",
+            )
         if time.monotonic() - last_report > REPORT_S:
             last_report = time.monotonic()
             logger.info("waiting for the judge to load (%.0f s)", waited_s)

@@ -19,7 +19,7 @@ from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges.prompts import Chat
 from rlvlm.serving.envelope import Kind, Receipt, Request, digest, request_key
 from rlvlm.serving.monitoring import ClientMetrics
-from rlvlm.types import Clip, Query, Score, Stamp, Verdict
+from rlvlm.types.judging import Clip, Query, Score, Stamp, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +44,15 @@ class ServedJudge:
     """
 
     def __init__(
-        self, app: str, *, timeout_s: float = 120.0, retries: int = 4, batch_size: int = 16, in_flight: int = IN_FLIGHT,
+        self,
+        app: str,
+        *,
+        timeout_s: float = 120.0,
+        retries: int = 4,
+        batch_size: int = 16,
+        in_flight: int = IN_FLIGHT,
         run: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Remembers where to ask; nothing is contacted yet.
 
         Args:
@@ -103,6 +109,7 @@ class ServedJudge:
             UnsupportedQuestion: the judge cannot write, or cannot read one of the chats.
             JudgeUnavailable: a request was not answered within its tries.
         """
+
         def ask(_: int, piece: list[Chat]) -> list[Any]:
             return self._request("generate", piece, max_new_tokens, temperature)
 
@@ -136,8 +143,10 @@ class ServedJudge:
         """The receipt, once it is known to be about the pictures that were sent."""
         if receipt.digests != digests or len(receipt.answers) != len(digests):
             self._metrics.crossed(self._run)
-            raise JudgeUnavailable(f"judge app {self._app!r} answered a question that was not asked",
-                                   "client and server must run the same version of rlvlm")
+            raise JudgeUnavailable(
+                f"judge app {self._app!r} answered a question that was not asked",
+                "client and server must run the same version of rlvlm",
+            )
         return receipt
 
     def _request(self, method: str, *args: Any, check: Callable[[Any], Any] | None = None) -> Any:
@@ -200,8 +209,9 @@ class ServedJudge:
     def _note_retry(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         self._metrics.retry(self._run, type(error).__name__)
-        logger.warning("judge app %s: try %d failed (%s); trying again", self._app, state.attempt_number,
-                       type(error).__name__)
+        logger.warning(
+            "judge app %s: try %d failed (%s); trying again", self._app, state.attempt_number, type(error).__name__
+        )
 
 
 def _first_line(error: BaseException) -> str:

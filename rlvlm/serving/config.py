@@ -39,11 +39,14 @@ class PlacementConfig:
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise ValueError(f"serve.num_gpus above 1 must be a whole number, got {self.num_gpus}")
         if self.max_replicas and self.max_replicas < self.num_replicas:
-            raise ValueError(f"serve.max_replicas must be 0 or >= num_replicas, got {self.max_replicas} and "
-                             f"{self.num_replicas}")
+            raise ValueError(
+                f"serve.max_replicas must be 0 or >= num_replicas, got {self.max_replicas} and {self.num_replicas}"
+            )
         if self.target_ongoing_requests <= 0 or self.upscale_delay_s < 0 or self.downscale_delay_s < 0:
-            raise ValueError("need serve.target_ongoing_requests > 0 and delays >= 0, got "
-                             f"{self.target_ongoing_requests}, {self.upscale_delay_s} and {self.downscale_delay_s}")
+            raise ValueError(
+                "need serve.target_ongoing_requests > 0 and delays >= 0, got "
+                f"{self.target_ongoing_requests}, {self.upscale_delay_s} and {self.downscale_delay_s}"
+            )
         if self.stall_s < 1:
             raise ValueError(f"serve.stall_s must be >= 1, got {self.stall_s}; a short pause is no fault")
         if self.timeout_s <= 0 or self.retries < 0:

@@ -12,7 +12,7 @@ from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.environments import judge_environment
-from rlvlm.serving.http.refusal import RETRY_AFTER_S
+from rlvlm.serving.refusal import RETRY_AFTER_S
 from rlvlm.serving.replicas.replica import Builder, JudgeReplica
 
 MAX_ONGOING_REQUESTS = 16
@@ -74,8 +74,11 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = 
         name=deployment_name(judge),
         num_replicas="auto" if placement.max_replicas else placement.num_replicas,
         autoscaling_config=_autoscaling(placement),
-        ray_actor_options={"num_cpus": placement.num_cpus, "num_gpus": placement.num_gpus,
-                           "runtime_env": judge_environment(judge)},
+        ray_actor_options={
+            "num_cpus": placement.num_cpus,
+            "num_gpus": placement.num_gpus,
+            "runtime_env": judge_environment(judge),
+        },
         max_ongoing_requests=max(MAX_ONGOING_REQUESTS, 2 * judge.batch_size),
         max_queued_requests=MAX_QUEUED_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlvlm.types import Clip, Query, Score, Verdict
+from rlvlm.types.judging import Clip, Query, Score, Verdict
 
 Kind = Literal["compare", "score"]
 

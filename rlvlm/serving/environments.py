@@ -29,8 +29,10 @@ def check_environment(judge: JudgeConfig, placement: PlacementConfig) -> None:
     """
     python = _python(judge)
     if python and not python.is_file():
-        raise JudgeUnavailable(f"judge.backend {judge.backend} needs an environment of its own; {python} is missing",
-                               "build it with make vllm, or name another with --judge.engine.python")
+        raise JudgeUnavailable(
+            f"judge.backend {judge.backend} needs an environment of its own; {python} is missing",
+            "build it with make vllm, or name another with --judge.engine.python",
+        )
     parts = judge.engine.tensor_parallel
     if parts > 1 and placement.num_gpus < parts:
         raise UsageError(

@@ -14,7 +14,7 @@ from ray.util import metrics as ray_metrics
 
 from rlvlm import metrics
 from rlvlm.judges.cache import CachedJudge
-from rlvlm.types import Clip, Query, Score, Stamp, Verdict
+from rlvlm.types.judging import Clip, Query, Score, Stamp, Verdict
 
 Answer = TypeVar("Answer", Verdict, Score)
 
@@ -144,8 +144,9 @@ class RunMetrics:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._gauges = {key: ray_metrics.Gauge(name, f"{key} of a run.", tag_keys=("run",))
-                        for key, name in RUN_GAUGES.items()}
+        self._gauges = {
+            key: ray_metrics.Gauge(name, f"{key} of a run.", tag_keys=("run",)) for key, name in RUN_GAUGES.items()
+        }
 
     def publish(self, row: Mapping[str, float]) -> None:
         """Shows the newest values of those metrics in `row` that are shown at all."""

@@ -38,5 +38,7 @@ def cause_of(status: ApplicationStatusOverview) -> RunError | None:
     if status.status not in _ENDED:
         return None
     lines = [line for message in messages for line in message.strip().splitlines() if line.strip()]
-    return JudgeUnavailable(f"it could not start: {lines[-1] if lines else status.status.value}",
-                            "look at the replica's log in Ray's session folder")
+    return JudgeUnavailable(
+        f"it could not start: {lines[-1] if lines else status.status.value}",
+        "look at the replica's log in Ray's session folder",
+    )

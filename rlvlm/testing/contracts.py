@@ -3,7 +3,7 @@
 import numpy as np
 
 from rlvlm.judges.judge import Judge
-from rlvlm.types import Clip, Query, Status
+from rlvlm.types.judging import Clip, Query, Status
 
 
 def check_judge(judge: Judge, size_px: int = 32) -> None:

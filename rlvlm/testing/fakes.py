@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rlvlm.types import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 
 
 class FakeJudge:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import Task
 from rlvlm.envs.world import World
-from rlvlm.types import FloatArray, Frames
+from rlvlm.types.steps import FloatArray, Frames
 
 _GRAIN = 1e-3
 _HALF = 0.1

@@ -18,10 +18,22 @@ def policy():
 
 
 TREE = {
-    "steps": 7, "rate": 0.1, "name": "a/b", "flag": True, "nothing": None, "empty": {}, "list": [1, [2.5, "x"], []],
+    "steps": 7,
+    "rate": 0.1,
+    "name": "a/b",
+    "flag": True,
+    "nothing": None,
+    "empty": {},
+    "list": [1, [2.5, "x"], []],
     "rng": np.random.default_rng(0).bit_generator.state,  # integers of 128 bits
-    "arrays": {"float": np.float32([[1.5, np.nan]]), "int": np.arange(3), "bool": np.array([True, False]),
-               "scalar": np.array(2.5), "none": np.zeros((0, 4), np.float32), "bytes": np.uint8([1, 255])},
+    "arrays": {
+        "float": np.float32([[1.5, np.nan]]),
+        "int": np.arange(3),
+        "bool": np.array([True, False]),
+        "scalar": np.array(2.5),
+        "none": np.zeros((0, 4), np.float32),
+        "bytes": np.uint8([1, 255]),
+    },
     "tensors": [torch.tensor([1.0, 2.0]), np.float64(0.25)],
 }
 
@@ -48,7 +60,11 @@ def test_the_policy_can_be_read_alone(tmp_path, policy):
 def test_nothing_is_pickled(tmp_path, policy):
     save_tree(tmp_path / "one", TREE, policy)
     assert {path.name for path in (tmp_path / "one").iterdir()} == {
-        "arrays.npz", "state.json", "policy.safetensors", "manifest.json"}
+        "arrays.npz",
+        "state.json",
+        "policy.safetensors",
+        "manifest.json",
+    }
     with pytest.raises(AssertionError, match="cannot save"):
         save_tree(tmp_path / "two", {"deep": [{"odd": object()}]}, policy)
     assert not (tmp_path / "two").exists()

@@ -7,8 +7,16 @@ def step(number, num_worlds=2):
     """A step of which every number says when it was and, in tenths, in which world."""
     value = (number + np.arange(num_worlds) / 10).astype(np.float32)
     wide = np.stack([value, value], 1)
-    return VectorStep(obs=wide, actions=wide, next_obs=wide + 1, terminated=np.zeros(num_worlds, np.float32),
-                      env_rewards=value, success=np.zeros(num_worlds, np.float32), snapshots=wide, progress=value)
+    return VectorStep(
+        obs=wide,
+        actions=wide,
+        next_obs=wide + 1,
+        terminated=np.zeros(num_worlds, np.float32),
+        env_rewards=value,
+        success=np.zeros(num_worlds, np.float32),
+        snapshots=wide,
+        progress=value,
+    )
 
 
 def ended(*flags):

@@ -43,8 +43,9 @@ SCAN = b"\xff\xda\x00\x0c\x03\x00\x00\x01\x00\x02\x00\x00\x3f\x00"
 
 
 def riff(*chunks: tuple[bytes, bytes]) -> bytes:
-    body = b"WEBP" + b"".join(name + struct.pack("<I", len(content)) + content + b"\0" * (len(content) & 1)
-                              for name, content in chunks)
+    body = b"WEBP" + b"".join(
+        name + struct.pack("<I", len(content)) + content + b"\0" * (len(content) & 1) for name, content in chunks
+    )
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
@@ -98,8 +99,11 @@ def defused_bombs() -> Iterator[tuple[str, bytes]]:
     """Small pictures with a bomb in a part that is never opened; they may be shown."""
     whole = png(7, (8, 8))
     gigabyte = zeros(2**29)
-    for name, content in [(b"zTXt", b"a\0\0" + gigabyte), (b"iCCP", b"p\0\0" + gigabyte),
-                          (b"iTXt", b"a\0\1\0\0\0" + gigabyte)]:
+    for name, content in [
+        (b"zTXt", b"a\0\0" + gigabyte),
+        (b"iCCP", b"p\0\0" + gigabyte),
+        (b"iTXt", b"a\0\1\0\0\0" + gigabyte),
+    ]:
         yield f"png {name.decode()} of half a gigabyte", whole[:33] + png_chunk(name, content) + whole[33:]
     yield "png data of half a gigabyte", png_saying(8, 8, png_chunk(b"IDAT", gigabyte))
 
@@ -107,6 +111,7 @@ def defused_bombs() -> Iterator[tuple[str, bytes]]:
 def put(value: bytes, offset: int):
     def change(data: bytearray, at: int) -> None:
         data[at + offset : at + offset + len(value)] = value
+
     return change
 
 
@@ -213,8 +218,12 @@ def attack(edge: Edge, bombs: Iterator[tuple[str, bytes]], key: str) -> dict[str
         while tries[-1][1] > 1e3 * MAX_CPU_S and len(tries) < TRIES:
             tries.append(send(edge, request))
         figures[name] = min(tries, key=lambda figure: figure[1])
-    logger.warning("%s", "\n".join(f"{name}: {status}, {cpu:.1f} ms, {megabytes:.1f} MB"
-                                   for name, (status, cpu, megabytes) in figures.items()))
+    logger.warning(
+        "%s",
+        "\n".join(
+            f"{name}: {status}, {cpu:.1f} ms, {megabytes:.1f} MB" for name, (status, cpu, megabytes) in figures.items()
+        ),
+    )
     return figures
 
 
@@ -226,8 +235,11 @@ def send(edge: Edge, request: Any) -> tuple[int, float, float]:
 
 
 def check(figures: dict[str, tuple[int, float, float]], statuses: set[int]) -> None:
-    too_much = {name: figure for name, figure in figures.items()
-                if figure[0] not in statuses or figure[1] > 1e3 * MAX_CPU_S or figure[2] > MAX_BYTES / 1e6}
+    too_much = {
+        name: figure
+        for name, figure in figures.items()
+        if figure[0] not in statuses or figure[1] > 1e3 * MAX_CPU_S or figure[2] > MAX_BYTES / 1e6
+    }
     assert not too_much
 
 

@@ -18,8 +18,8 @@ import pytest
 import yaml
 from http_edge import png, text
 
-from rlvlm.experiments.doctor import free_port
-from rlvlm.serving.http.app_file import GATEWAY_APP, JUDGE_APP
+from rlvlm.gateway.app_file import GATEWAY_APP, JUDGE_APP
+from rlvlm.runs.doctor import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 logger = logging.getLogger(__name__)
@@ -63,7 +63,10 @@ class Server:
         self.log = (folder / "terminal.txt").open("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rlvlm.cli", "serve", str(self.file), "--token-file", str(self.token_file)],
-            stdout=self.log, stderr=subprocess.STDOUT, env=environment, cwd=folder,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=folder,
         )
         self.url = f"http://127.0.0.1:{self.port}"
         self.headers = {"authorization": f"Bearer {self.token}"}
@@ -71,11 +74,23 @@ class Server:
     def _write_app_file(self) -> Path:
         api = {"key_file": str(self.key_file), "key_env": "OPENAI_API_KEY"}
         judge = {"backend": "pocket", "batch_size": 8, "api": api}
-        content = {"http_options": {"host": "127.0.0.1", "port": self.port}, "applications": [
-            {"name": "pocket", "route_prefix": None, "import_path": JUDGE_APP,
-             "args": {"judge": judge, "placement": {"num_cpus": 0.5}}},
-            {"name": "edge", "route_prefix": "/", "import_path": GATEWAY_APP, "args": {"http": {"judges": ["pocket"]}}},
-        ]}  # fmt: skip
+        content = {
+            "http_options": {"host": "127.0.0.1", "port": self.port},
+            "applications": [
+                {
+                    "name": "pocket",
+                    "route_prefix": None,
+                    "import_path": JUDGE_APP,
+                    "args": {"judge": judge, "placement": {"num_cpus": 0.5}},
+                },
+                {
+                    "name": "edge",
+                    "route_prefix": "/",
+                    "import_path": GATEWAY_APP,
+                    "args": {"http": {"judges": ["pocket"]}},
+                },
+            ],
+        }
         path = self.folder / "live.yaml"
         path.write_text(yaml.safe_dump(content))
         return path
@@ -129,8 +144,10 @@ def test_the_pasted_line_asks_the_judge(server):
 def test_a_refusal_comes_before_the_body(server):
     for token in ("", "Bearer x", "Bearer " + server.token[:-1]):
         with socket.create_connection(("127.0.0.1", server.port), timeout=30) as line:
-            line.sendall(b"POST /v1/score HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-                         b"Content-Length: 1000000\r\nAuthorization: " + token.encode() + b"\r\n\r\n")  # and no body
+            line.sendall(
+                b"POST /v1/score HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 1000000\r\nAuthorization: " + token.encode() + b"\r\n\r\n"
+            )  # and no body
             assert line.recv(20).startswith(b"HTTP/1.1 401")
 
 
@@ -139,8 +156,10 @@ def half_sent(server: Server, count: int) -> list[socket.socket]:
     lines = []
     for _ in range(count):
         line = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-        line.sendall(f"POST /v1/score HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {server.token}\r\n"
-                     "Content-Type: application/json\r\nContent-Length: 5000\r\n\r\n{".encode())
+        line.sendall(
+            f"POST /v1/score HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {server.token}\r\n"
+            "Content-Type: application/json\r\nContent-Length: 5000\r\n\r\n{".encode()
+        )
         lines.append(line)
     return lines
 
@@ -180,8 +199,12 @@ def test_four_hundred_half_sent_bodies_slow_nobody(server):
     asyncio.run(ask_often(server, 50))
     times = slow_bodies(server, num_slow=400, num_normal=200)
     p50, p95 = times[len(times) // 2], times[int(len(times) * 0.95)]
-    logger.warning("normal requests beside 400 half-sent bodies: p50 %.0f ms, p95 %.0f ms, slowest %.0f ms",
-                   1e3 * p50, 1e3 * p95, 1e3 * times[-1])
+    logger.warning(
+        "normal requests beside 400 half-sent bodies: p50 %.0f ms, p95 %.0f ms, slowest %.0f ms",
+        1e3 * p50,
+        1e3 * p95,
+        1e3 * times[-1],
+    )
     assert p95 <= 0.250
 
 
@@ -225,12 +248,21 @@ def test_planted_keys_are_found_nowhere(server):
     provoke(server)
     status = subprocess.run(
         [sys.executable, "-c", STATUS],
-        capture_output=True, text=True, timeout=120, cwd=server.folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=server.folder,
         env=os.environ | server.ray_variables(),
     )
     assert "pocket" in status.stdout, status.stderr
-    config = subprocess.run([sys.executable, "-m", "rlvlm.cli", "run", "drawer_open", "--print-config"],
-                            capture_output=True, text=True, timeout=120, env=server.environment, cwd=server.folder)
+    config = subprocess.run(
+        [sys.executable, "-m", "rlvlm.cli", "run", "drawer_open", "--print-config"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=server.environment,
+        cwd=server.folder,
+    )
     places = {"terminal": server.shown, "Serve status": status.stdout + status.stderr, "config": config.stdout}
     kept = (server.token_file, server.key_file, server.session() / "token")
     num_files = 0

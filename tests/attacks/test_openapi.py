@@ -32,8 +32,13 @@ def attack(tmp_path, count: int) -> Counter:
     for operation in operations:
         cases = st.one_of(*[operation.as_strategy(generation_mode=mode) for mode in GenerationMode])
 
-        @settings(max_examples=count // num_posts + 1, deadline=None, database=None, derandomize=True,
-                  suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=count // num_posts + 1,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        )
         @given(case=cases)
         def send(case):
             request = case.as_transport_kwargs(base_url="http://127.0.0.1")

@@ -18,20 +18,48 @@ def wrong_headers(token: str) -> list[list[tuple[bytes, bytes]]]:
     """What callers without the token send."""
     good = token.encode()
     values = [
-        b"", b"Bearer", b"Bearer ", b"Bearer \0", b"Bearer " + good[:-1], b"Bearer " + good[1:], b"Bearer " + good[:8],
-        b"Bearer " + good + b"x", b"Bearer " + good.swapcase(), b"Bearer " + good[::-1], b"Bearer " + b"A" * len(good),
-        b"bearer\t" + good, b"Basic " + good, b"Token " + good, good, b"Bearer Bearer " + good, b"Bearer \xff\xfe",
-        b"Bearer " + b"x" * 65_536, b'Bearer "' + good + b'"', b"Bearer null", b"Bearer undefined",
-    ]  # fmt: skip
-    return [[], *[[(b"authorization", value)] for value in values],
-            [(b"authorization", b"Bearer " + good), (b"authorization", b"Bearer x")],
-            [(b"x-api-key", good)], [(b"cookie", b"token=" + good)], [(b"proxy-authorization", b"Bearer " + good)]]
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"Bearer \0",
+        b"Bearer " + good[:-1],
+        b"Bearer " + good[1:],
+        b"Bearer " + good[:8],
+        b"Bearer " + good + b"x",
+        b"Bearer " + good.swapcase(),
+        b"Bearer " + good[::-1],
+        b"Bearer " + b"A" * len(good),
+        b"bearer\t" + good,
+        b"Basic " + good,
+        b"Token " + good,
+        good,
+        b"Bearer Bearer " + good,
+        b"Bearer \xff\xfe",
+        b"Bearer " + b"x" * 65_536,
+        b'Bearer "' + good + b'"',
+        b"Bearer null",
+        b"Bearer undefined",
+    ]
+    return [
+        [],
+        *[[(b"authorization", value)] for value in values],
+        [(b"authorization", b"Bearer " + good), (b"authorization", b"Bearer x")],
+        [(b"x-api-key", good)],
+        [(b"cookie", b"token=" + good)],
+        [(b"proxy-authorization", b"Bearer " + good)],
+    ]
 
 
 def ask(app, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> tuple[int, int]:
     """Status, and how often the body was asked for."""
-    scope = {"type": "http", "method": method, "path": path, "query_string": b"token=x", "root_path": "",
-             "headers": [(b"host", b"127.0.0.1"), (b"content-length", b"5"), *headers]}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "query_string": b"token=x",
+        "root_path": "",
+        "headers": [(b"host", b"127.0.0.1"), (b"content-length", b"5"), *headers],
+    }
     statuses, asked = [], 0
 
     async def receive():
@@ -47,8 +75,17 @@ def ask(app, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> tupl
 
 
 def test_without_the_token_nothing_is_read_on_any_route(edge):
-    paths = [*edge.client.get("/openapi.json").json()["paths"], "/docs", "/openapi.json", "/", "/nowhere", "//score",
-             "/score/", "/health/../score", "/-/routes"]
+    paths = [
+        *edge.client.get("/openapi.json").json()["paths"],
+        "/docs",
+        "/openapi.json",
+        "/",
+        "/nowhere",
+        "//score",
+        "/score/",
+        "/health/../score",
+        "/-/routes",
+    ]
     wrong = wrong_headers(edge.token)
     outcomes = {}
     for method, path, headers in itertools.product(METHODS, paths, wrong):

@@ -55,23 +55,71 @@ def urls(port: int, count: int, seed: int) -> list[str]:
     """Addresses of the listener and of places that must never be asked, in the dress of known tricks."""
     rng = random.Random(seed)
     hosts = [
-        f"127.0.0.1:{port}", f"127.1:{port}", f"2130706433:{port}", f"0x7f000001:{port}",
-        f"017700000001:{port}", f"0:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}",
-        f"[::ffff:127.0.0.1]:{port}", f"0.0.0.0:{port}", f"127.0.0.1.nip.io:{port}",
-        f"example.com@127.0.0.1:{port}", f"127.0.0.1:{port}#@example.com", f"127.0.0.1:{port}\\@example.com",
-        "169.254.169.254/latest/meta-data", "[fd00:ec2::254]", "metadata.google.internal",
-        f"127\u30020\u30020\u30021:{port}", f"\u2460\u2461\u2466.0.0.1:{port}",
-        f"localhost%00.example.com:{port}", f"user:pass@127.0.0.1:{port}",
-        f"127.0.0.1:{port}/302?to=http://127.0.0.1:{port}", "10.0.0.1", "192.168.0.1", "example.com",
-    ]  # fmt: skip
+        f"127.0.0.1:{port}",
+        f"127.1:{port}",
+        f"2130706433:{port}",
+        f"0x7f000001:{port}",
+        f"017700000001:{port}",
+        f"0:{port}",
+        f"localhost:{port}",
+        f"LOCALHOST:{port}",
+        f"[::1]:{port}",
+        f"[::ffff:127.0.0.1]:{port}",
+        f"0.0.0.0:{port}",
+        f"127.0.0.1.nip.io:{port}",
+        f"example.com@127.0.0.1:{port}",
+        f"127.0.0.1:{port}#@example.com",
+        f"127.0.0.1:{port}\\@example.com",
+        "169.254.169.254/latest/meta-data",
+        "[fd00:ec2::254]",
+        "metadata.google.internal",
+        f"127\u30020\u30020\u30021:{port}",
+        f"\u2460\u2461\u2466.0.0.1:{port}",
+        f"localhost%00.example.com:{port}",
+        f"user:pass@127.0.0.1:{port}",
+        f"127.0.0.1:{port}/302?to=http://127.0.0.1:{port}",
+        "10.0.0.1",
+        "192.168.0.1",
+        "example.com",
+    ]
     schemes = [
-        "http://", "https://", "HTTP://", "http:", "//", "http:\\\\", "ftp://", "gopher://", "file:///",
-        "file://", "ws://", "rtsp://", "rtmp://", "tcp://", "udp://", "s3://", "smb://", "dict://", "ldap://",
-        "jar:http://", "view-source:http://", " http://", "\thttp://", "h\nttp://", "data:text/html,http://",
-        "data:image/svg+xml;base64,http://", "data:image/png;base64,http://", "data:image/png,http://",
-        "data:;base64,http://", "data:http://", "hls+http://", "concat:http://", "cache:http://",
-        "crypto:http://", "async:http://", "",
-    ]  # fmt: skip
+        "http://",
+        "https://",
+        "HTTP://",
+        "http:",
+        "//",
+        "http:\\\\",
+        "ftp://",
+        "gopher://",
+        "file:///",
+        "file://",
+        "ws://",
+        "rtsp://",
+        "rtmp://",
+        "tcp://",
+        "udp://",
+        "s3://",
+        "smb://",
+        "dict://",
+        "ldap://",
+        "jar:http://",
+        "view-source:http://",
+        " http://",
+        "\thttp://",
+        "h\nttp://",
+        "data:text/html,http://",
+        "data:image/svg+xml;base64,http://",
+        "data:image/png;base64,http://",
+        "data:image/png,http://",
+        "data:;base64,http://",
+        "data:http://",
+        "hls+http://",
+        "concat:http://",
+        "cache:http://",
+        "crypto:http://",
+        "async:http://",
+        "",
+    ]
     made = [scheme + host + "/a.png" for scheme, host in itertools.product(schemes, hosts)]
     rng.shuffle(made)
     return made[:count]
@@ -101,8 +149,11 @@ def attack(tmp_path, watch: Watch, count: int) -> None:
     watch.events.clear()
     watch.is_on = True
     try:
-        statuses = {edge.post(path, body).status_code for url in urls(listener.port, count, seed=3)
-                    for path, body in requests(url)}
+        statuses = {
+            edge.post(path, body).status_code
+            for url in urls(listener.port, count, seed=3)
+            for path, body in requests(url)
+        }
         for name in ("list.mp4", "sdp.mp4"):
             statuses.add(edge.post("/score", {"task_text": "open it", "video_path": name}).status_code)
     finally:

@@ -12,10 +12,10 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
+from rlvlm.commands.arguments import parse_run
 from rlvlm.envs.rendering import FIX
-from rlvlm.experiments.terminal.arguments import parse_run
+from rlvlm.gateway.app_file import read_app_file
 from rlvlm.serving.deployments import JudgeAppArgs
-from rlvlm.serving.http.app_file import read_app_file
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
@@ -44,9 +44,13 @@ def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
     return [group["template"]["spec"] for group in groups]
 
 
-@pytest.mark.parametrize(("name", "kind", "field"), [
-    ("kuberay/rayjob.yaml", "RayJob", "rayClusterSpec"), ("kuberay/rayservice.yaml", "RayService", "rayClusterConfig"),
-])
+@pytest.mark.parametrize(
+    ("name", "kind", "field"),
+    [
+        ("kuberay/rayjob.yaml", "RayJob", "rayClusterSpec"),
+        ("kuberay/rayservice.yaml", "RayService", "rayClusterConfig"),
+    ],
+)
 def test_a_kuberay_file_is_whole(name: str, kind: str, field: str) -> None:
     file = read(name)
     assert (file["apiVersion"], file["kind"]) == ("ray.io/v1", kind)
@@ -79,7 +83,9 @@ def test_the_ray_service_serves_the_app_of_serve_apps() -> None:
     assert judge == ours[0]
     JudgeAppArgs.model_validate(judge["args"])
     assert gateway["args"]["http"] | {"token_file": "", "hosts": []} == ours[1]["args"]["http"] | {
-        "token_file": "", "hosts": []}  # fmt: skip
+        "token_file": "",
+        "hosts": [],
+    }
     for app in (judge, gateway):
         module, _, name = app["import_path"].partition(":")
         assert callable(getattr(importlib.import_module(module), name))

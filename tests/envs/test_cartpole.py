@@ -76,8 +76,9 @@ def test_success_is_a_second_upright() -> None:
 
 
 def test_starts() -> None:
-    fixed, random = (np.abs([make(start=start).reset(seed=s)[0] for s in range(40)]).max(0)
-                     for start in ("fixed", "random"))
+    fixed, random = (
+        np.abs([make(start=start).reset(seed=s)[0] for s in range(40)]).max(0) for start in ("fixed", "random")
+    )
     assert (fixed <= 0.05).all() and (fixed > 0.03).all()
     assert math.radians(10) < random[2] <= math.radians(20)
 

@@ -4,7 +4,7 @@ import pytest
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.testing import TinyWorld
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 
 def blocks(*positions: float) -> FloatArray:

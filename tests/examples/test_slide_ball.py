@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from rlvlm.envs.registry import make_world
-from rlvlm.experiments.recipes import recipe
-from rlvlm.experiments.task_check.check import check_task
+from rlvlm.reports.task.check import check_task
+from rlvlm.runs.recipes import recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from chaos import garbage
 from numpy.typing import NDArray
 
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.chat_model import Reply
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import Chat
-from rlvlm.testing.chaos import garbage
-from rlvlm.types import Clip, Label, Query, Status
+from rlvlm.types.judging import Clip, Label, Query, Status
 
 SEED = 2026
 FRAMES = np.zeros((2, 8, 8, 3), np.uint8)
@@ -49,7 +49,10 @@ def test_a_label_by_hand_comes_through() -> None:
     model = Babbler(iter(["1", "both", "Answer: -1"]))
     verdicts = ChatJudge(JudgeConfig(prompt="single_stage"), model).compare([QUERY] * 3)
     assert [(verdict.status, verdict.label) for verdict in verdicts] == [
-        (Status.OK, Label.RIGHT), (Status.INVALID, None), (Status.NO_PREFERENCE, Label.TIE)]
+        (Status.OK, Label.RIGHT),
+        (Status.INVALID, None),
+        (Status.NO_PREFERENCE, Label.TIE),
+    ]
 
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.full)])

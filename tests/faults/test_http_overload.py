@@ -18,17 +18,17 @@ import numpy as np
 import psutil
 import pytest
 import ray
+from chaos import FaultReport
 from PIL import Image
 from ray import serve
 from ray.serve.config import HTTPOptions
+from stub_judge import stub
 
+from rlvlm.gateway.config import HttpConfig
+from rlvlm.gateway.gateway import bind_gateway
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.deployments import bind_judge
-from rlvlm.serving.http.config import HttpConfig
-from rlvlm.serving.http.gateway import bind_gateway
-from rlvlm.testing.chaos import FaultReport
-from rlvlm.testing.stub_judge import stub
 
 pytestmark = [pytest.mark.ray, pytest.mark.full]  # its small version is the handle's, in test_served_judges.py
 
@@ -62,8 +62,14 @@ def picture(rng: np.random.Generator) -> str:
 
 
 def gateway_rss_mb() -> float:
-    return sum(process.info["memory_info"].rss for process in psutil.process_iter(["cmdline", "memory_info"])
-               if "ServeReplica:gateway" in " ".join(process.info["cmdline"] or [])) / 2**20
+    return (
+        sum(
+            process.info["memory_info"].rss
+            for process in psutil.process_iter(["cmdline", "memory_info"])
+            if "ServeReplica:gateway" in " ".join(process.info["cmdline"] or [])
+        )
+        / 2**20
+    )
 
 
 async def flood(url: str, headers: dict[str, str], bodies: list[Any]) -> tuple[Counter[int], list[float], int, float]:
@@ -110,9 +116,13 @@ def test_every_refusal_is_a_429_and_the_judge_recovers(address) -> None:
     statuses, accepted_s, bare, recovered_s = asyncio.run(flood(url, headers, bodies))
     grown_mb = gateway_rss_mb() - before_mb
     report = FaultReport(name="http-overload", seed=SEED, faults_injected=statuses.total(), recovery_s=[recovered_s])
-    report.extra = {"offered": statuses.total(), "answered": statuses[200], "refused": statuses[429],
-                    "accepted_p95_s": round(float(np.percentile(accepted_s, 95)), 2),
-                    "gateway_grown_mb": round(grown_mb, 1)}
+    report.extra = {
+        "offered": statuses.total(),
+        "answered": statuses[200],
+        "refused": statuses[429],
+        "accepted_p95_s": round(float(np.percentile(accepted_s, 95)), 2),
+        "gateway_grown_mb": round(grown_mb, 1),
+    }
     if folder := os.environ.get("RLVLM_FAULTS"):
         report.write(Path(folder))
     assert set(statuses) == {200, 429}, json.dumps(report.summary()) + str(statuses)

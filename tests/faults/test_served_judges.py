@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 import ray
+from chaos import FaultReport, Killer, exists, replica_pids, wait_until
 from ray import serve
 from ray.serve.exceptions import BackPressureError
+from stub_judge import StubJudge, set_trap, stub, stub_queries
 
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges.config import JudgeConfig
@@ -26,9 +28,7 @@ from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.deployments import MAX_ONGOING_REQUESTS, MAX_QUEUED_REQUESTS
 from rlvlm.serving.envelope import Receipt, Request
-from rlvlm.testing.chaos import FaultReport, Killer, exists, replica_pids, wait_until
-from rlvlm.testing.stub_judge import StubJudge, set_trap, stub, stub_queries
-from rlvlm.types import Query, Verdict
+from rlvlm.types.judging import Query, Verdict
 
 pytestmark = pytest.mark.ray
 
@@ -91,8 +91,10 @@ def test_the_stubs_answer_is_known_beforehand(running):
     assert len({answer.text for answer in answers}) == 20
 
 
-@pytest.mark.parametrize(("count", "kills", "every_s"), [
-    pytest.param(300, 2, 1.5, id="small"), pytest.param(5_000, 15, 3.0, id="full", marks=[pytest.mark.full])])
+@pytest.mark.parametrize(
+    ("count", "kills", "every_s"),
+    [pytest.param(300, 2, 1.5, id="small"), pytest.param(5_000, 15, 3.0, id="full", marks=[pytest.mark.full])],
+)
 def test_killed_replicas_lose_nothing(running, report, count, kills, every_s):
     queries, answers, asked = stub_queries(count, SEED), [], 0
     client = client_of(running)
@@ -166,8 +168,12 @@ def test_an_overload_is_refused_and_forgotten(running, report, lasting_s):
         report.count(right(items), [[answer] for answer in receipt.answers])
         answered += 1
     report.faults_injected = len(responses)
-    report.extra = {"offered": len(responses), "answered": answered, "refused": refused,
-                    "drained_s": round(time.monotonic() - end, 2)}
+    report.extra = {
+        "offered": len(responses),
+        "answered": answered,
+        "refused": refused,
+        "drained_s": round(time.monotonic() - end, 2),
+    }
     bound = 2 * MAX_ONGOING_REQUESTS + MAX_QUEUED_REQUESTS
     assert refused >= len(responses) - 130 * lasting_s - bound, "what waits is bounded"
     assert refused > 0 and report.lost == report.wrong == 0
@@ -188,8 +194,11 @@ def test_two_runs_on_one_server_share_it_and_never_cross(running, report, count)
         over.set()
         for part, future in zip(parts, asking, strict=True):
             report.count(right(part), future.result(120))
-    report.extra = {"calm_alone_s": round(alone_s, 3), "calm_flooded_s": round(calm_s, 3),
-                    "slowdown": round(calm_s / alone_s, 2)}
+    report.extra = {
+        "calm_alone_s": round(alone_s, 3),
+        "calm_flooded_s": round(calm_s, 3),
+        "slowdown": round(calm_s / alone_s, 2),
+    }
     assert (report.survived, report.lost, report.wrong) == (2 * count, 0, 0)
     is_fair = calm_s <= 10 * alone_s  # twenty requests against one would be twenty times without fair shares
     assert count < 5_000 or is_fair, report.extra
@@ -213,12 +222,15 @@ def _ask_until(client: ServedJudge, queries: list[Query], over: threading.Event)
     return answers
 
 
-@pytest.mark.parametrize(("broken", "cause", "fix"), [
-    ("unavailable", "the weights are made of cheese", "from the moon"),
-    ("no room", "RuntimeError: no room", "replica's log"),
-    ("two\nlines", "RuntimeError: two", "replica's log"),
-    ("exit", "could not start", "replica's log"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("broken", "cause", "fix"),
+    [
+        ("unavailable", "the weights are made of cheese", "from the moon"),
+        ("no room", "RuntimeError: no room", "replica's log"),
+        ("two\nlines", "RuntimeError: two", "replica's log"),
+        ("exit", "could not start", "replica's log"),
+    ],
+)
 @pytest.mark.full  # by default `tests/serving/test_apps.py` has one such case
 def test_a_judge_that_cannot_start_says_why(cluster, report, broken, cause, fix):
     start = time.monotonic()

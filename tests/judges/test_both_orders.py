@@ -10,7 +10,7 @@ from rlvlm.judges.build import build_judge
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.testing import FakeJudge, check_judge
-from rlvlm.types import Clip, Label, Query, Stamp, Status, Usage, Verdict
+from rlvlm.types.judging import Clip, Label, Query, Stamp, Status, Usage, Verdict
 
 STAMP = Stamp(judge="scripted", revision="1", prompt="direct/1 progress/1", decoding="")
 PICTURE = np.zeros((1, 4, 4, 3), np.uint8)
@@ -29,8 +29,9 @@ class Sworn(FakeJudge):
 
 def say(label: Label | None, probabilities=None, status=None, **more) -> Verdict:
     known = {Label.TIE: Status.NO_PREFERENCE, None: Status.INVALID}
-    return Verdict(status=status or known.get(label, Status.OK), label=label, stamp=STAMP,
-                   probabilities=probabilities, **more)
+    return Verdict(
+        status=status or known.get(label, Status.OK), label=label, stamp=STAMP, probabilities=probabilities, **more
+    )
 
 
 def ask(first: Verdict, second: Verdict) -> Verdict:
@@ -54,11 +55,18 @@ def test_a_judge_that_always_says_left_has_no_preference():
 LOST = say(None, status=Status.FAILED)
 
 
-@pytest.mark.parametrize(("first", "second", "status"), [
-    (say(Label.LEFT), say(Label.TIE), Status.NO_PREFERENCE), (say(Label.TIE), say(Label.TIE), Status.NO_PREFERENCE),
-    (say(Label.LEFT), say(None), Status.INVALID), (say(None), say(None), Status.INVALID),
-    (LOST, say(Label.LEFT), Status.FAILED), (LOST, say(None), Status.FAILED), (LOST, LOST, Status.FAILED),
-])
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        (say(Label.LEFT), say(Label.TIE), Status.NO_PREFERENCE),
+        (say(Label.TIE), say(Label.TIE), Status.NO_PREFERENCE),
+        (say(Label.LEFT), say(None), Status.INVALID),
+        (say(None), say(None), Status.INVALID),
+        (LOST, say(Label.LEFT), Status.FAILED),
+        (LOST, say(None), Status.FAILED),
+        (LOST, LOST, Status.FAILED),
+    ],
+)
 def test_one_answer_that_is_missing_or_unreadable_is_not_made_up_for(first, second, status):
     for verdict in (ask(first, second), ask(second, first)):
         assert verdict.status is status and verdict.probabilities is None
@@ -67,11 +75,10 @@ def test_one_answer_that_is_missing_or_unreadable_is_not_made_up_for(first, seco
 def test_what_both_questions_cost_is_added_up():
     cost = Usage(tokens_in=10, tokens_out=1, cost_usd=0.5)
     assert ask(say(Label.LEFT, usage=cost), say(Label.RIGHT, usage=cost)).usage == Usage(
-        tokens_in=20, tokens_out=2, cost_usd=1.0)
+        tokens_in=20, tokens_out=2, cost_usd=1.0
+    )
     assert ask(say(Label.LEFT, usage=cost), say(Label.RIGHT, usage=replace(cost, cost_usd=None))).usage.cost_usd is None
     assert ask(say(Label.LEFT), say(Label.RIGHT)).usage is None
-
-
 
 
 def test_swapping_the_sides_swaps_the_verdict():
@@ -82,8 +89,11 @@ def test_swapping_the_sides_swaps_the_verdict():
 
     class ByContent(ScriptedModel):
         def choice_log_p(self, chats, choices):
-            seeds = [int(chat[0]["content"][1]["image"].astype(int).sum()) * 10_000 +
-                     int(chat[0]["content"][3]["image"].astype(int).sum()) for chat in chats]
+            seeds = [
+                int(chat[0]["content"][1]["image"].astype(int).sum()) * 10_000
+                + int(chat[0]["content"][3]["image"].astype(int).sum())
+                for chat in chats
+            ]
             return np.concatenate([np.log(np.random.default_rng(seed).dirichlet((3.0, 1.5, 1.0), 1)) for seed in seeds])
 
     judge = BothOrders(ChatJudge(JudgeConfig(), ByContent()))

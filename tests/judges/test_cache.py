@@ -4,10 +4,10 @@ from pathlib import Path
 import numpy as np
 
 from rlvlm.judges.cache import CachedJudge
-from rlvlm.judges.labels.records import answer_key, describe
-from rlvlm.judges.labels.store import LabelStore
+from rlvlm.labels.records import answer_key, describe
+from rlvlm.labels.store import LabelStore
 from rlvlm.testing import FakeJudge, check_judge
-from rlvlm.types import Clip, Query, Stamp, Status, Verdict
+from rlvlm.types.judging import Clip, Query, Stamp, Status, Verdict
 
 
 def make_query(left: int, right: int) -> Query:
@@ -61,10 +61,14 @@ def test_everything_that_decides_an_answer_is_in_the_key():
     swapped = Query(goal=query.goal, left=query.right, right=query.left)
     wide = replace(query, left=query.left.reshape(1, 2, 8, 3))
     shown = replace(query, goal_picture=query.right)
-    others = [key_of(swapped, stamp), key_of(replace(query, goal="close it"), stamp), key_of(wide, stamp),
-              key_of(shown, stamp),
-              *(key_of(query, replace(stamp, **{p: "x"})) for p in ("judge", "revision", "prompt", "decoding")),
-              key_of(Clip(goal=query.goal, frames=query.left), stamp)]
+    others = [
+        key_of(swapped, stamp),
+        key_of(replace(query, goal="close it"), stamp),
+        key_of(wide, stamp),
+        key_of(shown, stamp),
+        *(key_of(query, replace(stamp, **{p: "x"})) for p in ("judge", "revision", "prompt", "decoding")),
+        key_of(Clip(goal=query.goal, frames=query.left), stamp),
+    ]
     assert key_of(query, stamp) == key_of(make_query(1, 2), stamp)
     assert len({key_of(query, stamp), *others}) == 1 + len(others)
 

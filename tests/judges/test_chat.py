@@ -9,7 +9,7 @@ from rlvlm.judges import prompts
 from rlvlm.judges.abilities import Abilities
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.types import Clip, Label, Query, Status
+from rlvlm.types.judging import Clip, Label, Query, Status
 
 GOAL = "open the drawer"
 PICTURE = np.zeros((1, 8, 8, 3), np.uint8)
@@ -40,11 +40,14 @@ def test_no_probability_at_all_is_invalid_and_not_a_number_nowhere():
     assert verdict.status is Status.INVALID and sum(verdict.probabilities) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("form", "texts", "values"), [
-    ("progress", ["40", "quite a lot"], [0.4, None]),
-    ("rating", ["Rating: 4", "4.5"], [0.75, None]),
-    ("video", ["<think>30 or 50</think><answer>45</answer>", "<think>I see 45"], [0.45, None]),
-])
+@pytest.mark.parametrize(
+    ("form", "texts", "values"),
+    [
+        ("progress", ["40", "quite a lot"], [0.4, None]),
+        ("rating", ["Rating: 4", "4.5"], [0.75, None]),
+        ("video", ["<think>30 or 50</think><answer>45</answer>", "<think>I see 45"], [0.45, None]),
+    ],
+)
 def test_a_written_score_has_its_own_scale(form, texts, values):
     scores = make_judge(ScriptedModel(texts), score=form).score([CLIP] * 2)
     assert [score.value for score in scores] == values
@@ -135,8 +138,15 @@ def test_a_chat_model_also_just_writes():
 
 
 BAD_CHATS = [
-    [], {}, "hello", [1], [{"role": "user"}], [{"role": "root", "content": "a"}], [{"role": "user", "content": []}],
-    [{"role": "user", "content": "a", "tools": 1}], [{"role": "user", "content": [{"type": "video"}]}],
+    [],
+    {},
+    "hello",
+    [1],
+    [{"role": "user"}],
+    [{"role": "root", "content": "a"}],
+    [{"role": "user", "content": []}],
+    [{"role": "user", "content": "a", "tools": 1}],
+    [{"role": "user", "content": [{"type": "video"}]}],
     [{"role": "user", "content": [{"type": "image", "image": "http://x"}]}],
     [{"role": "user", "content": [{"type": "image", "image": PICTURE}]}],
 ]

@@ -16,7 +16,7 @@ from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Generator, Judge
 from rlvlm.testing import FakeJudge, check_judge
-from rlvlm.types import Clip, Query, Status
+from rlvlm.types.judging import Clip, Query, Status
 
 Make = Callable[[dict[str, Path], Path], Judge]
 """Builds a judge from the tiny VLMs' folders and a folder of its own."""

@@ -57,13 +57,15 @@ def test_a_language_model_cannot_look(tmp_path):
 
 
 def damage(folder, name):
-    {"config": lambda: (folder / "config.json").write_text("{"),
-     "other": lambda: (folder / "config.json").write_text(json.dumps({"model_type": "no-such-model"})),
-     "weights": lambda: (folder / "model.safetensors").write_bytes(b"torn"),
-     "pickle": lambda: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
-     "tokenizer": lambda: (folder / "tokenizer.json").unlink(),
-     "processor": lambda: (folder / "preprocessor_config.json").unlink(),
-     "template": lambda: (folder / "chat_template.jinja").unlink()}[name]()
+    {
+        "config": lambda: (folder / "config.json").write_text("{"),
+        "other": lambda: (folder / "config.json").write_text(json.dumps({"model_type": "no-such-model"})),
+        "weights": lambda: (folder / "model.safetensors").write_bytes(b"torn"),
+        "pickle": lambda: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        "tokenizer": lambda: (folder / "tokenizer.json").unlink(),
+        "processor": lambda: (folder / "preprocessor_config.json").unlink(),
+        "template": lambda: (folder / "chat_template.jinja").unlink(),
+    }[name]()
 
 
 @pytest.mark.parametrize("name", ["config", "other", "weights", "pickle", "tokenizer", "processor", "template"])

@@ -2,7 +2,7 @@ import pytest
 
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges.patience import Patience
-from rlvlm.types import Label, Score, Stamp, Status, Verdict
+from rlvlm.types.judging import Label, Score, Stamp, Status, Verdict
 
 STAMP = Stamp(judge="test", revision="", prompt="", decoding="")
 LEFT = Verdict(status=Status.OK, label=Label.LEFT, stamp=STAMP)

@@ -8,8 +8,8 @@ from transformers import AutoImageProcessor
 from rlvlm.judges import pictures
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.pocket import weights_folder
-from rlvlm.types import Query
+from rlvlm.types.judging import Query
+from rlvlm.vlms.shipped import weights_folder
 
 
 @pytest.fixture(params=["pocket", "large"])

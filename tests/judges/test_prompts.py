@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlvlm.judges import prompts
-from rlvlm.types import Clip, Query
+from rlvlm.types.judging import Clip, Query
 
 BLACK, WHITE = np.zeros((1, 8, 8, 3), np.uint8), np.full((1, 8, 8, 3), 255, np.uint8)
 
@@ -16,7 +16,10 @@ def texts(messages: list[prompts.Message]) -> list[str]:
 def test_pictures_and_words_are_interleaved_in_the_order_of_the_paper():
     messages = prompts.compare_messages("direct", Query(goal="open the drawer", left=BLACK, right=WHITE))
     assert texts(messages) == [
-        "Two pictures of one scene. Goal: open the drawer.\nFirst:", "<picture>", "Second:", "<picture>",
+        "Two pictures of one scene. Goal: open the drawer.\nFirst:",
+        "<picture>",
+        "Second:",
+        "<picture>",
         prompts.LABEL_REQUEST,
     ]
     left, right = prompts.pictures(messages)
@@ -49,8 +52,11 @@ def test_the_words_are_those_the_pocket_judge_was_trained_on():
     # change a word and `VERSION` must rise, the pocket judge must be trained anew, and this digest with them
     clip = np.zeros((2, 8, 8, 3), np.uint8)
     pair, clips = Query(goal="open it", left=BLACK, right=WHITE), Query(goal="open it", left=clip, right=clip)
-    asked = [prompts.compare_messages(mode, query) for query in (pair, clips)
-             for mode in ("direct", "single_stage", "two_stage")]
+    asked = [
+        prompts.compare_messages(mode, query)
+        for query in (pair, clips)
+        for mode in ("direct", "single_stage", "two_stage")
+    ]
     asked += [prompts.label_messages("open it", "They differ."), prompts.score_messages(Clip(goal="a", frames=BLACK))]
     words = "\n".join(text for messages in asked for text in texts(messages))
     assert (prompts.VERSION, hashlib.sha256(words.encode()).hexdigest()[:16]) == (1, "1366ae7242100fdb")
@@ -60,8 +66,13 @@ def test_a_goal_picture_comes_before_what_is_judged():
     goal = np.full((1, 8, 8, 3), 7, np.uint8)
     compared = prompts.compare_messages("direct", Query(goal="open it", left=BLACK, right=WHITE, goal_picture=goal))
     assert texts(compared) == [
-        f"Two pictures of one scene. Goal: open it.\n{prompts.TAG_GOAL}", "<picture>", "First:", "<picture>", "Second:",
-        "<picture>", prompts.LABEL_REQUEST,
+        f"Two pictures of one scene. Goal: open it.\n{prompts.TAG_GOAL}",
+        "<picture>",
+        "First:",
+        "<picture>",
+        "Second:",
+        "<picture>",
+        prompts.LABEL_REQUEST,
     ]
     scored = prompts.rating_messages(Clip(goal="open it", frames=BLACK, goal_picture=goal))
     for messages in (compared, scored):
@@ -69,9 +80,13 @@ def test_a_goal_picture_comes_before_what_is_judged():
     assert texts(scored)[2] == prompts.TAG_SCENE
 
 
-@pytest.mark.parametrize(("build", "request_text"), [
-    (prompts.rating_messages, prompts.RATING_REQUEST), (prompts.success_messages, prompts.SUCCESS_REQUEST),
-])
+@pytest.mark.parametrize(
+    ("build", "request_text"),
+    [
+        (prompts.rating_messages, prompts.RATING_REQUEST),
+        (prompts.success_messages, prompts.SUCCESS_REQUEST),
+    ],
+)
 def test_other_scores_differ_in_their_last_line_alone(build, request_text):
     clip = Clip(goal="open it", frames=BLACK)
     assert texts(build(clip)) == [*texts(prompts.score_messages(clip))[:-1], request_text]

@@ -12,7 +12,7 @@ NOTEBOOKS = ROOT / "notebooks"
 TINY = ["--steps", "600", "--env.episode-steps", "20", "--algo.seed-steps", "100", "--feedback.first-step", "200",
         "--feedback.every-steps", "200", "--feedback.queries", "20", "--reward-model.min-updates", "5",
         "--reward-model.max-updates", "5", "--algo.catch-up-updates", "5", "--eval.every-steps", "300",
-        "--eval.episodes", "1"]  # fmt: skip
+        "--eval.episodes", "1"]
 SWEEP = """
 title: True reward and a coin
 tasks: [rlvlm.testing:TINY]

@@ -75,5 +75,9 @@ class OracleSAC:
             for target_net, net in ((self.q1_target, self.q1), (self.q2_target, self.q2)):
                 for slow, fast in zip(target_net.parameters(), net.parameters(), strict=True):
                     slow.copy_((1 - self.tau) * slow + self.tau * fast)
-        return {"critic_loss": critic_loss.item(), "actor_loss": actor_loss.item(), "alpha": alpha,
-                "entropy": -density.mean().item()}
+        return {
+            "critic_loss": critic_loss.item(),
+            "actor_loss": actor_loss.item(),
+            "alpha": alpha,
+            "entropy": -density.mean().item(),
+        }

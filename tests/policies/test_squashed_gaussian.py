@@ -20,13 +20,15 @@ def test_density_is_that_of_the_change_of_variables():
     mean, log_std, noise = torch.randn(3, 64, 4, generator=generator)
     before = mean + log_std.exp() * noise
     reference = TransformedDistribution(Normal(mean, log_std.exp()), [TanhTransform(cache_size=1)])
-    expected = (Normal(mean, log_std.exp()).log_prob(before)
-                - TanhTransform().log_abs_det_jacobian(before, torch.tanh(before))).sum(-1)
+    expected = (
+        Normal(mean, log_std.exp()).log_prob(before) - TanhTransform().log_abs_det_jacobian(before, torch.tanh(before))
+    ).sum(-1)
     torch.testing.assert_close(log_density(before, noise, log_std), expected)
     inside = torch.tanh(before).abs() < 0.99  # the reference inverts tanh, which loses digits near the ends
     exact = reference.log_prob(torch.tanh(before))
-    torch.testing.assert_close(log_density(before, noise, log_std)[inside.all(-1)], exact.sum(-1)[inside.all(-1)],
-                               atol=1e-2, rtol=1e-3)
+    torch.testing.assert_close(
+        log_density(before, noise, log_std)[inside.all(-1)], exact.sum(-1)[inside.all(-1)], atol=1e-2, rtol=1e-3
+    )
 
 
 def test_density_stays_finite_where_tanh_saturates():

@@ -4,10 +4,9 @@ from tiny_episodes import one_step, pair_of, score, tiny_episodes, truth, verdic
 
 from rlvlm.preferences.dataset import Examples, decided, scored
 from rlvlm.preferences.questions.queries import draw_pairs
-from rlvlm.types import Label, Status
+from rlvlm.types.judging import Label, Status
 
-ANSWERS = [verdict(Label.LEFT), verdict(Label.TIE), verdict(Label.RIGHT), verdict(None),
-           verdict(None, Status.FAILED)]  # fmt: skip
+ANSWERS = [verdict(Label.LEFT), verdict(Label.TIE), verdict(Label.RIGHT), verdict(None), verdict(None, Status.FAILED)]
 
 
 @pytest.mark.parametrize(("ties", "p_right"), [("drop", [0, 1]), ("equal", [0, 0.5, 1])])

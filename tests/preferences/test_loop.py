@@ -16,7 +16,8 @@ from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.preferences.questions.queries import look_alike
 from rlvlm.rewards.source import Labelling
 from rlvlm.testing import TinyWorld
-from rlvlm.types import Label, Pair, Transitions, Verdict
+from rlvlm.types.judging import Label, Verdict
+from rlvlm.types.steps import Pair, Transitions
 
 
 class Scripted:
@@ -39,8 +40,10 @@ class Scripted:
 
 def all_transitions() -> Transitions:
     episodes = tiny_episodes(6)
-    columns = {name: np.concatenate([getattr(episode, name) for episode in episodes])
-               for name in ("obs", "actions", "next_obs", "env_rewards", "snapshots")}
+    columns = {
+        name: np.concatenate([getattr(episode, name) for episode in episodes])
+        for name in ("obs", "actions", "next_obs", "env_rewards", "snapshots")
+    }
     flat = np.zeros(len(columns["obs"]), np.float32)
     return Transitions(**columns, terminated=flat, success=flat)
 

@@ -6,7 +6,8 @@ from rlvlm import metrics
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.preferences.questions.queries import cut
 from rlvlm.preferences.records import QueryRecord, Tally, is_correct, record_queries
-from rlvlm.types import Label, Pair, Status, Verdict
+from rlvlm.types.judging import Label, Status, Verdict
+from rlvlm.types.steps import Pair
 
 
 def records_of(verdicts: list[Verdict]) -> list[QueryRecord]:
@@ -34,14 +35,25 @@ def test_a_record_holds_the_truth_beside_the_answer() -> None:
 
 def test_each_kind_of_answer_is_counted_apart() -> None:
     tally = Tally()
-    answers = [verdict(Label.RIGHT), verdict(Label.RIGHT), verdict(Label.LEFT), verdict(Label.TIE), verdict(None),
-               verdict(None, Status.FAILED)]  # fmt: skip
+    answers = [
+        verdict(Label.RIGHT),
+        verdict(Label.RIGHT),
+        verdict(Label.LEFT),
+        verdict(Label.TIE),
+        verdict(None),
+        verdict(None, Status.FAILED),
+    ]
     tally.count(records_of(answers), num_look_alike=4)
     tally.count(records_of(answers[:1]), num_look_alike=1)
     assert tally.metrics() == {
-        metrics.QUERIES: 7, metrics.QUERIES_OK: 4, metrics.QUERIES_NO_PREFERENCE: 1, metrics.QUERIES_INVALID: 1,
-        metrics.QUERIES_FAILED: 1, metrics.QUERIES_LOOK_ALIKE: 5, metrics.LABEL_ACCURACY: 0.75,
-    }  # fmt: skip
+        metrics.QUERIES: 7,
+        metrics.QUERIES_OK: 4,
+        metrics.QUERIES_NO_PREFERENCE: 1,
+        metrics.QUERIES_INVALID: 1,
+        metrics.QUERIES_FAILED: 1,
+        metrics.QUERIES_LOOK_ALIKE: 5,
+        metrics.LABEL_ACCURACY: 0.75,
+    }
     assert tally.num_asked == 7
 
 

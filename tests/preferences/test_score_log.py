@@ -1,18 +1,26 @@
 import numpy as np
+from stub_judge import StubJudge
 from tiny_episodes import tiny_episodes
 
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.preferences.score_log import ScoreLog
 from rlvlm.rewards.judged import JudgedReward
 from rlvlm.testing import TinyWorld
-from rlvlm.testing.stub_judge import StubJudge
-from rlvlm.types import Clip, Trajectory, Transitions
+from rlvlm.types.judging import Clip
+from rlvlm.types.steps import Trajectory, Transitions
 
 
 def transitions(episode: Trajectory) -> Transitions:
     flat = np.zeros(len(episode), np.float32)
-    return Transitions(obs=episode.obs, actions=episode.actions, next_obs=episode.next_obs, terminated=flat,
-                       env_rewards=episode.env_rewards, success=flat, snapshots=episode.snapshots)
+    return Transitions(
+        obs=episode.obs,
+        actions=episode.actions,
+        next_obs=episode.next_obs,
+        terminated=flat,
+        env_rewards=episode.env_rewards,
+        success=flat,
+        snapshots=episode.snapshots,
+    )
 
 
 def test_every_picture_is_recorded_once_with_its_truth_when_an_episode_has_shown_it() -> None:

@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stub_judge import StubJudge
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.pictures import FrameStore
@@ -10,8 +11,8 @@ from rlvlm.errors import JudgeUnavailable
 from rlvlm.rewards.judged import JudgedReward, to_reward
 from rlvlm.rewards.source import Labelling
 from rlvlm.testing import TinyWorld
-from rlvlm.testing.stub_judge import StubJudge
-from rlvlm.types import Clip, Score, Status, Transitions
+from rlvlm.types.judging import Clip, Score, Status
+from rlvlm.types.steps import Transitions
 
 
 class Moody(StubJudge):

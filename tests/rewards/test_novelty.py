@@ -3,15 +3,22 @@ import pytest
 
 from rlvlm.rewards.novelty import NoveltyReward, RunningSpread, neighbour_distances
 from rlvlm.rewards.source import Labelling
-from rlvlm.types import Transitions
+from rlvlm.types.steps import Transitions
 
 
 def transitions_at(obs: np.ndarray) -> Transitions:
     num = len(obs)
     obs = obs.astype(np.float32)
     flat = np.zeros(num, np.float32)
-    return Transitions(obs=obs, actions=np.zeros((num, 1), np.float32), next_obs=obs, terminated=flat,
-                       env_rewards=flat, success=flat, snapshots=np.zeros((num, 1), np.float32))
+    return Transitions(
+        obs=obs,
+        actions=np.zeros((num, 1), np.float32),
+        next_obs=obs,
+        terminated=flat,
+        env_rewards=flat,
+        success=flat,
+        snapshots=np.zeros((num, 1), np.float32),
+    )
 
 
 def test_distances_by_hand() -> None:

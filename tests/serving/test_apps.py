@@ -10,7 +10,9 @@ import httpx
 import numpy as np
 import pytest
 import ray
+from chaos import wait_until
 from ray import serve
+from stub_judge import StubJudge, stub, stub_queries
 
 from rlvlm import metrics
 from rlvlm.envs.pictures import FrameStore
@@ -25,9 +27,8 @@ from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.monitoring import ClientMetrics, MeteredCache, RunMetrics
 from rlvlm.testing import FakeJudge, TinyWorld, check_judge
-from rlvlm.testing.chaos import wait_until
-from rlvlm.testing.stub_judge import StubJudge, stub, stub_queries
-from rlvlm.types import Clip, Query, Status, Transitions
+from rlvlm.types.judging import Clip, Query, Status
+from rlvlm.types.steps import Transitions
 
 pytestmark = pytest.mark.ray
 
@@ -154,8 +155,9 @@ def test_a_third_half_finds_no_room_on_the_card_and_hears_why(running, monkeypat
 
 @pytest.mark.full
 def test_a_judge_grows_with_its_load(cluster):
-    placement = PlacementConfig(num_cpus=0.1, max_replicas=2, target_ongoing_requests=1, upscale_delay_s=0.0,
-                                downscale_delay_s=1.0)
+    placement = PlacementConfig(
+        num_cpus=0.1, max_replicas=2, target_ongoing_requests=1, upscale_delay_s=0.0, downscale_delay_s=1.0
+    )
     config = JudgeConfig(batch_size=2)
     with start_judge(config, placement, "growing", stub(latency_s=0.2)) as growing:
         assert len(replica_names(growing.app)) == 1
@@ -182,10 +184,21 @@ def test_the_figures_reach_rays_prometheus_endpoint(running):
     cache = MeteredCache(CachedJudge(FakeJudge()), "a-run")
     assert cache.compare(stub_queries(3, 0)) == cache.compare(stub_queries(3, 0))
     port = ray.nodes()[0]["MetricsExportPort"]
-    wanted = [f"ray_{monitoring.ANSWERS}_total{{", 'status="failed"', 'kind="score"', 'run="a-run"', running.app,
-              f"ray_{monitoring.BATCH_SIZE}_bucket", f"ray_{monitoring.LATENCY_S}_count", f"ray_{monitoring.QUEUE}{{",
-              f"ray_{monitoring.RETRIES}_total", f"ray_{monitoring.LABEL_ACCURACY}{{",
-              f"ray_{monitoring.CACHE_HITS}{{", f"ray_{monitoring.CACHE_MISSES}{{", "judge-qwen3_vl-direct"]
+    wanted = [
+        f"ray_{monitoring.ANSWERS}_total{{",
+        'status="failed"',
+        'kind="score"',
+        'run="a-run"',
+        running.app,
+        f"ray_{monitoring.BATCH_SIZE}_bucket",
+        f"ray_{monitoring.LATENCY_S}_count",
+        f"ray_{monitoring.QUEUE}{{",
+        f"ray_{monitoring.RETRIES}_total",
+        f"ray_{monitoring.LABEL_ACCURACY}{{",
+        f"ray_{monitoring.CACHE_HITS}{{",
+        f"ray_{monitoring.CACHE_MISSES}{{",
+        "judge-qwen3_vl-direct",
+    ]
     text = ""
 
     def is_there() -> bool:

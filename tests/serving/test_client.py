@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
+from stub_judge import StubJudge, stub_queries
 
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.serving import client as module
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.envelope import Receipt, Request, digest, request_key
-from rlvlm.testing.stub_judge import StubJudge, stub_queries
 
 
 class Handle:
@@ -84,8 +84,11 @@ def test_an_answer_about_other_pictures_is_refused_and_asked_again(ask):
     other = stub_queries(2, 9)
 
     def crossed(request: Request, number: int) -> Receipt:
-        return right(request) if number > 1 else Receipt(
-            answers=StubJudge().compare(other), digests=[digest(query) for query in other])
+        return (
+            right(request)
+            if number > 1
+            else Receipt(answers=StubJudge().compare(other), digests=[digest(query) for query in other])
+        )
 
     judge, handle = ask(crossed)
     queries = stub_queries(2, 0)

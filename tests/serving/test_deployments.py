@@ -24,18 +24,31 @@ def test_the_placement_becomes_the_deployments_options() -> None:
     assert (options.min_replicas, options.max_replicas, options.target_ongoing_requests) == (1, 4, 3)
 
 
-@pytest.mark.parametrize("wrong", [
-    {"max_replicas": 1, "num_replicas": 2}, {"target_ongoing_requests": 0}, {"upscale_delay_s": -1}, {"stall_s": 0.1},
-])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_replicas": 1, "num_replicas": 2},
+        {"target_ongoing_requests": 0},
+        {"upscale_delay_s": -1},
+        {"stall_s": 0.1},
+    ],
+)
 def test_a_wrong_placement_is_refused_by_name(wrong) -> None:
     with pytest.raises(ValueError, match=rf"serve\..*{list(wrong)[0].partition('_delay')[0].replace('upscale', '')}"):
         PlacementConfig(**wrong)
 
 
-@pytest.mark.parametrize("args", [
-    {"judge": {"modle": "x"}}, {"placement": {"gpus": 1}}, {"juge": {}}, {"judge": {"prompt": "poem"}},
-    {"judge": {"batch_size": 0}}, {"placement": {"num_gpus": 1.5}},
-])
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"judge": {"modle": "x"}},
+        {"placement": {"gpus": 1}},
+        {"juge": {}},
+        {"judge": {"prompt": "poem"}},
+        {"judge": {"batch_size": 0}},
+        {"placement": {"num_gpus": 1.5}},
+    ],
+)
 def test_a_wrong_argument_in_the_yaml_is_an_error(args):
     with pytest.raises(ValidationError):
         JudgeAppArgs.model_validate(args)

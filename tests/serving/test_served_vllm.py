@@ -12,13 +12,13 @@ from rlvlm.errors import UnsupportedQuestion
 from rlvlm.judges.backends.config import EngineConfig
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.pocket import weights_folder
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.environments import VLLM_PYTHON
 from rlvlm.testing import check_judge
-from rlvlm.types import Clip, Label, Query, Status
+from rlvlm.types.judging import Clip, Label, Query, Status
+from rlvlm.vlms.shipped import weights_folder
 
 PYTHON = Path(__file__).parents[2] / VLLM_PYTHON
 pytestmark = [
@@ -69,7 +69,8 @@ def test_scores_and_writing_agree_too(judge):
     picture = {"type": "image", "image": clips[0].frames[0]}
     chat = [{"role": "user", "content": [{"type": "text", "text": GOAL}, picture]}]
     assert judge.generate([chat], max_new_tokens=6, temperature=0.0) == local.generate(
-        [chat], max_new_tokens=6, temperature=0.0)
+        [chat], max_new_tokens=6, temperature=0.0
+    )
     with pytest.raises(UnsupportedQuestion):
         judge.generate([[]], max_new_tokens=6, temperature=0.0)
 
@@ -100,8 +101,10 @@ def test_an_adapter_changes_the_answers_as_peft_says(local_ray, tmp_path):
         answered = judge.compare(pairs)
     for one, other in zip(expected, answered, strict=True):
         assert other.probabilities == pytest.approx(one.probabilities, abs=1e-2)
-    assert max(abs(one.probabilities[0] - other.probabilities[0])
-               for one, other in zip(plain, answered, strict=True)) > 0.05
+    assert (
+        max(abs(one.probabilities[0] - other.probabilities[0]) for one, other in zip(plain, answered, strict=True))
+        > 0.05
+    )
     assert "lora=" in answered[0].stamp.decoding and set(Label) >= {verdict.label for verdict in answered}
 
 

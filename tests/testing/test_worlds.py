@@ -5,7 +5,7 @@ import pytest
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.testing import TinyWorld, check_world
-from rlvlm.types import FloatArray, Frames
+from rlvlm.types.steps import FloatArray, Frames
 
 BLOCKS = np.array([[0.2, 0.5, block] for block in (0.4, 0.5, 0.6, 0.8)], np.float32)
 

@@ -111,8 +111,7 @@ class RemoteCrew:
     def save_tree(self) -> dict[str, Any]:
         """The state trees of all runners between two turns; one that is lost at this moment has none."""
         answers = self._group.foreach_env_runner(_call, kwargs={"method": "save_tree"}, local_env_runner=False)
-        return {"restarts": self._restarts,
-                "runners": {str(index): tree for index, tree in _opened(answers).items()}}
+        return {"restarts": self._restarts, "runners": {str(index): tree for index, tree in _opened(answers).items()}}
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned."""
@@ -134,7 +133,8 @@ class RemoteCrew:
             MachineError: the runner is lost.
         """
         answers = self._group.foreach_env_runner(
-            _call, kwargs={"method": method, **arguments}, remote_worker_ids=[index], local_env_runner=False)
+            _call, kwargs={"method": method, **arguments}, remote_worker_ids=[index], local_env_runner=False
+        )
         if index not in _opened(answers):
             raise MachineError(f"env runner {index} was lost as soon as it had started", "rlvlm doctor  (memory)")
 
@@ -147,8 +147,10 @@ class RemoteCrew:
         give_up = time.monotonic() + _REVIVAL_S
         while not self.revive():
             if time.monotonic() > give_up:
-                raise MachineError(f"all env runners are lost and none is back after {_REVIVAL_S:.0f} s",
-                                   "look for what ends them (memory?), then `rlvlm resume` with fewer of them")
+                raise MachineError(
+                    f"all env runners are lost and none is back after {_REVIVAL_S:.0f} s",
+                    "look for what ends them (memory?), then `rlvlm resume` with fewer of them",
+                )
             time.sleep(0.2)
 
 
@@ -163,8 +165,10 @@ def check_crew(config: Any) -> None:
         return
     wanted, has = config.num_env_runners * config.num_cpus_per_env_runner, ray.cluster_resources().get("CPU", 0.0)
     if wanted > has:
-        raise MachineError(f"{config.num_env_runners} env runners ask for {wanted:g} CPU, the Ray cluster has {has:g}",
-                           "lower --algo.env-runners, or use a cluster that has them")
+        raise MachineError(
+            f"{config.num_env_runners} env runners ask for {wanted:g} CPU, the Ray cluster has {has:g}",
+            "lower --algo.env-runners, or use a cluster that has them",
+        )
     make_world(config.task, config.world, config.seed).close()
 
 

@@ -27,9 +27,9 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
 from rlvlm.algorithms.evaluation import EvaluationEpisode, evaluate
-from rlvlm.algorithms.label import Relabelling, add_labelled
 from rlvlm.algorithms.sac_pebble.acting import build_crew, check_crew
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.algorithms.sac_pebble.runner import Sample, WorldRunner
@@ -86,9 +86,15 @@ class SACPebbleConfig(AlgorithmConfig):
         self.env_runners(num_env_runners=sac.env_runners, create_local_env_runner=not sac.env_runners)
         return self._take(sac=sac)
 
-    def rewards(self, *, reward: RewardConfig = _UNCHANGED, feedback: FeedbackConfig = _UNCHANGED,
-                reward_model: RewardModelConfig = _UNCHANGED, judge_picture_px: int = _UNCHANGED,
-                make_judge: Callable[[], Judge] | None = _UNCHANGED) -> Self:
+    def rewards(
+        self,
+        *,
+        reward: RewardConfig = _UNCHANGED,
+        feedback: FeedbackConfig = _UNCHANGED,
+        reward_model: RewardModelConfig = _UNCHANGED,
+        judge_picture_px: int = _UNCHANGED,
+        make_judge: Callable[[], Judge] | None = _UNCHANGED,
+    ) -> Self:
         """Chooses where the reward comes from.
 
         Args:
@@ -98,8 +104,13 @@ class SACPebbleConfig(AlgorithmConfig):
             judge_picture_px: side of the pictures drawn for the judge.
             make_judge: makes the judge in the process that asks it; must pickle.
         """
-        return self._take(reward=reward, feedback=feedback, reward_model=reward_model,
-                          judge_picture_px=judge_picture_px, make_judge=make_judge)
+        return self._take(
+            reward=reward,
+            feedback=feedback,
+            reward_model=reward_model,
+            judge_picture_px=judge_picture_px,
+            make_judge=make_judge,
+        )
 
     def validate(self) -> None:
         """Checks what can be checked before anything starts.
@@ -113,19 +124,29 @@ class SACPebbleConfig(AlgorithmConfig):
         if not self.task:
             raise ValueError("no task was chosen; call .worlds(task='drawer_open')")
         if not self.in_evaluation and (self.num_env_runners, self.num_learners) != (self.sac.env_runners, 0):
-            raise ValueError(f"num_env_runners is {self.num_env_runners}, that of SACConfig {self.sac.env_runners}: "
-                             f"set both by .learning(sac=...); num_learners must be 0, got {self.num_learners}")
+            raise ValueError(
+                f"num_env_runners is {self.num_env_runners}, that of SACConfig {self.sac.env_runners}: "
+                f"set both by .learning(sac=...); num_learners must be 0, got {self.num_learners}"
+            )
         check_learning(self.reward, self.feedback, self.reward_model)
         if self.reward.asks_judge and self.make_judge is None:
-            raise ValueError("a judge is to be asked and there is none; call .rewards(make_judge=...), "
-                             "or choose teacher oracle or random")
+            raise ValueError(
+                "a judge is to be asked and there is none; call .rewards(make_judge=...), "
+                "or choose teacher oracle or random"
+            )
 
     def schedule(self) -> ScheduleConfig:
         """The part of this config that decides where the reward comes from."""
         return ScheduleConfig(
-            reward=self.reward, feedback=self.feedback, reward_model=self.reward_model,
-            novelty_neighbour=self.sac.novelty_neighbour, goal=self.goal, judge_picture_px=self.judge_picture_px,
-            make_judge=self.make_judge, seed=self.seed)
+            reward=self.reward,
+            feedback=self.feedback,
+            reward_model=self.reward_model,
+            novelty_neighbour=self.sac.novelty_neighbour,
+            goal=self.goal,
+            judge_picture_px=self.judge_picture_px,
+            make_judge=self.make_judge,
+            seed=self.seed,
+        )
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """The networks of SAC, sized by `sac`."""
@@ -220,8 +241,9 @@ class SACPebble(Algorithm):
         leaves_out = self._schedule.source.labelling is Labelling.WHERE_ANSWERED
         self._tally.note_rewards(rewards, self.config.world.episode_steps, leaves_out)
         new_steps, self._steps_told = self.env_steps - self._steps_told, self.env_steps
-        self.metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), new_steps, reduce="lifetime_sum",
-                               with_throughput=True)
+        self.metrics.log_value(
+            (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), new_steps, reduce="lifetime_sum", with_throughput=True
+        )
         for name, value in self.report().items():
             self.metrics.log_value(tuple(name.split("/")), value, window=1)
         self.metrics.log_value("score", self.report()[metrics.TRAIN_EPISODE_SUCCESS], window=1)

@@ -55,13 +55,22 @@ class SACConfig:
         for name in ("actor_lr", "critic_lr", "alpha_lr", "initial_alpha", "updates_per_step"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"algo.{name} must be > 0, got {getattr(self, name)}")
-        for name in ("batch_size", "actor_every", "turn_steps", "seed_steps", "replay_capacity", "novelty_neighbour",
-                     "threads"):
+        for name in (
+            "batch_size",
+            "actor_every",
+            "turn_steps",
+            "seed_steps",
+            "replay_capacity",
+            "novelty_neighbour",
+            "threads",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"algo.{name} must be >= 1, got {getattr(self, name)}")
         if min(self.catch_up_updates, self.env_runners) < 0:
-            raise ValueError("algo.catch_up_updates and algo.env_runners must be >= 0, got "
-                             f"{self.catch_up_updates} and {self.env_runners}")
+            raise ValueError(
+                "algo.catch_up_updates and algo.env_runners must be >= 0, got "
+                f"{self.catch_up_updates} and {self.env_runners}"
+            )
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"algo.hidden needs at least one layer of >= 1 units, got {self.hidden}")
 
@@ -77,6 +86,7 @@ class SACConfig:
             now: env steps so far, with the turn's.
             new_steps: the turn's, of all worlds.
         """
-        before, after = (int(max(steps - self.seed_steps, 0) * self.updates_per_step)
-                         for steps in (now - new_steps, now))
+        before, after = (
+            int(max(steps - self.seed_steps, 0) * self.updates_per_step) for steps in (now - new_steps, now)
+        )
         return after - before

@@ -11,13 +11,13 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from torch import Tensor
 
 from rlvlm import metrics
-from rlvlm.algorithms.dense.block import ParameterBlock, flatten
-from rlvlm.algorithms.dense.stack import DenseStack
-from rlvlm.algorithms.label import label_on_draw
-from rlvlm.algorithms.replay import Batch, Replay
 from rlvlm.algorithms.sac_pebble import losses
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.algorithms.sac_pebble.dense.block import ParameterBlock, flatten
+from rlvlm.algorithms.sac_pebble.dense.stack import DenseStack
+from rlvlm.algorithms.sac_pebble.label import label_on_draw
 from rlvlm.algorithms.sac_pebble.module import SACModule
+from rlvlm.algorithms.sac_pebble.replay import Batch, Replay
 from rlvlm.errors import NumericsError
 from rlvlm.policies.squashed_gaussian import Draw
 from rlvlm.rewards.source import RewardSource
@@ -34,8 +34,10 @@ class CriticReading:
 
     def metrics(self) -> dict[str, float]:
         """Loss and mean value by their names in `rlvlm.metrics`."""
-        return {metrics.CRITIC_LOSS: losses.critic_loss(self.q, self.target).item(),
-                metrics.Q_MEAN: self.q.mean().item()}
+        return {
+            metrics.CRITIC_LOSS: losses.critic_loss(self.q, self.target).item(),
+            metrics.Q_MEAN: self.q.mean().item(),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,11 @@ class PolicyReading:
 
     def metrics(self) -> dict[str, float]:
         """Loss, temperature and entropy by their names in `rlvlm.metrics`."""
-        return {metrics.ACTOR_LOSS: losses.actor_loss(self.q, self.log_density, self.alpha).item(),
-                metrics.ALPHA: self.alpha.item(), metrics.ENTROPY: -self.log_density.mean().item()}
+        return {
+            metrics.ACTOR_LOSS: losses.actor_loss(self.q, self.log_density, self.alpha).item(),
+            metrics.ALPHA: self.alpha.item(),
+            metrics.ENTROPY: -self.log_density.mean().item(),
+        }
 
 
 class SACLearner(TorchLearner):
@@ -116,8 +121,9 @@ class SACLearner(TorchLearner):
             return
         critic_reading = policy_reading = None
         for _ in range(num_updates):
-            rows = torch.randint(len(self.replay), (self._sac.batch_size,), generator=self._generator,
-                                 device=self.device)
+            rows = torch.randint(
+                len(self.replay), (self._sac.batch_size,), generator=self._generator, device=self.device
+            )
             critic_reading, moved = self._improve(self.replay.draw(rows, label_on_draw(self.replay, rows, source)))
             policy_reading = moved or policy_reading
             self.num_updates += 1
@@ -152,8 +158,9 @@ class SACLearner(TorchLearner):
         """A step of policy and temperature, up the critics' values of the actions drawn `here`."""
         count, num_actions = batch.actions.shape
         q = self._critic.forward(torch.cat((batch.obs, here.actions), dim=1)).squeeze(2)
-        slopes = self._critic.input_slopes(q.new_full((count, 1), -1 / count), losses.smaller_critic(q),
-                                           first_input=batch.obs.shape[1])
+        slopes = self._critic.input_slopes(
+            q.new_full((count, 1), -1 / count), losses.smaller_critic(q), first_input=batch.obs.shape[1]
+        )
         self._policy.backward(here.output_slopes(slopes, alpha / count).unsqueeze(0), first_row=count)
         self._blocks["actor"].step()
         self._blocks["alpha"].gradients.fill_(losses.temperature_slope(alpha, here.log_density, -num_actions))
@@ -164,8 +171,10 @@ class SACLearner(TorchLearner):
         """Stops a run whose losses have become NaN or infinite: one such update spoils every weight behind it."""
         total = torch.tensor(list(self._latest.values())).sum()
         if not total.isfinite():
-            raise NumericsError(f"a loss is not finite after {self.num_updates} updates: {self._latest}",
-                                "resume from the last checkpoint with smaller --algo.actor-lr and --algo.critic-lr")
+            raise NumericsError(
+                f"a loss is not finite after {self.num_updates} updates: {self._latest}",
+                "resume from the last checkpoint with smaller --algo.actor-lr and --algo.critic-lr",
+            )
 
     def restart_critics(self) -> None:
         """Critics, targets and the critics' optimiser start anew; policy, temperature and replay stay."""
@@ -195,4 +204,3 @@ class SACLearner(TorchLearner):
         self.replay.set_state(tree["replay"])
         self._generator.set_state(torch.as_tensor(tree["generator"]))
         self.num_updates, self._latest = tree["num_updates"], dict(tree["latest"])
-

@@ -7,8 +7,9 @@ and what the tests hold the slopes to.
 from torch import Tensor
 
 
-def td_target(rewards: Tensor, terminated: Tensor, next_q: Tensor, next_log_density: Tensor, alpha: Tensor,
-              gamma: float) -> Tensor:
+def td_target(
+    rewards: Tensor, terminated: Tensor, next_q: Tensor, next_log_density: Tensor, alpha: Tensor, gamma: float
+) -> Tensor:
     """Soft one-step target of both critics, in reward units.
 
     Args:

@@ -8,7 +8,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
-from rlvlm.algorithms.dense.stack import Layer
+from rlvlm.algorithms.sac_pebble.dense.stack import Layer
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
 
@@ -22,8 +22,9 @@ class TwinCritic(nn.Module):
         generator: draws the weights; None takes torch's global one.
     """
 
-    def __init__(self, obs_size: int, action_size: int, hidden: Sequence[int],
-                 generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self, obs_size: int, action_size: int, hidden: Sequence[int], generator: torch.Generator | None = None
+    ) -> None:
         super().__init__()
         sizes = [obs_size + action_size, *hidden, 1]
         pairs = list(zip(sizes, sizes[1:], strict=False))

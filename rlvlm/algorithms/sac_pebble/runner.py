@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner import EnvRunner
 
-from rlvlm.algorithms.dense.block import flatten
 from rlvlm.algorithms.episodes import EpisodeTape, VectorStep, to_transitions
+from rlvlm.algorithms.sac_pebble.dense.block import flatten
 from rlvlm.envs.registry import make_vector
 from rlvlm.envs.world import World
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
-from rlvlm.types import FloatArray, Trajectory, Transitions
+from rlvlm.types.steps import FloatArray, Trajectory, Transitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,10 @@ def join(samples: Sequence[Sample]) -> Sample:
     """The samples of several runners as one, in this order."""
     if len(samples) == 1:
         return samples[0]
-    columns = {field.name: np.concatenate([getattr(sample.transitions, field.name) for sample in samples])
-               for field in fields(Transitions)}
+    columns = {
+        field.name: np.concatenate([getattr(sample.transitions, field.name) for sample in samples])
+        for field in fields(Transitions)
+    }
     return Sample(Transitions(**columns), [episode for sample in samples for episode in sample.episodes])
 
 
@@ -57,7 +59,7 @@ class WorldRunner(EnvRunner):
         self.begin()
         if worker_index > 0:
             torch.set_num_threads(1)  # an actor has one core
-            (obs_space, action_space), = self.get_spaces().values()
+            ((obs_space, action_space),) = self.get_spaces().values()
             self.policy = SquashedGaussian(obs_space.shape[0], action_space.shape[0], config.sac.hidden)
             self._policy_values = flatten(self.policy.parameters())
 
@@ -78,7 +80,7 @@ class WorldRunner(EnvRunner):
         self.num_envs = self.env.num_envs
         self._noise = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(1, *kin)))
         self._tape = EpisodeTape(self.num_envs)
-        (_, action_space), = self.get_spaces().values()
+        ((_, action_space),) = self.get_spaces().values()
         self._random = np.zeros((self.num_envs, *action_space.shape), np.float32)
         self._obs = np.array(self.env.reset()[0], np.float32)
 
@@ -114,11 +116,18 @@ class WorldRunner(EnvRunner):
             next_obs[ended] = np.stack(infos["final_obs"][ended])
             snapshots, progress, success = (
                 np.where(ended.reshape(-1, *[1] * (now.ndim - 1)), final[name], now)
-                for name, now in (("snapshot", snapshots), ("progress", progress), ("success", success)))
+                for name, now in (("snapshot", snapshots), ("progress", progress), ("success", success))
+            )
         step = VectorStep(
-            obs=self._obs, actions=actions, next_obs=next_obs, terminated=terminated.astype(np.float32),
-            env_rewards=env_rewards.astype(np.float32), success=success.astype(np.float32),
-            snapshots=snapshots.astype(np.float32), progress=progress.astype(np.float32))
+            obs=self._obs,
+            actions=actions,
+            next_obs=next_obs,
+            terminated=terminated.astype(np.float32),
+            env_rewards=env_rewards.astype(np.float32),
+            success=success.astype(np.float32),
+            snapshots=snapshots.astype(np.float32),
+            progress=progress.astype(np.float32),
+        )
         self._obs = obs
         return step, ended
 

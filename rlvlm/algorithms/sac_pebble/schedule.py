@@ -51,8 +51,13 @@ class RewardSchedule:
         log: keeps what a judge says directly; None where none does.
     """
 
-    def __init__(self, source: RewardSource, novelty: NoveltyReward | None = None,
-                 loop: FeedbackLoop | None = None, log: ScoreLog | None = None) -> None:
+    def __init__(
+        self,
+        source: RewardSource,
+        novelty: NoveltyReward | None = None,
+        loop: FeedbackLoop | None = None,
+        log: ScoreLog | None = None,
+    ) -> None:
         self.source = source
         self._novelty = novelty
         self._loop = loop
@@ -97,9 +102,11 @@ class RewardSchedule:
 
     def save_tree(self) -> dict[str, Any]:
         """The state of everything in it, as a state tree."""
-        return {"is_learned": self.learned is not None,
-                "novelty": None if self._novelty is None else self._novelty.get_state(),
-                "loop": None if self._loop is None else self._loop.get_state()}
+        return {
+            "is_learned": self.learned is not None,
+            "novelty": None if self._novelty is None else self._novelty.get_state(),
+            "loop": None if self._loop is None else self._loop.get_state(),
+        }
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned, in a schedule built from the same config."""
@@ -139,8 +146,14 @@ def build_schedule(config: ScheduleConfig, viewer: World) -> RewardSchedule:
 
 
 def _build_loop(config: ScheduleConfig, viewer: World) -> FeedbackLoop:
-    return build_loop(viewer, _build_teacher(config, viewer), reward=config.reward, feedback=config.feedback,
-                      reward_model=config.reward_model, seed=config.seed)
+    return build_loop(
+        viewer,
+        _build_teacher(config, viewer),
+        reward=config.reward,
+        feedback=config.feedback,
+        reward_model=config.reward_model,
+        seed=config.seed,
+    )
 
 
 def _build_teacher(config: ScheduleConfig, viewer: World) -> Teacher | Scorer:
@@ -149,8 +162,14 @@ def _build_teacher(config: ScheduleConfig, viewer: World) -> Teacher | Scorer:
     frames, goal = _shown(config, viewer)
     if config.reward.source == "score":
         return build_scorer(config.reward.teacher, judge=judge, frames=frames, goal=goal, seed=config.seed)
-    return build_teacher(config.reward.teacher, judge=judge, frames=frames, goal=goal, seed=config.seed,
-                         simulated=simulated_config(config.reward.teacher, config.feedback))
+    return build_teacher(
+        config.reward.teacher,
+        judge=judge,
+        frames=frames,
+        goal=goal,
+        seed=config.seed,
+        simulated=simulated_config(config.reward.teacher, config.feedback),
+    )
 
 
 def _shown(config: ScheduleConfig, viewer: World) -> tuple[FrameStore, str]:

@@ -60,8 +60,12 @@ class Tally:
 
     def save_tree(self) -> dict[str, Any]:
         """Everything, for a checkpoint."""
-        return {"recent": list(self._recent), "facts": self._facts, "env_steps": self.env_steps,
-                "num_episodes": self._num_episodes}
+        return {
+            "recent": list(self._recent),
+            "facts": self._facts,
+            "env_steps": self.env_steps,
+            "num_episodes": self._num_episodes,
+        }
 
     def load_tree(self, tree: Mapping[str, Any]) -> None:
         """Restores what `save_tree` returned."""

@@ -25,7 +25,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
 from rlvlm.envs.deformables.world import DeformableWorld, Outcome
 from rlvlm.envs.painter import Camera
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 _PER_SIDE = 11
 _SIDE = 0.25
@@ -77,8 +77,10 @@ def _particle(index: int) -> str:
 def _skin(faces: NDArray[np.int64], colour: str, inflate: float) -> str:
     """One side of the cloth, seen from there alone: OpenGL leaves out triangles that look away."""
     places = _flat_cloth()
-    bones = "".join(f'<bone body="{at}" bindpos="{_text(place)}" bindquat="1 0 0 0" vertid="{at}" vertweight="1"/>'
-                    for at, place in enumerate(places))
+    bones = "".join(
+        f'<bone body="{at}" bindpos="{_text(place)}" bindquat="1 0 0 0" vertid="{at}" vertweight="1"/>'
+        for at, place in enumerate(places)
+    )
     return f'<skin rgba="{colour}" inflate="{inflate}" vertex="{_text(places)}" face="{_text(faces)}">{bones}</skin>'
 
 
@@ -159,8 +161,9 @@ class ClothScene:
         distance = self._distance(particles)
         progress = 1.0 - distance / self._unfolded_distance
         # nothing has moved in a new episode, and nothing may follow a fold
-        return Outcome(reward=-_COST_PER_METRE * distance, progress=progress, success=progress >= _SUCCESS,
-                       is_over=data.time > 0)
+        return Outcome(
+            reward=-_COST_PER_METRE * distance, progress=progress, success=progress >= _SUCCESS, is_over=data.time > 0
+        )
 
     def _fold(self, data: mujoco.MjData, target: NDArray[np.float64]) -> None:
         self._carry(data, np.array([*data.qpos[:2], _CARRY_HEIGHT]), _LIFT_SPEED)

@@ -1,4 +1,6 @@
-"""What is to be done in the tasks of this room; imports nothing, so that tasks can be listed without a simulator."""
+"""What is to be done in the tasks of this room; imports no simulator, so that tasks can be listed without one."""
+
+from rlvlm.envs.config import EnvConfig
 
 DEFORMABLE_GOALS = {
     "straighten_rope": ("straighten the blue rope", "the blue rope is straight"),
@@ -12,6 +14,13 @@ DEFORMABLE_GOALS = {
     ),
 }
 """By task: the goal phrase of the prompt, and the sentence that is true once it is reached."""
+
+DEFORMABLE_ENVS = {
+    "straighten_rope": EnvConfig(episode_steps=40),
+    "pass_water": EnvConfig(episode_steps=75),
+    "fold_cloth": EnvConfig(episode_steps=1, num_envs=10),
+}
+"""Episodes as in the paper; a fold is a whole episode."""
 
 RETURN_RANGES = {"straighten_rope": (10.0, 20.0), "pass_water": (-290.0, -20.0), "fold_cloth": (-0.65, -0.02)}
 """True returns of random play and of a solved task, from which a run's return is a share."""

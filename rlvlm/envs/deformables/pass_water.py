@@ -23,7 +23,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
 from rlvlm.envs.deformables.world import DeformableWorld, Outcome
 from rlvlm.envs.painter import Camera
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 _PER_SIDE = 4
 _NUM_BALLS = _PER_SIDE**3
@@ -64,9 +64,11 @@ def _disc() -> str:
 
 def _walls() -> str:
     half, middle, out = _INSIDE / 2, _HEIGHT / 2, (_INSIDE + _WALL) / 2
-    sides = "".join(f'<geom class="wall" pos="{sign * out} 0 {middle}" size="{_WALL / 2} {half + _WALL} {middle}"/>'
-                    f'<geom class="wall" pos="0 {sign * out} {middle}" size="{half} {_WALL / 2} {middle}"/>'
-                    for sign in (-1, 1))
+    sides = "".join(
+        f'<geom class="wall" pos="{sign * out} 0 {middle}" size="{_WALL / 2} {half + _WALL} {middle}"/>'
+        f'<geom class="wall" pos="0 {sign * out} {middle}" size="{half} {_WALL / 2} {middle}"/>'
+        for sign in (-1, 1)
+    )
     return f'<geom class="wall" pos="0 0 {_WALL / 2}" size="{half} {half} {_WALL / 2}"/>{sides}'
 
 

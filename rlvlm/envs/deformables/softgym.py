@@ -21,7 +21,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import SOFTGYM_GOALS
 from rlvlm.envs.world import World
 from rlvlm.errors import NumericsError
-from rlvlm.types import FloatArray, Frames
+from rlvlm.types.steps import FloatArray, Frames
 
 _KEY_METRES = 0.25e-3
 _SUCCESS = 0.9
@@ -61,8 +61,9 @@ class SoftGymWorld(World):
         self._simulator = _simulators[name]
         self._env = self._simulator.env
         self._starts = self._env.cached_init_states
-        self._num_particles, self._num_shapes = (max(np.size(start[part]) for start in self._starts)
-                                                 for part in ("particle_pos", "shape_pos"))
+        self._num_particles, self._num_shapes = (
+            max(np.size(start[part]) for start in self._starts) for part in ("particle_pos", "shape_pos")
+        )
         self.snapshot_size = 1 + self._num_particles + self._num_shapes
         self._is_random = config.start == "random"
         self._episode_steps = config.episode_steps
@@ -111,8 +112,11 @@ class SoftGymWorld(World):
             places = (key[1:] * _KEY_METRES).astype(np.float32)
             start = self._starts[key[0]]
             particles, shapes = np.size(start["particle_pos"]), np.size(start["shape_pos"])
-            shown = {"particle_pos": places[:particles], "particle_vel": np.zeros_like(start["particle_vel"]),
-                     "shape_pos": places[self._num_particles :][:shapes]}
+            shown = {
+                "particle_pos": places[:particles],
+                "particle_vel": np.zeros_like(start["particle_vel"]),
+                "shape_pos": places[self._num_particles :][:shapes],
+            }
             self._env.set_scene(self._env.cached_configs[key[0]], start | shown)
             frame[:] = self._env.get_image(size_px, size_px)
         return frames

@@ -24,7 +24,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
 from rlvlm.envs.deformables.world import DeformableWorld, Outcome
 from rlvlm.envs.painter import Camera
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 _NUM_PARTICLES = 41
 _LENGTH = 0.5
@@ -132,8 +132,11 @@ class RopeScene:
         """The distance of the two ends, up to 1.1 times the length; success from 0.95 times on."""
         first, last = _particles(data.qpos)[_ENDS]
         distance = float(np.linalg.norm(last - first))
-        return Outcome(reward=min(distance, _REWARD_CAP * _LENGTH), progress=distance / _LENGTH,
-                       success=distance >= _SUCCESS * _LENGTH)
+        return Outcome(
+            reward=min(distance, _REWARD_CAP * _LENGTH),
+            progress=distance / _LENGTH,
+            success=distance >= _SUCCESS * _LENGTH,
+        )
 
 
 def draw_curve(rng: np.random.Generator) -> NDArray[np.float64]:

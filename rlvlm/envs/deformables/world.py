@@ -18,7 +18,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.mujoco_world import MujocoWorld, check_action
 from rlvlm.envs.painter import Camera, Painter
 from rlvlm.errors import NumericsError
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 _DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("QPOS", "QVEL", "QACC")]
 
@@ -106,8 +106,10 @@ class DeformableWorld(MujocoWorld):
         check_action(action)
         self._scene.act(self._data, np.clip(action, -1.0, 1.0))
         if self._data.warning.number[_DIVERGED].any():  # MuJoCo starts over, as if nothing had happened
-            raise NumericsError(f"the simulation diverged in step {self._steps} of an episode, at action {action}",
-                                "resume from the last checkpoint with another seed")
+            raise NumericsError(
+                f"the simulation diverged in step {self._steps} of an episode, at action {action}",
+                "resume from the last checkpoint with another seed",
+            )
         obs, outcome = self._look()
         self._steps += 1
         truncated = not outcome.is_over and self._steps >= self._episode_steps

@@ -30,7 +30,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.metaworld.scene import Scene
 from rlvlm.envs.mujoco_world import MujocoWorld, check_action
 from rlvlm.envs.painter import Painter
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 _NO_GOAL = np.zeros(3)
 _ROBOT_BODIES = ("base", "mocap")

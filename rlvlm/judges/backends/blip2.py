@@ -28,10 +28,15 @@ def build(config: JudgeConfig) -> SimilarityJudge:
         UnsupportedQuestion: it is to be asked what it cannot read.
     """
     if config.similarity.baseline:
-        raise ValueError("judge.similarity.baseline needs vectors of picture and text, which backend clip has; "
-                         "BLIP-2's matching head gives a probability alone")
-    encoder = random_blip2(config) if config.is_random else load_encoder(
-        config, Blip2ForImageTextRetrieval, lambda model: hasattr(model, "itm_head"), _KIND)
+        raise ValueError(
+            "judge.similarity.baseline needs vectors of picture and text, which backend clip has; "
+            "BLIP-2's matching head gives a probability alone"
+        )
+    encoder = (
+        random_blip2(config)
+        if config.is_random
+        else load_encoder(config, Blip2ForImageTextRetrieval, lambda model: hasattr(model, "itm_head"), _KIND)
+    )
     return SimilarityJudge(config, Blip2Likeness(encoder, config))
 
 
@@ -82,5 +87,7 @@ class Blip2Likeness:
         if config.image_token_index is None:
             return {"input_ids": tokens, "attention_mask": mask}
         places = tokens.new_full((len(tokens), config.num_query_tokens), config.image_token_index)
-        return {"input_ids": torch.cat([places, tokens], dim=1),
-                "attention_mask": torch.cat([torch.ones_like(places), mask], dim=1)}  # fmt: skip
+        return {
+            "input_ids": torch.cat([places, tokens], dim=1),
+            "attention_mask": torch.cat([torch.ones_like(places), mask], dim=1),
+        }

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges.backends.config import ApiConfig
-from rlvlm.types import Usage
+from rlvlm.types.judging import Usage
 
 _ENTRY_CHARS = 120
 
@@ -74,12 +74,16 @@ class Budget:
         with self._open():
             spent = self._spent
             if config.max_requests and spent.requests >= config.max_requests:
-                raise BudgetSpent(f"the budget of {config.max_requests} requests is spent",
-                                  "raise judge.api.max_requests in the run's config.yaml, then `rlvlm resume`")
+                raise BudgetSpent(
+                    f"the budget of {config.max_requests} requests is spent",
+                    "raise judge.api.max_requests in the run's config.yaml, then `rlvlm resume`",
+                )
             if config.max_cost_usd and spent.cost_usd + worst > config.max_cost_usd:
                 raise BudgetSpent(
                     f"the next request may cost {worst:.4f} USD; {spent.cost_usd:.4f} of {config.max_cost_usd:g} are "
-                    "spent", "raise judge.api.max_cost_usd in the run's config.yaml, then `rlvlm resume`")
+                    "spent",
+                    "raise judge.api.max_cost_usd in the run's config.yaml, then `rlvlm resume`",
+                )
             self._save(Spent(requests=spent.requests + 1, cost_usd=spent.cost_usd + worst))
         return worst
 
@@ -112,8 +116,10 @@ class Budget:
             ledger.parent.mkdir(parents=True, exist_ok=True)
             return open(os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600), "r+")
         except OSError as error:
-            raise JudgeUnavailable(f"the ledger {ledger} cannot be opened: {error.strerror}",
-                                   "name a file that can be written with --judge.api.ledger") from error
+            raise JudgeUnavailable(
+                f"the ledger {ledger} cannot be opened: {error.strerror}",
+                "name a file that can be written with --judge.api.ledger",
+            ) from error
 
     def _read(self, text: str) -> Spent:
         """The count in the ledger's text; an empty one begins at nothing."""
@@ -121,8 +127,10 @@ class Budget:
             entry = json.loads(text) if text.strip() else {}
             return Spent(requests=int(entry.get("requests", 0)), cost_usd=float(entry.get("cost_usd", 0.0)))
         except (ValueError, TypeError, AttributeError) as error:
-            raise JudgeUnavailable(f"the ledger {self._ledger} cannot be read: {error}",
-                                   "restore it, or remove it to count from nothing again") from error
+            raise JudgeUnavailable(
+                f"the ledger {self._ledger} cannot be read: {error}",
+                "restore it, or remove it to count from nothing again",
+            ) from error
 
     def _save(self, spent: Spent) -> None:
         self._spent = spent

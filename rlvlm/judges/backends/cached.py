@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rlvlm.errors import JudgeUnavailable, UsageError
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.labels.records import answer_key, describe
-from rlvlm.judges.labels.store import LabelStore, open_store
-from rlvlm.types import Clip, Query, Score, Stamp, Status, Verdict
+from rlvlm.labels.records import answer_key, describe
+from rlvlm.labels.store import LabelStore, open_store
+from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
 
 _REASON = "the store has no answer under key "
 
@@ -96,8 +96,11 @@ def pick_stamp(store: LabelStore, judge: str = "", prompt: str = "") -> Stamp:
     fitting = [stamp for stamp in stamps if judge in stamp.judge and prompt in stamp.prompt]
     if len(fitting) == 1:
         return fitting[0]
-    there = ", ".join(f"{stamp.judge} {stamp.prompt} ({stamp.decoding}): {count:,} answers"
-                      for stamp, count in stamps.most_common(8))
+    there = ", ".join(
+        f"{stamp.judge} {stamp.prompt} ({stamp.decoding}): {count:,} answers" for stamp, count in stamps.most_common(8)
+    )
     what = "no judge" if not fitting else f"{len(fitting)} judges"
-    raise UsageError(f"{store.folder} has {what} like {judge!r} {prompt!r}; it has {there or 'no answers at all'}",
-                     "name one: --judge.cached.judge NAME --judge.cached.prompt NAME; a part of the name will do")
+    raise UsageError(
+        f"{store.folder} has {what} like {judge!r} {prompt!r}; it has {there or 'no answers at all'}",
+        "name one: --judge.cached.judge NAME --judge.cached.prompt NAME; a part of the name will do",
+    )

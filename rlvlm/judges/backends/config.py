@@ -123,8 +123,9 @@ class EngineConfig:
         if not 0 < self.memory_share <= 1:
             raise ValueError(f"judge.engine.memory_share must be in (0, 1], got {self.memory_share}")
         if self.cache_gib <= 0 or self.max_tokens < 0:
-            raise ValueError("need judge.engine.cache_gib > 0 and max_tokens >= 0, "
-                             f"got {self.cache_gib} and {self.max_tokens}")
+            raise ValueError(
+                f"need judge.engine.cache_gib > 0 and max_tokens >= 0, got {self.cache_gib} and {self.max_tokens}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,8 +49,10 @@ class Encoder:
 
     def _placed(self, inputs: Any) -> dict[str, torch.Tensor]:
         model = self.model
-        return {name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
-                for name, tensor in inputs.items()}  # fmt: skip
+        return {
+            name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in inputs.items()
+        }
 
 
 def load_encoder(config: JudgeConfig, model_class: Any, suits: Callable[[Any], bool], kind: str) -> Encoder:
@@ -67,33 +69,41 @@ def load_encoder(config: JudgeConfig, model_class: Any, suits: Callable[[Any], b
         UnsupportedQuestion: 4-bit weights are wanted.
     """
     if config.quantization != "none":
-        raise UnsupportedQuestion(f"backend {config.backend} has no 4-bit weights, got judge.quantization "
-                                  f"{config.quantization}", "leave out --judge.quantization; these models are small")
+        raise UnsupportedQuestion(
+            f"backend {config.backend} has no 4-bit weights, got judge.quantization {config.quantization}",
+            "leave out --judge.quantization; these models are small",
+        )
     folder, revision = locate(config.model, config.revision)
     if not list(folder.glob("*.safetensors")):
-        raise JudgeUnavailable(f"{folder} has no *.safetensors weights; pickled weights are not read",
-                               f"choose {kind}, in safetensors")
+        raise JudgeUnavailable(
+            f"{folder} has no *.safetensors weights; pickled weights are not read", f"choose {kind}, in safetensors"
+        )
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     disable_progress_bar()  # it would tear the run's live panel
     try:
         model, told = model_class.from_pretrained(
-            folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+            folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
         encoder = Encoder(
             model=model.to(device).eval(),
             tokenizer=AutoTokenizer.from_pretrained(folder, trust_remote_code=False),
             image_processor=AutoImageProcessor.from_pretrained(folder, trust_remote_code=False),
             revision=revision,
-        )  # fmt: skip
+        )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise JudgeUnavailable(f"the model in {folder} cannot be loaded: {reason}", f"choose {kind}") from error
     if missing := sorted(told["missing_keys"]):  # transformers would go on with random weights in their place
-        raise JudgeUnavailable(f"{folder} lacks {len(missing)} of the weights of a {type(model).__name__}, such as "
-                               f"{missing[0]}", f"choose {kind}")
+        raise JudgeUnavailable(
+            f"{folder} lacks {len(missing)} of the weights of a {type(model).__name__}, such as {missing[0]}",
+            f"choose {kind}",
+        )
     if not suits(encoder.model):
-        raise JudgeUnavailable(f"{folder} holds a {encoder.model.config.model_type} model, which backend "
-                               f"{config.backend} cannot use", f"choose {kind}")
+        raise JudgeUnavailable(
+            f"{folder} holds a {encoder.model.config.model_type} model, which backend {config.backend} cannot use",
+            f"choose {kind}",
+        )
     logger.info("%s loaded on %s, revision %s", config.model, device, revision[:12])
     return encoder
 

@@ -21,7 +21,7 @@ from rlvlm.judges.backends.secret import Secret, read_key
 from rlvlm.judges.chat_model import TOP_P
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import Message
-from rlvlm.types import Usage
+from rlvlm.types.judging import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,9 @@ class GeminiProvider:
             from google import genai
             from google.genai import errors, types
         except ImportError as error:
-            raise JudgeUnavailable("judge.backend gemini needs the package google-genai",
-                                   "pip install 'rlvlm[api]'") from error
+            raise JudgeUnavailable(
+                "judge.backend gemini needs the package google-genai", "pip install 'rlvlm[api]'"
+            ) from error
         self._model = config.model
         self._gives_odds = True
         self._types = types
@@ -83,7 +84,8 @@ class GeminiProvider:
         settings = self._settings(ask, "\n".join(system), wants_odds)
         try:
             response = await self._client.aio.models.generate_content(
-                model=self._model, contents=turns, config=settings)
+                model=self._model, contents=turns, config=settings
+            )
         except self._errors.APIError as error:
             raise self._failure(error, wants_odds) from None
         except self._transport_error as error:
@@ -95,22 +97,26 @@ class GeminiProvider:
     def _settings(self, ask: Ask, system: str, wants_odds: bool) -> Any:
         sampling = {"top_p": TOP_P, "seed": ask.seed} if ask.temperature > 0 else {}
         odds = {"response_logprobs": True, "logprobs": NUM_ODDS} if wants_odds else {}
-        return self._types.GenerateContentConfig.model_validate({
-            "temperature": ask.temperature,
-            "max_output_tokens": ask.max_new_tokens,
-            "system_instruction": system or None,
-            "safety_settings": [{"category": f"HARM_CATEGORY_{harm}", "threshold": "OFF"} for harm in _HARMS],
-            "automatic_function_calling": {"disable": True},
-            **sampling, **odds,
-        })  # fmt: skip
+        return self._types.GenerateContentConfig.model_validate(
+            {
+                "temperature": ask.temperature,
+                "max_output_tokens": ask.max_new_tokens,
+                "system_instruction": system or None,
+                "safety_settings": [{"category": f"HARM_CATEGORY_{harm}", "threshold": "OFF"} for harm in _HARMS],
+                "automatic_function_calling": {"disable": True},
+                **sampling,
+                **odds,
+            }
+        )
 
     def _turn(self, turn: Message) -> Any:
         part_of = self._types.Part
         parts = [
-            part_of.from_text(text=part["text"]) if part["type"] == "text"
+            part_of.from_text(text=part["text"])
+            if part["type"] == "text"
             else part_of.from_bytes(data=encode_png(part["image"]), mime_type="image/png")
             for part in turn["content"]
-        ]  # fmt: skip
+        ]
         return self._types.Content(role=_ROLES[turn["role"]], parts=parts)
 
     def _failure(self, error: Any, wants_odds: bool) -> Exception:

@@ -29,7 +29,7 @@ from rlvlm.judges.backends.secret import Secret, read_key
 from rlvlm.judges.chat_model import TOP_P
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import Message
-from rlvlm.types import Usage
+from rlvlm.types.judging import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +66,9 @@ class OpenAIProvider:
         try:
             import openai
         except ImportError as error:
-            raise JudgeUnavailable("judge.backend openai needs the package openai",
-                                   "pip install 'rlvlm[api]'") from error
+            raise JudgeUnavailable(
+                "judge.backend openai needs the package openai", "pip install 'rlvlm[api]'"
+            ) from error
         self._sdk = openai
         self._model = config.model
         self._limit = _LIMIT_NAMES[0] if config.api.base_url else _LIMIT_NAMES[1]
@@ -115,12 +116,18 @@ class OpenAIProvider:
                 self._limit = next(name for name in _LIMIT_NAMES if name != limit)
                 return Passing(reason, 0.0)
             if named == "temperature":
-                return JudgeUnavailable(f"{self._model} does not take this temperature: {reason}",
-                                        "use --judge.temperature 1 where only the model's own is allowed")
+                return JudgeUnavailable(
+                    f"{self._model} does not take this temperature: {reason}",
+                    "use --judge.temperature 1 where only the model's own is allowed",
+                )
             if body.get("code") == "content_filter":
                 return Refused(f"blocked by the provider: {reason}")
-        return failure_of(error.status_code, reason, retry_after_s=retry_after_s(error.response.headers),
-                          code=str(body.get("code") or ""))  # fmt: skip
+        return failure_of(
+            error.status_code,
+            reason,
+            retry_after_s=retry_after_s(error.response.headers),
+            code=str(body.get("code") or ""),
+        )
 
 
 def _turn(turn: Message) -> dict[str, Any]:

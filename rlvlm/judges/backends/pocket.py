@@ -9,10 +9,10 @@ from rlvlm.judges.backends.transformers import TransformersModel
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.loading import load_vlm
-from rlvlm.judges.pocket import weights_folder
+from rlvlm.vlms.shipped import weights_folder
 
 ABILITIES = Abilities(score=frozenset({"progress"}), goal_pictures=False)
-"""What the pocket judge was trained on (`judges.pocket.texts`): every comparison, and the percentage."""
+"""What the pocket judge was trained on (`pocket.judge.texts`): every comparison, and the percentage."""
 
 
 def build(config: JudgeConfig) -> ChatJudge:
@@ -25,6 +25,8 @@ def build(config: JudgeConfig) -> ChatJudge:
     ABILITIES.check(config)
     folder = Path(config.model) if config.model else weights_folder()
     if not folder.is_dir():
-        raise JudgeUnavailable(f"the pocket judge's weights are not in {folder}",
-                               "reinstall rlvlm, or make them anew as rlvlm/judges/pocket/CARD.md says")
+        raise JudgeUnavailable(
+            f"the pocket judge's weights are not in {folder}",
+            "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md says",
+        )
     return ChatJudge(config, TransformersModel(load_vlm(replace(config, model=str(folder))), config), ABILITIES)

@@ -24,8 +24,12 @@ _SMALL = {"hidden_size": 384, "intermediate_size": 1_536, "num_attention_heads":
 def random_clip(config: JudgeConfig) -> Encoder:
     """A CLIP of the size of ViT-B/32, 127 million weights drawn by `config.seed`."""
     tokenizer = _byte_tokenizer()
-    text = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id}  # fmt: skip
+    text = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     processor = CLIPImageProcessorPil(size={"shortest_edge": 224}, crop_size={"height": 224, "width": 224})
     return _encoder(config, CLIPModel, CLIPConfig(text_config=text), tokenizer, processor)
 
@@ -36,8 +40,13 @@ def random_blip2(config: JudgeConfig) -> Encoder:
     The layers are those of the released model, fewer and narrower, because a picture would cost a CPU seconds.
     """
     tokenizer = _byte_tokenizer()
-    former = {"vocab_size": len(tokenizer), "encoder_hidden_size": _SMALL["hidden_size"], "num_hidden_layers": 4,
-              "use_qformer_text_input": True, **_SMALL}  # fmt: skip
+    former = {
+        "vocab_size": len(tokenizer),
+        "encoder_hidden_size": _SMALL["hidden_size"],
+        "num_hidden_layers": 4,
+        "use_qformer_text_input": True,
+        **_SMALL,
+    }
     settings = Blip2Config(vision_config={"num_hidden_layers": 8, **_SMALL}, qformer_config=former)
     processor = BlipImageProcessorPil(size={"height": 224, "width": 224})
     return _encoder(config, Blip2ForImageTextRetrieval, settings, tokenizer, processor)
@@ -49,8 +58,12 @@ def _encoder(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = model_class(settings)
-    return Encoder(model=model.to(pick_device(config.device)).eval(), tokenizer=tokenizer, image_processor=processor,
-                   revision=f"random weights, seed {config.seed}")  # fmt: skip
+    return Encoder(
+        model=model.to(pick_device(config.device)).eval(),
+        tokenizer=tokenizer,
+        image_processor=processor,
+        revision=f"random weights, seed {config.seed}",
+    )
 
 
 def _byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -60,5 +73,6 @@ def _byte_tokenizer() -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=_END, pad_token=_PAD)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"$A {_END}", special_tokens=[(_END, tokenizer.eos_token_id)])
+        single=f"$A {_END}", special_tokens=[(_END, tokenizer.eos_token_id)]
+    )
     return tokenizer

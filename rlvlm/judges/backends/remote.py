@@ -34,7 +34,7 @@ from rlvlm.judges.backends.budget import Budget
 from rlvlm.judges.backends.config import ApiConfig
 from rlvlm.judges.backends.secret import Secret
 from rlvlm.judges.prompts import Chat
-from rlvlm.types import Usage
+from rlvlm.types.judging import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -234,14 +234,17 @@ def failure_of(status: int, reason: str, *, retry_after_s: float | None = None, 
     """
     told = f"HTTP {status}: {reason}"
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return JudgeUnavailable(f"the judge's API does not accept the key ({told})",
-                                "check --judge.api.key-file or --judge.api.key-env")
+        return JudgeUnavailable(
+            f"the judge's API does not accept the key ({told})", "check --judge.api.key-file or --judge.api.key-env"
+        )
     if status == HTTPStatus.NOT_FOUND:
-        return JudgeUnavailable(f"the judge's API has no such model or address ({told})",
-                                "check --judge.model and --judge.api.base-url")
+        return JudgeUnavailable(
+            f"the judge's API has no such model or address ({told})", "check --judge.model and --judge.api.base-url"
+        )
     if status == HTTPStatus.PAYMENT_REQUIRED or code == "insufficient_quota":
-        return JudgeUnavailable(f"the account of the judge's API has nothing left ({told})",
-                                "top it up, then go on with `rlvlm resume`")
+        return JudgeUnavailable(
+            f"the account of the judge's API has nothing left ({told})", "top it up, then go on with `rlvlm resume`"
+        )
     if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return Passing(told, retry_after_s)
     return Refused(told)

@@ -19,7 +19,7 @@ from rlvlm.judges.chat_model import TOP_P
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import Chat
 from rlvlm.judges.verdicts import parse_label, parse_rating, parse_score, parse_video_score, status_of
-from rlvlm.types import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
+from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,12 @@ class RemoteJudge:
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order, with its price where that is known. Raises as `compare` does."""
-        ask = {"progress": self._score_progress, "rating": self._score_rating, "success": self._score_success,
-               "video": self._score_video}  # fmt: skip
+        ask = {
+            "progress": self._score_progress,
+            "rating": self._score_rating,
+            "success": self._score_success,
+            "video": self._score_video,
+        }
         return self._model.run(self._answer_all(clips, ask[self._config.score], self._failed_score))
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
@@ -123,9 +127,13 @@ class RemoteJudge:
         answers = list(await asyncio.gather(*map(answer, items)))
         put = [answer for answer, item in zip(answers, items, strict=True) if prompts.problem_of(item) is None]
         if put and all(answer.status is Status.FAILED for answer in put):
-            raise fatal[0] if fatal else JudgeUnavailable(
-                f"the judge's API failed on every one of {len(put)} questions: {put[0].text}",
-                "check --judge.api.base-url and the provider's status; slow servers need --judge.api.timeout-s",
+            raise (
+                fatal[0]
+                if fatal
+                else JudgeUnavailable(
+                    f"the judge's API failed on every one of {len(put)} questions: {put[0].text}",
+                    "check --judge.api.base-url and the provider's status; slow servers need --judge.api.timeout-s",
+                )
             )
         if num_failed := sum(answer.status is Status.FAILED for answer in put):
             logger.warning("%d of %d questions were not answered by the judge's API", num_failed, len(put))
@@ -139,8 +147,15 @@ class RemoteJudge:
         if odds is None:
             return self._verdict(reply, _text_of(reply), reply.usage, start)
         label = _LABELS[max(range(3), key=odds.__getitem__)]
-        return Verdict(status=status_of(label), label=label, stamp=self._stamp, probabilities=odds, text=reply.text,
-                       latency_s=time.perf_counter() - start, usage=reply.usage)  # fmt: skip
+        return Verdict(
+            status=status_of(label),
+            label=label,
+            stamp=self._stamp,
+            probabilities=odds,
+            text=reply.text,
+            latency_s=time.perf_counter() - start,
+            usage=reply.usage,
+        )
 
     async def _label_in_one(self, query: Query, deadline: float) -> Verdict:
         start = time.perf_counter()
@@ -184,20 +199,39 @@ class RemoteJudge:
     async def _ask(self, chat: Chat, deadline: float, *, wants_odds: bool = False) -> Reply:
         config = self._config
         return await self._model.ask(
-            Ask(chat=chat, max_new_tokens=config.max_new_tokens, temperature=config.temperature, seed=config.seed,
-                wants_odds=wants_odds), deadline)  # fmt: skip
+            Ask(
+                chat=chat,
+                max_new_tokens=config.max_new_tokens,
+                temperature=config.temperature,
+                seed=config.seed,
+                wants_odds=wants_odds,
+            ),
+            deadline,
+        )
 
     def _deadline(self) -> float:
         return time.monotonic() + self._config.api.deadline_s
 
     def _verdict(self, reply: Reply, text: str, usage: Usage | None, start: float) -> Verdict:
         label = None if reply.is_refusal else parse_label(reply.readable)
-        return Verdict(status=status_of(label), label=label, stamp=self._stamp, text=text,
-                       latency_s=time.perf_counter() - start, usage=usage)  # fmt: skip
+        return Verdict(
+            status=status_of(label),
+            label=label,
+            stamp=self._stamp,
+            text=text,
+            latency_s=time.perf_counter() - start,
+            usage=usage,
+        )
 
     def _score(self, reply: Reply, value: float | None, start: float) -> Score:
-        return Score(status=Status.INVALID if value is None else Status.OK, value=value, stamp=self._stamp,
-                     text=_text_of(reply), latency_s=time.perf_counter() - start, usage=reply.usage)  # fmt: skip
+        return Score(
+            status=Status.INVALID if value is None else Status.OK,
+            value=value,
+            stamp=self._stamp,
+            text=_text_of(reply),
+            latency_s=time.perf_counter() - start,
+            usage=reply.usage,
+        )
 
     def _failed_verdict(self, reason: str) -> Verdict:
         return Verdict(status=Status.FAILED, label=None, stamp=self._stamp, text=reason)
@@ -217,5 +251,8 @@ def _sum(one: Usage | None, other: Usage | None) -> Usage | None:
     if one is None or other is None:
         return one or other
     costs = [usage.cost_usd for usage in (one, other) if usage.cost_usd is not None]
-    return Usage(tokens_in=one.tokens_in + other.tokens_in, tokens_out=one.tokens_out + other.tokens_out,
-                 cost_usd=sum(costs) if costs else None)  # fmt: skip
+    return Usage(
+        tokens_in=one.tokens_in + other.tokens_in,
+        tokens_out=one.tokens_out + other.tokens_out,
+        cost_usd=sum(costs) if costs else None,
+    )

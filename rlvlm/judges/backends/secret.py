@@ -71,14 +71,18 @@ def _read_file(file: Path) -> str:
         with file.open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
             if stat.S_ISREG(mode) and mode & _OTHERS:
-                raise JudgeUnavailable(f"the key in {file} can be read by others (mode {stat.S_IMODE(mode):o})",
-                                       f"chmod 600 {file}")
+                raise JudgeUnavailable(
+                    f"the key in {file} can be read by others (mode {stat.S_IMODE(mode):o})", f"chmod 600 {file}"
+                )
             data = stream.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise JudgeUnavailable(f"the key file {file} cannot be read: {error.strerror or error}",
-                               "name a file that holds the key with --judge.api.key-file") from error
+        raise JudgeUnavailable(
+            f"the key file {file} cannot be read: {error.strerror or error}",
+            "name a file that holds the key with --judge.api.key-file",
+        ) from error
     key = data.decode("ascii", errors="replace").strip()
     if not key or len(data) > _MAX_BYTES or not key.isprintable() or " " in key or "\ufffd" in key:
-        raise JudgeUnavailable(f"{file} does not hold a key: one word of plain characters is expected",
-                               "write the key alone into the file")
+        raise JudgeUnavailable(
+            f"{file} does not hold a key: one word of plain characters is expected", "write the key alone into the file"
+        )
     return key

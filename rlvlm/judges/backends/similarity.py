@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from rlvlm.judges import prompts
 from rlvlm.judges.abilities import Abilities
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.types import Clip, Frames, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.types.steps import Frames
 
 VERSION = "likeness/1"
 ABILITIES = Abilities(compare=frozenset({"direct"}), score=frozenset({"progress"}))
@@ -63,10 +64,17 @@ class SimilarityJudge:
         self._settings = config.similarity
         self._likeness = likeness
         self._stamp = Stamp(
-            judge=f"{config.backend}:{config.model}", revision=likeness.revision, prompt=VERSION,
-            decoding=" ".join([f"template={config.similarity.template!r}", f"tie_band={config.similarity.tie_band:g}",
-                               likeness.traits]),
-        )  # fmt: skip
+            judge=f"{config.backend}:{config.model}",
+            revision=likeness.revision,
+            prompt=VERSION,
+            decoding=" ".join(
+                [
+                    f"template={config.similarity.template!r}",
+                    f"tie_band={config.similarity.tie_band:g}",
+                    likeness.traits,
+                ]
+            ),
+        )
 
     @property
     def stamp(self) -> Stamp:
@@ -82,15 +90,17 @@ class SimilarityJudge:
         start = time.perf_counter()
         problems = [self._problem(query) for query in queries]
         good = [query for query, problem in zip(queries, problems, strict=True) if problem is None]
-        rated = self._rate([side for query in good for side in (query.left, query.right)],
-                           [query for query in good for _ in range(2)]).reshape(-1, 2)  # fmt: skip
+        rated = self._rate(
+            [side for query in good for side in (query.left, query.right)], [query for query in good for _ in range(2)]
+        ).reshape(-1, 2)
         elapsed = time.perf_counter() - start
         in_order = iter(rated.tolist())
         return [
-            self._verdict(next(in_order), elapsed) if problem is None
+            self._verdict(next(in_order), elapsed)
+            if problem is None
             else Verdict(status=Status.FAILED, label=None, stamp=self._stamp, text=problem)
             for problem in problems
-        ]  # fmt: skip
+        ]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order. Raises as `compare` does."""
@@ -100,11 +110,17 @@ class SimilarityJudge:
         rated = iter(self._rate([clip.frames for clip in good], good).tolist())
         elapsed = time.perf_counter() - start
         return [
-            Score(status=Status.OK, value=(value := next(rated)), stamp=self._stamp, text=f"{value:.4f}",
-                  latency_s=elapsed) if problem is None
+            Score(
+                status=Status.OK,
+                value=(value := next(rated)),
+                stamp=self._stamp,
+                text=f"{value:.4f}",
+                latency_s=elapsed,
+            )
+            if problem is None
             else Score(status=Status.FAILED, value=None, stamp=self._stamp, text=problem)
             for problem in problems
-        ]  # fmt: skip
+        ]
 
     def _rate(self, shown: Sequence[Frames], items: Sequence[Query | Clip]) -> NDArray[np.float64]:
         if not shown:
@@ -120,8 +136,9 @@ class SimilarityJudge:
         left, right = rated
         text = f"left {left:.4f}, right {right:.4f}"
         if abs(right - left) <= self._settings.tie_band:
-            return Verdict(status=Status.NO_PREFERENCE, label=Label.TIE, stamp=self._stamp, text=text,
-                           latency_s=latency_s)  # fmt: skip
+            return Verdict(
+                status=Status.NO_PREFERENCE, label=Label.TIE, stamp=self._stamp, text=text, latency_s=latency_s
+            )
         label = Label.RIGHT if right > left else Label.LEFT
         return Verdict(status=Status.OK, label=label, stamp=self._stamp, text=text, latency_s=latency_s)
 

@@ -15,7 +15,7 @@ from rlvlm.judges.pictures import can_replace, resize
 from rlvlm.judges.processors import PillowProcessor
 from rlvlm.judges.prompts import Chat
 from rlvlm.judges.thoughts import whole_answer, without_thought
-from rlvlm.types import Frames
+from rlvlm.types.steps import Frames
 
 
 def build(config: JudgeConfig) -> ChatJudge:
@@ -56,9 +56,16 @@ class TransformersModel:
         model, tokenizer = self._vlm.model, self._vlm.processor.tokenizer
         texts = self._texts(chats)
         inputs = self._inputs(texts, chats)
-        sampling = {"do_sample": False} if temperature == 0 else {
-            "do_sample": True, "temperature": temperature, "top_p": TOP_P, "top_k": 0,
-        }
+        sampling = (
+            {"do_sample": False}
+            if temperature == 0
+            else {
+                "do_sample": True,
+                "temperature": temperature,
+                "top_p": TOP_P,
+                "top_k": 0,
+            }
+        )
         devices = [model.device] if model.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(self._config.seed)
@@ -68,8 +75,10 @@ class TransformersModel:
         is_whole = torch.isin(tokens, stops).any(-1).tolist()
         answers = tokenizer.batch_decode(tokens, skip_special_tokens=True)
         written = map(whole_answer, texts, answers)
-        return [Reply(text, text if whole else text.rpartition("\n")[0])
-                for text, whole in zip(written, is_whole, strict=True)]
+        return [
+            Reply(text, text if whole else text.rpartition("\n")[0])
+            for text, whole in zip(written, is_whole, strict=True)
+        ]
 
     @torch.inference_mode()
     def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:

@@ -64,8 +64,10 @@ class VllmModel:
                 "look at the replica's log; where memory is short lower judge.engine.memory_share or max_tokens",
             ) from error
         dtype = str(self._engine.llm_engine.model_config.dtype).removeprefix("torch.")
-        self._traits = (f"dtype={dtype} quantization={config.quantization} vllm={self._vllm.__version__}"
-                        f" structured={config.engine.structured:d}{lora_digest}")
+        self._traits = (
+            f"dtype={dtype} quantization={config.quantization} vllm={self._vllm.__version__}"
+            f" structured={config.engine.structured:d}{lora_digest}"
+        )
 
     @property
     def revision(self) -> str:
@@ -88,11 +90,15 @@ class VllmModel:
         from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports] as above
 
         held = StructuredOutputsParams(choice=list(choices)) if choices and self._config.engine.structured else None
-        sampling = {"temperature": temperature, "top_p": TOP_P, "seed": self._config.seed} if temperature else {
-            "temperature": 0.0}
+        sampling = (
+            {"temperature": temperature, "top_p": TOP_P, "seed": self._config.seed}
+            if temperature
+            else {"temperature": 0.0}
+        )
         texts = self._texts(chats)
         outputs = self._run(
-            [self._tokens(text) for text in texts], chats,
+            [self._tokens(text) for text in texts],
+            chats,
             self._vllm.SamplingParams(max_tokens=max_new_tokens, structured_outputs=held, **sampling),
         )
         return [_reply(text, output) for text, output in zip(texts, outputs, strict=True)]
@@ -108,10 +114,14 @@ class VllmModel:
         beginnings = sorted({tuple(ids[:end]) for ids in ids_of for end in range(len(ids))}, key=len)
         scores = np.zeros((len(chats), len(choices)))
         for beginning in beginnings:
-            following = {index: ids[len(beginning)] for index, ids in enumerate(ids_of)
-                         if tuple(ids[: len(beginning)]) == beginning and len(ids) > len(beginning)}
+            following = {
+                index: ids[len(beginning)]
+                for index, ids in enumerate(ids_of)
+                if tuple(ids[: len(beginning)]) == beginning and len(ids) > len(beginning)
+            }
             ask = self._vllm.SamplingParams(
-                temperature=0.0, max_tokens=1, logprob_token_ids=sorted(set(following.values())))
+                temperature=0.0, max_tokens=1, logprob_token_ids=sorted(set(following.values()))
+            )
             outputs = self._run([ids + list(beginning) for ids in prompt_ids], chats, ask)
             for row, output in enumerate(outputs):
                 log_p = output.outputs[0].logprobs[0]
@@ -133,8 +143,7 @@ class VllmModel:
         return self._engine.generate(requests, sampling, lora_request=self._lora, use_tqdm=False)
 
     def _texts(self, chats: Sequence[Chat]) -> list[str]:
-        return [self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-                for chat in chats]
+        return [self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
 
     def _tokens(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -185,8 +194,10 @@ def _lora(config: JudgeConfig) -> tuple[Any, str]:
         return None, ""
     folder = Path(config.engine.lora)
     if not (folder / "adapter_config.json").is_file() or not list(folder.glob("*.safetensors")):
-        raise JudgeUnavailable(f"{folder} holds no LoRA adapter: no adapter_config.json or no safetensors weights",
-                               "save the adapter with PEFT's save_pretrained, or leave out --judge.engine.lora")
+        raise JudgeUnavailable(
+            f"{folder} holds no LoRA adapter: no adapter_config.json or no safetensors weights",
+            "save the adapter with PEFT's save_pretrained, or leave out --judge.engine.lora",
+        )
     from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports] as above
 
     return LoRARequest("adapter", 1, str(folder.resolve())), f" lora={folder_digest(folder)[:16]}"

@@ -8,7 +8,8 @@ import numpy as np
 
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.judges.judge import Judge
-from rlvlm.types import Clip, Score, Segment, Stamp, Status
+from rlvlm.types.judging import Clip, Score, Stamp, Status
+from rlvlm.types.steps import Segment
 
 
 class Scorer(Protocol):

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlvlm.preferences.answers.scorers import Scorer
 from rlvlm.preferences.answers.teachers import PatientTeacher, Teacher
-from rlvlm.types import Pair, Segment
+from rlvlm.types.steps import Pair, Segment
 
 _COLUMNS = tuple(field.name for field in fields(Segment))
 
@@ -171,8 +171,13 @@ def _unpack(packed: dict[str, Any]) -> Session:
     questions: list[Pair | Segment] = []
     for at in range(packed["num_questions"]):
         columns = {name: packed["sides"][name][at] for name in _COLUMNS}
-        sides = [Segment(**{name: column[side] for name, column in columns.items()})
-                 for side in range(len(columns["obs"]))]  # fmt: skip
+        sides = [
+            Segment(**{name: column[side] for name, column in columns.items()}) for side in range(len(columns["obs"]))
+        ]
         questions.append(sides[0] if len(sides) == 1 else Pair(left=sides[0], right=sides[1]))
-    return Session(number=packed["number"], env_steps=packed["env_steps"], questions=questions,
-                   num_look_alike=packed["num_look_alike"])  # fmt: skip
+    return Session(
+        number=packed["number"],
+        env_steps=packed["env_steps"],
+        questions=questions,
+        num_look_alike=packed["num_look_alike"],
+    )

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.preferences.config import SimulatedTeacherConfig
-from rlvlm.types import FloatArray, Label, Pair, Stamp, Status, Trajectory, Verdict
+from rlvlm.types.judging import Label, Stamp, Status, Verdict
+from rlvlm.types.steps import FloatArray, Pair, Trajectory
 
 Returns = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -10,7 +10,8 @@ from rlvlm.envs.pictures import FrameStore
 from rlvlm.judges.judge import Judge
 from rlvlm.preferences.answers.simulated import SimulatedTeacher
 from rlvlm.preferences.config import SimulatedTeacherConfig
-from rlvlm.types import FloatArray, Label, Pair, Query, Stamp, Status, Trajectory, Verdict
+from rlvlm.types.judging import Label, Query, Stamp, Status, Verdict
+from rlvlm.types.steps import FloatArray, Pair, Trajectory
 
 
 class Teacher(Protocol):
@@ -138,7 +139,12 @@ class RandomTeacher:
 
 
 def build_teacher(
-    kind: str, *, judge: Judge | None, frames: FrameStore, goal: str, seed: int,
+    kind: str,
+    *,
+    judge: Judge | None,
+    frames: FrameStore,
+    goal: str,
+    seed: int,
     simulated: SimulatedTeacherConfig | None = None,
 ) -> Teacher:
     """The teacher that `RewardConfig.teacher` names.

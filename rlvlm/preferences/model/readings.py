@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 _ROWS_ALIKE = 8
 """Passes are filled up to a multiple of this. Matrix products treat the rows left over beyond such a multiple in a way

@@ -18,7 +18,7 @@ from rlvlm.preferences.dataset import Examples, Steps
 from rlvlm.preferences.model.networks import RewardInput
 from rlvlm.preferences.model.objectives import PREFERENCE, Objective
 from rlvlm.preferences.model.readings import Readings, read_in_passes
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,9 @@ class RewardModel:
     def _mean_returns(self, lesson: _Lesson) -> Tensor:
         """The members' mean return of each side, `[N, S]`."""
         shown, place = lesson.places.unique(return_inverse=True)
-        rewards = read_in_passes(self._every_member, lambda part: lesson.rows[shown[part]], len(shown),
-                                 self._inputs.rows_per_pass)  # fmt: skip
+        rewards = read_in_passes(
+            self._every_member, lambda part: lesson.rows[shown[part]], len(shown), self._inputs.rows_per_pass
+        )
         return rewards.mean(dim=1)[place].sum(-1)
 
     def rewards(self, steps: Steps) -> FloatArray:
@@ -168,8 +169,9 @@ class RewardModel:
 
     def _read(self, read: Callable[[Tensor], Tensor], steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
         """`[M, ...]` what `read` makes of the chosen steps `[M]`."""
-        return read_in_passes(read, lambda part: self._inputs.rows(steps, chosen[part]), len(chosen),
-                              self._inputs.rows_per_pass).numpy()  # fmt: skip
+        return read_in_passes(
+            read, lambda part: self._inputs.rows(steps, chosen[part]), len(chosen), self._inputs.rows_per_pass
+        ).numpy()
 
     def _every_member(self, rows: Tensor) -> Tensor:
         """`[M, K]` what each member makes of `rows` `[M, ...]`."""
@@ -179,21 +181,25 @@ class RewardModel:
         """Weights, Adam's state and generator, as arrays and numbers."""
         adam = self._adam.state_dict()["state"]
         return {
-            "members": [{name: weight.numpy().copy() for name, weight in member.state_dict().items()}
-                        for member in self._members],
-            "adam": {str(at): {name: value.numpy().copy() for name, value in slot.items()}
-                     for at, slot in adam.items()},
+            "members": [
+                {name: weight.numpy().copy() for name, weight in member.state_dict().items()}
+                for member in self._members
+            ],
+            "adam": {
+                str(at): {name: value.numpy().copy() for name, value in slot.items()} for at, slot in adam.items()
+            },
             "rng": self._rng.get_state().numpy().copy(),
             "num_fits": self._num_fits,
             "is_trusted": self._is_trusted,
-        }  # fmt: skip
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
         for member, weights in zip(self._members, state["members"], strict=True):
             member.load_state_dict({name: torch.tensor(weight) for name, weight in weights.items()})
-        slots = {int(at): {name: torch.tensor(value) for name, value in slot.items()}
-                 for at, slot in state["adam"].items()}  # fmt: skip
+        slots = {
+            int(at): {name: torch.tensor(value) for name, value in slot.items()} for at, slot in state["adam"].items()
+        }
         self._adam.load_state_dict({**self._adam.state_dict(), "state": slots})
         self._rng.set_state(torch.tensor(state["rng"]))
         self._num_fits = int(state["num_fits"])
@@ -218,8 +224,12 @@ class RewardModel:
         orders = torch.stack([torch.randperm(num, generator=self._rng) for _ in self._members])  # [K, N]
         losses, total, counted = [], 0.0, 0
         for chosen in orders.split(self._config.batch_size, dim=1)[:max_updates]:
-            returns = torch.stack([self._returns(member, lesson.rows, lesson.places[which])
-                                   for member, which in zip(self._members, chosen, strict=True)])  # [K, B, S]
+            returns = torch.stack(
+                [
+                    self._returns(member, lesson.rows, lesson.places[which])
+                    for member, which in zip(self._members, chosen, strict=True)
+                ]
+            )  # [K, B, S]
             targets = lesson.targets[chosen]  # [K, B]
             losses.append(self._update(self._objective.loss(returns, targets)))
             grade, num_graded = self._objective.grade(returns.detach(), targets)

@@ -14,7 +14,8 @@ from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.questions.queries import draw_pairs, draw_until, look_alike
 from rlvlm.preferences.questions.sampling import choose
 from rlvlm.preferences.records import QueryRecord, record_queries
-from rlvlm.types import Pair, Trajectory, Verdict
+from rlvlm.types.judging import Verdict
+from rlvlm.types.steps import Pair, Trajectory
 
 
 class Comparing:
@@ -54,8 +55,9 @@ class Comparing:
 
     def record(self, session: Session, answers: Sequence[Verdict], timestamp: float) -> list[QueryRecord]:
         """The records of a session, in order."""
-        return record_queries(session.questions, answers, env_step=session.env_steps, session=session.number,
-                              timestamp=timestamp)  # fmt: skip
+        return record_queries(
+            session.questions, answers, env_step=session.env_steps, session=session.number, timestamp=timestamp
+        )
 
     def get_state(self) -> dict[str, Any]:
         return {"examples": self.examples.get_state()}

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.envs.pictures import FrameStore
-from rlvlm.types import Pair, Segment, Trajectory
+from rlvlm.types.steps import Pair, Segment, Trajectory
 
 Question = TypeVar("Question", Pair, Segment)
 
@@ -15,9 +15,7 @@ _ROUNDS = 100
 """How often questions that are not worth asking are replaced."""
 
 
-def draw_segments(
-    lengths: Sequence[int], num: int, segment_steps: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
+def draw_segments(lengths: Sequence[int], num: int, segment_steps: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Segments drawn uniformly, with replacement, from all there are; each episode's last frame included.
 
     Args:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlvlm.preferences.config import Sampling
 from rlvlm.preferences.dataset import Examples, Steps
 from rlvlm.preferences.model.reward_model import RewardModel
-from rlvlm.types import FloatArray, Segment
+from rlvlm.types.steps import FloatArray, Segment
 
 Values = NDArray[np.float64]
 Places = NDArray[np.int64]

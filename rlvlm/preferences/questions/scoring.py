@@ -15,7 +15,8 @@ from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.questions.queries import cut
 from rlvlm.preferences.questions.sampling import choose
 from rlvlm.preferences.records import ScoreRecord, record_scores
-from rlvlm.types import Score, Segment, Status, Trajectory
+from rlvlm.types.judging import Score, Status
+from rlvlm.types.steps import Segment, Trajectory
 
 
 class Scoring:
@@ -63,8 +64,9 @@ class Scoring:
 
     def record(self, session: Session, answers: Sequence[Score], timestamp: float) -> list[ScoreRecord]:
         """The records of a session, in order."""
-        return record_scores(session.questions, answers, env_step=session.env_steps, session=session.number,
-                             timestamp=timestamp)  # fmt: skip
+        return record_scores(
+            session.questions, answers, env_step=session.env_steps, session=session.number, timestamp=timestamp
+        )
 
     def get_state(self) -> dict[str, Any]:
         asked = np.frombuffer(b"".join(sorted(self._asked)), np.uint8)

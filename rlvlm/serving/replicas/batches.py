@@ -138,8 +138,9 @@ class FairBatches:
         """The next batch: whole requests, each from the line that has been given least."""
         batch: list[_Waiting] = []
         room = self._batch_size
-        while lines := [line for line in self._lines.values()
-                        if line.waiting and (len(line.waiting[0].items) <= room or not batch)]:
+        while lines := [
+            line for line in self._lines.values() if line.waiting and (len(line.waiting[0].items) <= room or not batch)
+        ]:
             line = min(lines, key=lambda line: line.served)
             request = line.waiting.popleft()
             request.is_begun = True

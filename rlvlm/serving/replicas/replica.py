@@ -24,7 +24,7 @@ from rlvlm.serving.replicas.batches import FairBatches
 from rlvlm.serving.replicas.gpu import assigned_device, check_share, limit_share, measured
 from rlvlm.serving.replicas.watchdog import Pulse, Watchdog, loading_within
 from rlvlm.serving.startup import START_TIMEOUT_S, marked
-from rlvlm.types import Clip, Query, Score, Stamp, Status, Verdict
+from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,8 @@ class JudgeReplica:
         """
         if self._watchdog is None:
             self._watchdog = Watchdog(
-                self._pulse, stall_s=self._placement.stall_s, deadline_s=self._placement.timeout_s)
+                self._pulse, stall_s=self._placement.stall_s, deadline_s=self._placement.timeout_s
+            )
             self._watchdog.start(asyncio.get_running_loop())
         memory = measured(self._device)
         self._metrics.state(self._compares.num_waiting + self._scores.num_waiting, memory.peak if memory else 0)
@@ -207,7 +208,8 @@ def _cause(error: Exception) -> JudgeUnavailable:
     lines = str(error).strip().splitlines()
     return JudgeUnavailable(
         f"the judge cannot be loaded: {type(error).__name__}{': ' if lines else ''}{''.join(lines[:1])}",
-        "the traceback is in the replica's log in Ray's session folder")
+        "the traceback is in the replica's log in Ray's session folder",
+    )
 
 
 def _probe_answers(judges: Sequence[Judge]) -> list[Any]:
@@ -228,5 +230,7 @@ def _check_probe(judge: Judge) -> None:
     except UnsupportedQuestion:
         return
     if answer.status is Status.FAILED:
-        raise JudgeUnavailable(f"the judge failed on a first, easy question: {answer.text}",
-                               "look at the replica's log in Ray's session folder")
+        raise JudgeUnavailable(
+            f"the judge failed on a first, easy question: {answer.text}",
+            "look at the replica's log in Ray's session folder",
+        )

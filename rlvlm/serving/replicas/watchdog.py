@@ -135,8 +135,10 @@ class Watchdog:
         self._last = now
         if self._work_silent < self._max_silent:
             return None
-        return (f"the model has shown no sign of life for {self._work_silent * SAMPLE_S:.0f} s; "
-                "if it was only slow, raise --serve.stall-s")
+        return (
+            f"the model has shown no sign of life for {self._work_silent * SAMPLE_S:.0f} s; "
+            "if it was only slow, raise --serve.stall-s"
+        )
 
     def _hear_loop(self) -> None:
         self._loop_answered = True

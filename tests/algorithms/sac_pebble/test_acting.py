@@ -42,16 +42,33 @@ JAMMED = Task(name="jammed", goal="push", maker="test_acting:JammedWorld")
 def build():
     """Builds small algorithms on a Ray with a place for each of their runners."""
     here = {"env_vars": {"PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}}
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error",
-             runtime_env=here)
+    ray.init(
+        address="local",
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        runtime_env=here,
+    )
     built = []
 
     def make(env_runners, task="rlvlm.testing:TINY", turn_steps=7):
-        sac = SACConfig(hidden=(32, 32), batch_size=32, seed_steps=100, turn_steps=turn_steps, replay_capacity=1000,
-                        env_runners=env_runners)
+        sac = SACConfig(
+            hidden=(32, 32),
+            batch_size=32,
+            seed_steps=100,
+            turn_steps=turn_steps,
+            replay_capacity=1000,
+            env_runners=env_runners,
+        )
         world = EnvConfig(episode_steps=EPISODE_STEPS, num_envs=NUM_ENVS, start="random")
-        config = (SACPebbleConfig().worlds(task=task, world=world).learning(sac=sac)
-                  .rewards(reward=RewardConfig(source="environment")).debugging(seed=3))
+        config = (
+            SACPebbleConfig()
+            .worlds(task=task, world=world)
+            .learning(sac=sac)
+            .rewards(reward=RewardConfig(source="environment"))
+            .debugging(seed=3)
+        )
         built.append(config.build_algo())
         return built[-1]
 
@@ -73,14 +90,16 @@ def train(algorithm, rounds):
 
 
 def tree(algorithm):
-    return copy.deepcopy({"crew": algorithm._crew.save_tree(), "learner": algorithm._learner.save_tree(),
-                          "steps": algorithm.env_steps})
+    return copy.deepcopy(
+        {"crew": algorithm._crew.save_tree(), "learner": algorithm._learner.save_tree(), "steps": algorithm.env_steps}
+    )
 
 
 def kill(algorithm, index):
     """Ends a runner's process the hard way."""
     (pid,) = algorithm.env_runner_group.foreach_env_runner(
-        lambda runner: os.getpid(), remote_worker_ids=[index], local_env_runner=False)
+        lambda runner: os.getpid(), remote_worker_ids=[index], local_env_runner=False
+    )
     os.kill(pid, signal.SIGKILL)
 
 

@@ -54,13 +54,27 @@ def build(local_ray):
     def make(reward, task="rlvlm.testing:TINY", seed=0, num_envs=2, **sac):
         config = (
             SACPebbleConfig()
-            .worlds(task=task, world=EnvConfig(episode_steps=20, num_envs=num_envs, start="random",
-                                              robot="visible"))
-            .learning(sac=SACConfig(**{"hidden": (32, 32), "batch_size": 32, "seed_steps": 40, "turn_steps": 7,
-                                       "replay_capacity": 200, "catch_up_updates": 5, **sac}))
-            .rewards(reward=reward, feedback=FeedbackConfig(first_step=100, every_steps=60, queries=10),
-                     reward_model=RewardModelConfig(picture_px=32, max_epochs=3, min_updates=0, hold_out_every=0),
-                     judge_picture_px=32, make_judge=functools.partial(FakeJudge))
+            .worlds(task=task, world=EnvConfig(episode_steps=20, num_envs=num_envs, start="random", robot="visible"))
+            .learning(
+                sac=SACConfig(
+                    **{
+                        "hidden": (32, 32),
+                        "batch_size": 32,
+                        "seed_steps": 40,
+                        "turn_steps": 7,
+                        "replay_capacity": 200,
+                        "catch_up_updates": 5,
+                        **sac,
+                    }
+                )
+            )
+            .rewards(
+                reward=reward,
+                feedback=FeedbackConfig(first_step=100, every_steps=60, queries=10),
+                reward_model=RewardModelConfig(picture_px=32, max_epochs=3, min_updates=0, hold_out_every=0),
+                judge_picture_px=32,
+                make_judge=functools.partial(FakeJudge),
+            )
             .debugging(seed=seed)
         )
         built.append(config.build_algo())
@@ -83,8 +97,13 @@ def act(algorithm, num_steps):
 
 
 def tree(algorithm):
-    return {"runner": algorithm._crew.save_tree(), "learner": algorithm._learner.save_tree(),
-            "schedule": algorithm._schedule.save_tree(), "steps": algorithm.env_steps, "iteration": algorithm.iteration}
+    return {
+        "runner": algorithm._crew.save_tree(),
+        "learner": algorithm._learner.save_tree(),
+        "schedule": algorithm._schedule.save_tree(),
+        "steps": algorithm.env_steps,
+        "iteration": algorithm.iteration,
+    }
 
 
 def test_one_round_is_one_episode_of_every_world(build):
@@ -130,12 +149,19 @@ def test_a_judged_run_trains_on_the_judges_word_about_every_new_picture(build):
     assert {record.env_step for record in records} == {120} and algorithm.drain_queries() == []
 
 
-@pytest.mark.parametrize("reward", [
-    RewardConfig(source="environment"), RewardConfig(source="novelty"), RewardConfig(source="judged"), PREFERENCE,
-    RewardConfig(source="score"),
-    RewardConfig(source="preference", teacher="oracle", model="state"),
-    RewardConfig(source="preference", teacher="random", model="state"),
-], ids=lambda reward: f"{reward.source}-{reward.teacher}-{reward.model}")
+@pytest.mark.parametrize(
+    "reward",
+    [
+        RewardConfig(source="environment"),
+        RewardConfig(source="novelty"),
+        RewardConfig(source="judged"),
+        PREFERENCE,
+        RewardConfig(source="score"),
+        RewardConfig(source="preference", teacher="oracle", model="state"),
+        RewardConfig(source="preference", teacher="random", model="state"),
+    ],
+    ids=lambda reward: f"{reward.source}-{reward.teacher}-{reward.model}",
+)
 @pytest.mark.parametrize("stop_after", [2, 3])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(build, tmp_path, reward, stop_after):
     straight = train(build(reward), 6)
@@ -147,8 +173,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(build, tmp_path, rew
     train(resumed, 6 - stop_after)
     assert_same(tree(straight), tree(resumed))
     seconds = {metrics.TEACHER_WAIT_S, metrics.REWARD_FIT_S}
-    left, right = ({name: value for name, value in run.report().items() if name not in seconds}
-                   for run in (straight, resumed))
+    left, right = (
+        {name: value for name, value in run.report().items() if name not in seconds} for run in (straight, resumed)
+    )
     assert left == right
 
 
@@ -208,12 +235,15 @@ def test_building_says_nothing_on_the_terminal(build, capfd):
     assert "WARNING" not in captured.err and captured.out == ""
 
 
-@pytest.mark.parametrize(("change", "rule"), [
-    (lambda config: config.worlds(task=""), "no task was chosen"),
-    (lambda config: config.rewards(make_judge=None), "a judge is to be asked and there is none"),
-    (lambda config: config.env_runners(num_env_runners=1), "num_env_runners is 1, that of SACConfig 0"),
-    (lambda config: config.learners(num_learners=1), "num_learners must be 0, got 1"),
-])
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda config: config.worlds(task=""), "no task was chosen"),
+        (lambda config: config.rewards(make_judge=None), "a judge is to be asked and there is none"),
+        (lambda config: config.env_runners(num_env_runners=1), "num_env_runners is 1, that of SACConfig 0"),
+        (lambda config: config.learners(num_learners=1), "num_learners must be 0, got 1"),
+    ],
+)
 def test_wrong_settings_are_refused_before_anything_starts(change, rule):
     config = SACPebbleConfig().worlds(task="rlvlm.testing:TINY").rewards(make_judge=FakeJudge)
     with pytest.raises(ValueError, match=rule):

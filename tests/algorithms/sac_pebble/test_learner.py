@@ -14,15 +14,19 @@ from rlvlm.envs.registry import make_world
 from rlvlm.errors import NumericsError
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.environment import EnvironmentReward
-from rlvlm.types import Transitions
+from rlvlm.types.steps import Transitions
 
 OBS, ACTIONS = 4, 2
 
 
 def make_learner(seed=0, **sac):
-    config = (SACPebbleConfig().worlds(task="rlvlm.testing:TINY").debugging(seed=seed)
-              .learning(sac=SACConfig(**{"hidden": (32, 32), "batch_size": 64, **sac}))
-              .rewards(reward=RewardConfig(source="environment")))
+    config = (
+        SACPebbleConfig()
+        .worlds(task="rlvlm.testing:TINY")
+        .debugging(seed=seed)
+        .learning(sac=SACConfig(**{"hidden": (32, 32), "batch_size": 64, **sac}))
+        .rewards(reward=RewardConfig(source="environment"))
+    )
     world = make_world(config.task, config.world, seed)
     spaces = {DEFAULT_MODULE_ID: (world.observation_space, world.action_space)}
     learner = SACLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=spaces))
@@ -36,9 +40,15 @@ def random_transitions(count, seed=0):
     def normal(*shape):
         return rng.standard_normal(shape).astype(np.float32)
 
-    return Transitions(obs=normal(count, OBS), actions=np.tanh(normal(count, ACTIONS)), next_obs=normal(count, OBS),
-                       terminated=(rng.random(count) < 0.2).astype(np.float32), env_rewards=normal(count),
-                       success=np.zeros(count, np.float32), snapshots=normal(count, 3))
+    return Transitions(
+        obs=normal(count, OBS),
+        actions=np.tanh(normal(count, ACTIONS)),
+        next_obs=normal(count, OBS),
+        terminated=(rng.random(count) < 0.2).astype(np.float32),
+        env_rewards=normal(count),
+        success=np.zeros(count, np.float32),
+        snapshots=normal(count, 3),
+    )
 
 
 def filled(learner, count=200):
@@ -48,8 +58,10 @@ def filled(learner, count=200):
 
 
 def copy_into_oracle(learner, oracle):
-    layers = [[module for module in net if isinstance(module, torch.nn.Linear)]
-              for net in (oracle.actor, oracle.q1, oracle.q2)]
+    layers = [
+        [module for module in net if isinstance(module, torch.nn.Linear)]
+        for net in (oracle.actor, oracle.q1, oracle.q2)
+    ]
     with torch.no_grad():
         for mine, theirs in zip(learner.networks.policy.layers, layers[0], strict=True):
             theirs.weight.copy_(mine.weight), theirs.bias.copy_(mine.bias)
@@ -69,16 +81,18 @@ def test_every_loss_of_thirty_updates_is_the_oracles():
         rows = torch.randint(200, (64,), generator=twin)
         next_noise, noise = torch.randn(2, 64, ACTIONS, generator=twin)
         batch = learner.replay.draw(rows)
-        expected = oracle.update(batch.obs, batch.actions, batch.next_obs, batch.terminated, batch.rewards,
-                                 next_noise, noise)
+        expected = oracle.update(
+            batch.obs, batch.actions, batch.next_obs, batch.terminated, batch.rewards, next_noise, noise
+        )
         learner.learn(1, EnvironmentReward())
         got = learner.report()
         for name in ("critic_loss", "actor_loss", "alpha", "entropy"):
             assert got[f"sac/{name}"] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
     target = learner.networks.target(batch.obs, batch.actions)
     both = torch.cat([batch.obs, batch.actions], 1)
-    torch.testing.assert_close(target, torch.stack([oracle.q1_target(both)[:, 0], oracle.q2_target(both)[:, 0]]),
-                               rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        target, torch.stack([oracle.q1_target(both)[:, 0], oracle.q2_target(both)[:, 0]]), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_restarted_critics_forget_and_everything_else_stays():
@@ -90,8 +104,9 @@ def test_restarted_critics_forget_and_everything_else_stays():
     networks = learner.networks
     assert all(torch.equal(*pair) for pair in zip(policy, networks.policy.parameters(), strict=True))
     assert not any(torch.equal(*pair) for pair in zip(critic, networks.critic.weights, strict=True))
-    assert all(torch.equal(*pair) for pair in zip(networks.critic.parameters(), networks.target.parameters(),
-                                                  strict=True))
+    assert all(
+        torch.equal(*pair) for pair in zip(networks.critic.parameters(), networks.target.parameters(), strict=True)
+    )
     tree = learner.save_tree()["adam"]
     assert [tree[name]["steps"] for name in ("critic", "actor", "alpha")] == [0, 5, 5]
     assert not tree["critic"]["mean"].any() and not tree["critic"]["square"].any() and tree["actor"]["mean"].any()

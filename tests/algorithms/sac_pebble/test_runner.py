@@ -3,22 +3,26 @@ from dataclasses import fields, replace
 import numpy as np
 import torch
 
-from rlvlm.algorithms.dense.block import flatten
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+from rlvlm.algorithms.sac_pebble.dense.block import flatten
 from rlvlm.algorithms.sac_pebble.runner import Sample, WorldRunner, join
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.testing import TinyWorld
-from rlvlm.types import Transitions
+from rlvlm.types.steps import Transitions
 
 WORLD = EnvConfig(episode_steps=6, num_envs=2)
 
 
 def make_runner(seed=0, worker_index=0, start="fixed"):
     world = replace(WORLD, start=start)
-    config = (SACPebbleConfig().worlds(task="rlvlm.testing:TINY", world=world).debugging(seed=seed)
-              .rewards(reward=RewardConfig(source="environment")))
+    config = (
+        SACPebbleConfig()
+        .worlds(task="rlvlm.testing:TINY", world=world)
+        .debugging(seed=seed)
+        .rewards(reward=RewardConfig(source="environment"))
+    )
     runner = WorldRunner(config=config, worker_index=worker_index)
     runner.policy = SquashedGaussian(4, 2, (8,), torch.Generator().manual_seed(0))
     return runner

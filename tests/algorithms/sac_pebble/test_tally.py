@@ -4,14 +4,15 @@ from tiny_episodes import numbered_trajectory
 from rlvlm import metrics
 from rlvlm.algorithms.sac_pebble.runner import Sample
 from rlvlm.algorithms.sac_pebble.tally import Tally
-from rlvlm.types import Transitions
+from rlvlm.types.steps import Transitions
 
 
 def sample(num_steps: int, *firsts: float) -> Sample:
     """A turn of `num_steps` in which episodes of two steps ended, whose rewards are `first` and `first` + 1."""
     wide, column = np.zeros((num_steps, 2), np.float32), np.zeros(num_steps, np.float32)
-    steps = Transitions(obs=wide, actions=wide, next_obs=wide, terminated=column, env_rewards=column, success=column,
-                        snapshots=wide)
+    steps = Transitions(
+        obs=wide, actions=wide, next_obs=wide, terminated=column, env_rewards=column, success=column, snapshots=wide
+    )
     return Sample(steps, [numbered_trajectory(2, first) for first in firsts])
 
 

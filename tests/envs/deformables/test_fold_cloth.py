@@ -7,7 +7,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.world import DeformableWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.testing import check_world
-from rlvlm.types import FloatArray, Frames
+from rlvlm.types.steps import FloatArray, Frames
 
 CORNER_TO_CORNER = (0.125, -0.125)
 

@@ -7,7 +7,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.world import DeformableWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.testing import check_world
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 BALLS = slice(1, None)
 """In a snapshot: the cup's x, then 64 places."""

@@ -59,6 +59,7 @@ def test_tasks_are_offered_where_softgym_can_be_imported() -> None:
     assert not any(name.startswith("softgym/") for name in task_names())
     path = os.pathsep.join([str(STAND_IN), *sys.path])
     code = "from rlvlm.envs.registry import *; print(task_goal('softgym/RopeFlatten'), '|', *task_names())"
-    child = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True,
-                           text=True, check=True)
+    child = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
     assert child.stdout.startswith("straighten the rope |") and "softgym/ClothFold" in child.stdout

@@ -8,7 +8,7 @@ from rlvlm.envs.deformables.straighten_rope import draw_curve
 from rlvlm.envs.deformables.world import DeformableWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.testing import check_world
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 
 def make(seed: int = 0, **fields: Any) -> DeformableWorld:
@@ -74,8 +74,10 @@ def test_a_move_out_of_the_window_is_not_made() -> None:
 def test_the_flags_change_nothing() -> None:
     one, other = make(), make()
     for _ in range(3):
-        np.testing.assert_array_equal(one.step(np.array([1, 0, 1, -1, 0, 1, 0, 1], np.float32))[0],
-                                      other.step(np.array([1, 0, 1, 1, 0, 1, 0, -1], np.float32))[0])
+        np.testing.assert_array_equal(
+            one.step(np.array([1, 0, 1, -1, 0, 1, 0, 1], np.float32))[0],
+            other.step(np.array([1, 0, 1, 1, 0, 1, 0, -1], np.float32))[0],
+        )
 
 
 def test_a_fixed_start_is_one_of_a_thousand_and_a_random_one_is_new() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
 from rlvlm.envs.metaworld.world import MetaWorld
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 
 def actions(num_steps: int, seed: int = 0) -> FloatArray:

@@ -13,7 +13,7 @@ from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import NumericsError
 from rlvlm.testing import check_world
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 DRAWER_JOINT, DRAWER_X = 9, 10
 """Places in a snapshot: seven arm joints, two fingers, the drawer, then the drawer's body position."""

@@ -9,7 +9,7 @@ from rlvlm.envs.metaworld.paper import SOCCER, SWEEP_INTO
 from rlvlm.envs.metaworld.scene import Scene
 from rlvlm.envs.metaworld.world import MetaWorld
 from rlvlm.testing import check_world
-from rlvlm.types import FloatArray
+from rlvlm.types.steps import FloatArray
 
 OBJECT_XY = slice(9, 11)
 """Places in a snapshot: seven arm joints, two fingers, then the free joint of ball or cube."""

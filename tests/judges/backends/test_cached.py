@@ -10,9 +10,9 @@ from rlvlm.judges.backends.config import CachedConfig
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.labels.store import LabelStore
+from rlvlm.labels.store import LabelStore
 from rlvlm.testing import FakeJudge, check_judge
-from rlvlm.types import Clip, Query, Status
+from rlvlm.types.judging import Clip, Query, Status
 
 
 def make_query(left: int, right: int) -> Query:

@@ -13,7 +13,7 @@ from rlvlm.judges.backends.config import SimilarityConfig
 from rlvlm.judges.backends.encoders import Batches
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.types import Clip, Label, Query, Status
+from rlvlm.types.judging import Clip, Label, Query, Status
 
 FAMILIES = ("clip", "siglip", "blip2")
 BACKEND = {"clip": "clip", "siglip": "clip", "blip2": "blip2"}
@@ -33,8 +33,9 @@ def pictures() -> np.ndarray:
 
 def judge(folders: dict[str, Path], family: str, **changes):
     similarity = changes.pop("similarity", SimilarityConfig())
-    return build_judge(JudgeConfig(backend=BACKEND[family], model=str(folders[family]), device="cpu",
-                                   similarity=similarity, **changes))  # fmt: skip
+    return build_judge(
+        JudgeConfig(backend=BACKEND[family], model=str(folders[family]), device="cpu", similarity=similarity, **changes)
+    )
 
 
 def scores(one, pictures: np.ndarray, goal: str = GOALS[0], goal_picture: np.ndarray | None = None) -> np.ndarray:
@@ -79,8 +80,10 @@ def test_blip2s_score_is_its_own_probability_whatever_it_is_batched_with(
         text = tokenizer([clip.goal], return_tensors="pt")
         places = torch.full((1, 4), tokenizer.convert_tokens_to_ids("<|image_pad|>"))
         if has_query_places:
-            text = {"input_ids": torch.cat([places, text["input_ids"]], 1),
-                    "attention_mask": torch.cat([torch.ones_like(places), text["attention_mask"]], 1)}
+            text = {
+                "input_ids": torch.cat([places, text["input_ids"]], 1),
+                "attention_mask": torch.cat([torch.ones_like(places), text["attention_mask"]], 1),
+            }
         with torch.no_grad():
             seen = process(images=[clip.frames[0]], return_tensors="pt")
             own = model(**seen, **text, use_image_text_matching_head=True)
@@ -119,8 +122,10 @@ def test_the_picture_of_the_goal_fits_itself_best(folders: dict[str, Path], pict
     one = judge(folders, family)
     values = scores(one, pictures, goal_picture=pictures[2:3])
     assert values[2] == pytest.approx(1.0, abs=1e-6) and values.argmax() == 2
-    queries = [Query(goal="open it", left=pictures[2:3], right=pictures[i : i + 1], goal_picture=pictures[2:3])
-               for i in (0, 1, 3)]
+    queries = [
+        Query(goal="open it", left=pictures[2:3], right=pictures[i : i + 1], goal_picture=pictures[2:3])
+        for i in (0, 1, 3)
+    ]
     assert [v.label for v in one.compare(queries)] == [Label.LEFT] * 3
 
 
@@ -171,8 +176,9 @@ def test_random_weights_answer_and_say_what_they_are(backend: str, pictures: np.
 
 
 def test_random_weights_are_drawn_by_the_judges_seed(pictures: np.ndarray) -> None:
-    same, again, other = (build_judge(JudgeConfig(backend="blip2", model="random", device="cpu", seed=seed))
-                          for seed in (0, 0, 1))
+    same, again, other = (
+        build_judge(JudgeConfig(backend="blip2", model="random", device="cpu", seed=seed)) for seed in (0, 0, 1)
+    )
     np.testing.assert_array_equal(scores(same, pictures[:2]), scores(again, pictures[:2]))
     assert same.stamp != other.stamp and not np.allclose(scores(other, pictures[:2]), scores(same, pictures[:2]))
 

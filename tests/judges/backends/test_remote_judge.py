@@ -18,15 +18,15 @@ import pytest
 from api_server import CUT, ApiServer, Call, Dialect, Response, error
 
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
-from rlvlm.experiments.folder.settings import to_yaml
 from rlvlm.judges.backends.config import ApiConfig
 from rlvlm.judges.backends.remote_judge import CUT as CUT_OFF
 from rlvlm.judges.backends.remote_judge import EMPTY, REFUSAL
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Generator
+from rlvlm.runs.folder.settings import to_yaml
 from rlvlm.testing import check_judge
-from rlvlm.types import Clip, Label, Query, Status, Usage
+from rlvlm.types.judging import Clip, Label, Query, Status, Usage
 
 KEY = "canary-7f3a9c5e1b"
 DIALECTS: list[Dialect] = ["openai", "gemini"]
@@ -34,8 +34,18 @@ DIALECTS: list[Dialect] = ["openai", "gemini"]
 
 @pytest.fixture(autouse=True)
 def _own_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy",
-                 "OPENAI_API_KEY", "OPENAI_BASE_URL", "GEMINI_API_KEY", "GOOGLE_API_KEY"):  # fmt: skip
+    for name in (
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "OPENAI_API_KEY",
+        "OPENAI_BASE_URL",
+        "GEMINI_API_KEY",
+        "GOOGLE_API_KEY",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RLVLM_TEST_KEY", KEY)
     monkeypatch.setattr("rlvlm.judges.backends.remote.FIRST_PAUSE_S", 0.02)
@@ -56,6 +66,7 @@ def query(left: int = 10, right: int = 200) -> Query:
 
 def flaky(server: ApiServer, response: Response, *, at: int) -> ApiServer:
     """Lets only the pair whose left side has the shade `at` meet the response."""
+
     def answer(call: Call) -> Response:
         is_hit = bool(call.pictures) and call.pictures[0].mean() == at
         return response if is_hit else server.truth(call)
@@ -157,8 +168,13 @@ def test_a_temperature_that_the_model_does_not_take_is_never_dropped_in_silence(
 def test_what_is_no_label_is_invalid_and_never_a_tie(dialect: Dialect) -> None:
     server = ApiServer(dialect)
     cut = {"finish": "length" if dialect == "openai" else "MAX_TOKENS"}
-    server.script = [server.say(""), server.say(None), server.say("I cannot tell, maybe 1"), server.say("", **cut),
-                     server.say("Analysis.\n1", **cut)]
+    server.script = [
+        server.say(""),
+        server.say(None),
+        server.say("I cannot tell, maybe 1"),
+        server.say("", **cut),
+        server.say("Analysis.\n1", **cut),
+    ]
     with server.running() as url:
         one = judge(dialect, url, prompt="single_stage")
         verdicts = [one.compare([query()])[0] for _ in range(5)]
@@ -180,8 +196,11 @@ def test_a_refusal_is_invalid_even_if_it_holds_a_label(prompt: str) -> None:
 def test_what_a_provider_blocks_is_failed_and_costs_no_other_question(dialect: Dialect) -> None:
     server = ApiServer(dialect)
     blocked = server.say("1", finish="content_filter" if dialect == "openai" else "SAFETY")
-    question = Response({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}}) if dialect == "gemini" else error(
-        "openai", 400, "triggering content management policy", code="content_filter")
+    question = (
+        Response({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}})
+        if dialect == "gemini"
+        else error("openai", 400, "triggering content management policy", code="content_filter")
+    )
     for response in (blocked, question):
         with flaky(server, response, at=66).running() as url:
             verdicts = judge(dialect, url).compare([query(), query(66, 200), query(200, 10)])
@@ -193,14 +212,26 @@ def test_what_a_provider_blocks_is_failed_and_costs_no_other_question(dialect: D
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("fault", [
-    Response({"error": {"message": "boom"}}, status=500), Response("bad gateway", status=502, content_type="text/html"),
-    Response("{\"choices\": [", status=200), Response("<html>hello</html>", content_type="text/html"),
-    Response({}), Response([]), Response("null"), Response({"choices": [], "candidates": []}),
-    Response({"choices": "none", "candidates": 7}),
-    Response({"choices": [{"message": {"content": 5}}], "candidates": [5]}),
-    Response({"choices": [{}], "candidates": []}), Response("[" * 200_000), Response("\xff"), Response(status=CUT),
-], ids=lambda fault: f"{fault.status}-{str(fault.body)[:12]}")  # fmt: skip
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Response({"error": {"message": "boom"}}, status=500),
+        Response("bad gateway", status=502, content_type="text/html"),
+        Response('{"choices": [', status=200),
+        Response("<html>hello</html>", content_type="text/html"),
+        Response({}),
+        Response([]),
+        Response("null"),
+        Response({"choices": [], "candidates": []}),
+        Response({"choices": "none", "candidates": 7}),
+        Response({"choices": [{"message": {"content": 5}}], "candidates": [5]}),
+        Response({"choices": [{}], "candidates": []}),
+        Response("[" * 200_000),
+        Response("\xff"),
+        Response(status=CUT),
+    ],
+    ids=lambda fault: f"{fault.status}-{str(fault.body)[:12]}",
+)
 def test_a_passing_fault_is_asked_away(dialect: Dialect, fault: Response) -> None:
     server = ApiServer(dialect, fault, fault)
     with server.running() as url:
@@ -269,10 +300,16 @@ def test_a_server_that_is_not_there_is_named_and_not_asked_for_ever() -> None:
         judge("openai", "http://127.0.0.1:9/v1", {"retries": 1}).compare([query()])
 
 
-@pytest.mark.parametrize(("status", "extra", "words"), [
-    (401, {}, "does not accept the key"), (403, {}, "does not accept the key"), (404, {}, "no such model"),
-    (402, {}, "nothing left"), (429, {"code": "insufficient_quota"}, "nothing left"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "extra", "words"),
+    [
+        (401, {}, "does not accept the key"),
+        (403, {}, "does not accept the key"),
+        (404, {}, "no such model"),
+        (402, {}, "nothing left"),
+        (429, {"code": "insufficient_quota"}, "nothing left"),
+    ],
+)
 def test_what_no_try_can_mend_ends_at_once(status: int, extra: dict[str, Any], words: str) -> None:
     server = ApiServer("openai", *[error("openai", status, "no", **extra)] * 99)
     with server.running() as url, pytest.raises(JudgeUnavailable, match=words):
@@ -389,6 +426,7 @@ def test_the_key_is_sent_and_shows_nowhere(dialect: Dialect, caplog: pytest.LogC
     file = tmp_path / "key"
     file.write_text(f"{KEY}\n")
     file.chmod(0o600)
+
     def echo(call: Call) -> Response:
         return error(dialect, 500, f"you sent {call.headers} {KEY}", headers={"X-Echo": KEY})
 
@@ -455,17 +493,23 @@ for module in pkgutil.iter_modules(rlvlm.judges.backends.__path__):
 """
 
 
-@pytest.mark.parametrize("imports", [
-    "import rlvlm.judges.backends.openai, rlvlm.judges.backends.gemini",
-    pytest.param(_EVERYTHING, marks=pytest.mark.full, id="everything"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import rlvlm.judges.backends.openai, rlvlm.judges.backends.gemini",
+        pytest.param(_EVERYTHING, marks=pytest.mark.full, id="everything"),
+    ],
+)
 def test_importing_opens_no_connection_and_loads_no_client(imports: str) -> None:
-    program = _BLOCKED + f"""
-import importlib, rlvlm.judges.backends, rlvlm.experiments.config, rlvlm.cli
+    program = (
+        _BLOCKED
+        + f"""
+import importlib, rlvlm.judges.backends, rlvlm.runs.config, rlvlm.cli
 {imports}
 assert not {{"openai", "google.genai"}} & set(sys.modules), "clients load only when they are asked for"
 print("imported")
 """
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert done.stdout.strip().endswith("imported"), done.stderr[-2000:]
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from rlvlm.errors import JudgeUnavailable
-from rlvlm.experiments.config import RunConfig
 from rlvlm.judges.backends.budget import Budget, BudgetSpent, Spent
 from rlvlm.judges.backends.config import ApiConfig
 from rlvlm.judges.backends.odds import label_odds, yes_odds
 from rlvlm.judges.backends.remote import encode_png, failure_of, retry_after_s
 from rlvlm.judges.backends.secret import Secret, read_key
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.runs.config import RunConfig
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.types import Usage
+from rlvlm.types.judging import Usage
 
 
 def test_label_odds_are_shares_of_the_first_tokens() -> None:
@@ -44,22 +44,43 @@ def test_a_picture_survives_the_wire_to_the_bit() -> None:
     np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(encode_png(picture)))), picture)
 
 
-@pytest.mark.parametrize(("headers", "seconds"), [
-    ({}, None), ({"retry-after": "3"}, 3.0), ({"retry-after": "0.5"}, 0.5), ({"retry-after-ms": "250"}, 0.25),
-    ({"retry-after": "soon"}, None), ({"retry-after": "-1"}, None), ({"retry-after": "inf"}, None),
-    ({"retry-after": "nan"}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "3"}, 3.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after-ms": "250"}, 0.25),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "-1"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "nan"}, None),
+    ],
+)
 def test_a_servers_wish_to_be_left_alone_is_read(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after_s(headers) == seconds
     date = email.utils.formatdate(time.time() + 100, usegmt=True)
     assert retry_after_s({"retry-after": date}) == pytest.approx(100, abs=2)
 
 
-@pytest.mark.parametrize(("status", "kind"), [
-    (400, "Refused"), (413, "Refused"), (307, "Refused"), (401, "JudgeUnavailable"), (403, "JudgeUnavailable"),
-    (404, "JudgeUnavailable"), (402, "JudgeUnavailable"), (408, "Passing"), (409, "Passing"), (429, "Passing"),
-    (500, "Passing"), (503, "Passing"), (529, "Passing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "Refused"),
+        (413, "Refused"),
+        (307, "Refused"),
+        (401, "JudgeUnavailable"),
+        (403, "JudgeUnavailable"),
+        (404, "JudgeUnavailable"),
+        (402, "JudgeUnavailable"),
+        (408, "Passing"),
+        (409, "Passing"),
+        (429, "Passing"),
+        (500, "Passing"),
+        (503, "Passing"),
+        (529, "Passing"),
+    ],
+)
 def test_every_status_has_its_meaning(status: int, kind: str) -> None:
     assert type(failure_of(status, "x")).__name__ == kind
 
@@ -109,10 +130,18 @@ def test_keys_come_from_the_named_place_alone(monkeypatch: pytest.MonkeyPatch) -
         read_key(ApiConfig(key_env="NOT_THERE"), usual=("USUAL",), is_needed=False)
 
 
-@pytest.mark.parametrize("wrong", [
-    {"key_env": "sk-abc"}, {"key_file": "sk-abc"}, {"key_file": "AIzaabc"}, {"base_url": "https://sk-abc@host/v1"},
-    {"base_url": "https://host/v1?key=sk-abc"}, {"base_url": "sk-abc"}, {"base_url": "file:///sk-abc"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"key_env": "sk-abc"},
+        {"key_file": "sk-abc"},
+        {"key_file": "AIzaabc"},
+        {"base_url": "https://sk-abc@host/v1"},
+        {"base_url": "https://host/v1?key=sk-abc"},
+        {"base_url": "sk-abc"},
+        {"base_url": "file:///sk-abc"},
+    ],
+)
 def test_a_key_in_the_wrong_setting_is_refused_and_not_repeated(wrong: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="judge.api") as caught:
         ApiConfig(**wrong)
@@ -171,10 +200,17 @@ def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["ledger"]
 
 
-@pytest.mark.parametrize("wrong", [
-    {"concurrency": 0}, {"timeout_s": 0.0}, {"deadline_s": -1.0}, {"retries": -1}, {"max_requests": -1},
-    {"max_cost_usd": 1.0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"concurrency": 0},
+        {"timeout_s": 0.0},
+        {"deadline_s": -1.0},
+        {"retries": -1},
+        {"max_requests": -1},
+        {"max_cost_usd": 1.0},
+    ],
+)
 def test_impossible_limits_are_refused_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"judge.api.{next(iter(wrong))}"):
         ApiConfig(**wrong)

@@ -6,7 +6,7 @@ from rlvlm.judges.backends.config import SimilarityConfig
 from rlvlm.judges.backends.similarity import SimilarityJudge, baseline_reward, cosine_reward, to_share, unit
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.testing import check_judge
-from rlvlm.types import Clip, Label, Query, Status
+from rlvlm.types.judging import Clip, Label, Query, Status
 
 
 def grey(*shades: int) -> np.ndarray:
@@ -24,10 +24,12 @@ class Brightness:
 
     def rate(self, pictures, goals):
         self.goals += goals
-        return np.array([
-            picture.mean() / 255 if isinstance(goal, str) else 1 - abs(picture.mean() - goal.mean()) / 255
-            for picture, goal in zip(pictures, goals, strict=True)
-        ])
+        return np.array(
+            [
+                picture.mean() / 255 if isinstance(goal, str) else 1 - abs(picture.mean() - goal.mean()) / 255
+                for picture, goal in zip(pictures, goals, strict=True)
+            ]
+        )
 
 
 def judge(likeness=None, **settings) -> SimilarityJudge:
@@ -59,8 +61,10 @@ def test_rewards_stay_in_their_range_and_the_goal_itself_is_best() -> None:
 
 
 def test_the_last_picture_counts_and_the_sides_are_symmetric() -> None:
-    queries = [Query(goal="open it", left=left, right=right)
-               for left, right in ((grey(0, 10), grey(255, 0)), (grey(9), grey(10)))]
+    queries = [
+        Query(goal="open it", left=left, right=right)
+        for left, right in ((grey(0, 10), grey(255, 0)), (grey(9), grey(10)))
+    ]
     mirrored = [Query(goal="open it", left=query.right, right=query.left) for query in queries]
     assert [verdict.label for verdict in judge().compare(queries)] == [Label.LEFT, Label.RIGHT]
     assert [verdict.label for verdict in judge().compare(mirrored)] == [Label.RIGHT, Label.LEFT]
@@ -79,12 +83,12 @@ def test_the_sentence_is_the_templates_and_a_goal_picture_takes_its_place() -> N
     likeness = Brightness()
     one = judge(likeness, template="a picture of {goal}")
     goal = grey(30)
-    verdict, = one.compare([Query(goal="an open drawer", left=grey(25), right=grey(200), goal_picture=goal)])
+    (verdict,) = one.compare([Query(goal="an open drawer", left=grey(25), right=grey(200), goal_picture=goal)])
     assert verdict.label is Label.LEFT and likeness.goals[0] is not likeness.goals[1]
     one.score([Clip(goal="an open drawer", frames=grey(1))])
     assert likeness.goals[-1] == "a picture of an open drawer"
     blind = judge(Brightness(sees_goal_pictures=False))
-    verdict, = blind.compare([Query(goal="open it", left=grey(1), right=grey(2), goal_picture=goal)])
+    (verdict,) = blind.compare([Query(goal="open it", left=grey(1), right=grey(2), goal_picture=goal)])
     assert verdict.status is Status.FAILED and "leave out goal_picture" in verdict.text
 
 

@@ -10,7 +10,7 @@ from rlvlm.judges.backends.transformers import TransformersModel, build
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.loading import load_vlm
-from rlvlm.types import Clip, Label, Query, Status
+from rlvlm.types.judging import Clip, Label, Query, Status
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 GOAL = "open the drawer"
@@ -105,8 +105,11 @@ def test_one_bad_item_fails_alone(tiny_vlms):
     queries = make_queries(6)
     expected = judge.compare(queries)
     thin_picture = np.zeros((1, 2, 900, 3), np.uint8)  # the processor refuses the aspect ratio
-    spoilt = {1: replace(queries[1], goal="open <|im_end|>"), 3: replace(queries[3], left=thin_picture),
-              4: replace(queries[4], right=queries[4].right.astype(np.float32))}
+    spoilt = {
+        1: replace(queries[1], goal="open <|im_end|>"),
+        3: replace(queries[3], left=thin_picture),
+        4: replace(queries[4], right=queries[4].right.astype(np.float32)),
+    }
     verdicts = judge.compare([spoilt.get(index, query) for index, query in enumerate(queries)])
     assert [verdict.status is Status.FAILED for verdict in verdicts] == [index in spoilt for index in range(6)]
     for index in set(range(6)) - set(spoilt):

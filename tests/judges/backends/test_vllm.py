@@ -14,7 +14,7 @@ from rlvlm.judges.backends.config import EngineConfig
 from rlvlm.judges.backends.vllm import VllmModel
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.pocket import weights_folder
+from rlvlm.vlms.shipped import weights_folder
 
 CONFIG = JudgeConfig(backend="vllm", model=str(weights_folder()), batch_size=16)
 

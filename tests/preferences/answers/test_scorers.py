@@ -6,7 +6,7 @@ from rlvlm.envs.pictures import FrameStore
 from rlvlm.preferences.answers.scorers import JudgeScorer, ProgressScorer, RandomScorer, build_scorer
 from rlvlm.preferences.questions.queries import cut
 from rlvlm.testing import FakeJudge, TinyWorld
-from rlvlm.types import Status
+from rlvlm.types.judging import Status
 
 
 def frames() -> FrameStore:

@@ -10,7 +10,8 @@ from rlvlm import metrics
 from rlvlm.preferences.answers.sessions import AskAhead, AskAndWait, Session
 from rlvlm.preferences.answers.teachers import OracleTeacher, RandomTeacher
 from rlvlm.preferences.questions.queries import draw_pairs
-from rlvlm.types import Pair, Verdict
+from rlvlm.types.judging import Verdict
+from rlvlm.types.steps import Pair
 
 
 def session(number: int) -> Session:

@@ -8,7 +8,6 @@ from tiny_episodes import numbered_trajectory, pair_of, tiny_episodes
 
 from rlvlm import metrics
 from rlvlm.envs.pictures import FrameStore
-from rlvlm.experiments.config import RunConfig
 from rlvlm.preferences.answers import simulated
 from rlvlm.preferences.answers.simulated import SKIPPED, SimulatedTeacher
 from rlvlm.preferences.answers.teachers import OracleTeacher, build_teacher
@@ -22,8 +21,10 @@ from rlvlm.preferences.config import (
 )
 from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.rewards.config import RewardConfig
+from rlvlm.runs.config import RunConfig
 from rlvlm.testing import TinyWorld
-from rlvlm.types import Label, Pair, Segment, Status, Trajectory, Verdict
+from rlvlm.types.judging import Label, Status, Verdict
+from rlvlm.types.steps import Pair, Segment, Trajectory
 
 
 def segment(*rewards: float) -> Segment:
@@ -168,11 +169,13 @@ def test_a_session_of_the_loop_learns_from_it(name: str) -> None:
     weak = SimulatedTeacherConfig(mistake=0.2, beta=20.0, gamma=0.9, skip=0.05, equal=0.05)
     feedback = FeedbackConfig(first_step=10, every_steps=5, queries=40, segment_steps=2, simulated=weak)
     frames = FrameStore(TinyWorld(), 16)
-    built = build_teacher(name, judge=None, frames=frames, goal="push", seed=0,
-                          simulated=simulated_config(name, feedback))  # fmt: skip
+    built = build_teacher(
+        name, judge=None, frames=frames, goal="push", seed=0, simulated=simulated_config(name, feedback)
+    )
     fit = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
-    loop = build_loop(TinyWorld(), built, feedback=feedback, reward_model=fit,
-                      reward=RewardConfig(model="state"), seed=0)
+    loop = build_loop(
+        TinyWorld(), built, feedback=feedback, reward_model=fit, reward=RewardConfig(model="state"), seed=0
+    )
     for episode in tiny_episodes(6):
         loop.add(episode)
     told = loop.run_session(10)
@@ -183,10 +186,21 @@ def test_a_session_of_the_loop_learns_from_it(name: str) -> None:
     assert bool(wrong) == (name in ("mistake", "stochastic", "simulated"))
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("mistake", 1.1), ("mistake", -0.1), ("beta", 0.0), ("beta", -1.0), ("beta", math.nan), ("gamma", 0.0),
-    ("gamma", 1.5), ("skip", -0.1), ("equal", math.inf), ("equal", math.nan),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mistake", 1.1),
+        ("mistake", -0.1),
+        ("beta", 0.0),
+        ("beta", -1.0),
+        ("beta", math.nan),
+        ("gamma", 0.0),
+        ("gamma", 1.5),
+        ("skip", -0.1),
+        ("equal", math.inf),
+        ("equal", math.nan),
+    ],
+)
 def test_an_impossible_weakness_is_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"feedback.simulated.{field}"):
         SimulatedTeacherConfig(**{field: value})

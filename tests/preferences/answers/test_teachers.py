@@ -6,7 +6,8 @@ from rlvlm.envs.pictures import FrameStore
 from rlvlm.preferences.answers.teachers import JudgeTeacher, OracleTeacher, RandomTeacher, build_teacher, true_returns
 from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.testing import FakeJudge, TinyWorld
-from rlvlm.types import Label, Pair, Status
+from rlvlm.types.judging import Label, Status
+from rlvlm.types.steps import Pair
 
 
 def frames() -> FrameStore:

@@ -15,8 +15,11 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def test_a_state_row_is_the_observation_after_the_step_and_the_action() -> None:
-    steps = Steps(next_obs=np.array([[1, 2], [3, 4]], np.float32), actions=np.array([[5], [6]], np.float32),
-                  snapshots=np.zeros((2, 3), np.float32))
+    steps = Steps(
+        next_obs=np.array([[1, 2], [3, 4]], np.float32),
+        actions=np.array([[5], [6]], np.float32),
+        snapshots=np.zeros((2, 3), np.float32),
+    )
     inputs = StateInput(obs_size=2, action_size=1)
     assert inputs.rows(steps, np.array([1, 0, 1])).tolist() == [[3, 4, 6], [1, 2, 5], [3, 4, 6]]
     first, kind = inputs.distinct(steps)

@@ -8,7 +8,6 @@ from tiny_episodes import tiny_episode, tiny_episodes
 from tiny_loops import FEEDBACK, same_trees
 
 from rlvlm import metrics
-from rlvlm.experiments.config import RunConfig
 from rlvlm.preferences.answers.teachers import OracleTeacher
 from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import RewardModelConfig
@@ -16,6 +15,7 @@ from rlvlm.preferences.dataset import Steps
 from rlvlm.preferences.model.networks import BOUND
 from rlvlm.preferences.model.resnet import ResNetNetwork, affordable_pictures
 from rlvlm.rewards.config import RewardConfig
+from rlvlm.runs.config import RunConfig
 from rlvlm.testing import TinyWorld
 
 SMALL = RewardModelConfig(ensemble=1, batch_size=4, max_epochs=1, min_updates=0, max_updates=2, hold_out_every=0)
@@ -57,8 +57,14 @@ def test_the_generator_passed_in_decides_and_the_global_one_is_not_touched(netwo
 
 def test_a_picture_is_worth_the_same_in_any_company_and_after_a_restart() -> None:
     def build(seed: int):
-        loop = build_loop(TinyWorld(), OracleTeacher(), reward=RewardConfig(model="resnet18"), reward_model=SMALL,
-                          feedback=dataclasses.replace(FEEDBACK, sampling="disagreement", pool=2), seed=seed)
+        loop = build_loop(
+            TinyWorld(),
+            OracleTeacher(),
+            reward=RewardConfig(model="resnet18"),
+            reward_model=SMALL,
+            feedback=dataclasses.replace(FEEDBACK, sampling="disagreement", pool=2),
+            seed=seed,
+        )
         for episode in tiny_episodes(4):
             loop.add(episode)
         return loop

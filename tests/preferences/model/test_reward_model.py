@@ -18,7 +18,8 @@ from rlvlm.preferences.model.objectives import SCORE
 from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.questions.queries import cut, draw_pairs, look_alike
 from rlvlm.testing import TinyWorld
-from rlvlm.types import Label, Pair, Segment
+from rlvlm.types.judging import Label
+from rlvlm.types.steps import Pair, Segment
 
 FRAMES = FrameStore(TinyWorld(), 16)
 CONFIG = RewardModelConfig(picture_px=16)
@@ -55,8 +56,10 @@ def scores_of(frames: list[Segment]) -> Examples:
 
 def all_steps() -> tuple[Steps, np.ndarray]:
     episodes = tiny_episodes(12)
-    columns = {name: np.concatenate([getattr(episode, name) for episode in episodes])
-               for name in ("actions", "next_obs", "snapshots")}
+    columns = {
+        name: np.concatenate([getattr(episode, name) for episode in episodes])
+        for name in ("actions", "next_obs", "snapshots")
+    }
     return Steps(**columns), np.concatenate([episode.progress for episode in episodes])
 
 
@@ -69,8 +72,9 @@ def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: 
     pairs = telling_pairs(10, segment_steps)
     comparisons = comparisons_of(pairs)
     num = len(comparisons)
-    config = RewardModelConfig(picture_px=16, batch_size=4, max_epochs=1, min_updates=0, stop_accuracy=1.0, lr=3e-4,
-                               hold_out_every=0)
+    config = RewardModelConfig(
+        picture_px=16, batch_size=4, max_epochs=1, min_updates=0, stop_accuracy=1.0, lr=3e-4, hold_out_every=0
+    )
     model = RewardModel(build_input(sees), config, seed=5)
     start, rng = model.get_state(), torch.Generator()
     rng.set_state(torch.tensor(start["rng"]))
@@ -187,8 +191,18 @@ def test_the_ensemble_learns_scores_as_the_plain_oracle_does(sees: str) -> None:
             weights["scale"] = ((rows - weights["centre"]) ** 2).mean(0).sqrt().clamp(min=0.1)
         reward = bradley_terry.picture_reward if sees == "image" else bradley_terry.state_reward
         members_orders = [epoch[member] for epoch in orders]
-        losses.append(bradley_terry.train(reward, weights, rows[:, None, None], examples.targets, members_orders, 4,
-                                          3e-4, bradley_terry.score_loss))
+        losses.append(
+            bradley_terry.train(
+                reward,
+                weights,
+                rows[:, None, None],
+                examples.targets,
+                members_orders,
+                4,
+                3e-4,
+                bradley_terry.score_loss,
+            )
+        )
     np.testing.assert_allclose(told, np.mean(losses, axis=0), atol=1e-5)
 
 

@@ -14,7 +14,7 @@ from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.preferences.questions.sampling import choose, disagreement, entropy, farthest_first, largest, p_right_of
 from rlvlm.testing import TinyWorld
-from rlvlm.types import Segment
+from rlvlm.types.steps import Segment
 
 LN3 = math.log(3)
 
@@ -98,8 +98,9 @@ def test_candidates_are_chosen_by_what_the_members_make_of_them(sees: str, sampl
 def test_the_first_centre_is_the_candidate_farthest_from_all_that_is_known(sees: str) -> None:
     model, known = fitted(sees)
     sides = candidates(40)
-    points = np.array([np.concatenate([model.features(Steps.of_segments([side])).mean(axis=0) for side in pair])
-                       for pair in sides])
+    points = np.array(
+        [np.concatenate([model.features(Steps.of_segments([side])).mean(axis=0) for side in pair]) for pair in sides]
+    )
     centres = model.features(known.steps()).reshape(len(known), 2, 2, -1).mean(axis=2).reshape(len(known), -1)
     distances = np.linalg.norm(points[:, None] - centres, axis=-1).min(axis=1)
     assert choose(sides, 1, sampling="k_center", model=model, known=known).tolist() == [distances.argmax()]

@@ -15,7 +15,8 @@ from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.testing import FakeJudge, TinyWorld
-from rlvlm.types import Score, Segment, Status
+from rlvlm.types.judging import Score, Status
+from rlvlm.types.steps import Segment
 
 
 class Scripted(ProgressScorer):
@@ -31,8 +32,14 @@ class Scripted(ProgressScorer):
 
 
 def loop_of(scorer: Scorer, seed: int = 0, num_episodes: int = 12, **feedback: Any) -> FeedbackLoop:
-    loop = build_loop(TinyWorld(), scorer, reward=RewardConfig(source="score"),
-                      feedback=dataclasses.replace(FEEDBACK, **feedback), reward_model=SMALL, seed=seed)
+    loop = build_loop(
+        TinyWorld(),
+        scorer,
+        reward=RewardConfig(source="score"),
+        feedback=dataclasses.replace(FEEDBACK, **feedback),
+        reward_model=SMALL,
+        seed=seed,
+    )
     for episode in tiny_episodes(num_episodes):
         loop.add(episode)
     return loop
@@ -103,8 +110,11 @@ def test_an_outage_leaves_the_session_due() -> None:
 
 
 @pytest.mark.parametrize("scorer", ["judge", "die"])
-@pytest.mark.parametrize("change", [{}, {"sampling": "disagreement"}, {"sampling": "k_center"}, {"ahead": True}],
-                         ids=lambda change: str(next(iter(change.values()), "plain")))
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"sampling": "disagreement"}, {"sampling": "k_center"}, {"ahead": True}],
+    ids=lambda change: str(next(iter(change.values()), "plain")),
+)
 def test_a_restored_loop_goes_on_exactly(scorer: str, change: dict[str, Any]) -> None:
     def build(seed: int, num_episodes: int) -> FeedbackLoop:
         judge = JudgeScorer(FakeJudge(), FrameStore(TinyWorld(), 16), "push")
@@ -127,8 +137,10 @@ def test_a_restored_loop_goes_on_exactly(scorer: str, change: dict[str, Any]) ->
 def test_a_loop_that_has_not_asked_yet_can_be_saved_and_restored() -> None:
     one, other = loop_of(ProgressScorer()), loop_of(ProgressScorer(), seed=5, num_episodes=0)
     other.set_state(one.get_state())
-    told = [{name: value for name, value in loop.run_session(10).items() if not name.endswith("_s")}
-            for loop in (one, other)]
+    told = [
+        {name: value for name, value in loop.run_session(10).items() if not name.endswith("_s")}
+        for loop in (one, other)
+    ]
     assert told[0] == told[1] and same_trees(one.get_state(), other.get_state())
 
 

@@ -14,7 +14,7 @@ from rlvlm.serving.envelope import Receipt, Request, digest
 from rlvlm.serving.replicas import replica as module
 from rlvlm.serving.replicas.replica import JudgeReplica
 from rlvlm.testing import FakeJudge
-from rlvlm.types import Clip, Query
+from rlvlm.types.judging import Clip, Query
 
 
 def make_queries(count: int) -> list[Query]:
@@ -84,8 +84,13 @@ def test_the_receipt_says_which_pictures_were_looked_at(judge):
     assert receipt.digests == [digest(query) for query in queries] and digest(queries[0]) != digest(queries[1])
 
 
-@pytest.mark.parametrize("error", [JudgeUnavailable("the card fell off the bus", "restart it"),
-                                   UnsupportedQuestion("it compares nothing", "restart it")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        JudgeUnavailable("the card fell off the bus", "restart it"),
+        UnsupportedQuestion("it compares nothing", "restart it"),
+    ],
+)
 def test_an_outage_travels_as_a_value(judge, error):
     async def ask():
         replica = make_replica(judge)

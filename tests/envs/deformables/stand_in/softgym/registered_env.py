@@ -20,8 +20,13 @@ class RopeFlattenEnv:
         number = self.cached_configs[index]["number"]
         places = np.zeros((number, 4), np.float32)
         places[:, 0] = 0.01 * index
-        return {"particle_pos": places.ravel(), "particle_vel": np.zeros(3 * number, np.float32),
-                "shape_pos": np.zeros(14, np.float32), "phase": np.zeros(number), "camera_params": {}}
+        return {
+            "particle_pos": places.ravel(),
+            "particle_vel": np.zeros(3 * number, np.float32),
+            "shape_pos": np.zeros(14, np.float32),
+            "phase": np.zeros(number),
+            "camera_params": {},
+        }
 
     def set_scene(self, config: dict[str, Any], state: dict[str, Any]) -> None:
         assert state["particle_pos"].size == 4 * config["number"]
@@ -58,5 +63,12 @@ class RopeFlattenEnv:
 
 
 SOFTGYM_ENVS = {"RopeFlatten": RopeFlattenEnv}
-env_arg_dict = {"RopeFlatten": {"observation_mode": "cam_rgb", "horizon": 75, "headless": False, "render": False,
-                                "num_variations": 5}}
+env_arg_dict = {
+    "RopeFlatten": {
+        "observation_mode": "cam_rgb",
+        "horizon": 75,
+        "headless": False,
+        "render": False,
+        "num_variations": 5,
+    }
+}

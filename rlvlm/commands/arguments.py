@@ -1,0 +1,58 @@
+"""The words after `rlvlm run`: a task, and dotted overrides of its recipe. Imports neither torch nor ray."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from rlvlm.envs.registry import task_summary
+from rlvlm.errors import UsageError
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.recipes import RECIPES, recipe, smoke
+
+_HELP = ("-h", "--help")
+_EXAMPLE = next(iter(RECIPES))
+"""The task of help texts that name none."""
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """What `run` is told."""
+
+    config: Annotated[RunConfig, tyro.conf.arg(name="")]
+    smoke: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Cut the task to minutes: every part of a run happens, nothing is learnt to the end."""
+    print_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the resolved configuration as YAML and stop."""
+
+
+def parse_run(words: Sequence[str], prog: str) -> RunArguments:
+    """What the user asked for, checked.
+
+    Args:
+        words: the task first, then options.
+        prog: how the user called us, for help texts.
+
+    Raises:
+        UsageError: no task, one that does not exist, or a value that breaks a rule.
+        SystemExit: an option is wrong (code 2, shown in a box), or help was asked for (code 0).
+    """
+    if words and words[0] in _HELP:
+        return _parse(recipe(_EXAMPLE), _HELP[:1], f"{prog} TASK")
+    if not words or words[0].startswith("-"):
+        raise UsageError(
+            f"name a task first: {prog} TASK [options]; tasks: {task_summary()}",
+            f"{prog} {_EXAMPLE} --help  shows all options",
+        )
+    task, options = words[0], words[1:]
+    default = recipe(task)
+    return _parse(smoke(default) if "--smoke" in options else default, options, f"{prog} {task}")
+
+
+def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments:
+    about = f"Learn a task ({task_summary()}); every option overrides one field of the task's recipe."
+    try:
+        return tyro.cli(RunArguments, default=RunArguments(config=default), args=options, prog=prog, description=about)
+    except ValueError as error:  # a rule of RunConfig itself; those of its parts are told by the parser
+        raise UsageError(str(error), f"{prog} --help") from error

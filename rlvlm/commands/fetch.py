@@ -1,0 +1,145 @@
+"""`rlvlm fetch`: a judge's weights for machines without a network, tried as such a machine would load them."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+from rlvlm.console.boxes import guarded
+from rlvlm.errors import EXIT_DONE, JudgeUnavailable, MachineError, UsageError, first_line
+from rlvlm.judges.config import JUDGE_FILES, JudgeConfig
+
+CHAT_BACKENDS = ("transformers", "vllm")
+"""Backends whose models are tried without memory for their weights; those of the others are small and loaded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """A model on this disk."""
+
+    folder: Path
+    """Where its files are."""
+    name: str
+    """What `--judge.model` calls it."""
+    num_bytes: int
+    """Of all its files."""
+
+
+def fetch(model: str, revision: str, to: Path | None) -> Fetched:
+    """Brings a model's files to this disk; what is here already is not fetched again.
+
+    Args:
+        model: hub name, or a folder, which stays as it is.
+        revision: commit or branch; empty takes the newest.
+        to: folder for the files; None is the hub's cache, where runs find them by name.
+
+    Raises:
+        UsageError: the hub has no such model or revision, or wants a login.
+        MachineError: the hub cannot be reached, or the disk refuses.
+    """
+    local = Path(model).expanduser()
+    if local.is_dir():
+        return _fetched(local.absolute(), str(local.absolute()))
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise UsageError(
+            f"there is no folder {model}, and a hub name has the form OWNER/NAME",
+            "rlvlm fetch Qwen/Qwen3-VL-8B-Instruct",
+        )
+    if constants.HF_HUB_OFFLINE:
+        raise MachineError("HF_HUB_OFFLINE is set, so nothing is fetched", "unset HF_HUB_OFFLINE")
+    target = to.expanduser().absolute() if to else None
+    try:
+        folder = snapshot_download(model, revision=revision or None, allow_patterns=list(JUDGE_FILES), local_dir=target)
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        wanted = f"{model} at {revision}" if revision else model
+        raise UsageError(
+            f"the hub has no {wanted} that you may read", "check the name; for gated models: hf auth login"
+        ) from error
+    except HfHubHTTPError as error:
+        raise MachineError(
+            f"the hub refuses {model}: {first_line(error)}", "try again later; for gated models: hf auth login"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise MachineError(
+            f"{model} could not be fetched from {constants.ENDPOINT}: {first_line(error)}",
+            "run it where there is a network, such as a login node; what came is kept",
+        ) from error
+    return _fetched(Path(folder), str(target) if target else model)
+
+
+def is_here(model: str, revision: str) -> bool:
+    """Whether `model` is a folder, or was fetched into the hub's cache."""
+    if Path(model).expanduser().is_dir():
+        return True
+    return model.count("/") == 1 and isinstance(
+        try_to_load_from_cache(model, "config.json", revision=revision or None), str
+    )
+
+
+def try_offline(name: str, revision: str, backend: str) -> int:
+    """Tries a model in a process that may not use the network; returns its exit code, and it says what is wrong."""
+    known = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run([sys.executable, "-m", __name__, name, revision, backend], env=known).returncode
+
+
+def _try(name: str, revision: str, backend: str) -> int:
+    """Loads what a judge of `backend` loads, for chat models all but the values of the weights.
+
+    Raises:
+        JudgeUnavailable: files are missing or torn, or are no judge.
+    """
+    from rlvlm.judges.build import build_judge  # only this process needs torch
+    from rlvlm.judges.loading import load_vlm
+
+    if backend in CHAT_BACKENDS:
+        load_vlm(JudgeConfig(backend="transformers", model=name, revision=revision, device="meta"))
+    else:
+        build_judge(JudgeConfig(backend=backend, model=name, revision=revision))  # pyright: ignore[reportArgumentType]
+    return 0
+
+
+def _fetched(folder: Path, name: str) -> Fetched:
+    num_bytes = sum(file.stat().st_size for pattern in JUDGE_FILES for file in folder.glob(pattern))
+    if not num_bytes:
+        raise JudgeUnavailable(f"{folder} holds no files of a judge", "name a folder with config.json and weights")
+    return Fetched(folder=folder, name=name, num_bytes=num_bytes)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(lambda: _try(*sys.argv[1:])))
+
+
+@dataclass(frozen=True)
+class FetchArguments:
+    """Bring a judge's weights to this disk and try them as a machine without a network would."""
+
+    model: tyro.conf.Positional[str]
+    """Hub name such as Qwen/Qwen3-VL-8B-Instruct, or a folder that is only tried."""
+    to: Path | None = None
+    """Folder for the files; by default the hub's cache (HF_HOME), where runs find them by name."""
+    revision: str = ""
+    """Commit or branch of the hub; empty takes the newest."""
+    backend: Literal["transformers", "vllm", "clip", "blip2"] = "transformers"
+    """What will load them."""
+
+
+def fetch_command(words: Sequence[str], prog: str) -> int:
+    """`fetch MODEL [--to DIR]`."""
+    arguments = tyro.cli(FetchArguments, args=words, prog=prog)
+    found = fetch(arguments.model, arguments.revision, arguments.to)
+    revision = "" if found.folder == Path(found.name) else arguments.revision  # a folder has no other
+    if code := try_offline(found.name, revision, arguments.backend):
+        return code
+    sys.stdout.write(
+        f"{found.name}: {found.num_bytes / 2**30:.2f} GiB in {found.folder}, loads without a network\n"
+        f"use it with: --judge.backend {arguments.backend} --judge.model {found.name}"
+        f"{f' --judge.revision {revision}' if revision else ''}\n"
+    )
+    return EXIT_DONE

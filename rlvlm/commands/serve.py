@@ -1,0 +1,258 @@
+"""`rlvlm serve`: finds an app file by name, loads its apps, and shows them until Ctrl-C."""
+
+import base64
+import difflib
+import io
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+import tyro
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import rlvlm
+from rlvlm.console.boxes import EXIT_INTERRUPTED
+from rlvlm.console.quiet import quiet_output
+from rlvlm.console.signals import StopRequest
+from rlvlm.errors import EXIT_DONE, MachineError, UsageError
+from rlvlm.gateway.app_file import AppFile, list_app_files, read_app_file
+from rlvlm.gateway.launch import running_apps, unhealthy
+from rlvlm.gateway.token_file import make_token, read_token
+from rlvlm.runs.doctor import port_is_free
+from rlvlm.runs.processes.private_ray import ray_session
+
+REPORT_S = 15.0
+"""Seconds after which a line about the same thing is repeated, where there is no terminal."""
+WATCH_S = 1.0
+
+
+def serve_apps(file: AppFile) -> int:
+    """Starts the apps of `file`, says when and where they answer, and stops them on Ctrl-C.
+
+    Returns:
+        0 when it was stopped while it served, 130 while it was still loading.
+
+    Raises:
+        MachineError: the port is taken, or the media root or the token file cannot be used.
+        JudgeUnavailable: something cannot be loaded or placed; says why.
+    """
+    if not os.environ.get("RAY_ADDRESS") and not port_is_free(file.port):  # else Serve may be what listens there
+        raise MachineError(f"port {file.port} is taken", "choose another: --port N")
+    if file.http.media_root and not Path(file.http.media_root).is_dir():
+        raise MachineError(f"the media root {file.http.media_root} is no folder", "make it, or name another")
+    is_new = make_token(file.http.token_path)
+    read_token(file.http.token_path)  # what is wrong with it is said now, not by a replica in a minute
+    with ExitStack() as stack:
+        log = Path(tempfile.mkstemp(prefix="rlvlm-serve-", suffix=".log")[1])
+        console = Console(file=stack.enter_context(quiet_output(log)), highlight=False, soft_wrap=True)
+        stop = stack.enter_context(StopRequest())
+        progress = stack.enter_context(_progress(console))
+        progress.say("starting Ray")
+        stack.enter_context(ray_session())
+        stop.take_over()
+        start = time.monotonic()
+        stack.enter_context(running_apps(file, progress.say, lambda: bool(stop)))
+        if stop:
+            return EXIT_INTERRUPTED
+        progress.end()
+        _show_ready(console, file, time.monotonic() - start, is_new)
+        _watch(console, file, stop)
+        console.print(f"{stop.signal_name}: stopping")
+    log.unlink()
+    return EXIT_DONE
+
+
+class Progress:
+    """What the start is at, in a line that changes in place on a terminal.
+
+    Elsewhere, as in a job's log, each new thing is a line of its own however short it lasts, and what takes long is
+    repeated.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = console.status("") if console.is_terminal else None
+        self._what = ""
+        self._last = 0.0
+        if self._status:
+            self._status.start()
+
+    def say(self, what: str, waited_s: float = 0.0) -> None:
+        """Shows what is being done, and for how many seconds by now."""
+        line = Text(f"{what} ({waited_s:.0f} s)" if waited_s >= 1 else what)
+        if self._status:
+            self._status.update(line)
+        elif what != self._what or time.monotonic() - self._last >= REPORT_S:
+            self._what, self._last = what, time.monotonic()
+            self._console.print(line)
+
+    def end(self) -> None:
+        """Takes the line away."""
+        if self._status:
+            self._status.stop()
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Progress]:
+    progress = Progress(console)
+    try:
+        yield progress
+    finally:
+        progress.end()
+
+
+def _show_ready(console: Console, file: AppFile, seconds: float, is_new: bool) -> None:
+    """Where it listens, what it needs, and lines to paste."""
+    token = file.http.token_path
+    reach = "this machine only" if file.is_loopback else "every machine that reaches it; put TLS in front"
+    lines = [
+        f"{file.name} is ready after {seconds:.0f} s",
+        f"  listens   {file.url}  ({reach})",
+        f"  token     {token}{'  (made now)' if is_new else ''}",
+    ]
+    lines += [
+        f"  judge     {entry.app}: {entry.judge.backend} {entry.judge.model}".rstrip() + f", {entry.resources}"
+        for entry in file.judges
+    ]
+    videos = f"below {file.http.media_root}" if file.http.media_root else "not by name; --media-root DIR allows it"
+    lines += [f"  videos    {videos}"]
+    lines += [f"  try       {_curl(file)}", f"  fields    {_header(token)} {file.url}/docs"]
+    lines += [
+        f"  in a run  {_ray_variables()} python -m rlvlm.run drawer_open --serve.app {file.judges[0].app}",
+        "Ctrl-C stops it.",
+    ]
+    console.print(Text("\n".join(lines)))
+
+
+def _ray_variables() -> str:
+    """What another process needs to join this Ray: where it is, and the file of its token."""
+    variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
+    variables |= {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in os.environ}
+    return " ".join(f"{name}={value}" for name, value in variables.items())
+
+
+def _header(token: Path) -> str:
+    """A curl that sends the token without showing it in the list of processes (bash and zsh)."""
+    return f"""curl -s -H @<(printf 'Authorization: Bearer %s' "$(cat {token})")"""
+
+
+def _curl(file: AppFile) -> str:
+    """A whole question, ready to paste: which of two grey squares is nearer to an open drawer?"""
+    left, right = (_square(level) for level in (64, 192))
+    body = f'{{"goal":"open the drawer","left":["{left}"],"right":["{right}"]}}'
+    return f"{_header(file.http.token_path)} -H 'Content-Type: application/json' -d '{body}' {file.url}/v1/preference"
+
+
+def _square(level: int) -> str:
+    stream = io.BytesIO()
+    Image.new("L", (32, 32), level).save(stream, "PNG")
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def _watch(console: Console, file: AppFile, stop: StopRequest) -> None:
+    """Returns when a signal asks for it; says when an app stops or starts answering."""
+    down: list[str] = []
+    while not stop:
+        time.sleep(WATCH_S)
+        now = unhealthy(file)
+        if now != down:
+            console.print(f"{', '.join(now)}: being replaced" if now else "all answer again")
+            down = now
+
+
+FOLDER = "serve_apps"
+
+
+@dataclass(frozen=True)
+class ServeArguments:
+    """Put judges behind HTTP, with a token, until Ctrl-C. On a private Ray, or on the one that RAY_ADDRESS names."""
+
+    name: tyro.conf.Positional[str] = ""
+    """An app of the list, or the path of an app file (YAML)."""
+    list: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show the apps that there are, and stop."""
+    host: str = ""
+    """Address to listen on; empty keeps the file's, which is this machine alone."""
+    port: int = 0
+    """Port to listen on; 0 keeps the file's."""
+    token_file: str = ""
+    """File with the bearer token (mode 0600); made with a random one if absent. Empty keeps the file's."""
+    media_root: str = ""
+    """Folder that `video_path` may name videos of; empty keeps the file's, which is none."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which callers may call; empty keeps the file's, which are those of this machine."""
+
+
+def serve_command(words: Sequence[str], prog: str) -> int:
+    """`serve NAME [options]` and `serve --list`."""
+    arguments = tyro.cli(ServeArguments, args=words, prog=prog)
+    if arguments.list:
+        _show_list(Console())
+        return EXIT_DONE
+    if not arguments.name:
+        raise UsageError(f"name an app first: {prog} NAME; apps: {', '.join(_names())}", f"{prog} --list")
+    file = find_app(arguments.name).with_options(
+        host=arguments.host,
+        port=arguments.port,
+        hosts=arguments.allowed_hosts,
+        token_file=arguments.token_file,
+        media_root=str(Path(arguments.media_root).expanduser().absolute()) if arguments.media_root else "",
+    )
+    return serve_apps(file)
+
+
+def find_app(name: str) -> AppFile:
+    """The app file of that name in the folder of app files, or at that path.
+
+    Raises:
+        UsageError: there is none, or what it says breaks a rule.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return read_app_file(Path(name))
+    path = app_folder() / f"{name}.yaml"
+    if path.parent != app_folder() or not path.is_file():
+        near = difflib.get_close_matches(name, _names(), n=1)
+        hint = f"did you mean rlvlm serve {near[0]}?" if near else "rlvlm serve --list"
+        raise UsageError(f"there is no app {name!r}; apps: {', '.join(_names())}", hint)
+    return read_app_file(path)
+
+
+def app_folder() -> Path:
+    """Where app files are: `serve_apps` here, else in the checkout, else in the installed package.
+
+    Raises:
+        UsageError: in none of them.
+    """
+    package = Path(rlvlm.__file__).parent
+    for folder in (Path.cwd() / FOLDER, package.parent / FOLDER, package / FOLDER):
+        if folder.is_dir():
+            return folder
+    raise UsageError(f"there is no folder {FOLDER} here", "give the path of an app file: rlvlm serve FILE.yaml")
+
+
+def _names() -> list[str]:
+    return [path.stem for path in list_app_files(app_folder())]
+
+
+def _show_list(console: Console) -> None:
+    """One line per judge, and below them what each app is for."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("app", "backend", "model", "takes"):
+        table.add_column(heading, no_wrap=True)
+    files = [read_app_file(path) for path in list_app_files(app_folder())]
+    for file in files:
+        for number, entry in enumerate(file.judges):
+            model = entry.judge.model.rpartition("/")[2] or "its own"
+            table.add_row("" if number else file.name, entry.judge.backend, model, entry.resources)
+    console.print(table)
+    console.print()
+    for file in files:
+        console.print(Text(f"{file.name}: {file.about}"), soft_wrap=True)

@@ -1,0 +1,227 @@
+"""`rlvlm slurm`: a run as a SLURM job. Writes the job's script beside the run's folder and hands it to sbatch."""
+
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rlvlm.commands.arguments import parse_run
+from rlvlm.errors import EXIT_DONE, MachineError, UsageError
+from rlvlm.judges.config import WEIGHT_BACKENDS
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder.run_folder import default_path
+
+BODY = "# ---- below this line the copies are alike ----\n"
+"""Where the part of the template begins that every job's script has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlurmConfig:
+    """What a job asks SLURM for."""
+
+    nodes: int = 1
+    """Machines, >= 1. The run is on the first; judges go where their GPUs are."""
+    gpus_per_node: int = 0
+    """GPUs on each of them. One is enough for two judges at --serve.num-gpus 0.5."""
+    cpus: int = 4
+    """CPU cores per node, >= 2: one for learning, one for the judge."""
+    memory_gb: int = 16
+    """Memory per node, in GB."""
+    time: str = "24:00:00"
+    """Longest time of one sitting, as SLURM writes it; the job goes on in another."""
+    partition: str = ""
+    """Where to queue; empty takes the cluster's default."""
+    account: str = ""
+    """Who pays; empty takes yours."""
+    save_s: int = 180
+    """How long before the time limit the run is told to save, in seconds, 30 to 3600."""
+    restarts: int = 20
+    """Most sittings after the first, >= 0."""
+    image: str = ""
+    """Apptainer image to run in (cluster/rlvlm.def); empty runs with this Python."""
+    scratch: str = ""
+    """Fast disk for checkpoints, the job's RLVLM_SCRATCH; the newest and the best are copied to the run's folder."""
+    offline: bool = True
+    """Whether the job looks for weights on disk alone (`rlvlm fetch` puts them there)."""
+    extra: tuple[str, ...] = ()
+    """More options for sbatch, without their dashes, e.g. qos=high exclusive."""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.cpus < 2 or self.memory_gb < 1:
+            raise ValueError(
+                f"need nodes >= 1, cpus >= 2 and memory-gb >= 1, got {self.nodes}, {self.cpus} and {self.memory_gb}"
+            )
+        if self.gpus_per_node < 0 or self.restarts < 0:
+            raise ValueError(f"need gpus-per-node and restarts >= 0, got {self.gpus_per_node} and {self.restarts}")
+        if not 30 <= self.save_s <= 3_600:
+            raise ValueError(f"save-s must be 30 to 3600 seconds, got {self.save_s}")
+        if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", self.time):
+            raise ValueError(f"time must be like 90, 24:00:00 or 2-12 (days-hours), got {self.time!r}")
+        for option in (*self.extra, self.partition, self.account):
+            if re.search(r"\s|^-", option):
+                raise ValueError(f"options for sbatch are single words without dashes, got {option!r}; like qos=high")
+
+
+def job_script(config: SlurmConfig, out: Path, words: Sequence[str]) -> str:
+    """The whole script: the settings on top, below them the part that all jobs share.
+
+    Args:
+        config: what the job asks for.
+        out: the run's folder, absolute, on a disk that all nodes share.
+        words: the task and its options.
+    """
+    name = re.sub("[^A-Za-z0-9_.-]+", "-", words[0])
+    options = [
+        f"--job-name=rlvlm-{name}",
+        f"--output={log_file(out)}",
+        f"--nodes={config.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={config.cpus}",
+        f"--mem={config.memory_gb}G",
+        f"--time={config.time}",
+        "--requeue",
+        "--open-mode=append",
+        f"--signal=B:USR1@{config.save_s}",
+    ]
+    options += [f"--gpus-per-node={config.gpus_per_node}"] if config.gpus_per_node else []
+    options += [f"--partition={config.partition}"] if config.partition else []
+    options += [f"--account={config.account}"] if config.account else []
+    options += [f"--{option}" for option in config.extra]
+    lines = ["#!/usr/bin/env bash", *(f"#SBATCH {option}" for option in options)]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in _variables(config).items()]
+    lines += [f"set -- {shlex.join([str(out), *words])}", ""]
+    return "\n".join(lines) + _template().split(BODY)[1]
+
+
+def write_job(config: SlurmConfig, out: Path, words: Sequence[str]) -> Path:
+    """Writes the script beside the run's folder and returns its path.
+
+    Raises:
+        UsageError: the path cannot be in a script, a job for this folder was written before, or it cannot be written.
+    """
+    script = out.with_name(f"{out.name}.sbatch")
+    if re.search(r"[\s%\\]", str(out)):
+        raise UsageError(f"SLURM takes no spaces, % or \\ in a log's path, got {out}", "choose another --out")
+    if script.exists() or out.exists():
+        found = out if out.exists() else script
+        raise UsageError(f"{found} is there already", f"go on with it: sbatch {script}  (or choose another --out)")
+    try:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(job_script(config, out, words))
+    except OSError as error:
+        raise UsageError(f"cannot write {script}: {error.strerror}", "choose another --out") from error
+    return script
+
+
+def submit(script: Path) -> str:
+    """Hands the script to SLURM and returns the job's id.
+
+    Raises:
+        MachineError: there is no SLURM here, or it refuses the job; says why.
+    """
+    if shutil.which("sbatch") is None:
+        raise MachineError("there is no sbatch on this machine", f"on a login node of the cluster: sbatch {script}")
+    result = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True)
+    if result.returncode != 0:
+        told = (result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}").splitlines()[-1]
+        raise MachineError(f"SLURM refuses the job: {told}", f"correct {script}, then: sbatch {script}")
+    return result.stdout.strip().partition(";")[0]  # with several clusters the name follows
+
+
+def log_file(out: Path) -> Path:
+    """Where the job's output goes."""
+    return out.with_name(f"{out.name}.log")
+
+
+def _variables(config: SlurmConfig) -> dict[str, str]:
+    found = {"RLVLM_PYTHON": sys.executable, "RLVLM_MAX_RESTARTS": str(config.restarts)}
+    found |= {"RLVLM_IMAGE": os.path.abspath(os.path.expanduser(config.image))} if config.image else {}
+    found |= {"RLVLM_SCRATCH": os.path.expanduser(config.scratch)} if config.scratch else {}
+    return found | ({"HF_HUB_OFFLINE": "1"} if config.offline else {})
+
+
+def _template() -> str:
+    """The script in `cluster/`: of the checkout, else of the installed package."""
+    package = Path(__file__).resolve().parents[1]
+    return next(
+        file for root in (package.parent, package) if (file := root / "cluster" / "slurm.sh").is_file()
+    ).read_text()
+
+
+_SPLIT = "--"
+
+
+@dataclass(frozen=True)
+class SlurmArguments:
+    """Run a task as a SLURM job that saves, requeues itself and goes on. The run's own options follow after a --."""
+
+    task: tyro.conf.Positional[str]
+    """The task, as for rlvlm run."""
+    job: Annotated[SlurmConfig, tyro.conf.arg(name="")] = field(default_factory=SlurmConfig)
+    out: Path | None = None
+    """The run's folder, on a disk that all nodes share; by default runs/TASK/<time>. Script and log lie beside it."""
+    show: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the script and stop."""
+
+
+def slurm_command(words: Sequence[str], prog: str) -> int:
+    """`slurm TASK [options] [-- options of the run]`."""
+    own, options = _split(words)
+    try:
+        arguments = tyro.cli(SlurmArguments, args=own, prog=prog)
+    except ValueError as error:  # a rule of SlurmConfig
+        raise UsageError(str(error), f"{prog} --help") from error
+    run_words = [arguments.task, *options]
+    config = parse_run(run_words, f"{prog} {_SPLIT}").config  # what is wrong with it is said now, not by a job tomorrow
+    if config.out is not None:
+        raise UsageError("--out belongs before the --", f"{prog} {arguments.task} --out {config.out} -- ...")
+    if config.asks_judge and not config.serve.app:
+        _check_judge(arguments.job, config)
+    out = (arguments.out or default_path(config.task, datetime.now())).absolute()
+    if arguments.show:
+        sys.stdout.write(job_script(arguments.job, out, run_words))
+        return EXIT_DONE
+    script = write_job(arguments.job, out, run_words)
+    job = submit(script)
+    sys.stdout.write(
+        f"job {job} submitted: {config.title}\n"
+        f"  script  {script}\n"
+        f"  follow  tail -F {log_file(out)}\n"
+        f"  state   squeue --job {job}\n"
+        f"  stop    scancel --batch --signal=TERM {job}   (saves first; go on with: sbatch {script})\n"
+        f"  result  {out}\n"
+    )
+    return EXIT_DONE
+
+
+def _check_judge(job: SlurmConfig, config: RunConfig) -> None:
+    """Raises UsageError where the run's judge wants GPUs or weights that the job will not have."""
+    wanted, there = config.serve.num_gpus * config.serve.num_replicas, job.gpus_per_node * job.nodes
+    if wanted > there:
+        fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"
+        raise UsageError(f"the judge asks for {wanted:g} GPUs, the job for {there}", fix)
+    if not job.offline or config.judge.backend not in WEIGHT_BACKENDS:
+        return
+    from rlvlm.commands.fetch import is_here  # imports the hub's client
+
+    if not is_here(config.judge.model, config.judge.revision):
+        raise UsageError(
+            f"{config.judge.model} is not on this disk, and the job will not look for it on the network",
+            f"rlvlm fetch {config.judge.model}  (or --no-offline, before the --)",
+        )
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the first `--`, and those after it."""
+    place = list(words).index(_SPLIT) if _SPLIT in words else len(words)
+    return list(words[:place]), list(words[place + 1 :])

@@ -1,0 +1,82 @@
+"""The command behind `rlvlm sweep`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from rlvlm.errors import EXIT_DONE
+from rlvlm.sweeps.config import SweepConfig, find_sweep_file, read_sweep
+from rlvlm.sweeps.plan import expand, planned_queries
+
+if TYPE_CHECKING:
+    from rlvlm.sweeps.folder import SweepFolder
+
+WIDTH = 160
+"""Columns of a table in a file or pipe."""
+
+
+@dataclass(frozen=True)
+class SweepArguments:
+    """Run every task with every reward source and every seed of a file; the same command goes on with what is left."""
+
+    file: tyro.conf.Positional[str]
+    """A YAML file, or the name of one in tune_configs/."""
+    out: Path | None = None
+    """The sweep's folder; by default runs/sweeps/NAME."""
+    smoke: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Cut every run to minutes: all parts happen, nothing is learnt to the end."""
+    plan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Show the runs and what each may spend, and stop."""
+
+
+def sweep_command(words: Sequence[str], prog: str) -> int:
+    """`sweep FILE [--out DIR] [--smoke] [--plan]`."""
+    arguments = tyro.cli(SweepArguments, args=words, prog=prog)
+    file = find_sweep_file(arguments.file)
+    sweep = read_sweep(file)
+    if arguments.smoke:
+        sweep = replace(sweep, smoke=True)
+    out = arguments.out or Path("runs/sweeps") / (f"{file.stem}-smoke" if sweep.smoke else file.stem)
+    if arguments.plan:
+        show_plan(sweep, out)
+        return EXIT_DONE
+    return _run(out, sweep)
+
+
+def resume_sweep(folder: "SweepFolder") -> int:
+    """Goes on with a sweep as it was last started."""
+    return _run(folder.path, folder.config())
+
+
+def show_plan(sweep: SweepConfig, out: Path) -> None:
+    """Prints what a sweep would run.
+
+    Raises:
+        UsageError: a setting is wrong.
+    """
+    plans = expand(sweep)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("task", "source", "seeds", "steps", "queries", "reward"):
+        table.add_column(name, justify="right" if name in ("steps", "queries") else "left")
+    for task in sweep.tasks:
+        for source, about in sweep.sources.items():
+            config = next(plan.config for plan in plans if (plan.task, plan.source) == (task, source))
+            queries = f"{planned_queries(config):,}" if config.asks_teacher else "-"
+            seeds = ", ".join(map(str, sweep.seeds_of(task)))
+            table.add_row(task, source, seeds, f"{config.steps:,}", queries, f"{about.title} ({config.reward_name})")
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(sweep.title, style="bold")
+    console.print(table)
+    console.print(f"{len(plans)} runs, in {out}")
+
+
+def _run(out: Path, sweep: SweepConfig) -> int:
+    from rlvlm.sweeps.sweep import run_sweep  # torch and ray, after all that can be checked without
+
+    return run_sweep(out, sweep)

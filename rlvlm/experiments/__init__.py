@@ -1,1 +1,0 @@
-"""What is run and compared: config, recipes, training, reports. Used by the command line and notebooks."""

@@ -1,0 +1,100 @@
+"""The gateway as a Ray Serve deployment: guard outside, routes inside, judges reached by the names of their apps."""
+
+import dataclasses
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, field_validator
+from ray import serve
+from ray.serve.config import BackpressureConfig
+from starlette.types import ASGIApp
+
+from rlvlm.errors import MachineError
+from rlvlm.gateway.config import HttpConfig
+from rlvlm.gateway.guard import Guard
+from rlvlm.gateway.judge_line import JudgeLine, Line
+from rlvlm.gateway.media.files import MediaRoot
+from rlvlm.gateway.reference import add_reference_routes
+from rlvlm.gateway.routes import Desk, build_app
+from rlvlm.gateway.token_file import make_token, read_token
+from rlvlm.serving.refusal import RETRY_AFTER_S
+from rlvlm.serving.startup import marked
+
+DEPLOYMENT = "gateway"
+MAX_ONGOING = 900
+"""Requests inside one gateway, most of them waiting for a body or a judge. Ray's own ceiling is 1,000."""
+MAX_QUEUED = 100
+"""Requests that Serve holds back before it answers 429 itself."""
+
+
+def build_gateway(config: HttpConfig, lines: dict[str, Line]) -> ASGIApp:
+    """The whole HTTP edge as one ASGI app; its token is made if there is none.
+
+    Raises:
+        MachineError: the token file or the media root cannot be used.
+    """
+    make_token(config.token_path)
+    token = read_token(config.token_path)
+    desk = Desk(lines)
+    app = build_app(desk)
+    add_reference_routes(app, desk, MediaRoot(config.media_root), config.max_tokens)
+    return Guard(app, token, config)
+
+
+@serve.ingress()
+class Gateway:
+    """One copy of the gateway. It holds no model and needs a tenth of a core."""
+
+    def __init__(self, config: HttpConfig) -> None:
+        """Stores the limits; the app is built once the replica's event loop runs."""
+        self._config = config
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:  # noqa: PLW3201 - the name that Serve calls
+        """The app that Serve puts behind its proxy.
+
+        Raises:
+            RuntimeError: it cannot be built; its line carries the cause and the fix.
+        """
+        config = self._config
+        lines: dict[str, Line] = {name: JudgeLine(name, config.timeout_s, config.retries) for name in config.judges}
+        try:
+            return build_gateway(config, lines)
+        except MachineError as error:
+            raise marked(error) from error
+
+
+class GatewayArgs(BaseModel):
+    """Arguments of `gateway_app` in a Serve YAML file: the fields of `HttpConfig`."""
+
+    model_config = ConfigDict(extra="forbid")
+    http: HttpConfig = HttpConfig()
+
+    @field_validator("http", mode="before")
+    @classmethod
+    def _no_unknown_keys(cls, value: Any) -> Any:
+        known = {field.name for field in dataclasses.fields(HttpConfig)}
+        unknown = sorted(set(value) - known) if isinstance(value, dict) else []
+        if unknown:
+            raise ValueError(f"unknown http keys {unknown}; known are {sorted(known)}")
+        return value
+
+
+def gateway_app(args: GatewayArgs) -> serve.Application:
+    """The Serve application of one gateway."""
+    return bind_gateway(args.http)
+
+
+def bind_gateway(config: HttpConfig) -> serve.Application:
+    """The deployment of a gateway, bound and ready for `serve.run`."""
+    make_deployment = serve.deployment(
+        name=DEPLOYMENT,
+        num_replicas=config.num_replicas,
+        ray_actor_options={"num_cpus": config.num_cpus},
+        max_ongoing_requests=MAX_ONGOING,
+        max_queued_requests=MAX_QUEUED,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
+        max_constructor_retry_count=1,
+        health_check_period_s=5.0,
+        graceful_shutdown_timeout_s=5.0,
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )
+    return make_deployment(Gateway).bind(config)

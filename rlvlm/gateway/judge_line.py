@@ -1,0 +1,118 @@
+"""A judge's Serve app, asked from the gateway's event loop: retries what died, passes on what is overloaded."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ray import serve
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+from ray.serve.handle import DeploymentHandle
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.judges.prompts import Chat
+from rlvlm.serving.refusal import Refusal, overloaded
+from rlvlm.types.judging import Clip, Query, Score, Verdict
+
+logger = logging.getLogger(__name__)
+
+_DIED = (RayActorError, DeploymentUnavailableError)
+"""A replica died while it was answering, or is just being replaced: another try may meet a living one."""
+
+
+class Line(Protocol):
+    """A judge that is asked without blocking; `JudgeLine` is one, and so are the stand-ins of the tests."""
+
+    async def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        """One verdict per query, in order."""
+        ...
+
+    async def score(self, clips: Sequence[Clip]) -> list[Score]:
+        """One score per clip, in order."""
+        ...
+
+    async def generate(self, chat: Chat, max_new_tokens: int, temperature: float) -> str:
+        """The model's reply."""
+        ...
+
+
+class JudgeLine:
+    """`Line` over the handle of a Serve app.
+
+    Serve's own bounded queue decides about overload: its `BackPressureError` becomes a 429 at once, and is not tried
+    again here, where the caller knows better how long it can wait.
+    """
+
+    def __init__(self, app: str, timeout_s: float, retries: int) -> None:
+        """Remembers where to ask; the app may start later."""
+        self._app = app
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._handle: DeploymentHandle | None = None
+
+    async def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        """One verdict per query, in order.
+
+        Raises:
+            Refusal: overloaded (429), not running or broken (503), too slow (504).
+        """
+        return await self._ask("compare", list(queries))
+
+    async def score(self, clips: Sequence[Clip]) -> list[Score]:
+        """One score per clip, in order; raises as `compare` does."""
+        return await self._ask("score", list(clips))
+
+    async def generate(self, chat: Chat, max_new_tokens: int, temperature: float) -> str:
+        """The model's reply; raises as `compare` does, and a 422 Refusal where the judge cannot write."""
+        replies = await self._ask("generate", [chat], max_new_tokens, temperature)
+        return replies[0]
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        """The answer of one call, or what became of it as a `Refusal`."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                outcome = await self._try(method, *args)
+        except BackPressureError:
+            raise overloaded("the judge's queue is full") from None
+        except TimeoutError:
+            raise Refusal(
+                504,
+                "deadline",
+                f"the judge did not answer within {self._timeout_s:g} s",
+                "send fewer questions at once",
+            ) from None
+        except (RayError, RayServeException, JudgeUnavailable) as error:
+            logger.warning("judge app %s did not answer: %s", self._app, type(error).__name__)
+            raise Refusal(503, "judge", "the judge does not answer now", "try again; its operator sees why") from None
+        if isinstance(outcome, UnsupportedQuestion):
+            raise Refusal(422, "unsupported", str(outcome), outcome.fix)
+        if isinstance(outcome, JudgeUnavailable):
+            logger.warning("judge app %s: %s", self._app, outcome)
+            raise Refusal(503, "judge", "the judge broke on this request", "try again; its operator sees why")
+        return outcome
+
+    async def _try(self, method: str, *args: Any) -> Any:
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(1 + self._retries),
+            wait=wait_random_exponential(multiplier=0.2, max=5.0),
+            retry=retry_if_exception_type(_DIED),
+            reraise=True,
+        )
+        return await retrying(self._once, method, *args)
+
+    async def _once(self, method: str, *args: Any) -> Any:
+        start = time.monotonic()
+        if self._handle is None:
+            self._handle = await asyncio.to_thread(serve.get_app_handle, self._app)
+        response = getattr(self._handle, method).remote(*args)
+        try:
+            return await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except _DIED:
+            logger.warning("judge app %s: a replica died after %.1f s", self._app, time.monotonic() - start)
+            raise

@@ -1,0 +1,249 @@
+"""What callers send and get, typed: unknown fields are errors, and so are values of another type."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from rlvlm.gateway.media.pictures import MAX_PICTURES
+from rlvlm.judges.prompts import MAX_GOAL_CHARS
+from rlvlm.types.judging import Label, Score, Status, Verdict
+
+MAX_TEXT_CHARS = 16_000
+"""Longest text part of a chat."""
+
+Goal = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GOAL_CHARS)]
+Picture = Annotated[
+    str,
+    StringConstraints(min_length=1),
+    Field(
+        description="A PNG, JPEG or WebP still in base64, bare or as a `data:image/...;base64,` URI. Never an address.",
+        json_schema_extra={"format": "byte"},
+    ),
+]
+Pictures = Annotated[list[Picture], Field(min_length=1, max_length=MAX_PICTURES)]
+JudgeName = Annotated[str, StringConstraints(min_length=1, max_length=100)]
+
+
+class Message(BaseModel):
+    """Base of everything on the wire."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class PreferenceQuestion(Message):
+    """Which of two clips is nearer to the goal?"""
+
+    goal: Goal
+    left: Pictures
+    right: Pictures
+    goal_picture: Picture | None = None
+
+
+class PreferenceRequest(PreferenceQuestion):
+    """One comparison."""
+
+    backend: JudgeName | None = Field(None, description="Name of the judge; the server's first if absent.")
+
+
+class PreferenceBatchRequest(Message):
+    """Several comparisons, answered in order; all their pictures count together."""
+
+    queries: list[PreferenceQuestion] = Field(min_length=1, max_length=MAX_PICTURES // 2)
+    backend: JudgeName | None = None
+
+
+class ScoreQuestion(Message):
+    """How much of the goal is reached at the end of a clip?"""
+
+    goal: Goal
+    frames: Pictures
+    goal_picture: Picture | None = None
+
+
+class ScoreRequest(ScoreQuestion):
+    """One clip."""
+
+    backend: JudgeName | None = None
+
+
+class ScoreBatchRequest(Message):
+    """Several clips, answered in order; all their pictures count together."""
+
+    clips: list[ScoreQuestion] = Field(min_length=1, max_length=MAX_PICTURES)
+    backend: JudgeName | None = None
+
+
+class Probabilities(Message):
+    """Of the three labels; they sum to 1."""
+
+    left: float
+    right: float
+    tie: float
+
+
+class StampAnswer(Message):
+    """Which judge answered, and how it was asked."""
+
+    judge: str
+    revision: str
+    prompt: str
+    decoding: str
+
+
+class PreferenceAnswer(Message):
+    """A verdict. `label` is left or right when `status` is ok, tie when it is no_preference, else null."""
+
+    status: Status
+    label: Label | None
+    probabilities: Probabilities | None
+    text: str
+    latency_s: float
+    stamp: StampAnswer
+
+
+class PreferenceBatchAnswer(Message):
+    """One verdict per query, in order."""
+
+    answers: list[PreferenceAnswer]
+
+
+class ScoreAnswer(Message):
+    """A score in [0, 1]; null unless `status` is ok."""
+
+    status: Status
+    value: float | None
+    text: str
+    latency_s: float
+    stamp: StampAnswer
+
+
+class ScoreBatchAnswer(Message):
+    """One score per clip, in order."""
+
+    answers: list[ScoreAnswer]
+
+
+class TextPart(Message):
+    """Words of a turn."""
+
+    type: Literal["text"]
+    text: Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
+
+
+class ImagePart(Message):
+    """A picture of a turn."""
+
+    type: Literal["image"]
+    image: Picture
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
+class Turn(Message):
+    """One turn of a chat, in the Qwen format."""
+
+    role: Literal["system", "user", "assistant"]
+    content: (
+        Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
+        | Annotated[list[Part], Field(min_length=1, max_length=2 * MAX_PICTURES + 2)]
+    )
+
+
+class GenerateRequest(Message):
+    """A chat to be continued (the reference systems' route)."""
+
+    messages: list[Turn] = Field(min_length=1, max_length=16)
+    max_tokens: int = Field(256, ge=1, description="Longest reply; the server has a ceiling of its own.")
+    temperature: float = Field(0.0, ge=0.0, le=2.0, strict=False)
+    backend: JudgeName | None = None
+
+
+class GenerateAnswer(Message):
+    """What the model wrote."""
+
+    text: str
+    backend: str
+    latency_s: float
+
+
+class BackendOptions(Message):
+    """What `backend_kwargs` may hold."""
+
+    score_mode: Literal["auto", "percentage"] = "auto"
+
+
+class VideoScoreRequest(Message):
+    """A video to be scored (the reference systems' route): a name below the media root, or its frames."""
+
+    task_text: Goal
+    video_path: Annotated[str, StringConstraints(min_length=1, max_length=1_024)] | None = None
+    frames: Pictures | None = Field(None, description="Instead of video_path: the frames, in order of time.")
+    nframes: int = Field(16, ge=1, le=128, description="Frames looked at, evenly spread; 64 at most are decoded.")
+    max_pixels: int = Field(200_704, ge=784, le=2_048 * 784, description="Frames with more are made smaller.")
+    backend: JudgeName | None = None
+    backend_kwargs: BackendOptions | None = None
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if (self.video_path is None) == (self.frames is None):
+            raise ValueError("give either video_path or frames")
+        return self
+
+
+class VideoScoreAnswer(Message):
+    """The reference's fields, and what it left out. `score` is null unless `status` is ok: nothing is made up."""
+
+    score: float | None
+    model_output: str
+    backend: str
+    status: Status
+    frames_used: int
+    latency_s: float
+
+
+class HealthAnswer(Message):
+    """Without a token only `status`."""
+
+    status: Literal["ok"]
+    default_backend: str | None = None
+    loaded_backends: list[str] | None = None
+
+
+class ErrorDetail(Message):
+    """What went wrong, for programs, for people, and what to do."""
+
+    code: str
+    message: str
+    fix: str
+
+
+class ErrorAnswer(Message):
+    """The body of every answer that is not 200."""
+
+    error: ErrorDetail
+
+
+def preference_answer(verdict: Verdict) -> PreferenceAnswer:
+    """A verdict as it goes over the wire."""
+    odds = verdict.probabilities
+    return PreferenceAnswer(
+        status=verdict.status,
+        label=verdict.label,
+        probabilities=None if odds is None else Probabilities(left=odds[0], right=odds[1], tie=odds[2]),
+        **_shared(verdict),
+    )
+
+
+def score_answer(score: Score) -> ScoreAnswer:
+    """A score as it goes over the wire."""
+    return ScoreAnswer(status=score.status, value=score.value, **_shared(score))
+
+
+def _shared(answer: Verdict | Score) -> dict[str, Any]:
+    stamp = answer.stamp
+    return {
+        "text": answer.text,
+        "latency_s": answer.latency_s,
+        "stamp": StampAnswer(judge=stamp.judge, revision=stamp.revision, prompt=stamp.prompt, decoding=stamp.decoding),
+    }

@@ -1,0 +1,131 @@
+"""A store as one Parquet file, one row per answer with the truth beside it: for DuckDB, pandas, or a colleague."""
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlvlm.labels.records import StoredAnswer, Truth, truth_about
+from rlvlm.labels.store import LabelStore
+from rlvlm.types.judging import Label, Verdict
+
+ROWS_AT_ONCE = 10_000
+"""In memory, and per row group of the file."""
+SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("question", pa.string()),
+        ("kind", pa.string()),
+        ("goal", pa.string()),
+        ("left", pa.list_(pa.string())),
+        ("right", pa.list_(pa.string())),
+        ("goal_picture", pa.list_(pa.string())),
+        ("judge", pa.string()),
+        ("revision", pa.string()),
+        ("prompt", pa.string()),
+        ("decoding", pa.string()),
+        ("status", pa.string()),
+        ("label", pa.string()),
+        ("value", pa.float64()),
+        ("p_left", pa.float64()),
+        ("p_right", pa.float64()),
+        ("p_tie", pa.float64()),
+        ("text", pa.string()),
+        ("latency_s", pa.float64()),
+        ("tokens_in", pa.int64()),
+        ("tokens_out", pa.int64()),
+        ("cost_usd", pa.float64()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("run", pa.string()),
+        ("task", pa.string()),
+        ("seed", pa.int64()),
+        ("progress_left", pa.float64()),
+        ("progress_right", pa.float64()),
+        ("return_left", pa.float64()),
+        ("return_right", pa.float64()),
+        ("correct", pa.bool_()),
+    ]
+)
+"""Pictures are named by digest, as in the store. `correct` is null without a decided label or a truth that decides."""
+
+
+def export_parquet(store: LabelStore, file: Path) -> int:
+    """Writes every answer of the store, failed ones too, and returns how many. The file appears whole or not at all.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    truths = store.truths()
+    rows = (_row(item, truth_about(item.question, truths)) for item in store.answers())
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    count = 0
+    try:
+        with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
+            for part in _parts(rows):
+                writer.write_table(pa.Table.from_pylist(part, SCHEMA))
+                count += len(part)
+        os.replace(partial, file)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return count
+
+
+def _parts(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    iterator = iter(rows)
+    while part := list(islice(iterator, ROWS_AT_ONCE)):
+        yield part
+
+
+def _row(item: StoredAnswer, truth: Truth | None) -> dict[str, Any]:
+    answer, question, usage = item.answer, item.question, item.answer.usage
+    is_verdict = isinstance(answer, Verdict)
+    p_left, p_right, p_tie = (answer.probabilities if is_verdict else None) or (None, None, None)
+    progress = (truth.progress if truth else None) or (None, None)
+    returns = (truth.returns if truth else None) or (None, None)
+    return {
+        "key": item.key,
+        "question": question.id,
+        "kind": question.kind,
+        "goal": question.goal,
+        "left": list(question.left),
+        "right": list(question.right),
+        "goal_picture": list(question.goal_picture),
+        "judge": answer.stamp.judge,
+        "revision": answer.stamp.revision,
+        "prompt": answer.stamp.prompt,
+        "decoding": answer.stamp.decoding,
+        "status": str(answer.status),
+        "label": str(answer.label) if is_verdict and answer.label else None,
+        "value": None if is_verdict else answer.value,
+        "p_left": p_left,
+        "p_right": p_right,
+        "p_tie": p_tie,
+        "text": answer.text.encode(errors="replace").decode(),  # Parquet's text is UTF-8, a judge's need not be
+        "latency_s": answer.latency_s,
+        "tokens_in": usage.tokens_in if usage else None,
+        "tokens_out": usage.tokens_out if usage else None,
+        "cost_usd": usage.cost_usd if usage else None,
+        "at": datetime.fromtimestamp(item.when, UTC),
+        "run": item.origin.run,
+        "task": item.origin.task,
+        "seed": item.origin.seed,
+        "progress_left": progress[0],
+        "progress_right": progress[1],
+        "return_left": returns[0],
+        "return_right": returns[1],
+        "correct": _is_correct(answer, truth) if is_verdict else None,
+    }
+
+
+def _is_correct(verdict: Verdict, truth: Truth | None) -> bool | None:
+    if truth is None or verdict.label not in (Label.LEFT, Label.RIGHT) or truth.values[0] == truth.values[1]:
+        return None
+    return verdict.label is (Label.LEFT if truth.values[0] > truth.values[1] else Label.RIGHT)

@@ -1,0 +1,253 @@
+"""What a line of a store means: an answer with its question and origin, or the truth about a question."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Self
+
+from rlvlm.labels.lines import DamagedLine
+from rlvlm.labels.pictures import is_digest, picture_digest
+from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
+from rlvlm.types.steps import Frames
+
+Answer = Verdict | Score
+Pictures = Sequence[tuple[str, Any]]
+"""Digests and pixels."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What was asked, with pictures by their digests; the same whoever is asked."""
+
+    kind: Literal["compare", "score"]
+    goal: str
+    left: tuple[str, ...]
+    """Pictures of the left side, in order of time; of the clip, where one is scored."""
+    right: tuple[str, ...] = ()
+    """Pictures of the right side; none where one clip is scored."""
+    goal_picture: tuple[str, ...] = ()
+    """The picture of the goal reached, where one was shown."""
+
+    @property
+    def id(self) -> str:
+        """SHA-256 of the question: what truths and answers of several judges have in common."""
+        content = json.dumps([self.kind, self.goal, self.left, self.right, self.goal_picture])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    @property
+    def swapped(self) -> Self:
+        """The same question with left and right exchanged."""
+        return type(self)(
+            kind=self.kind, goal=self.goal, left=self.right, right=self.left, goal_picture=self.goal_picture
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """On whose behalf a line was written."""
+
+    run: str = ""
+    """Name of the run's folder, without its path."""
+    task: str = ""
+    seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredAnswer:
+    """An answer with everything that is known about it."""
+
+    key: str
+    """`answer_key` of question and stamp."""
+    question: Question
+    answer: Answer
+    when: float
+    """Unix time of the line, seconds."""
+    origin: Origin = field(default_factory=Origin)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Truth:
+    """What the simulator knows about a question. Judges never see it: it comes from the run's records, afterwards."""
+
+    question: str
+    """`Question.id`."""
+    progress: tuple[float, float] | None = None
+    """Of left and right, in [0, 1]."""
+    returns: tuple[float, float] | None = None
+    """True returns of left and right, in units of the env's reward."""
+    when: float = 0.0
+    origin: Origin = field(default_factory=Origin)
+
+    @property
+    def values(self) -> tuple[float, float]:
+        """Progress where it is known, returns otherwise: the larger side is nearer to the goal."""
+        values = self.progress or self.returns
+        assert values is not None, "a truth has progress or returns"
+        return values
+
+    @property
+    def swapped(self) -> "Truth":
+        """What is true where left and right are exchanged; still named after the question as it was."""
+        progress, returns = self.progress, self.returns
+        return replace(self, progress=progress and progress[::-1], returns=returns and returns[::-1])
+
+
+def describe(item: Query | Clip) -> tuple[Question, Pictures]:
+    """A question by content, and the pictures it shows."""
+    left, right = (item.left, item.right) if isinstance(item, Query) else (item.frames, None)
+    sides = [_digests(frames) for frames in (left, right, item.goal_picture)]
+    digests = [tuple(digest for digest, _ in side) for side in sides]
+    kind = "compare" if isinstance(item, Query) else "score"
+    question = Question(kind=kind, goal=item.goal, left=digests[0], right=digests[1], goal_picture=digests[2])
+    return question, [picture for side in sides for picture in side]
+
+
+def truth_about(question: Question, truths: Mapping[str, Truth]) -> Truth | None:
+    """What is known about a question, from itself or from the same in the other order.
+
+    Args:
+        question: any.
+        truths: by `Question.id`, from `LabelStore.truths`.
+    """
+    if question.id in truths:
+        return truths[question.id]
+    mirrored = truths.get(question.swapped.id)
+    return None if mirrored is None else mirrored.swapped
+
+
+def answer_key(question: str, stamp: Stamp) -> str:
+    """SHA-256 over everything that decides an answer.
+
+    Args:
+        question: `Question.id`.
+        stamp: who is asked, and how.
+    """
+    return hashlib.sha256(json.dumps([question, *asdict(stamp).values()]).encode()).hexdigest()
+
+
+def to_record(item: StoredAnswer | Truth) -> dict[str, Any]:
+    """The JSON object of a line; `from_record` gives an equal item back."""
+    if isinstance(item, Truth):
+        return {"kind": "truth", **_without_empty(asdict(item))}
+    answer = asdict(item.answer)
+    answer.pop("question")
+    if not all(map(math.isfinite, answer.get("probabilities") or ())):
+        answer["probabilities"] = None  # a broken network's; JSON has no such numbers
+    return {
+        "kind": "verdict" if isinstance(item.answer, Verdict) else "score",
+        "key": item.key,
+        "question": {"id": item.question.id, **_without_empty(asdict(item.question))},
+        "answer": _without_empty(answer),
+        "when": item.when,
+        "origin": _without_empty(asdict(item.origin)),
+    }
+
+
+def from_record(record: dict[str, Any]) -> StoredAnswer | Truth:
+    """The item of a line's JSON object.
+
+    Raises:
+        DamagedLine: it has no such kind, or a field is missing, of the wrong type, or contradicts another.
+    """
+    try:
+        if record["kind"] == "truth":
+            return _truth(record)
+        question = _question(record["question"])
+        answer = _answer(record["kind"], record["answer"], question.id)
+        key = answer_key(question.id, answer.stamp)
+        if key != record["key"]:
+            raise DamagedLine("its key is not that of its question and stamp")
+        return StoredAnswer(
+            key=key, question=question, answer=answer, when=_number(record["when"]), origin=_origin(record["origin"])
+        )
+    except DamagedLine:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DamagedLine(f"its record makes no sense: {type(error).__name__} {error}") from error
+
+
+def _digests(frames: Frames | None) -> list[tuple[str, Any]]:
+    """Digest and pixels of each frame; what is no stack of pictures counts as one odd picture."""
+    if frames is None:
+        return []
+    pictures = list(frames) if getattr(frames, "ndim", 0) == 4 else [frames]
+    return [(picture_digest(picture), picture) for picture in pictures]
+
+
+def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value not in (None, "", ())}
+
+
+def _truth(record: dict[str, Any]) -> Truth:
+    progress, returns = _pair(record.get("progress")), _pair(record.get("returns"))
+    if not is_digest(record["question"]) or (progress is None and returns is None):
+        raise DamagedLine("a truth names a question, and progress or returns")
+    return Truth(
+        question=record["question"],
+        progress=progress,
+        returns=returns,
+        when=_number(record["when"]),
+        origin=_origin(record["origin"]),
+    )
+
+
+def _question(record: dict[str, Any]) -> Question:
+    sides = {name: tuple(record.get(name, ())) for name in ("left", "right", "goal_picture")}
+    has_digests = all(is_digest(name) for side in sides.values() for name in side)
+    if record["kind"] not in ("compare", "score") or not has_digests:
+        raise DamagedLine("a question is of kind compare or score, and names its pictures by digest")
+    return Question(kind=record["kind"], goal=_text(record.get("goal", "")), **sides)
+
+
+def _answer(kind: str, record: dict[str, Any], question: str) -> Answer:
+    usage = record.get("usage")
+    shared: dict[str, Any] = {
+        "status": Status(record["status"]),
+        "stamp": Stamp(**{name: _text(record["stamp"][name]) for name in ("judge", "revision", "prompt", "decoding")}),
+        "text": _text(record.get("text", "")),
+        "latency_s": _number(record["latency_s"]),
+        "usage": None if usage is None else Usage(**usage),
+        "question": question,
+    }
+    if kind == "score":
+        value = record.get("value")
+        return Score(value=None if value is None else _number(value), **shared)
+    if kind != "verdict":
+        raise DamagedLine(f"there is no kind {kind[:40]!r}")
+    label, probabilities = record.get("label"), record.get("probabilities")
+    shares = None if probabilities is None else [_number(share) for share in probabilities]
+    if shares is not None and len(shares) != 3:
+        raise DamagedLine(f"three probabilities are wanted, got {len(shares)}")
+    return Verdict(
+        label=None if label is None else Label(label),
+        probabilities=None if shares is None else (shares[0], shares[1], shares[2]),
+        **shared,
+    )
+
+
+def _origin(record: dict[str, Any]) -> Origin:
+    seed = record.get("seed")
+    return Origin(
+        run=_text(record.get("run", "")), task=_text(record.get("task", "")), seed=None if seed is None else int(seed)
+    )
+
+
+def _pair(value: Any) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    left, right = value
+    return _number(left), _number(right)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise DamagedLine(f"a finite number is wanted, got {str(value)[:40]!r}")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise DamagedLine(f"text is wanted, got {type(value).__name__}")
+    return value

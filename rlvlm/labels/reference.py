@@ -1,0 +1,139 @@
+"""Label files of the reference implementation, converted once into a store. Nothing in them is executed.
+
+Source: RL-VLM-F (Wang et al. 2024, arXiv:2402.03681), its cached VLM labels: a pickled list of seven arrays for each
+feedback session: pairs of pictures side by side [N, H, 2W, 3] uint8, true labels [N, 1], the VLM's labels [N, 1],
+states and actions of both sides, and true rewards of both sides [N, L, 1]; undecided labels were removed before.
+Departure: states and actions are left out; a label store keeps what a judge saw and said.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.labels.pickles import RefusedPickle, read_pickled_arrays
+from rlvlm.labels.records import Truth, describe
+from rlvlm.labels.store import LabelStore
+from rlvlm.types.judging import Label, Query, Stamp, Status, Verdict
+from rlvlm.types.steps import FloatArray, Frames
+
+PROMPT = "reference"
+"""Stands in the stamp: the words were the reference's, not a version of ours."""
+_NUM_ARRAYS = 7
+_LABELS = {0: Label.LEFT, 1: Label.RIGHT, -1: Label.TIE}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceSession:
+    """The labels of one file."""
+
+    left: Frames
+    """[N, H, W, 3]."""
+    right: Frames
+    """[N, H, W, 3]."""
+    labels: NDArray[np.int64]
+    """[N] 0 left, 1 right, -1 undecided."""
+    true_labels: NDArray[np.int64]
+    """[N] as the file says."""
+    returns: FloatArray
+    """[N, 2] true returns of both sides."""
+
+
+def read_reference(file: Path) -> ReferenceSession:
+    """The labels in one pickled file of the reference.
+
+    Args:
+        file: untrusted.
+
+    Raises:
+        RefusedPickle: it is anything else; says what was met.
+    """
+    arrays = read_pickled_arrays(file)
+    if len(arrays) != _NUM_ARRAYS:
+        raise RefusedPickle(f"{_NUM_ARRAYS} arrays are wanted, got {len(arrays)}")
+    pictures, true_labels, labels, _, _, *rewards = arrays
+    if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[3] != 3 or pictures.shape[2] % 2:
+        raise RefusedPickle(f"pairs of pictures are [N, H, 2W, 3] uint8, got {pictures.shape} {pictures.dtype}")
+    count, width = len(pictures), pictures.shape[2] // 2
+    if any(len(array) != count for array in (true_labels, labels, *rewards)):
+        raise RefusedPickle(f"{count} pairs need as many labels and rewards")
+    returns = np.stack([_sums(side, count) for side in rewards], axis=1)
+    return ReferenceSession(
+        left=pictures[:, :, :width],
+        right=pictures[:, :, width:],
+        labels=_codes(labels, count),
+        true_labels=_codes(true_labels, count),
+        returns=returns,
+    )
+
+
+def import_reference(files: Sequence[Path], store: LabelStore, *, goal: str, judge: str) -> Counter[str]:
+    """Adds the labels of the files to a store, and returns what was counted.
+
+    Args:
+        files: of one run of the reference.
+        store: takes them.
+        goal: what that run's VLM was asked about; the files do not say.
+        judge: which VLM it was; the files do not say.
+
+    Returns:
+        `labels`, `correct` and `wrong` by the true returns, and `disagrees`: true labels of a file that its own
+        rewards contradict.
+
+    Raises:
+        RefusedPickle: a file is anything else; those before it are in the store.
+    """
+    stamp = Stamp(judge=f"imported:{judge}", revision="", prompt=PROMPT, decoding="")
+    counts: Counter[str] = Counter()
+    for file in files:
+        session = read_reference(file)
+        _add(session, store, goal, stamp)
+        gains = session.returns[:, 1] - session.returns[:, 0]
+        is_checked = (session.labels >= 0) & (gains != 0)
+        is_right = (session.labels == 1) == (gains > 0)
+        counts["labels"] += len(session.labels)
+        counts["correct"] += int((is_checked & is_right).sum())
+        counts["wrong"] += int((is_checked & ~is_right).sum())
+        counts["disagrees"] += int(((session.true_labels == 1) != (gains > 0))[gains != 0].sum())
+    return counts
+
+
+def _add(session: ReferenceSession, store: LabelStore, goal: str, stamp: Stamp) -> None:
+    described = [
+        describe(Query(goal=goal, left=left[None], right=right[None]))
+        for left, right in zip(session.left, session.right, strict=True)
+    ]
+    labels = [_LABELS[int(code)] for code in session.labels]
+    store.keep_pictures([picture for _, shown in described for picture in shown])
+    store.add_answers(
+        [
+            (
+                question,
+                Verdict(status=Status.NO_PREFERENCE if label is Label.TIE else Status.OK, label=label, stamp=stamp),
+            )
+            for (question, _), label in zip(described, labels, strict=True)
+        ]
+    )
+    store.add_truths(
+        Truth(question=question.id, returns=(float(left), float(right)))
+        for (question, _), (left, right) in zip(described, session.returns, strict=True)
+    )
+
+
+def _codes(array: NDArray[Any], count: int) -> NDArray[np.int64]:
+    flat = array.reshape(-1)
+    if len(flat) != count or not np.isin(flat, list(_LABELS)).all():
+        raise RefusedPickle("labels are 0, 1 or -1, one per pair")
+    return flat.astype(np.int64)
+
+
+def _sums(rewards: NDArray[Any], count: int) -> FloatArray:
+    """[N] sums over the steps of each segment."""
+    sums = rewards.reshape(count, -1).astype(np.float64).sum(axis=1)
+    if not np.isfinite(sums).all():
+        raise RefusedPickle("rewards are finite numbers")
+    return sums.astype(np.float32)

@@ -1,0 +1,145 @@
+"""The growing files of a store: each writer appends to one of its own, every reader reads them all."""
+
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rlvlm.labels.lines import MAX_LINE_BYTES, DamagedLine, decode_line, encode_line
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".jsonl"
+_CHUNK_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a line stands."""
+
+    file: Path
+    offset: int
+    length: int
+    """Bytes, without the line break."""
+
+
+class SegmentWriter:
+    """Appends records to a segment that nobody else writes to.
+
+    The file is made with the first record, under a name with the time and 64 random bits. A process that was forked
+    from a writer's begins a segment of its own.
+
+    Args:
+        folder: of all segments.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: Path | None = None
+        self._process = 0
+
+    def append(self, records: Sequence[dict[str, Any]]) -> None:
+        """Adds whole lines in one write, and returns once the disk has them.
+
+        Raises:
+            OSError: the disk refused; the segment is as it was before.
+        """
+        if not records:
+            return
+        data = memoryview(b"".join(map(encode_line, records)))
+        # Unbuffered, so that closing after a failure has nothing left to write.
+        with open(self._own_file(), "ab", buffering=0) as stream:
+            length = stream.seek(0, os.SEEK_END)
+            try:
+                while data:
+                    data = data[stream.write(data) :]
+                os.fsync(stream.fileno())
+            except OSError:
+                with suppress(OSError):
+                    stream.truncate(length)
+                raise
+
+    def _own_file(self) -> Path:
+        if self._file is None or self._process != os.getpid():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(8)}{SUFFIX}"
+            self._file, self._process = self._folder / name, os.getpid()
+            self._file.touch(exist_ok=False)
+        return self._file
+
+
+class SegmentReader:
+    """Reads what was appended since the last look.
+
+    Args:
+        folder: of all segments; it need not exist yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read_to: dict[Path, int] = {}
+        self.damaged: list[tuple[Place, str]] = []
+        """Lines that were not believed, and why."""
+
+    def new_records(self) -> Iterator[tuple[Place, dict[str, Any]]]:
+        """Records not yielded before, segment by segment in the order of their names.
+
+        A tail without a line break is left for the next look: its writer may be at it, or died over it. A damaged line
+        is put on `damaged` and passed over.
+        """
+        for file in self._segments():
+            for place, line in _whole_lines(file, self._read_to.get(file, 0)):
+                self._read_to[file] = place.offset + place.length + 1
+                try:
+                    record = decode_line(line)
+                except DamagedLine as damage:
+                    self.report(place, str(damage))
+                else:
+                    yield place, record
+
+    def num_unfinished(self) -> int:
+        """Segments that end without a line break: somebody writes at this moment, or died over it."""
+        return sum(file.stat().st_size > self._read_to.get(file, 0) for file in self._segments())
+
+    def report(self, place: Place, reason: str) -> None:
+        """Notes a line that is not believed."""
+        self.damaged.append((place, reason))
+        logger.warning("%s, byte %d: a line is damaged (%s) and not believed", place.file, place.offset, reason)
+
+    def _segments(self) -> list[Path]:
+        """Regular files alone: a link or a device among them is nobody's segment."""
+        if not self._folder.is_dir():
+            return []
+        return sorted(file for file in self._folder.glob(f"*{SUFFIX}") if stat.S_ISREG(file.lstat().st_mode))
+
+
+def read_record(place: Place) -> dict[str, Any]:
+    """The record of one line, read again.
+
+    Raises:
+        DamagedLine: it is not what it was.
+        OSError: its file is gone.
+    """
+    with open(place.file, "rb") as stream:
+        stream.seek(place.offset)
+        return decode_line(stream.read(place.length))
+
+
+def _whole_lines(file: Path, start: int) -> Iterator[tuple[Place, bytes]]:
+    """Lines that end, from byte `start` on, in constant memory; of one that is far too long only the beginning."""
+    with open(file, "rb") as stream:
+        stream.seek(start)
+        while line := stream.readline(MAX_LINE_BYTES + 2):
+            length = len(line)
+            while not line.endswith(b"\n") and (more := stream.readline(_CHUNK_BYTES)):
+                length += len(more)
+                line = line[: MAX_LINE_BYTES + 1] + more[-1:]
+            if line.endswith(b"\n"):
+                yield Place(file, start, length - 1), line
+            start += length

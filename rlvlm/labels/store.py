@@ -1,0 +1,314 @@
+"""The label store: a folder of answers that any number of runs read and write at once."""
+
+import json
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.errors import UsageError
+from rlvlm.labels.lines import DamagedLine
+from rlvlm.labels.pictures import PictureShelf
+from rlvlm.labels.records import (
+    Answer,
+    Origin,
+    Pictures,
+    Question,
+    StoredAnswer,
+    Truth,
+    answer_key,
+    from_record,
+    to_record,
+)
+from rlvlm.labels.segments import Place, SegmentReader, SegmentWriter, read_record
+from rlvlm.types.judging import Stamp, Status, Verdict
+
+SCHEMA = 1
+"""Rises when older code could no longer read what newer code writes."""
+_MARK, _WHAT = "store.json", "rlvlm label store"
+
+
+class LabelStore:
+    """Answers by content, for every judge that ever answered into the folder.
+
+    `store.json` names the schema, `lines/` holds the segments, `pictures/` one PNG per distinct picture. Nothing is
+    ever changed or removed, there is no lock, and a line that is there twice is harmless: the first one counts. What a
+    crash tears or a disk flips is known by its checksum and costs that one line.
+
+    In memory there is where each answer stands, about 300 bytes; texts and pictures stay on the disk.
+
+    Args:
+        folder: made with the first line.
+        origin: written beside every line, so that a shared store knows who asked.
+
+    Raises:
+        UsageError: the folder holds something else, or a store of a newer schema.
+    """
+
+    def __init__(self, folder: Path, origin: Origin | None = None) -> None:
+        self.folder = Path(folder)
+        self._shelf = PictureShelf(self.folder / "pictures")
+        self._origin = origin or Origin()
+        self._is_marked = _check_mark(self.folder)
+        self._writer = SegmentWriter(self.folder / "lines")
+        self._reader = SegmentReader(self.folder / "lines")
+        self._places: dict[bytes, tuple[Path, int, int]] = {}
+
+    @property
+    def num_damaged(self) -> int:
+        """Lines met so far that were not believed."""
+        return len(self._reader.damaged)
+
+    def __len__(self) -> int:
+        """Distinct answers known; call `refresh` to see what others wrote meanwhile."""
+        return len(self._places)
+
+    def refresh(self) -> None:
+        """Takes in what was written since the last look, by anyone. Costs a folder listing when nothing was."""
+        for place, record in self._reader.new_records():
+            self._index(place, record)
+
+    def find(self, key: str) -> Answer | None:
+        """The answer of that key, None where there is none that can be believed.
+
+        Args:
+            key: `answer_key` of a question and a stamp.
+        """
+        place = self._places.get(bytes.fromhex(key))
+        if place is None:
+            return None
+        try:
+            item = from_record(read_record(Place(*place)))
+        except (DamagedLine, OSError) as error:
+            self._reader.report(Place(*place), str(error))
+            del self._places[bytes.fromhex(key)]
+            return None
+        return item.answer if isinstance(item, StoredAnswer) and item.key == key else None
+
+    def add_answers(self, answers: Sequence[tuple[Question, Answer]]) -> None:
+        """Appends answers; they are on the disk when this returns. Failed ones are noted but never found.
+
+        Raises:
+            OSError: the disk refused; nothing was added.
+        """
+        now = time.time()
+        self._append(
+            [
+                StoredAnswer(
+                    key=answer_key(question.id, answer.stamp),
+                    question=question,
+                    answer=answer,
+                    when=now,
+                    origin=self._origin,
+                )
+                for question, answer in answers
+            ]
+        )
+
+    def add_truths(self, truths: Iterable[Truth]) -> None:
+        """Appends what the simulator knows about questions, under this store's origin and time.
+
+        Raises:
+            OSError: the disk refused; nothing was added.
+        """
+        now = time.time()
+        self._append(
+            [
+                Truth(
+                    question=truth.question,
+                    progress=truth.progress,
+                    returns=truth.returns,
+                    when=now,
+                    origin=self._origin,
+                )
+                for truth in truths
+            ]
+        )
+
+    def keep_pictures(self, pictures: Pictures) -> None:
+        """Writes the pictures that are not there yet. Keep them before the answers about them.
+
+        Args:
+            pictures: digests and pixels, from `describe`.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        self._mark()
+        self._shelf.keep(pictures)
+
+    def picture(self, digest: str) -> NDArray[np.uint8]:
+        """The picture `[H, W, 3]` of that digest.
+
+        Raises:
+            MissingPicture: it is not there, or its file is not what was written.
+        """
+        return self._shelf.load(digest)
+
+    def has_pictures(self, question: Question) -> bool:
+        """Whether a file is there for every picture of the question."""
+        return all(map(self._shelf.has, (*question.left, *question.right, *question.goal_picture)))
+
+    def answers(self) -> Iterator[StoredAnswer]:
+        """Every answer, failed ones included, in the order of the segments; of equal keys the first that is no failure.
+
+        Reads from the disk, in constant memory but for the keys met.
+        """
+        met: set[bytes] = set()
+        for item in self._items():
+            if isinstance(item, StoredAnswer):
+                key = bytes.fromhex(item.key)
+                if item.answer.status is Status.FAILED:
+                    yield item
+                elif key not in met:
+                    met.add(key)
+                    yield item
+
+    def truths(self) -> dict[str, Truth]:
+        """What is known about questions, by `Question.id`; of several lines the first that knows the progress."""
+        known: dict[str, Truth] = {}
+        for item in self._items():
+            if isinstance(item, Truth):
+                before = known.get(item.question)
+                if before is None or (before.progress is None and item.progress is not None):
+                    known[item.question] = item
+        return known
+
+    def stamps(self) -> Counter[Stamp]:
+        """Who answered, and how often; failed answers do not count."""
+        counts: Counter[tuple[str, ...]] = Counter()
+        for _, record in SegmentReader(self.folder / "lines").new_records():
+            with suppress(KeyError, TypeError, AttributeError):  # a damaged record is nobody's
+                if record["kind"] != "truth" and record["answer"]["status"] != Status.FAILED:
+                    counts[tuple(map(str, record["answer"]["stamp"].values()))] += 1
+        names = [field.name for field in fields(Stamp)]
+        return Counter(
+            {
+                Stamp(**dict(zip(names, stamp, strict=True))): count
+                for stamp, count in counts.items()
+                if len(stamp) == len(names)
+            }
+        )
+
+    def census(self) -> Counter[str]:
+        """How many lines there are of each kind, damaged and unfinished ones among them."""
+        reader, counts = SegmentReader(self.folder / "lines"), Counter[str]()
+        for place, record in reader.new_records():
+            try:
+                item = from_record(record)
+            except DamagedLine as damage:
+                reader.report(place, str(damage))
+            else:
+                is_verdict = isinstance(item, StoredAnswer) and isinstance(item.answer, Verdict)
+                counts["truth" if isinstance(item, Truth) else "verdict" if is_verdict else "score"] += 1
+        return counts + Counter(damaged=len(reader.damaged), unfinished=reader.num_unfinished())
+
+    def _items(self) -> Iterator[StoredAnswer | Truth]:
+        reader = SegmentReader(self.folder / "lines")
+        for place, record in reader.new_records():
+            try:
+                yield from_record(record)
+            except DamagedLine as damage:
+                reader.report(place, str(damage))
+
+    def _index(self, place: Place, record: dict) -> None:
+        """Notes where an answer stands; it is looked at closely once somebody wants it."""
+        if record.get("kind") == "truth":
+            return
+        try:
+            key = bytes.fromhex(record["key"])
+            is_failed = record["answer"]["status"] == Status.FAILED
+        except (KeyError, TypeError, ValueError) as error:
+            self._reader.report(place, f"its record makes no sense: {type(error).__name__}")
+            return
+        if not is_failed:
+            self._places.setdefault(key, (place.file, place.offset, place.length))
+
+    def _append(self, items: Sequence[StoredAnswer | Truth]) -> None:
+        if items:
+            self._mark()
+            self._writer.append([to_record(item) for item in items])
+
+    def _mark(self) -> None:
+        if not self._is_marked:
+            _write_mark(self.folder)
+            self._is_marked = True
+
+
+def is_store(folder: Path) -> bool:
+    """Whether `folder` is a label store, of whatever schema."""
+    return (Path(folder) / _MARK).is_file()
+
+
+def open_store(folder: Path) -> LabelStore:
+    """A store that must be there already.
+
+    Raises:
+        UsageError: it is not, or is of a newer schema.
+    """
+    if not is_store(folder):
+        raise UsageError(
+            f"{folder} is no label store: it has no {_MARK}",
+            "name one that --judge.store or `rlvlm labels import` made, or `labels` in a run's folder",
+        )
+    store = LabelStore(folder)
+    store.refresh()
+    return store
+
+
+def _check_mark(folder: Path) -> bool:
+    """Whether the folder is marked as a store of a schema that we read.
+
+    Raises:
+        UsageError: it is a store of another schema, or is in use for something else.
+    """
+    file = folder / _MARK
+    if not file.is_file():
+        is_used = folder.exists() and (not folder.is_dir() or any(map(_is_foreign, folder.iterdir())))
+        if is_used and not file.is_file():  # another writer may have marked and filled it meanwhile
+            raise UsageError(f"{folder} is no label store and not empty", "name a new folder, or one with store.json")
+        if not is_used:
+            return False
+    schema = _schema_of(file)
+    if schema is None:
+        raise UsageError(
+            f"{file} does not say which label store this is",
+            f'if the rest is whole, write {{"what": "{_WHAT}", "schema": {SCHEMA}}} into it',
+        )
+    if schema > SCHEMA:
+        raise UsageError(
+            f"{folder} is a label store of schema {schema}; this rlvlm reads schemas up to {SCHEMA}",
+            "use the rlvlm that wrote it, or a newer one",
+        )
+    return True
+
+
+def _schema_of(file: Path) -> int | None:
+    """The schema that a mark names; None where it is no mark of ours."""
+    try:
+        with open(file, "rb") as stream:
+            mark = json.loads(stream.read(4_096))
+        schema = mark["schema"] if mark["what"] == _WHAT else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return schema if type(schema) is int and schema >= 1 else None
+
+
+def _is_foreign(file: Path) -> bool:
+    """Whether a file without a mark beside it is none that another writer is about to make the mark of."""
+    return not file.name.startswith(f".{_MARK}.")
+
+
+def _write_mark(folder: Path) -> None:
+    """Marks the folder in one move; several writers may do so at once, with the same words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f".{_MARK}.{secrets.token_hex(8)}.partial"
+    partial.write_text(json.dumps({"what": _WHAT, "schema": SCHEMA}) + "\n")
+    os.replace(partial, folder / _MARK)

@@ -1,0 +1,1 @@
+"""The small models that ship: their scenes, training, evaluation and weights."""

@@ -1,0 +1,224 @@
+"""Batches of the pocket judge's training: pictures as patches, dialogues as token ids. Used by `train`."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlvlm.pocket.judge import texts
+from rlvlm.pocket.judge.model import MERGE, PATCH_PX, PICTURE_PX, build_image_processor
+from rlvlm.pocket.judge.scenes import Scenes, draw_gap_pairs, label_of
+from rlvlm.pocket.judge.tokenizer import IMAGE, STOP
+from rlvlm.types.steps import FloatArray
+
+_LOGGER = logging.getLogger(__name__)
+
+GRID = PICTURE_PX // PATCH_PX
+NUM_VISUAL_TOKENS = (GRID // MERGE) ** 2
+IGNORED = -100
+"""Marks tokens that are not learned."""
+_CHUNK = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Dialogues of one task, padded on the right."""
+
+    ids: Tensor
+    """[B, N] tokens."""
+    targets: Tensor
+    """[B, N] the answer's tokens where they stand, `IGNORED` elsewhere."""
+    positions: Tensor
+    """[3, B, N] rope positions: time, height, width."""
+    pictures: Tensor
+    """[B, 0 to 2] which of the step's pictures each dialogue shows."""
+
+
+def to_patches(pictures: NDArray[np.uint8]) -> Tensor:
+    """Returns pictures [N, H, W, 3] as float16 input [N, patches, values] of the model, made by its processor."""
+    processor = build_image_processor()
+    chunks = [list(pictures[start : start + _CHUNK]) for start in range(0, len(pictures), _CHUNK)]
+    patches = [processor(chunk, return_tensors="pt")["pixel_values"].half() for chunk in chunks]
+    return torch.cat(patches).view(len(pictures), GRID * GRID, -1)
+
+
+class Album:
+    """The training scenes as patches, and pairs drawn from them.
+
+    Held as bytes, which loses nothing: the processor shrinks pictures to whole numbers.
+
+    Args:
+        scenes: set-ups of any tasks, drawn by their `share`; taken one by one, and their pictures let go.
+    """
+
+    def __init__(self, scenes: Iterable[Scenes]) -> None:
+        self._setups: list[_Setup] = []
+        patches: list[Tensor] = []
+        for each in scenes:
+            _LOGGER.info(
+                "%s, %s: %d pictures from %d frames", each.task, each.name, len(each.progress), len(each.frames)
+            )
+            start = self._setups[-1].end if self._setups else 0
+            self._setups.append(_Setup(scenes=replace(each, pictures=each.pictures[:, :0, :0].copy()), start=start))
+            starts = range(0, len(each.pictures), _CHUNK)
+            patches += [_to_bytes(to_patches(each.pictures[first : first + _CHUNK])) for first in starts]
+        self._patches = torch.cat(patches)
+        self._progress = np.concatenate([each.scenes.progress for each in self._setups])
+        self._ends = np.array([each.end for each in self._setups])
+
+    def __len__(self) -> int:
+        return len(self._progress)
+
+    @property
+    def topics(self) -> list[texts.Topic]:
+        """What the dialogues are about, one per task."""
+        return list(dict.fromkeys(each.topic for each in self._setups))
+
+    def draw_pairs(self, num_pairs: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Returns [num_pairs, 2] pictures, both of one set-up: gaps of all sizes, small ones more often."""
+        shares = np.array([each.scenes.share for each in self._setups])
+        setups = rng.choice(len(shares), size=num_pairs, p=shares / shares.sum())
+        sizes = np.where(rng.random(num_pairs) < 0.5, rng.random(num_pairs), 0.3 * rng.random(num_pairs) ** 2)
+        gaps = (sizes * rng.choice([-1, 1], size=num_pairs)).astype(np.float32)
+        pairs = np.empty((num_pairs, 2), np.int64)
+        for number, each in enumerate(self._setups):
+            drawn = setups == number
+            pairs[drawn] = draw_gap_pairs(each.scenes, gaps[drawn], rng) + each.start
+        return pairs
+
+    def patches(self, pictures: NDArray[np.int64], rng: np.random.Generator) -> Tensor:
+        """Returns [N, patches, values] of `pictures`, with a little noise, brightness and contrast, float32."""
+        clean = _from_bytes(self._patches[torch.from_numpy(pictures)])
+        contrast, brightness = (torch.from_numpy(rng.normal(mean, 0.03, (len(clean), 1, 1))).float() for mean in (1, 0))
+        return clean * contrast + brightness
+
+    def progress(self, pictures: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the progress of `pictures`, same shape."""
+        return self._progress[pictures]
+
+    def topic_of(self, picture: int) -> texts.Topic:
+        """Returns what a dialogue about `picture` is about."""
+        return self._setup_of(picture).topic
+
+    def task_of(self, picture: int) -> str:
+        """Returns the task that `picture` shows."""
+        return self._setup_of(picture).scenes.task
+
+    def _setup_of(self, picture: int) -> "_Setup":
+        return self._setups[int(np.searchsorted(self._ends, picture, side="right"))]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Setup:
+    """Scenes without their pictures, and where these lie in the album."""
+
+    scenes: Scenes
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.scenes.progress)
+
+    @property
+    def topic(self) -> texts.Topic:
+        return texts.Topic(goal=self.scenes.goal, phrase=self.scenes.phrase)
+
+
+def _to_bytes(patches: Tensor) -> Tensor:
+    """Undoes the processor's scaling to [-1, 1]."""
+    return (patches.float() * 127.5 + 127.5).round().to(torch.uint8)
+
+
+def _from_bytes(patches: Tensor) -> Tensor:
+    return patches.float() / 127.5 - 1.0
+
+
+class Lessons:
+    """Turns progress into dialogues of token ids.
+
+    Args:
+        tokenizer: the pocket judge's.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._image = tokenizer.convert_tokens_to_ids(IMAGE)
+
+    def batch(
+        self,
+        task: texts.Task,
+        topics: Sequence[texts.Topic],
+        progress: NDArray[np.float32],
+        pictures: NDArray[np.int64],
+        tie_gaps: FloatArray,
+    ) -> Batch:
+        """Returns the dialogues of `task`.
+
+        Args:
+            task: what is asked.
+            topics: [B] what each is about.
+            progress: [B, 2] of the left and right picture.
+            pictures: [B, 2] places of these pictures in the step's list.
+            tie_gaps: [B] a gap in progress below this is no difference.
+        """
+        dialogues = [
+            self._dialogue(task, topic, float(left), float(right), label_of(left, right, tie_gap))
+            for topic, (left, right), tie_gap in zip(topics, progress, tie_gaps, strict=True)
+        ]
+        length = max(len(prompt) + len(answer) for prompt, answer in dialogues)
+        ids = torch.full((len(dialogues), length), self._tokenizer.pad_token_id)
+        targets = torch.full_like(ids, IGNORED)
+        for row, (prompt, answer) in enumerate(dialogues):
+            end = len(prompt) + len(answer)
+            ids[row, :end] = torch.tensor(prompt + answer)
+            targets[row, len(prompt) : end] = torch.tensor(answer)
+        shown = {"label": 0, "score": 1}.get(task, 2)
+        return Batch(
+            ids=ids,
+            targets=targets,
+            positions=rope_positions(ids == self._image),
+            pictures=torch.from_numpy(pictures[:, :shown].copy()),
+        )
+
+    def _dialogue(
+        self, task: texts.Task, topic: texts.Topic, left: float, right: float, label: int
+    ) -> tuple[list[int], list[int]]:
+        report = texts.report(topic.phrase, left, right, label) if task == "label" else ""
+        turn = texts.messages(task, topic.goal, report)
+        prompt = self._tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        prompt = prompt.replace(IMAGE, IMAGE * NUM_VISUAL_TOKENS)
+        answer = texts.answer(task, topic.phrase, left, right, label) + STOP
+        return self._tokenizer(prompt).input_ids, self._tokenizer(answer).input_ids
+
+
+def rope_positions(is_visual: Tensor) -> Tensor:
+    """Returns [3, B, N] positions as Qwen3-VL counts them: a picture's tokens share one time and spread over a grid.
+
+    Args:
+        is_visual: [B, N] True for pictures' tokens, in runs of `NUM_VISUAL_TOKENS`.
+
+    Source: Qwen3-VL's interleaved rotary positions, `Qwen3VLModel.get_rope_index` in transformers, for square pictures.
+    """
+    layouts, layout_of_row = torch.unique(is_visual, dim=0, return_inverse=True)  # a few: one per length of the goal
+    return torch.stack([_layout_positions(layout.tolist()) for layout in layouts], dim=1)[:, layout_of_row]
+
+
+def _layout_positions(is_visual: Sequence[bool]) -> Tensor:
+    """[3, N] positions of one row."""
+    side = GRID // MERGE
+    rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    grid = torch.stack([torch.zeros_like(rows), rows, columns]).flatten(1)  # [3, NUM_VISUAL_TOKENS]
+    pieces, place, position = [], 0, 0
+    while place < len(is_visual):
+        if is_visual[place]:
+            pieces.append(grid + position)
+            place, position = place + NUM_VISUAL_TOKENS, position + side
+        else:
+            pieces.append(torch.full((3, 1), position))
+            place, position = place + 1, position + 1
+    return torch.cat(pieces, dim=1)

@@ -1,0 +1,111 @@
+"""The pictures of a comparison: final scores with their intervals, and curves over env steps."""
+
+import math
+from collections.abc import Sequence
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402 - the backend must be chosen first
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from rlvlm.reports.comparison.finding import SEED, Finding, find
+from rlvlm.reports.comparison.results import Results, RunResult
+from rlvlm.reports.comparison.statistics import interquartile_mean, percentiles, resampled_means
+from rlvlm.runs.artifacts.plots import COLOURS, INK
+
+COLUMNS = 3
+
+
+def colours(results: Results) -> dict[str, str]:
+    """A source's colour in all pictures and tables."""
+    return {source: COLOURS[place % len(COLOURS)] for place, source in enumerate(results.sweep.sources)}
+
+
+def draw_scores(results: Results) -> Figure:
+    """Final scores: a panel over all common tasks, then one per task; per source the mean, its interval, every run."""
+    common = results.common_tasks
+    panels = [("all tasks" if len(common) == len(results.sweep.tasks) else f"{len(common)} tasks", common)]
+    panels = panels if len(common) > 1 else []
+    panels += [(task, [task]) for task in results.sweep.tasks]
+    width, height = min(len(panels), COLUMNS), math.ceil(len(panels) / COLUMNS)
+    figure, grid = plt.subplots(
+        height,
+        width,
+        figsize=(1.2 + 3.4 * width, height * (1.1 + 0.36 * len(results.sweep.sources))),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axes, (title, tasks) in zip(grid.flat, panels, strict=False):
+        _draw_panel(axes, results, tasks, find(results, tasks))
+        axes.set_title(title)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_visible(False)
+    grid[-1][0].set_xlabel("final score")
+    return figure
+
+
+def draw_curves(results: Results) -> Figure:
+    """True score over env steps, a panel per task: interquartile mean over the seeds, and its interval."""
+    tasks = results.sweep.tasks
+    width, height = min(len(tasks), COLUMNS), math.ceil(len(tasks) / COLUMNS)
+    figure, grid = plt.subplots(
+        height, width, figsize=(max(4.6 * width, 6.5), 3.3 * height + 0.6), squeeze=False, layout="constrained"
+    )
+    for axes, task in zip(grid.flat, tasks, strict=False):
+        for source, colour in colours(results).items():
+            runs = [run for run in results.of(task, source) if len(run.steps)]
+            if runs:
+                _draw_curve(axes, runs, colour)
+        axes.set(title=task, xlabel="env steps, thousands", ylabel=results.axis_name(task))
+    for axes in list(grid.flat)[len(tasks) :]:
+        axes.set_visible(False)
+    drawn = [
+        source
+        for source in results.sweep.sources
+        if any(len(run.steps) for run in results.runs if run.plan.source == source)
+    ]
+    handles = [Line2D([], [], color=colours(results)[source], linewidth=2.2) for source in drawn]
+    titles = [results.title(source) for source in drawn]
+    figure.legend(handles, titles, loc="outside lower center", ncols=max(min(len(drawn), 5), 1))
+    return figure
+
+
+def common_grid(runs: Sequence[RunResult]) -> np.ndarray:
+    """Env steps at which the runs are compared: all their evaluations, to where the shortest unfinished one has come.
+
+    A finished run counts to the end of its budget with its last score, also where it ended early.
+    """
+    steps = np.unique(np.concatenate([run.steps for run in runs]))
+    reach = [run.plan.config.steps if run.is_compared else run.steps[-1] for run in runs]
+    return steps[steps <= min(reach)]
+
+
+def _draw_panel(axes: Axes, results: Results, tasks: Sequence[str], finding: Finding) -> None:
+    places = {source: -place for place, source in enumerate(results.sweep.sources)}
+    for source, colour in colours(results).items():
+        finals = [run.final for task in tasks for run in results.compared(task, source)]
+        axes.plot(finals, [places[source]] * len(finals), "|", color=colour, alpha=0.45, markersize=11)
+    for standing in finding.standings:
+        score, place, colour = standing.score, places[standing.source], colours(results)[standing.source]
+        axes.plot([score.low, score.high], [place, place], color=colour, linewidth=5, alpha=0.4, solid_capstyle="butt")
+        axes.plot(score.value, place, "o", color=colour, markersize=7)
+    axes.set_yticks(list(places.values()), [results.title(source) for source in places], color=INK)
+    axes.set_ylim(min(places.values()) - 0.6, 0.6)
+    axes.grid(axis="y", visible=False)
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, -0.04), max(high, 1.04))
+
+
+def _draw_curve(axes: Axes, runs: Sequence[RunResult], colour: str) -> None:
+    grid = common_grid(runs)
+    values = np.stack([run.curve(grid) for run in runs])  # [N, steps]
+    axes.plot(grid / 1_000, interquartile_mean(values, axis=0), color=colour, linewidth=2.2)
+    if len(runs) > 1:
+        low, high = percentiles(resampled_means([values], np.random.default_rng(SEED)))
+        axes.fill_between(grid / 1_000, low, high, color=colour, alpha=0.15, linewidth=0)

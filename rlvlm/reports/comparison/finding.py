@@ -1,0 +1,108 @@
+"""Who wins, in plain sentences, and whether the numbers support it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlvlm.reports.comparison.results import Results
+from rlvlm.reports.comparison.statistics import CONFIDENCE, Estimate, estimate, estimated_lead
+from rlvlm.runs.scores import Floats
+
+FEW_SEEDS = 3
+"""With fewer finished runs per task and source than this, an interval supports nothing."""
+SEED = 0
+"""Of the bootstrap, so that a report says the same each time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """A source among others, best first."""
+
+    source: str
+    score: Estimate
+    behind: Estimate | None
+    """By how much the best exceeds it; None for the best itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What a comparison comes to."""
+
+    text: str
+    standings: list[Standing]
+
+
+def find(results: Results, tasks: Sequence[str]) -> Finding:
+    """What the finished runs on `tasks` say, over all of them together.
+
+    Args:
+        results: of the sweep.
+        tasks: those to compare on; a source without a finished run on one of them is left out.
+    """
+    strata = {source: results.strata(source, tasks) for source in results.sweep.sources}
+    strata = {source: each for source, each in strata.items() if each and all(len(runs) for runs in each)}
+    if not strata:
+        return Finding(text="No run is finished yet, so there is nothing to compare.", standings=[])
+    standings = rank(strata)
+    num_seeds = min(len(runs) for each in strata.values() for runs in each)
+    return Finding(text=_sentences(results, standings, num_seeds), standings=standings)
+
+
+def rank(strata: dict[str, list[Floats]]) -> list[Standing]:
+    """The sources by their score, best first.
+
+    Args:
+        strata: per source and task, the final scores [N] of its runs.
+    """
+    rng = np.random.default_rng(SEED)
+    scores = {source: estimate(each, rng) for source, each in strata.items()}
+    best, *others = sorted(scores, key=lambda source: -scores[source].value)
+    leads = {source: estimated_lead(strata[best], strata[source], rng) for source in others}
+    return [Standing(source=source, score=scores[source], behind=leads.get(source)) for source in (best, *others)]
+
+
+def _sentences(results: Results, standings: Sequence[Standing], num_seeds: int) -> str:
+    best, *others = standings
+    name = results.title(best.source)
+    if not others:
+        return f"There is nothing to compare {name} with: its score is {_scored(best.score)}."
+    second = others[0]
+    assert second.behind is not None
+    lead = (
+        f"{name}: {_scored(best.score)}; {results.title(second.source)}: {_scored(second.score)}; "
+        f"difference {_led(second.behind)}."
+    )
+    if num_seeds < FEW_SEEDS:
+        seeds = "one finished run" if num_seeds == 1 else f"{num_seeds} finished runs"
+        return f"Ahead is {lead} With {seeds} per task and source this is a first look: it supports no conclusion."
+    beaten = [other for other in others if other.behind is not None and other.behind.excludes_zero]
+    level = [other for other in others if other not in beaten]
+    if not level:
+        what = (
+            "The interval of the difference excludes zero"
+            if len(others) == 1
+            else (f"The intervals of its differences to all {len(others)} others exclude zero")
+        )
+        return f"Winner: {lead} {what}, so the sweep supports it."
+    if not beaten:
+        return f"No winner: {lead} Every difference may be zero, so the sweep does not tell the sources apart."
+    return (
+        f"No single winner: {lead} {_names(results, [best, *level])} cannot be told apart; that {name} beats "
+        f"{_names(results, beaten)} is supported: the intervals of those differences exclude zero."
+    )
+
+
+def _scored(score: Estimate) -> str:
+    """A score with its interval, for readers."""
+    return f"{score.value:.2f} ({100 * CONFIDENCE:.0f} % interval {score.low:.2f} to {score.high:.2f})"
+
+
+def _led(lead: Estimate) -> str:
+    """A difference with its interval, finer than scores, so that it is seen whether zero is in it."""
+    return f"{lead.value:.3f} ({lead.low:.3f} to {lead.high:.3f})"
+
+
+def _names(results: Results, standings: Sequence[Standing]) -> str:
+    names = [results.title(standing.source) for standing in standings]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

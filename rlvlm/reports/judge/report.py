@@ -1,0 +1,128 @@
+"""Puts a judge report together: a table on the terminal; a page, pictures, JSON and CSV in a folder."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rlvlm.errors import EXIT_DONE, UsageError
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.labels.pictures import MissingPicture
+from rlvlm.labels.records import Question
+from rlvlm.labels.store import LabelStore, is_store
+from rlvlm.reports.judge.answers import Answers, read_sources
+from rlvlm.reports.judge.figures import draw_all
+from rlvlm.reports.judge.measures import NUM_BINS, OUTCOMES, by_bin, summarise
+from rlvlm.reports.judge.page import COLUMNS, report_page, table_cells
+from rlvlm.runs.folder.run_folder import find_folder
+from rlvlm.runs.folder.tables import CsvTable, write_whole
+from rlvlm.types.judging import Query, Status
+
+BIN_COLUMNS = ("source", "bin", *(name.replace(" ", "_") for name in OUTCOMES))
+
+
+def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int:
+    """Reports on the answers in runs and label stores; returns the exit code.
+
+    Args:
+        paths: folders of runs, of label stores, or full of runs.
+        out: folder of judge_report.html, .json and .csv, and the pictures.
+        ask_swapped: questions of each run that are put to its judge again, with the pictures exchanged.
+
+    Raises:
+        UsageError: there is nothing to report.
+        JudgeUnavailable: a judge is to be asked and cannot be loaded.
+    """
+    if ask_swapped:
+        for path in paths:
+            ask_in_other_order(path, ask_swapped)
+    sources = read_sources(paths)
+    rows = [summarise(source) for source in sources]
+    out.mkdir(parents=True, exist_ok=True)
+    pictures = draw_all(sources, out)
+    write_whole(out / "judge_report.json", json.dumps(rows, indent=1) + "\n")
+    _write_bins(sources, out / "judge_report.csv")
+    write_whole(out / "judge_report.html", report_page(sources, rows, pictures, "Judge report"))
+    _show(rows, out)
+    return EXIT_DONE
+
+
+def ask_in_other_order(path: Path, count: int) -> int:
+    """Puts up to `count` questions of a run to its judge again with left and right exchanged; returns how many.
+
+    The answers go into the run's store, under the same stamp, so they are asked once.
+
+    Raises:
+        UsageError: `path` is no run with a judge and a store.
+        JudgeUnavailable: the judge cannot be loaded.
+    """
+    folder = find_folder(path)
+    config = folder.config()
+    place = config.labels(folder.labels)
+    if not config.asks_judge or not is_store(place):
+        raise UsageError(f"{path} has no judge's answers to ask again", "leave out --ask-swapped")
+    store = LabelStore(place)
+    judge = CachedJudge(build_judge(config.judge), store)
+    wanted = {row["question"] for row in folder.queries.read() if row.get("question")}
+    asked = [
+        item.question
+        for item in store.answers()
+        if item.question.id in wanted and item.answer.stamp == judge.stamp and item.answer.status is not Status.FAILED
+    ]
+    if not asked:
+        raise UsageError(
+            f"no answer in {place} is of the judge that {path} describes: {judge.stamp}",
+            "ask with the weights and settings of the run, or leave out --ask-swapped",
+        )
+    judge.compare(list(_queries(store, asked[:: -(-len(asked) // count)])))
+    return min(count, len(asked))
+
+
+def _queries(store: LabelStore, questions: Sequence[Question]) -> list[Query]:
+    """The questions in the other order, as far as their pictures can be read."""
+    found = []
+    for question in questions:
+        try:
+            left, right, goal = (
+                [store.picture(digest) for digest in side]
+                for side in (question.right, question.left, question.goal_picture)
+            )
+        except MissingPicture:
+            continue
+        query = Query(goal=question.goal, left=np.stack(left), right=np.stack(right))
+        found.append(replace(query, goal_picture=np.stack(goal)) if goal else query)
+    return found
+
+
+def _write_bins(sources: Sequence[Answers], file: Path) -> None:
+    file.unlink(missing_ok=True)
+    rows = []
+    for source in sources:
+        counts = by_bin(source)
+        rows += [
+            {"source": source.name, "bin": place + 1}
+            | {name.replace(" ", "_"): int(counts[name][place]) for name in OUTCOMES}
+            for place in range(NUM_BINS)
+        ]
+    CsvTable(file, BIN_COLUMNS, "bin").append(rows)
+
+
+def _show(rows: Sequence[dict], out: Path) -> None:
+    console = Console(highlight=False)
+    for row in rows:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=None)
+        for name, cell in zip(COLUMNS, table_cells(row), strict=True):
+            if cell != "-":
+                table.add_row(name, cell)
+        console.print(f"[bold]{_plain(row['source'])}[/bold]", soft_wrap=True)
+        console.print(table)
+    console.print(f"page and pictures: {out / 'judge_report.html'}", soft_wrap=True)
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")

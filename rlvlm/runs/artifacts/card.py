@@ -1,0 +1,87 @@
+"""`README.md` in a run's folder: what was run, what came of it, how to do it again."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlvlm.runs.config import RunConfig
+
+_TITLES = {
+    "learning_curve.png": "Learning curve",
+    "vlm_accuracy.png": "Answers by difficulty",
+    "labels_over_time.png": "Answers over time",
+    "vlm_scores.png": "Scores against the truth",
+}
+
+
+def run_card(  # one page, one argument per source of facts
+    config: RunConfig, summary: Mapping[str, Any], environment: Mapping[str, Any], command: str, files: list[str]
+) -> str:
+    """The card's Markdown.
+
+    Args:
+        config: of the run.
+        summary: as in `summary.json`.
+        environment: as in `environment.json`.
+        command: the command line that started it.
+        files: paths inside the folder that exist, for the links.
+    """
+    parts = [
+        f"# {config.task}, {summary['reward']}, seed {config.seed}",
+        _verdict(summary),
+        _results(summary),
+        _pictures(files),
+        "## How it was made\n",
+        f"```\n{command}\n```\n",
+        _setting(config, environment),
+        "Go on, if it was stopped: `rlvlm resume .`  Play the policy: `rlvlm eval . --video`\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _verdict(summary: Mapping[str, Any]) -> str:
+    end = "Finished" if summary["exit_reason"] == "done" else f"Stopped early ({summary['exit_reason']})"
+    rate = summary["final_success_rate"]
+    success = "not evaluated yet" if rate is None else f"succeeds in {_percent(rate)} of episodes"
+    return f"\n{end} after {summary['env_steps']:,} env steps; the policy {success} (mean of the last 3 evaluations).\n"
+
+
+def _results(summary: Mapping[str, Any]) -> str:
+    labels = summary["labels"]
+    rows = {
+        "final success rate": _percent(summary["final_success_rate"]),
+        "best success rate": _percent(summary["best_success_rate"]),
+        "env steps": f"{summary['env_steps']:,}",
+        "wall time": f"{summary['wall_s'] / 60:.1f} min",
+        "queries": f"{summary['queries']:,}",
+        "label accuracy (decided labels)": _percent(summary["label_accuracy"]),
+        "no preference / unreadable / no answer":
+            f"{labels['no_preference']:,} / {labels['invalid']:,} / {labels['failed']:,}",
+        "peak memory, all processes": f"{summary['peak_rss_mb']:,} MiB",
+    }
+    if summary.get("score_error") is not None:
+        rows["mean error of scores, of the whole scale"] = _percent(summary["score_error"])
+    return "| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+
+
+def _pictures(files: list[str]) -> str:
+    plots = [f"![{_TITLES[name]}](plots/{name})\n" for name in _TITLES if f"plots/{name}" in files]
+    videos = [f"- video: [{file}]({file})" for file in files if file.endswith(".mp4")]
+    panel = ["- the judge's answers, with pictures: [judge_panel.html](judge_panel.html)"]
+    links = "\n".join(videos + (panel if "judge_panel.html" in files else []))
+    return "\n".join(plots) + (f"\n{links}\n" if links else "")
+
+
+def _setting(config: RunConfig, environment: Mapping[str, Any]) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
+    judge = f"- judge: {config.judge.backend} {config.judge.model}".rstrip() + f", prompt {config.judge.prompt}\n"
+    return (
+        f"- commit {environment['commit'] or 'unknown'}; {packages}; Python {environment['python']}\n"
+        f"- {environment['cpu']}, {environment['cpu_cores']} cores; {', '.join(environment['gpus']) or 'no GPU'}\n"
+        f"{judge if config.asks_judge else ''}"
+        f"- every setting: [config.yaml](config.yaml); start {config.env.start}, robot {config.env.robot}, "
+        f"{config.env.episode_steps} steps per episode\n"
+    )
+
+
+def _percent(rate: float | None) -> str:
+    return "not measured" if rate is None else f"{100 * rate:.1f} %"

@@ -1,0 +1,210 @@
+"""The pictures of a run: learning curve, label quality by difficulty, labels over time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402 - the backend must be chosen first
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from rlvlm.runs.folder.run_folder import RunFolder
+from rlvlm.runs.folder.tables import write_whole
+from rlvlm.types.steps import FloatArray
+
+Rows = Sequence[Mapping[str, str]]
+
+OUTCOMES = {
+    "correct": "#2a9d8f",
+    "incorrect": "#e76f51",
+    "truth ties": "#a8c5da",
+    "no preference": "#cfcfcf",
+    "invalid": "#8d6e97",
+    "failed": "#454b54",
+}
+"""What can become of a query, and its colour in every picture and page."""
+SCORED = {"scored": "#457b9d"}
+"""Scores are neither right nor wrong."""
+INK = "#264653"
+ACCENT = "#e9a23b"
+COLOURS = ("#2a9d8f", "#e76f51", "#457b9d", "#e9a23b", "#8d6e97", "#264653", "#9aa84f", "#d4779c", "#6b4f3a", "#7fb3d5")
+"""Of the things compared, in the order in which they are named."""
+NUM_BINS = 10
+STYLE: dict[Any, Any] = {
+    "figure.dpi": 120,
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e8e8e8",
+    "axes.axisbelow": True,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+}
+
+
+def write_plots(folder: RunFolder, title: str) -> list[Path]:
+    """Draws every plot there is data for into the run's `plots/`, and returns the files."""
+    evaluations, queries, scores = folder.evaluations.read(), folder.queries.read(), folder.scores.read()
+    wanted: dict[str, Callable[[], Figure]] = {}
+    if evaluations:
+        wanted["learning_curve.png"] = lambda: draw_learning_curve(evaluations, queries or scores, title)
+    if queries:
+        wanted["vlm_accuracy.png"] = lambda: draw_accuracy(queries, title)
+        wanted["labels_over_time.png"] = lambda: draw_labels_over_time(queries, title)
+    if any(row["vlm_score"] for row in scores):
+        wanted["vlm_scores.png"] = lambda: draw_scores(scores, title)
+    folder.plots.mkdir(exist_ok=True)
+    with plt.rc_context(STYLE):
+        return [save(figure(), folder.plots / name) for name, figure in wanted.items()]
+
+
+def save(figure: Figure, file: Path) -> Path:
+    """Writes a figure as PNG in one move and frees it."""
+    data = BytesIO()
+    figure.savefig(data, format="png", bbox_inches="tight")
+    plt.close(figure)
+    write_whole(file, data.getvalue())
+    return file
+
+
+def draw_learning_curve(evaluations: Rows, queries: Rows, title: str) -> Figure:
+    """Success, true and learned return, and the labels spent, over env steps."""
+    steps = column(evaluations, "step") / 1_000
+    figure, (top, middle, bottom) = plt.subplots(
+        3, 1, figsize=(8, 7.5), sharex=True, height_ratios=(3, 2.4, 1.6), layout="constrained"
+    )
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    success = column(evaluations, "success_rate") * 100
+    top.fill_between(steps, success, color=OUTCOMES["correct"], alpha=0.12)
+    top.plot(steps, success, color=OUTCOMES["correct"], marker="o", markersize=4, linewidth=2)
+    top.set(ylabel="episodes, %", ylim=(-4, 104), title="Success of the deterministic policy")
+    middle.plot(steps, column(evaluations, "episode_return"), color=INK, marker="o", markersize=3)
+    middle.set_ylabel("true", color=INK)
+    middle.set_title("Episode return: by the true reward, and by the one that is trained on")
+    learned = middle.twinx()
+    learned.spines["right"].set_visible(True)
+    learned.plot(steps, column(evaluations, "learned_return"), color=ACCENT, marker="s", markersize=3)
+    learned.set_ylabel("trained on", color=ACCENT)
+    learned.grid(visible=False)
+    _draw_spent(bottom, queries)
+    bottom.set(xlabel="env steps, thousands", xlim=(0, 1.02 * steps.max()))
+    return figure
+
+
+def draw_accuracy(queries: Rows, title: str) -> Figure:
+    """Correct, incorrect and undecided shares in ten bins of how far apart the two sides truly are."""
+    gaps = np.abs(column(queries, "ground_truth_score_1") - column(queries, "ground_truth_score_2"))
+    widest = max(float(gaps.max()), 1e-6)
+    bins = np.minimum((gaps / widest * NUM_BINS).astype(int), NUM_BINS - 1)
+    outcomes = np.array([outcome(row) for row in queries])
+    figure, (axes, counts) = plt.subplots(
+        2, 1, figsize=(8, 5.6), sharex=True, height_ratios=(4, 1), layout="constrained"
+    )
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    totals = np.bincount(bins, minlength=NUM_BINS)
+    base = np.zeros(NUM_BINS)
+    for name, colour in OUTCOMES.items():
+        share = 100 * np.bincount(bins[outcomes == name], minlength=NUM_BINS) / np.maximum(totals, 1)
+        if share.any():
+            axes.bar(range(NUM_BINS), share, bottom=base, color=colour, label=name, width=0.86)
+            _write_shares(axes, share, base)
+        base += share
+    axes.set(ylabel="answers, %", ylim=(0, 100), title="Answers by difficulty: hard pairs left, easy pairs right")
+    axes.legend(ncols=len(OUTCOMES), loc="upper center", bbox_to_anchor=(0.5, -0.01))
+    counts.bar(range(NUM_BINS), totals, color="#b9c4c9", width=0.86)
+    edges = [f"{100 * widest * i / NUM_BINS:.0f}-{100 * widest * (i + 1) / NUM_BINS:.0f}" for i in range(NUM_BINS)]
+    counts.set_xticks(range(NUM_BINS), edges)
+    counts.set(xlabel="difference in true progress, % of the task", ylabel="queries")
+    return figure
+
+
+def draw_labels_over_time(queries: Rows, title: str) -> Figure:
+    """Outcomes of each feedback session, and the accuracy of the decided ones."""
+    sessions = sorted({int(row["session"]) for row in queries})
+    steps, accuracy = [], []
+    counts = np.zeros((len(OUTCOMES), len(sessions)))
+    for place, session in enumerate(sessions):
+        rows = [row for row in queries if int(row["session"]) == session]
+        found = [outcome(row) for row in rows]
+        counts[:, place] = [found.count(name) for name in OUTCOMES]
+        steps.append(int(rows[0]["env_step"]) / 1_000)
+        judged = [row["correct"] == "1" for row in rows if row["correct"]]
+        accuracy.append(100 * float(np.mean(judged)) if judged else np.nan)
+    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    width = 0.8 * min(np.diff(steps), default=1.0)
+    base = np.zeros(len(sessions))
+    for (name, colour), heights in zip(OUTCOMES.items(), counts, strict=True):
+        if heights.any():
+            axes.bar(steps, heights, bottom=base, width=width, color=colour, label=name)
+        base += heights
+    axes.set(xlabel="env steps, thousands", ylabel="queries per session", title="Answers over time")
+    axes.set_ylim(0, 1.04 * base.max())
+    right = axes.twinx()
+    right.spines["right"].set_visible(True)
+    right.plot(steps, accuracy, color=INK, marker="o", markersize=4, label="accuracy of the decided, %")
+    right.set(ylabel="accuracy, %", ylim=(0, 104))
+    right.grid(visible=False)
+    handles = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
+    axes.legend(handles=handles, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    return figure
+
+
+def draw_scores(scores: Rows, title: str) -> Figure:
+    """Every score over the true progress, and the mean score of each tenth of it."""
+    given = [row for row in scores if row["vlm_score"]]
+    truth, said = column(given, "ground_truth_score"), column(given, "vlm_score")
+    bins = np.minimum((truth * NUM_BINS).astype(int), NUM_BINS - 1)
+    present = np.unique(bins)
+    figure, axes = plt.subplots(figsize=(6.4, 5.4), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    axes.plot((0, 100), (0, 100), color="#b9c4c9", linewidth=1, label="as it should be")
+    axes.scatter(100 * truth, 100 * said, s=9, color=SCORED["scored"], alpha=0.35, linewidths=0, label="one picture")
+    means = [(100 * truth[bins == place].mean(), 100 * said[bins == place].mean()) for place in present]
+    axes.plot(*zip(*means, strict=True), color=INK, marker="o", markersize=4, label="mean of a tenth")
+    axes.set(xlabel="true progress, %", ylabel="score, %", title=f"{len(given):,} scores against the truth")
+    axes.legend(loc="upper left")
+    return figure
+
+
+def outcome(row: Mapping[str, str]) -> str:
+    """What became of a query, as a key of `OUTCOMES` or `SCORED`; where the truth ties there is no right label."""
+    if row["status"] == "ok" and "vlm_score" in row:
+        return "scored"
+    if row["status"] == "ok":
+        return {"1": "correct", "0": "incorrect", "": "truth ties"}[row["correct"]]
+    return row["status"].replace("_", " ")
+
+
+def column(rows: Rows, name: str) -> FloatArray:
+    """[N] numbers of one column; an empty cell is NaN."""
+    return np.array([float(row[name]) if row[name] else np.nan for row in rows], dtype=np.float32)
+
+
+def _draw_spent(axes: Axes, queries: Rows) -> None:
+    axes.set(title="Queries asked so far", ylabel="queries")
+    if not queries:
+        axes.text(0.5, 0.5, "none: this run asks no teacher", transform=axes.transAxes, ha="center", color="#777777")
+        return
+    steps = column(queries, "env_step") / 1_000
+    outcomes = np.array([outcome(row) for row in queries])
+    colours = OUTCOMES | SCORED
+    present = [name for name in colours if (outcomes == name).any()]
+    spent = [np.cumsum(outcomes == name) for name in present]
+    axes.stackplot(steps, spent, labels=present, colors=[colours[name] for name in present], step="post")
+    axes.legend(loc="upper left", ncols=len(present), fontsize=8)
+
+
+def _write_shares(axes: Axes, share: NDArray[np.float64], base: NDArray[np.float64]) -> None:
+    for place, (height, bottom) in enumerate(zip(share, base, strict=True)):
+        if height >= 6:
+            axes.text(place, bottom + height / 2, f"{height:.0f}", ha="center", va="center", fontsize=8)

@@ -1,0 +1,57 @@
+"""A few queries of every session kept with their pictures while the run still has them: rows of `judge_panel.jsonl`."""
+
+import base64
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from rlvlm.metrics import ENV_STEPS
+from rlvlm.preferences.records import QueryRecord
+from rlvlm.types.steps import FloatArray, Frames
+
+PER_SESSION = 4
+"""Queries kept of each session, evenly spread over it."""
+
+
+def sample_rows(records: Sequence[QueryRecord], draw: Callable[[FloatArray], Frames]) -> list[dict[str, Any]]:
+    """What the judge's page needs of a session's sampled queries; which are taken depends on their order alone.
+
+    Args:
+        records: the queries of one session.
+        draw: makes pictures [N, H, W, 3] of snapshots [N, S].
+    """
+    places = sorted(set(np.linspace(0, len(records) - 1, PER_SESSION).astype(int))) if records else []
+    return [_row(records[place], draw) for place in places]
+
+
+def encode_png(picture: NDArray[np.uint8]) -> str:
+    """A picture [H, W, 3] as base64 of a PNG."""
+    data = BytesIO()
+    Image.fromarray(picture).save(data, format="png", optimize=True)
+    return base64.b64encode(data.getvalue()).decode()
+
+
+def _row(record: QueryRecord, draw: Callable[[FloatArray], Frames]) -> dict[str, Any]:
+    # Where segments are longer than a step, their last picture stands for them.
+    ends = np.stack([record.pair.left.snapshots[-1], record.pair.right.snapshots[-1]])
+    left, right = draw(ends)
+    verdict = record.verdict
+    return {
+        ENV_STEPS: record.env_step,
+        "session": record.session,
+        "index": record.index,
+        "left": encode_png(left),
+        "right": encode_png(right),
+        "progress": [round(float(record.progress_left), 4), round(float(record.progress_right), 4)],
+        "status": str(verdict.status),
+        "label": None if verdict.label is None else str(verdict.label),
+        "probabilities": None if verdict.probabilities is None else [round(p, 4) for p in verdict.probabilities],
+        "text": verdict.text,
+        "correct": record.correct,
+        "judge": verdict.stamp.judge,
+        "prompt": verdict.stamp.prompt,
+    }

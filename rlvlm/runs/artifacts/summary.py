@@ -1,0 +1,83 @@
+"""The numbers a run comes down to: `summary.json`, the run card and the comparison of runs read them here."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder.checkpoints import RunState
+from rlvlm.runs.folder.run_folder import RunFolder
+from rlvlm.types.judging import Status
+
+FINAL_EVALUATIONS = 3
+"""The final success rate is the mean of this many last evaluations."""
+
+
+def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason: str) -> dict[str, Any]:
+    """What `summary.json` says.
+
+    Args:
+        folder: the run, with its tables complete up to `state`.
+        config: its configuration.
+        state: where it stopped.
+        exit_reason: `done`, or why it stopped earlier.
+
+    Returns:
+        Rates in [0, 1], None where nothing was measured; seconds; MiB; counts.
+    """
+    evaluations = folder.evaluations.read()
+    success = [float(row["success_rate"]) for row in evaluations]
+    returns = [float(row["episode_return"]) for row in evaluations]
+    return {
+        "task": config.task,
+        "seed": config.seed,
+        "reward": config.reward_name,
+        "exit_reason": exit_reason,
+        "final_success_rate": _mean(success[-FINAL_EVALUATIONS:]),
+        "best_success_rate": max(success, default=None),
+        "final_episode_return": _mean(returns[-FINAL_EVALUATIONS:]),
+        "evaluations": len(evaluations),
+        "env_steps": state.env_steps,
+        "wall_s": round(state.wall_s, 1),
+        "steps_per_s": round(state.env_steps / state.wall_s, 1) if state.wall_s else None,
+        "peak_rss_mb": round(state.peak_rss_mb),
+        **summarise_answers(folder),
+    }
+
+
+def summarise_answers(folder: RunFolder) -> dict[str, Any]:
+    """What `summarise_queries` says of a run's comparisons and scores, and how far the scores are from the truth."""
+    queries, rows = folder.queries.read(), folder.scores.read()
+    # a run that was interrupted may have been told the same again, from its store
+    scores = list({row["question"] or str(place): row for place, row in enumerate(rows)}.values())
+    return summarise_queries([*queries, *scores]) | {"score_error": score_error(scores)}
+
+
+def summarise_queries(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """Counts by status, and the share of right ones among the decided whose truth is known.
+
+    Args:
+        rows: of `vlm_query_log.csv` and `vlm_score_log.csv`; scores are neither right nor wrong.
+    """
+    by_status = Counter(row["status"] for row in rows)
+    judged = [row["correct"] == "1" for row in rows if row.get("correct")]
+    return {
+        "queries": len(rows),
+        "labels": {str(status): by_status[status] for status in Status},
+        "label_accuracy": _mean(judged),
+    }
+
+
+def score_error(rows: Sequence[dict[str, str]]) -> float | None:
+    """Mean distance of scores in [0, 1] from the true progress; None where nothing was scored.
+
+    Args:
+        rows: of `vlm_score_log.csv`.
+    """
+    return _mean([abs(float(row["vlm_score"]) - float(row["ground_truth_score"])) for row in rows if row["vlm_score"]])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(float(np.mean(values)), 4) if values else None

@@ -1,0 +1,90 @@
+"""Evaluation episodes as mp4: the scene above, below it the trace of the reward with a moving mark."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from rlvlm.types.steps import FloatArray, Frames
+
+TRACE_PX = 96
+"""Height of the strip with the trace, in pixels."""
+MARGIN_PX = 10
+HEADER_PX = 26
+FPS = 30
+PAPER, INK, FAINT, ACCENT = (250, 250, 248), (38, 70, 83), (200, 206, 208), (231, 111, 81)
+
+
+def write_video(file: Path, frames: Frames, rewards: FloatArray, title: str) -> Path:
+    """Writes one episode as H.264 and returns the file; it appears whole or not at all.
+
+    Args:
+        file: to write, ending in `.mp4`.
+        frames: [T, H, W, 3] pictures, one per step; H and W even.
+        rewards: [T] the reward the agent saw at each step.
+        title: one line for the top of the strip.
+    """
+    partial = file.with_name(f".{file.name}.partial.mp4")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with av.open(str(partial), "w") as container:
+            stream = container.add_stream("libx264", rate=FPS, options={"crf": "23", "preset": "veryfast"})
+            stream.width, stream.height = frames.shape[2], frames.shape[1] + TRACE_PX
+            stream.pix_fmt = "yuv420p"
+            stream.time_base = Fraction(1, FPS)
+            for picture in compose_frames(frames, rewards, title):
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(stream.encode())
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+    return file
+
+
+def compose_frames(frames: Frames, rewards: FloatArray, title: str) -> list[NDArray[np.uint8]]:
+    """Each picture with the strip under it: the whole trace faint, the past dark, the present marked.
+
+    Args:
+        frames: [T, H, W, 3].
+        rewards: [T].
+        title: one line.
+
+    Returns:
+        T pictures [H + TRACE_PX, W, 3].
+    """
+    width = frames.shape[2]
+    points = _trace_points(rewards, width)
+    small = ImageFont.load_default(size=11)
+    base = Image.new("RGB", (width, TRACE_PX), PAPER)
+    draw = ImageDraw.Draw(base)
+    draw.text((MARGIN_PX, 6), title, fill=INK, font=small)
+    _draw_line(draw, points, FAINT)
+    pictures = []
+    for step, frame in enumerate(frames):
+        strip = base.copy()
+        draw = ImageDraw.Draw(strip)
+        _draw_line(draw, points[: step + 1], INK)
+        x, y = points[step]
+        draw.line([(x, HEADER_PX), (x, TRACE_PX - MARGIN_PX)], fill=FAINT)
+        draw.ellipse([x - 4, y - 4, x + 4, y + 4], fill=ACCENT)
+        text = f"{rewards[step]:+.2f}"
+        draw.text((width - MARGIN_PX, 6), text, fill=ACCENT, font=small, anchor="ra")
+        pictures.append(np.concatenate([frame, np.asarray(strip)], axis=0))
+    return pictures
+
+
+def _trace_points(rewards: FloatArray, width: int) -> list[tuple[float, float]]:
+    """Pixel positions of the trace: time to the right, reward upwards, both filling the strip."""
+    low, high = float(np.min(rewards)), float(np.max(rewards))
+    span = high - low or 1.0
+    bottom, height = TRACE_PX - MARGIN_PX, TRACE_PX - MARGIN_PX - HEADER_PX
+    step = (width - 2 * MARGIN_PX) / max(len(rewards) - 1, 1)
+    return [(MARGIN_PX + i * step, bottom - (float(r) - low) / span * height) for i, r in enumerate(rewards)]
+
+
+def _draw_line(draw: ImageDraw.ImageDraw, points: list[tuple[float, float]], colour: tuple[int, int, int]) -> None:
+    if len(points) > 1:
+        draw.line(points, fill=colour, width=2, joint="curve")

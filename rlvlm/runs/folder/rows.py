@@ -1,0 +1,75 @@
+"""A run's events as rows of its tables."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from rlvlm.algorithms.evaluation import EvaluationEpisode
+from rlvlm.preferences.records import QueryRecord, ScoreRecord
+from rlvlm.types.judging import Label
+
+_CODES = {Label.LEFT: 0, Label.RIGHT: 1}
+
+
+def evaluation_row(episodes: Sequence[EvaluationEpisode], env_steps: int, wall_s: float) -> dict[str, Any]:
+    """A row of `eval.csv`: means over the episodes of one evaluation."""
+    learned = float(np.mean([episode.learned_return for episode in episodes]))
+    return {
+        "step": env_steps,
+        "success_rate": float(np.mean([episode.is_success for episode in episodes])),
+        "episode_return": float(np.mean([episode.env_return for episode in episodes])),
+        "learned_return": learned if np.isfinite(learned) else None,
+        "final_progress": float(np.mean([episode.trajectory.progress[-1] for episode in episodes])),
+        "episodes": len(episodes),
+        "wall_s": wall_s,
+    }
+
+
+def query_row(record: QueryRecord) -> dict[str, Any]:
+    """A row of `vlm_query_log.csv`."""
+    verdict = record.verdict
+    p_left, p_right, p_tie = verdict.probabilities or (None, None, None)
+    return {
+        "ground_truth_score_1": record.progress_left,
+        "ground_truth_score_2": record.progress_right,
+        "vlm_predicted_label": -1 if verdict.label is None else _CODES.get(verdict.label, -1),
+        "timestamp": _time(record.timestamp),
+        "train_iter": record.env_step,
+        "status": str(verdict.status),
+        "p_left": p_left,
+        "p_right": p_right,
+        "p_tie": p_tie,
+        "session": record.session,
+        "env_step": record.env_step,
+        "index": record.index,
+        "correct": record.correct,
+        "return_1": record.return_left,
+        "return_2": record.return_right,
+        "latency_s": verdict.latency_s,
+        "text": verdict.text,
+        "question": verdict.question,
+    }
+
+
+def score_row(record: ScoreRecord) -> dict[str, Any]:
+    """A row of `vlm_score_log.csv`."""
+    score = record.score
+    return {
+        "ground_truth_score": record.progress,
+        "vlm_score": score.value,
+        "timestamp": _time(record.timestamp),
+        "status": str(score.status),
+        "session": record.session,
+        "env_step": record.env_step,
+        "index": record.index,
+        "return": record.env_return,
+        "latency_s": score.latency_s,
+        "text": score.text,
+        "question": score.question,
+    }
+
+
+def _time(timestamp: float) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds")

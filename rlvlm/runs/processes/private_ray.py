@@ -1,0 +1,155 @@
+"""Ray for as long as a command works: the cluster of the job we run in, or a private one that ends with us."""
+
+import logging
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+from ray._private.utils import write_ray_address
+from ray._private.worker import global_worker
+
+from rlvlm.errors import MachineError
+from rlvlm.runs.folder.environment import usable_cores
+from rlvlm.runs.processes.guardian import guarded_folder, sweep
+
+logger = logging.getLogger(__name__)
+
+START_TRIES = 3
+OBJECT_STORE_BYTES = 200 * 2**20
+"""Only queries pass through the object store, so the smallest sensible one will do."""
+MAX_TEMP_PATH = 40
+"""Longest path of Ray's folder: it puts sockets below, and their paths end at 107 bytes."""
+_PREFIX = "rlvlm"
+
+
+@contextmanager
+def ray_session(dashboard_port: int | None = None, num_workers: int = 0) -> Iterator[None]:
+    """Ray while the context is open: the cluster that RAY_ADDRESS names, or a private one that ends with us.
+
+    A process that is on Ray already, as a sweep's runs are, stays on it. A private one has its own folder in a
+    directory only this user can enter, and its own random token, so that nothing is written to the user's home and
+    nobody else can join.
+
+    Args:
+        dashboard_port: where a private Ray shows its dashboard, on the loopback address; None opens none.
+        num_workers: processes of one core each that will be started in it, besides judges; on a machine with fewer
+            cores they share.
+
+    Raises:
+        MachineError: Ray does not start.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if ray.is_initialized():
+        yield
+    elif os.environ.get("RAY_ADDRESS"):
+        yield from _attached()
+    else:
+        yield from _private(dashboard_port, num_workers)
+
+
+def _attached() -> Iterator[None]:
+    ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        yield
+    finally:
+        ray.shutdown()  # disconnects; the cluster is not ours
+
+
+def _private(dashboard_port: int | None, num_workers: int) -> Iterator[None]:
+    parent = make_parent()
+    with guarded_folder(parent):
+        start_ray(parent, dashboard_port, num_workers)
+        if dashboard_port is None:
+            _end_onlookers()
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def start_ray(
+    parent: Path, dashboard_port: int | None = None, num_workers: int = 0, node_ip: str | None = None
+) -> None:
+    """A Ray of our own in this process; on a busy machine it may take a second try.
+
+    Args:
+        parent: folder for its files.
+        dashboard_port: as in `ray_session`.
+        num_workers: likewise.
+        node_ip: address of this machine under which others may join; None keeps it to this machine.
+
+    Raises:
+        MachineError: no try succeeds.
+    """
+    # With no mode chosen Ray turns its token on by itself, and takes this one instead of writing into the home folder.
+    os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(write_token(parent)))
+    failure = ""
+    for number in range(START_TRIES):
+        folder = parent / f"r{number}"
+        try:
+            _init(folder, dashboard_port, num_workers, node_ip)
+            return
+        except Exception as error:  # Ray raises bare Exceptions here, for one when it had no answer in 30 seconds
+            failure = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            logger.warning("Ray did not start: %s", failure)
+            ray.shutdown()
+            sweep(folder, spared=os.getpid())
+    raise MachineError(f"Ray does not start: {failure}", "rlvlm doctor  (memory, /dev/shm, ports)")
+
+
+def _init(folder: Path, dashboard_port: int | None, num_workers: int, node_ip: str | None) -> None:
+    ray.init(
+        address="local",
+        num_cpus=max(usable_cores(), 2 + num_workers),  # the judge's replica and Serve's own actors need a place each
+        include_dashboard=dashboard_port is not None,
+        dashboard_host="127.0.0.1",
+        dashboard_port=dashboard_port,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _temp_dir=str(folder),
+        _node_ip_address=node_ip,
+        # Workers started ahead take memory, and on a busy machine Ray waits for them, without end if they are late.
+        _system_config={"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 300},
+    )
+    # Else a job submitted to this Ray would be given the address of any Ray that it finds on this machine.
+    write_ray_address(ray.get_runtime_context().gcs_address, str(folder))
+
+
+def _end_onlookers() -> None:
+    """Ends three processes that Ray always starts, and that a run nobody looks into has no use for: some 160 MiB.
+
+    The dashboard's, which without a dashboard only counts usage for Ray's makers; the monitor, which would start and
+    stop machines; the log monitor, which copies what workers print to drivers that want it.
+    """
+    node = global_worker.node
+    for end in (node.kill_dashboard, node.kill_monitor, node.kill_log_monitor):
+        end(check_alive=False)
+
+
+def make_parent() -> Path:
+    """A folder only this user can enter, for the files of one Ray.
+
+    Raises:
+        MachineError: no temporary folder has a short enough path.
+    """
+    roots = [root for root in (tempfile.gettempdir(), "/tmp") if len(root) + 24 <= MAX_TEMP_PATH and _is_writable(root)]
+    if not roots:
+        raise MachineError("Ray needs a temporary folder with a short path", "export TMPDIR=/tmp")
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-", dir=roots[0]))
+
+
+def _is_writable(root: str) -> bool:
+    return os.path.isdir(root) and os.access(root, os.W_OK | os.X_OK)
+
+
+def write_token(parent: Path) -> Path:
+    """A new file `token` in `parent`, with a random token that only this user can read."""
+    file = parent / "token"
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        stream.write(secrets.token_hex(32))
+    return file

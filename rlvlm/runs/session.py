@@ -1,0 +1,81 @@
+"""What a run stands on while it works: Ray, the judge's Serve app, the algorithm; each ends with its context."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import ray
+import torch
+from ray.tune.trainable import trainable
+
+from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
+from rlvlm.runs.config import RunConfig
+from rlvlm.judges.backends.config import ApiConfig
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.judge import Judge
+from rlvlm.labels.store import LabelStore
+from rlvlm.serving.apps import start_judge
+from rlvlm.serving.monitoring import MeteredCache
+
+
+@contextmanager
+def judge_session(
+    config: RunConfig, open_store: Callable[[], LabelStore], ledger: Path
+) -> Iterator[Callable[[], Judge] | None]:
+    """What makes the judge's client, while its Serve app is up; None for runs that ask no judge.
+
+    The client remembers: after a crash, what was asked since the last checkpoint is answered from the store, for
+    nothing and in the same words; so is what any other run asked the same judge, where they share one.
+
+    Args:
+        config: of the run.
+        open_store: opens the store of answers in the process that asks; must pickle.
+        ledger: file in which a paid judge counts what it spends, unless `judge.api.ledger` names another: the run's
+            budget holds across replicas and `rlvlm resume`.
+
+    Raises:
+        JudgeUnavailable: the judge cannot be loaded, or the app named in `serve.app` is not running.
+    """
+    if not config.asks_judge:
+        yield None
+        return
+    judge = replace(config.judge, api=reachable(config.judge.api, ledger))
+    with start_judge(judge, config.serve, name=config.task) as running:
+        yield lambda: MeteredCache(CachedJudge(running.judge, open_store()), config.task)
+
+
+def reachable(api: ApiConfig, ledger: Path) -> ApiConfig:
+    """`api` with its files named so that a replica finds them from whatever folder it works in."""
+    key_file = str(Path(api.key_file).expanduser().resolve()) if api.key_file else ""
+    return replace(api, key_file=key_file, ledger=str(Path(api.ledger or ledger).expanduser().resolve()))
+
+
+@contextmanager
+def algorithm_session(config: RunConfig, make_judge: Callable[[], Judge] | None) -> Iterator[SACPebble]:
+    """The algorithm of a run, ready to train or to be restored; it is stopped when the context closes.
+
+    Args:
+        config: of the run.
+        make_judge: from `judge_session`.
+    """
+    torch.set_num_threads(1)  # batches of 256 are too small to share: two threads are slower than one
+    settings = SACPebbleConfig()
+    settings.worlds(task=config.task, goal=config.judge_goal, world=config.env)
+    settings.learning(sac=config.algo)
+    settings.rewards(
+        reward=config.reward, feedback=config.feedback, reward_model=config.reward_model,
+        judge_picture_px=config.judge.picture_px, make_judge=make_judge,
+    )
+    settings.debugging(seed=config.seed)
+    # RLlib makes an empty folder per algorithm, by default in the user's home, which may not even be writable.
+    folder = ray.get_runtime_context().get_temp_dir()
+    trainable.DEFAULT_STORAGE_PATH = folder  # pyright: ignore[reportPrivateImportUsage]
+    algorithm = settings.build_algo()
+    assert isinstance(algorithm, SACPebble), "what its config builds"
+    try:
+        yield algorithm
+    finally:
+        algorithm.stop()
+        shutil.rmtree(str(algorithm.logdir), ignore_errors=True)

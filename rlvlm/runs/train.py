@@ -1,0 +1,299 @@
+"""A run from its first step to its last, or to the signal that stops it; and on from where it stopped."""
+
+import errno
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from rlvlm import metrics
+from rlvlm.algorithms.evaluation import EvaluationEpisode
+from rlvlm.algorithms.sac_pebble.algorithm import SACPebble
+from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, RunError
+from rlvlm.runs.artifacts.album import VIDEO_PX, write_artifacts
+from rlvlm.runs.artifacts.samples import sample_rows
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder.checkpoints import Checkpoint, RunState
+from rlvlm.runs.folder.rows import evaluation_row, query_row, score_row
+from rlvlm.runs.folder.run_folder import RunFolder
+from rlvlm.runs.folder.trackers import Trackers
+from rlvlm.runs.processes.memory import MemoryWatch, release_free_memory
+from rlvlm.runs.processes.private_ray import ray_session
+from rlvlm.runs.session import algorithm_session, judge_session
+from rlvlm.console.panel import RunConsole
+from rlvlm.console.quiet import quiet_output
+from rlvlm.console.signals import StopRequest
+from rlvlm.runs.truths import label_store, truths_of
+from rlvlm.preferences.records import QueryRecord, ScoreRecord
+
+SAMPLE_PX = 200
+"""Side of the pictures kept for the judge's page."""
+SPEED_ROUNDS = 12
+"""Rounds of training over which the speed shown is taken."""
+
+
+def start_run(folder: RunFolder, config: RunConfig) -> int:
+    """Runs `config` in its new folder and returns the exit code.
+
+    Raises:
+        RunError: it cannot start or go on; a folder in which nothing happened yet is taken away again.
+    """
+    try:
+        return _carry_on(folder, config, None)
+    except RunError:
+        if not folder.has_begun():
+            folder.remove()
+        raise
+
+
+def resume_run(folder: RunFolder, config: RunConfig) -> int:
+    """Goes on with a run exactly where its newest checkpoint is, or from its start where there is none yet.
+
+    Raises:
+        RunError: it cannot go on.
+    """
+    found = folder.checkpoints.all()
+    return _carry_on(folder, config, found[-1] if found else None)
+
+
+class Training:
+    """The run loop: train, look, write down, save.
+
+    Args:
+        folder: everything is written there.
+        config: of the run.
+        algorithm: built, and restored where the run goes on.
+        console: shows it.
+        memory: watched meanwhile.
+        before: the state it goes on from.
+    """
+
+    def __init__(
+        self, *, folder: RunFolder, config: RunConfig, algorithm: SACPebble, console: RunConsole, memory: MemoryWatch,
+        before: RunState,
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._algorithm = algorithm
+        self._console = console
+        self._memory = memory
+        self._before = before
+        self._started = time.monotonic()
+        self._trackers = Trackers(folder, config)
+        self._labels = label_store(folder, config)
+        self._draw_samples = algorithm.frame_store(SAMPLE_PX).frames
+        self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
+        self._last_evaluation: list[EvaluationEpisode] = []
+
+    @property
+    def state(self) -> RunState:
+        """Where the run is now."""
+        wall_s = self._before.wall_s + time.monotonic() - self._started
+        return RunState(env_steps=self._algorithm.env_steps, wall_s=wall_s, peak_rss_mb=self._memory.peak_mb)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step has been taken."""
+        return self._algorithm.env_steps >= self._config.steps
+
+    @property
+    def steps_per_s(self) -> float:
+        """Env steps per second of the last rounds."""
+        (first_s, first_step), (last_s, last_step) = self._recent[0], self._recent[-1]
+        return (last_step - first_step) / max(last_s - first_s, 1e-3)
+
+    def advance(self) -> None:
+        """One round: train, look, write down; save where it is due, as it is at the last step."""
+        before = self._algorithm.env_steps
+        self._algorithm.train()
+        if self.is_over:
+            self._algorithm.finish_feedback()
+        self._keep_queries()
+        is_best = self._evaluate_if_due(before)
+        self._log_if_due(before)
+        if self.is_over:
+            self.save(is_best)
+        elif is_best or self._crosses(self._config.track.checkpoint_every_steps, before):
+            self._try_to_save(is_best)
+
+    def save(self, is_best: bool = False) -> None:
+        """Saves a checkpoint of now; where there is one already, nothing happens.
+
+        Raises:
+            MachineError, OSError: the disk refuses.
+        """
+        self._folder.checkpoints.save(self.state, self._write_checkpoint, is_best)
+
+    def finish(self, exit_reason: str) -> None:
+        """Writes summary, plots, videos and pages, and ends what counts along.
+
+        Args:
+            exit_reason: `done`, or why it stopped earlier; only a run that is done is filmed.
+        """
+        self._console.phase("writing plots, videos and pages")
+        episodes = self._last_evaluation if exit_reason == "done" else []
+        draw = self._algorithm.frame_store(VIDEO_PX).frames
+        write_artifacts(self._folder, self._config, self.state, exit_reason, episodes, draw)
+        self._trackers.close()
+
+    def _try_to_save(self, is_best: bool) -> None:
+        """Saves a checkpoint. Should the disk refuse one, training goes on and the next is tried."""
+        try:
+            self.save(is_best)
+        except (MachineError, OSError) as error:
+            self._console.line(f"checkpoint at step {self._algorithm.env_steps:,} not saved: {error}")
+
+    def _keep_queries(self) -> None:
+        drained = self._algorithm.drain_queries()
+        scores = [record for record in drained if isinstance(record, ScoreRecord)]
+        if scores:
+            self._folder.scores.append(map(score_row, scores))
+        records = [record for record in drained if isinstance(record, QueryRecord)]
+        self._labels.add_truths(truths_of(records))
+        self._folder.queries.append(map(query_row, records))
+        for _, session in groupby(records, key=lambda record: record.session):
+            self._folder.samples.append(sample_rows(list(session), self._draw_samples))
+        if records:
+            release_free_memory()
+
+    def _evaluate_if_due(self, before: int) -> bool:
+        """Evaluates on schedule and at the last step, and returns whether no evaluation was better before."""
+        if not self.is_over and not self._crosses(self._config.eval.every_steps, before):
+            return False
+        self._console.phase("evaluating", is_line=False)
+        self._last_evaluation = self._algorithm.evaluate_policy(self._config.eval.episodes)
+        state = self.state
+        row = evaluation_row(self._last_evaluation, state.env_steps, state.wall_s)
+        rows = self._folder.evaluations.read()
+        self._folder.evaluations.append([row])
+        earlier = [(float(old["success_rate"]), float(old["episode_return"])) for old in rows]
+        return (row["success_rate"], row["episode_return"]) > max(earlier, default=(-1.0, 0.0))
+
+    def _log_if_due(self, before: int) -> None:
+        is_due = self._crosses(self._config.track.log_every_steps, before)
+        state = self.state
+        self._recent.append((state.wall_s, state.env_steps))
+        row = self._algorithm.report() | {
+            metrics.ENV_STEPS: state.env_steps,
+            metrics.WALL_S: state.wall_s,
+            metrics.STEPS_PER_S: self.steps_per_s,
+            metrics.PEAK_RSS_MB: state.peak_rss_mb,
+        }
+        evaluations = self._folder.evaluations.read()
+        if evaluations and int(evaluations[-1]["step"]) == state.env_steps:
+            row |= _evaluation_metrics(evaluations[-1])
+            is_due = True
+        if is_due:
+            self._trackers.log(row)
+        self._console.update(row, is_due)
+
+    def _crosses(self, period: int, before: int) -> bool:
+        return self._algorithm.env_steps // period > before // period
+
+    def _write_checkpoint(self, folder: Path) -> None:
+        self._algorithm.save_checkpoint(str(folder))
+
+
+def _evaluation_metrics(row: dict[str, str]) -> dict[str, float]:
+    names = {
+        "success_rate": metrics.EVAL_SUCCESS_RATE,
+        "episode_return": metrics.EVAL_EPISODE_RETURN,
+        "learned_return": metrics.EVAL_LEARNED_RETURN,
+        "final_progress": metrics.EVAL_PROGRESS,
+    }
+    return {metric: float(row[name]) for name, metric in names.items() if row[name]}
+
+
+@contextmanager
+def open_training(
+    folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | None, console: RunConsole
+) -> Iterator[Training]:
+    """The run loop of `folder` with all it stands on, where `checkpoint` left it (None: at the start).
+
+    Raises:
+        RunError: something that it needs does not start.
+    """
+    before = RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0) if checkpoint is None else checkpoint.state
+    console.phase("starting Ray and the judge")
+    with ExitStack() as stack:
+        memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
+        port = config.track.dashboard_port if config.track.dashboard else None
+        stack.enter_context(ray_session(port, num_workers=config.algo.env_runners))
+        make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))
+        algorithm = stack.enter_context(algorithm_session(config, make_judge))
+        if checkpoint is not None:
+            algorithm.load_checkpoint(str(checkpoint.algorithm))
+        folder.cut(before.env_steps)
+        console.phase(f"training in {folder.path}")
+        yield Training(
+            folder=folder, config=config, algorithm=algorithm, console=console, memory=memory, before=before
+        )
+
+
+@contextmanager
+def told_failures(folder: RunFolder) -> Iterator[None]:
+    """Turns whatever a run's outermost frame meets into a RunError: its words are for the user, the file for us.
+
+    Raises:
+        RunError: with the cause; the traceback of the unexpected lies in the run's folder.
+    """
+    try:
+        yield
+    except RunError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise _crash(folder, error) from error
+        fix = f"free some space, then go on: rlvlm resume {folder.path}"
+        raise MachineError(f"the disk of {folder.path} is full", fix) from error
+    except Exception as error:
+        raise _crash(folder, error) from error
+
+
+def _carry_on(folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | None) -> int:
+    """Trains from `checkpoint` (None: from the start) to the end or a signal, with the folder locked."""
+    with ExitStack() as stack:
+        stack.enter_context(folder.locked())
+        stop = stack.enter_context(StopRequest())
+        terminal = stack.enter_context(quiet_output(folder.log))
+        console = stack.enter_context(RunConsole(terminal, config.title, config.steps))
+        stack.enter_context(told_failures(folder))
+        with open_training(folder, config, checkpoint, console) as training:
+            stop.take_over()
+            is_done = _train(training, stop)
+        _say_goodbye(folder, console)
+    return EXIT_DONE if is_done else EXIT_PREEMPTED
+
+
+def _train(training: Training, stop: StopRequest) -> bool:
+    """Goes on until the last step, and returns True, or until `stop`; a checkpoint is saved in both cases."""
+    try:
+        while not (training.is_over or stop):
+            training.advance()
+        training.save()
+    except RunError as error:
+        training.finish(type(error).__name__)
+        raise
+    training.finish("done" if training.is_over else stop.signal_name)
+    return training.is_over
+
+
+def _say_goodbye(folder: RunFolder, console: RunConsole) -> None:
+    summary = folder.summary()
+    rate = summary["final_success_rate"]
+    success = "not evaluated" if rate is None else f"success {rate:.0%} (mean of the last evaluations)"
+    console.line(f"{summary['exit_reason']}: {summary['env_steps']:,} steps in {summary['wall_s']:.0f} s, {success}")
+    if summary["exit_reason"] == "done":
+        console.line(f"look at {folder.card}")
+    else:
+        console.line(f"saved; go on with: rlvlm resume {folder.path}")
+
+
+def _crash(folder: RunFolder, error: Exception) -> RunError:
+    """The unexpected, with its traceback put into the run's folder."""
+    folder.crash.write_text("".join(traceback.format_exception(error)))
+    return RunError(f"unexpected {type(error).__name__}: {error}", f"the traceback is in {folder.crash}")

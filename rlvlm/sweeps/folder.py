@@ -1,0 +1,210 @@
+"""The folder of a sweep: its file, what has become of its runs, and what may be changed when it goes on.
+
+    SWEEP/sweep.yaml              the sweep, as it was last started
+    SWEEP/trials.csv              one line per run: its state, as far as the sweep knows
+    SWEEP/TASK/SOURCE/seed_N/     an ordinary run folder
+    SWEEP/report.html ...         the comparison
+    SWEEP/tune/, sweep.log        Tune's own files, and what libraries said
+
+What a run has done is read from its own folder, so nothing is lost with the process that held the sweep.
+"""
+
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from rlvlm.errors import UsageError
+from rlvlm.runs.folder.run_folder import RunFolder, check_disk, read_config
+from rlvlm.runs.folder.settings import to_yaml
+from rlvlm.runs.folder.tables import CsvTable, write_whole
+from rlvlm.runs.scores import Floats, scores
+from rlvlm.sweeps.config import SweepConfig, read_sweep
+from rlvlm.sweeps.plan import TrialPlan, differences, expand
+
+FILE = "sweep.yaml"
+COLUMNS = ("task", "source", "seed", "state", "env_steps", "score", "cause")
+BYTES_PER_RUN = 128 * 2**20
+"""Free disk asked for, for each run that can work at a time."""
+FLAT, DONE = "flat", "done"
+"""Exit reasons after which a run is finished."""
+
+
+class State(StrEnum):
+    """What has become of a run."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SAVED = "saved"
+    """Stopped half-way with a checkpoint; goes on with the sweep."""
+    DONE = "done"
+    FLAT = "flat"
+    """Ended early, as the sweep's `flat` allows."""
+    HALTED = "halted"
+    """Ended early by the sweep's `halving`."""
+    FAILED = "failed"
+
+
+FINISHED = (State.DONE, State.FLAT, State.HALTED)
+"""These are never taken up again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRecord:
+    """A line of trials.csv."""
+
+    task: str
+    source: str
+    seed: int
+    state: State
+    env_steps: int = 0
+    score: float | None = None
+    """Of the newest evaluation."""
+    cause: str = ""
+    """Why it failed."""
+
+
+class SweepFolder:
+    """The places of a sweep's files.
+
+    Args:
+        path: the folder, absolute.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log = path / "sweep.log"
+        self._trials = CsvTable(path / "trials.csv", COLUMNS, "env_steps")
+
+    def config(self) -> SweepConfig:
+        """The sweep as it was last started."""
+        return read_sweep(self.path / FILE)
+
+    def plans(self) -> dict[str, TrialPlan]:
+        """Its runs by key."""
+        return {plan.key: plan for plan in expand(self.config())}
+
+    def run_path(self, plan: TrialPlan) -> Path:
+        """Where a run lies, or will lie."""
+        return self.path / plan.key
+
+    def run(self, plan: TrialPlan) -> RunFolder | None:
+        """The folder of a run; None while there is none."""
+        path = self.run_path(plan)
+        is_there = (path / "config.yaml").is_file() and (path / "command.txt").is_file()
+        return RunFolder(path, plan.config.track.keep_checkpoints) if is_there else None
+
+    def ledger(self, app: str) -> Path:
+        """Where the judge of a Serve app counts what it spends."""
+        return self.path / f"{app}_spending.json"
+
+    def evaluations(self, plan: TrialPlan) -> tuple[list[int], Floats]:
+        """Env steps and scores of a run's evaluations so far."""
+        run = self.run(plan)
+        rows = run.evaluations.read() if run else []
+        return [int(row["step"]) for row in rows], scores(plan.task, rows)
+
+    def records(self, plans: Sequence[TrialPlan]) -> dict[str, TrialRecord]:
+        """What has become of each run, by key: from its folder, and whether it was halted or failed from trials.csv."""
+        told = {(row["task"], row["source"], int(row["seed"])): row for row in self._trials.read()}
+        return {plan.key: self._record(plan, told.get((plan.task, plan.source, plan.seed), {})) for plan in plans}
+
+    def write_records(self, records: Sequence[TrialRecord]) -> None:
+        """Puts trials.csv in place anew."""
+        text = CsvTable(self.path / ".trials.csv", COLUMNS, "env_steps")
+        text.path.unlink(missing_ok=True)
+        text.append(asdict(record) for record in records)
+        text.path.replace(self._trials.path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the folder for this process.
+
+        Raises:
+            UsageError: another process holds it.
+        """
+        with open(self.path / ".lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UsageError(f"another process runs the sweep in {self.path}", "wait for it, or stop it") from error
+            yield
+
+    def _record(self, plan: TrialPlan, told: dict[str, str]) -> TrialRecord:
+        steps, found = self.evaluations(plan)
+        run = self.run(plan)
+        reason = run.summary().get("exit_reason") if run else None
+        state = State.WAITING if run is None else State.SAVED
+        if told.get("state") in (State.HALTED, State.FAILED):
+            state = State(told["state"])
+        if reason in (DONE, FLAT):
+            state = State(reason)
+        return TrialRecord(
+            task=plan.task,
+            source=plan.source,
+            seed=plan.seed,
+            state=state,
+            env_steps=steps[-1] if steps else 0,
+            score=float(found[-1]) if steps else None,
+            cause=told.get("cause", "") if state is State.FAILED else "",
+        )
+
+
+def find_sweep(path: Path) -> SweepFolder | None:
+    """The sweep whose own folder `path` is; None when it is none."""
+    return SweepFolder(path.absolute()) if (path / FILE).is_file() else None
+
+
+@contextmanager
+def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, list[str]]]:
+    """The folder of a sweep that starts or goes on, held for this process, and what is new since it was last started.
+
+    Tasks, sources and seeds may be added or left out, and how the runs are carried out may change; what a run is may
+    not, once it has begun.
+
+    Raises:
+        UsageError: the folder is in use, holds something else, or a run there is not the one that `config` means.
+        MachineError: the disk is full.
+    """
+    folder = SweepFolder(path.absolute())
+    plans = expand(config)
+    check_disk(folder.path, BYTES_PER_RUN * min(len(plans), 4))
+    is_new = not (folder.path / FILE).exists()
+    if is_new and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        raise UsageError(f"{path} is not empty and holds no sweep", "choose a new or empty folder with --out")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.locked():
+        _check_same_runs(folder, plans)
+        notes = [] if is_new else _changes({plan.key for plan in folder.plans().values()}, [p.key for p in plans])
+        write_whole(folder.path / FILE, to_yaml(config))
+        yield folder, notes
+
+
+def _changes(before: set[str], now: Sequence[str]) -> list[str]:
+    added = [key for key in now if key not in before]
+    return [*_told("added", added), *_told("no longer in the file, left alone", sorted(before - set(now)))]
+
+
+def _told(what: str, keys: Sequence[str]) -> list[str]:
+    if not keys:
+        return []
+    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    return [f"{what}: {', '.join(keys[:3])}{more}"]
+
+
+def _check_same_runs(folder: SweepFolder, plans: Sequence[TrialPlan]) -> None:
+    """Raises UsageError where a run that is there already was started with other settings than its plan has."""
+    for plan in plans:
+        run = folder.run(plan)
+        if run is None or not run.has_begun():
+            continue
+        changed = differences(read_config(folder.run_path(plan)), plan.config)
+        if changed:
+            name, (old, new) = next(iter(changed.items()))
+            raise UsageError(
+                f"{plan.key} was started with {name} {old!r}, and would now have {new!r}: runs of one "
+                "sweep must stay comparable",
+                "undo the change, or choose another folder with --out",
+            )

@@ -1,0 +1,151 @@
+"""The runs of a sweep, each with its complete configuration, and the judges that they share."""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlvlm.errors import UsageError
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder.settings import flat, override, to_yaml
+from rlvlm.runs.recipes import recipe, smoke
+from rlvlm.sweeps.config import BudgetConfig, SweepConfig
+
+_OWN = ("task", "seed", "out")
+"""Settings that a sweep sets itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialPlan:
+    """One run of a sweep."""
+
+    task: str
+    source: str
+    seed: int
+    config: RunConfig
+    """Complete, but for the folder."""
+
+    @property
+    def key(self) -> str:
+        """Its name in the sweep, which is its folder's below the sweep's."""
+        return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.task)}/{self.source}/seed_{self.seed}"
+
+    @property
+    def label(self) -> str:
+        """Its name for readers."""
+        return f"{self.task}  {self.source}  seed {self.seed}"
+
+
+def expand(sweep: SweepConfig) -> list[TrialPlan]:
+    """The runs of a sweep, seed by seed, so that a sweep cut short has compared what it could.
+
+    Raises:
+        UsageError: a setting is wrong, or the sources of a task would not have equal budgets.
+    """
+    rounds = itertools.zip_longest(*map(sweep.seeds_of, sweep.tasks))
+    plans = [
+        _plan(sweep, task, source, seed)
+        for seeds in rounds
+        for task, seed in zip(sweep.tasks, seeds, strict=True)
+        if seed is not None
+        for source in sweep.sources
+    ]
+    if not sweep.budget.may_differ:
+        for task in sweep.tasks:
+            _check_equal([plan for plan in plans if plan.task == task])
+    return plans
+
+
+def planned_queries(config: RunConfig) -> int:
+    """Most queries a run can ask: its sessions to the last step, up to its budget; 0 where nobody is asked."""
+    if not config.asks_teacher or config.steps < config.feedback.first_step:
+        return 0
+    feedback = config.feedback
+    sessions = (config.steps - feedback.first_step) // feedback.every_steps + 1
+    return min(sessions * feedback.queries, feedback.max_queries)
+
+
+def shared_judges(plans: Sequence[TrialPlan], judge_cpus: float, folder: Path) -> dict[str, RunConfig]:
+    """One run's configuration per Serve app that has to be started for `plans`, by the app's name."""
+    configs = [plan.config for plan in plans if plan.config.asks_judge and not plan.config.serve.app]
+    return {app_name(config, folder): with_judge_cpus(config, judge_cpus) for config in configs}
+
+
+def app_name(config: RunConfig, folder: Path) -> str:
+    """The Serve app that a run of the sweep in `folder` uses: one for all runs that ask the same judge."""
+    if config.serve.app:
+        return config.serve.app
+    told = f"{to_yaml(config.judge)}{to_yaml(config.serve)}{folder.resolve()}"
+    return f"sweep-{config.judge.backend}-{hashlib.sha256(told.encode()).hexdigest()[:10]}"
+
+
+def asks_app(plan: TrialPlan, app: str, folder: Path) -> bool:
+    """Whether a run of the sweep in `folder` asks the judge of a Serve app."""
+    return plan.config.asks_judge and app_name(plan.config, folder) == app
+
+
+def with_judge_cpus(config: RunConfig, judge_cpus: float) -> RunConfig:
+    """`config` with a judge that reserves this many cores."""
+    return replace(config, serve=replace(config.serve, num_cpus=judge_cpus))
+
+
+def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """The leaves in which two runs differ, apart from their folder: dotted name to both values."""
+    before, after = flat(replace(old, out=None)), flat(replace(new, out=None))
+    return {name: (before.get(name), value) for name, value in after.items() if before.get(name) != value}
+
+
+def alone_command(config: RunConfig) -> list[str]:
+    """The words that run `config` without the sweep."""
+    words = ["rlvlm", "run", config.task]
+    for name, (_, value) in differences(recipe(config.task), config).items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            group, _, leaf = option.rpartition(".")
+            words.append(f"--{group}{'.' if group else ''}{'' if value else 'no-'}{leaf}")
+        else:
+            words += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+def _plan(sweep: SweepConfig, task: str, source: str, seed: int) -> TrialPlan:
+    own = sweep.sources[source].settings
+    settings = sweep.settings | sweep.task_settings.get(task, {}) | own
+    _check_free(settings, sweep.budget)
+    try:
+        config = override(recipe(task), settings | _budget(sweep.budget) | {"seed": seed})
+    except UsageError as error:
+        raise UsageError(f"source {source} on {task}: {error}", error.fix) from error
+    return TrialPlan(task=task, source=source, seed=seed, config=smoke(config) if sweep.smoke else config)
+
+
+def _budget(budget: BudgetConfig) -> dict[str, int]:
+    wanted = {"steps": budget.steps, "feedback.max_queries": budget.queries}
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _check_free(settings: dict[str, Any], budget: BudgetConfig) -> None:
+    """Raises UsageError where a setting is one that the sweep itself sets."""
+    taken = [name for name in settings if name in (*_OWN, *_budget(budget))]
+    if taken:
+        raise UsageError(
+            f"the setting {taken[0]} is set by the sweep itself",
+            "take it out of the settings, or, for steps and queries, out of the budget",
+        )
+
+
+def _check_equal(plans: Sequence[TrialPlan]) -> None:
+    """Raises UsageError where runs of one task would not spend alike; sources that ask nobody spend no queries."""
+    for what, spent in (
+        ("env steps", [plan.config.steps for plan in plans]),
+        ("queries", [planned_queries(plan.config) for plan in plans if plan.config.asks_teacher]),
+    ):
+        if len(set(spent)) > 1:
+            each = sorted(set(spent))
+            raise UsageError(
+                f"the sources of {plans[0].task} have different budgets of {what}: {each[0]:,} to {each[-1]:,}",
+                "set it once in budget:, or say budget: {may_differ: true}",
+            )

@@ -1,0 +1,127 @@
+"""`rlvlm sweep`: runs what is not finished yet, several at a time, until all are, or until a signal."""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ray import tune
+
+from rlvlm.console.quiet import quiet_output
+from rlvlm.console.signals import StopRequest
+from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable
+from rlvlm.runs.processes.private_ray import ray_session
+from rlvlm.runs.session import reachable
+from rlvlm.serving.apps import start_judge
+from rlvlm.sweeps.board import Board
+from rlvlm.sweeps.conductor import Conductor
+from rlvlm.sweeps.config import SweepConfig
+from rlvlm.sweeps.folder import FINISHED, State, SweepFolder, held_sweep
+from rlvlm.sweeps.halving import SweepScheduler
+from rlvlm.sweeps.plan import TrialPlan, asks_app, expand, shared_judges
+from rlvlm.sweeps.trial import SweepTrial
+
+EXIT_SOME_FAILED = 1
+_TUNE = "tune"
+
+
+def run_sweep(path: Path, sweep: SweepConfig) -> int:
+    """Starts the sweep in `path`, or goes on with it, and returns the exit code.
+
+    Returns:
+        0 when every run is finished, 1 when some failed, 75 when a signal stopped it after saving.
+
+    Raises:
+        RunError: it cannot start.
+    """
+    plans = {plan.key: plan for plan in expand(sweep)}
+    with ExitStack() as stack:
+        folder, notes = stack.enter_context(held_sweep(path, sweep))
+        stop = stack.enter_context(StopRequest())
+        terminal = stack.enter_context(quiet_output(folder.log))
+        board = stack.enter_context(Board(terminal, sweep.title, plans))
+        for note in notes:
+            board.line(note)
+        conductor = Conductor(folder=folder, sweep=sweep, plans=plans, board=board, stop=stop)
+        waiting = [key for key, record in conductor.records.items() if record.state not in FINISHED]
+        if waiting:
+            conductor.take_up(waiting)
+            board.phase(f"starting Ray; {len(waiting)} of {len(plans)} runs to go")
+            stack.enter_context(ray_session())
+            stop.take_over()
+            stack.enter_context(_judges(folder, sweep, [plans[key] for key in waiting], conductor, board))
+            board.phase("running")
+            able = [key for key in waiting if conductor.records[key].state is not State.FAILED]
+            if able and not stop:
+                _tune(folder, sweep, able, conductor)
+        return _say_goodbye(board, conductor, folder, stop)
+
+
+def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], conductor: Conductor) -> None:
+    """One sitting: a Tuner over the runs that are not finished.
+
+    A new one each time, not `Tuner.restore`: that takes no further runs, and has forgotten the rungs of ASHA. What has
+    been done is read from the run folders, so it does not matter how the last sitting ended.
+    """
+    # The runs write their own tables and work where the sweep was started, so that relative paths mean the same.
+    os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours: every run is saved first
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    shutil.rmtree(folder.path / _TUNE, ignore_errors=True)
+    resources = sweep.resources
+    tune.Tuner(
+        tune.with_resources(SweepTrial, {"cpu": resources.cpus, "gpu": resources.gpus}),
+        param_space={"sweep": str(folder.path), "trial": tune.grid_search(list(waiting))},
+        tune_config=tune.TuneConfig(
+            scheduler=SweepScheduler(conductor.is_stopping, conductor.is_halted),
+            max_concurrent_trials=resources.max_trials or None,
+            trial_dirname_creator=lambda trial: trial.trial_id,
+        ),
+        run_config=tune.RunConfig(
+            name=_TUNE,
+            storage_path=str(folder.path),
+            callbacks=[conductor],
+            verbose=0,
+            failure_config=tune.FailureConfig(max_failures=resources.retries),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+        ),
+    ).fit()
+
+
+@contextmanager
+def _judges(
+    folder: SweepFolder, sweep: SweepConfig, plans: Sequence[TrialPlan], conductor: Conductor, board: Board
+) -> Iterator[None]:
+    """The Serve apps that the runs share, while the context is open; each counts what it spends in the sweep's folder.
+
+    The runs of a judge that cannot be loaded or placed have failed; the others go on.
+    """
+    with ExitStack() as stack:
+        for app, config in shared_judges(plans, sweep.resources.judge_cpus, folder.path).items():
+            board.phase(f"loading the judge {config.judge.backend} {config.judge.model}".rstrip())
+            judge = replace(config.judge, api=reachable(config.judge.api, folder.ledger(app)))
+            try:
+                stack.enter_context(start_judge(judge, config.serve, name=app, app=app))
+            except JudgeUnavailable as error:
+                users = [plan.key for plan in plans if asks_app(plan, app, folder.path)]
+                conductor.fail(users, f"{error} ({error.fix})")
+        yield
+
+
+def _say_goodbye(board: Board, conductor: Conductor, folder: SweepFolder, stop: StopRequest) -> int:
+    records = list(conductor.records.values())
+    folder.write_records(records)
+    failed = [record for record in records if record.state is State.FAILED]
+    if all(record.state in FINISHED for record in records):
+        board.line(f"all {len(records)} runs are finished; compare them with: rlvlm report {folder.path}")
+        return EXIT_DONE
+    if stop:
+        board.line(f"{stop.signal_name}: saved; go on with: rlvlm resume {folder.path}")
+        return EXIT_PREEMPTED
+    for record in failed:
+        board.line(f"failed: {record.task}  {record.source}  seed {record.seed}: {record.cause}")
+    board.line(f"try those that failed again with: rlvlm resume {folder.path}")
+    return EXIT_SOME_FAILED

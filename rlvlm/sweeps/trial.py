@@ -1,0 +1,162 @@
+"""One run of a sweep as a Tune trial: the run loop of `python -m rlvlm.run`, in a process that Tune places."""
+
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ray.tune import Trainable
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from rlvlm.console.panel import RunConsole
+from rlvlm.console.quiet import quiet_output
+from rlvlm.errors import RunError, UsageError
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.doctor import check_before_run
+from rlvlm.runs.folder.run_folder import RunFolder, create_folder
+from rlvlm.runs.train import Training, open_training, told_failures
+from rlvlm.sweeps.flat import is_flat
+from rlvlm.sweeps.folder import DONE, FLAT, SweepFolder
+from rlvlm.sweeps.plan import TrialPlan, alone_command, app_name
+
+REPORT_S = 3.0
+"""Longest time between two reports to Tune, but for the round under way."""
+_HOLDING = Retrying(
+    stop=stop_after_delay(60), wait=wait_fixed(1), retry=retry_if_exception_type(UsageError), reraise=True
+)
+"""Waits for a run's folder: after a kill, the process that held it may need a moment to go."""
+
+
+class SweepTrial(Trainable):
+    """Goes on with its run from the newest checkpoint in the run's own folder, whoever stopped it before, and how.
+
+    Tune keeps no checkpoints of it: `config` names the sweep's folder and the run, and everything else is there.
+    """
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Opens the run; one that is finished already will only say so."""
+        self._sweep = SweepFolder(Path(config["sweep"]))
+        self._flat = self._sweep.config().flat
+        self._plan: TrialPlan = self._sweep.plans()[config["trial"]]
+        self._folder = self._find_or_create()
+        reason = self._folder.summary().get("exit_reason")
+        self._reason = reason if reason in (DONE, FLAT) else ""
+        self._training: Training | None = None
+        self._is_written = False
+        self._stack = ExitStack()
+        if self._is_finished:
+            return
+        try:
+            self._training = self._open()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def step(self) -> dict[str, Any]:
+        """Trains until the next evaluation, for some seconds at most, and returns where the run is."""
+        training = self._training
+        if training is None:
+            return self._report()
+        try:
+            with told_failures(self._folder):
+                self._train(training)
+        except RunError as error:
+            self._write_down(training, type(error).__name__)  # and no checkpoint: the next try must not begin there
+            raise
+        return self._report()
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        """Saves the run into its own folder, as a signal would make it; Tune gets the step alone."""
+        if self._training is not None:
+            self._training.save()
+            self._write_down(self._training, "paused")
+        return {"env_steps": self._env_steps}
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        """Nothing is left to do: `setup` has gone on from the run's own checkpoint."""
+
+    def cleanup(self) -> None:
+        """Saves what is not saved, as where the sweep halts a run, and ends the run's processes."""
+        with self._stack:
+            if self._training is not None and not self._is_written:
+                self._training.save()
+                self._write_down(self._training, "stopped")
+
+    @property
+    def _is_finished(self) -> bool:
+        return bool(self._reason)
+
+    @property
+    def _env_steps(self) -> int:
+        state = self._training.state if self._training else None
+        return state.env_steps if state else int(self._folder.summary()["env_steps"])
+
+    def _find_or_create(self) -> RunFolder:
+        found = self._sweep.run(self._plan)
+        if found is not None and found.has_begun():
+            return found
+        if found is not None:  # it failed before its first step, and may have been planned anew
+            found.remove()
+        config = replace(self._plan.config, out=self._sweep.run_path(self._plan))
+        return create_folder(config, alone_command(self._plan.config), datetime.now())
+
+    def _open(self) -> Training:
+        config = self._attached(self._folder.config())
+        with told_failures(self._folder):
+            check_before_run(config)
+            _HOLDING(lambda: self._stack.enter_context(self._folder.locked()))
+            log = self._stack.enter_context(open(self._folder.log, "a", buffering=1))
+            self._stack.enter_context(quiet_output(self._folder.log))
+            console = self._stack.enter_context(RunConsole(log, config.title, config.steps))
+            found = self._folder.checkpoints.all()
+            newest = found[-1] if found else None
+            return self._stack.enter_context(open_training(self._folder, config, newest, console))
+
+    def _attached(self, config: RunConfig) -> RunConfig:
+        """`config` with the judge that the sweep has started for all who ask it."""
+        if not config.asks_judge:
+            return config
+        return replace(config, serve=replace(config.serve, app=app_name(config, self._sweep.path)))
+
+    def _train(self, training: Training) -> None:
+        """Goes on until the next evaluation, the end, or the time of a report."""
+        deadline = time.monotonic() + REPORT_S
+        self._end_if_over(training)  # killed after its last step, before its summary
+        while not self._is_finished:
+            known = len(self._folder.evaluations.read())
+            training.advance()
+            has_news = len(self._folder.evaluations.read()) > known
+            self._end_if_over(training)
+            if has_news or time.monotonic() > deadline:
+                break
+
+    def _write_down(self, training: Training, exit_reason: str) -> None:
+        """Leaves summary, plots and pages; after it nothing of the run is saved any more."""
+        self._is_written = True
+        training.finish(exit_reason)
+
+    def _end_if_over(self, training: Training) -> None:
+        if training.is_over:
+            self._reason = DONE
+        elif self._flat is not None:
+            steps, found = self._sweep.evaluations(self._plan)
+            if is_flat(steps, found, self._plan.config.steps, self._flat):
+                training.save()
+                self._reason = FLAT
+        if self._is_finished:
+            self._write_down(training, self._reason)
+
+    def _report(self) -> dict[str, Any]:
+        """Where the run is; a score is there once there was an evaluation."""
+        steps, found = self._sweep.evaluations(self._plan)
+        latest = {"evaluated_at": steps[-1], "score": float(found[-1])} if steps else {}
+        speed = self._training.steps_per_s if self._training else 0.0
+        return {
+            "env_steps": self._env_steps,
+            "steps_per_s": speed,
+            "reason": self._reason,
+            "done": self._is_finished,
+            **latest,
+        }

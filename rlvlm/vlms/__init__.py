@@ -1,0 +1,1 @@
+"""Chat VLMs for judges and policies: loading, processors, chat format and engines."""

@@ -1,0 +1,45 @@
+from pathlib import Path
+
+import pytest
+
+from rlvlm.commands.arguments import parse_run
+from rlvlm.errors import UsageError
+from rlvlm.runs.recipes import recipe, smoke
+
+
+def test_dotted_words_override_the_recipe() -> None:
+    words = (
+        "drawer_open --judge.model Qwen/Qwen3-VL-8B-Instruct --judge.backend transformers "
+        "--judge.quantization nf4 --env.start random --reward.model state --reward.teacher oracle "
+        "--algo.batch-size 64 --algo.hidden 32 16 --algo.actor_lr 1e-3 --seed 7 --out here"
+    ).split()
+    config = parse_run(words, "rlvlm run").config
+    assert (config.judge.backend, config.judge.quantization, config.env.start) == ("transformers", "nf4", "random")
+    assert (config.reward.model, config.reward.teacher, config.reward.source) == ("state", "oracle", "preference")
+    assert (config.algo.batch_size, config.algo.hidden, config.algo.actor_lr) == (64, (32, 16), 1e-3)
+    assert (config.seed, config.out, config.task) == (7, Path("here"), "drawer_open")
+    assert config.steps == recipe("drawer_open").steps
+
+
+def test_smoke_is_a_start_that_overrides_still_change() -> None:
+    assert parse_run(["drawer_open", "--smoke"], "rlvlm run").config == smoke(recipe("drawer_open"))
+    config = parse_run(["drawer_open", "--steps", "777", "--smoke"], "rlvlm run").config
+    assert config.steps == 777 and config.eval == smoke(recipe("drawer_open")).eval
+
+
+@pytest.mark.parametrize("words", [[], ["--smoke"]])
+def test_without_a_task_the_tasks_are_named(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="drawer_open"):
+        parse_run(words, "rlvlm run")
+
+
+def test_help_without_a_task_lists_tasks_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse_run(["--help"], "rlvlm run")
+    text = capsys.readouterr().out
+    assert "rlvlm run TASK" in text and "drawer_open" in text and "--reward.teacher" in text
+
+
+def test_the_task_is_a_word_and_no_option() -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse_run(["drawer_open", "--task", "other"], "rlvlm run")

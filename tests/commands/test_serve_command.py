@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+
+from rlvlm.cli import main
+from rlvlm.commands import serve
+from rlvlm.commands.serve import find_app
+from rlvlm.errors import UsageError
+from rlvlm.gateway.app_file import AppFile
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[AppFile]:
+    """The files that would have been started."""
+    files: list[AppFile] = []
+    monkeypatch.setattr(serve, "serve_apps", lambda file: files.append(file) or 0)
+    monkeypatch.chdir("/")  # the checkout's own folder of apps is found from anywhere
+    return files
+
+
+def test_a_name_and_options_become_the_file_that_is_started(started, tmp_path):
+    assert main(["serve", "pocket", "--port", "9001", "--media-root", str(tmp_path), "--token-file", "/k/token"]) == 0
+    [file] = started
+    assert (file.name, file.url, file.http.media_root) == ("pocket", "http://127.0.0.1:9001", str(tmp_path))
+    assert str(file.http.token_path) == "/k/token"
+
+
+def test_a_path_works_as_a_name(started):
+    assert main(["serve", str(REPOSITORY / "serve_apps" / "clip_cpu.yaml")]) == 0
+    assert started[0].judges[0].judge.backend == "clip"
+
+
+def test_the_list_names_every_app_with_its_model_and_what_it_takes(started, capsys):
+    assert main(["serve", "--list"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("pocket", "primo_r1", "two_judges_one_card", "clip-vit-base-patch32", "0.5 GPU", "PRIMO-R1 scores"):
+        assert name in shown
+    assert not started
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "name an app first"),
+        (["poket"], "did you mean rlvlm serve pocket"),
+        (["../serve_apps/pocket"], "no app"),
+        (["/gone.yaml"], "no YAML file"),
+        (["pocket", "--host", "0.0.0.0"], "allowed-hosts"),
+    ],
+)
+def test_wrong_words_are_told_with_the_right_ones(started, capsys, words, reason):
+    assert main(["serve", *words]) == UsageError.exit_code
+    assert reason in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not started
+
+
+def test_names_cannot_lead_out_of_the_folder():
+    with pytest.raises(UsageError):
+        find_app("x/../../etc/passwd")
+
+
+def test_a_port_in_use_and_a_loose_token_are_said_before_anything_starts(tmp_path, monkeypatch):
+    import socket
+
+    from rlvlm.errors import MachineError
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    token = tmp_path / "token"
+    token.write_text("x" * 40)
+    token.chmod(0o644)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        file = find_app("pocket").with_options(port=taken.getsockname()[1], token_file=str(token))
+        with pytest.raises(MachineError, match="is taken"):
+            serve.serve_apps(file)
+    with pytest.raises(MachineError, match="yours alone"):
+        serve.serve_apps(file)
+    with pytest.raises(MachineError, match="media root /nowhere is no folder"):
+        serve.serve_apps(file.with_options(media_root="/nowhere"))

@@ -1,0 +1,186 @@
+"""Runs as SLURM jobs: the script, and whole jobs under commands that do on this machine what SLURM's do on many."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import fake_slurm
+import pytest
+from tiny_run import WORDS
+
+from rlvlm.cli import main
+from rlvlm.commands.slurm import SlurmConfig, job_script, submit
+
+TEMPLATE = Path(__file__).parents[2] / "cluster" / "slurm.sh"
+
+
+def test_the_script_has_the_settings_on_top_and_the_template_below(tmp_path: Path) -> None:
+    config = SlurmConfig(nodes=2, gpus_per_node=1, time="2-00:00:00", image="/images/rlvlm.sif", extra=("qos=high",))
+    script = job_script(config, tmp_path / "run", ["drawer_open", "--goal", "it's open"])
+    top, _, body = script.partition("set -euo pipefail\n")
+    lines = top.splitlines()
+    assert lines[0] == "#!/usr/bin/env bash"
+    for option in (
+        "--nodes=2",
+        "--gpus-per-node=1",
+        "--time=2-00:00:00",
+        "--requeue",
+        "--signal=B:USR1@180",
+        f"--output={tmp_path}/run.log",
+        "--qos=high",
+    ):
+        assert f"#SBATCH {option}" in lines
+    assert "export RLVLM_IMAGE=/images/rlvlm.sif" in lines and "export HF_HUB_OFFLINE=1" in lines
+    assert lines[-1] == f"set -- {tmp_path}/run drawer_open --goal 'it'\"'\"'s open'"
+    assert TEMPLATE.read_text().endswith(body) and "srun" in body
+
+
+@pytest.mark.parametrize("script", ["template", "rendered"])
+def test_the_script_is_clean_bash(script: str, tmp_path: Path) -> None:
+    text = TEMPLATE.read_text() if script == "template" else job_script(SlurmConfig(), tmp_path / "run", ["x"])
+    file = tmp_path / "job.sh"
+    file.write_text(text)
+    checkers = [["bash", "-n", str(file)]] + ([["shellcheck", str(file)]] if shutil.which("shellcheck") else [])
+    for command in checkers:
+        told = subprocess.run(command, capture_output=True, text=True)
+        assert told.returncode == 0, told.stdout + told.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"nodes": 0}, "nodes >= 1"),
+        ({"cpus": 1}, "cpus >= 2"),
+        ({"time": "soon"}, "24:00:00"),
+        ({"save_s": 5}, "30 to"),
+        ({"restarts": -1}, "restarts >= 0"),
+        ({"extra": ("--qos=high",)}, "without dashes"),
+        ({"partition": "a b"}, "single words"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(wrong: dict, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        SlurmConfig(**wrong)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """State of a SLURM whose nodes are all this machine."""
+    folder = tmp_path / "slurm"
+    for name, value in fake_slurm.install(folder).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ("drawer_opne", 2, "did you mean drawer_open?"),
+        ("drawer_open -- --sead 1", 2, "--seed"),
+        ("drawer_open --nodes 0", 2, "nodes >= 1"),
+        ("drawer_open -- --out x", 2, "before the --"),
+        ("drawer_open -- --serve.num-gpus 0.5", 2, "--gpus-per-node 1"),
+        ("drawer_open -- --judge.backend clip --judge.model owner/none", 2, "rlvlm fetch owner/none"),
+        ("drawer_open --out runs/there", 2, "is there already"),
+        ("drawer_open --partition none", 3, "invalid partition specified"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_queued(
+    line: str,
+    code: int,
+    told: str,
+    slurm: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "there").mkdir(parents=True)
+    assert main(["slurm", *line.split()]) == code
+    out, err = capsys.readouterr()
+    assert told in err and not out
+    assert not list(slurm.glob("*.sh"))
+
+
+def test_without_slurm_the_script_is_there_and_the_box_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["slurm", "drawer_open", "--out", str(tmp_path / "run")]) == 3
+    assert "no sbatch on this machine" in capsys.readouterr().err
+    assert (tmp_path / "run.sbatch").is_file()
+
+
+RUN_THAT_WAITS = """#!/bin/bash
+echo "ran $3" >> "$FAKE_SLURM/told"
+[[ $3 == resume ]] && exit 0
+mkdir -p "${@: -1}" && touch "${@: -1}/config.yaml"
+trap 'exit 75' USR1
+touch "$FAKE_SLURM/started"
+while :; do sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "restarts", "codes", "told"),
+    [
+        (signal.SIGUSR1, 20, [75, 0], ["ran run", "ran resume"]),  # the time limit
+        (signal.SIGTERM, 20, [75], ["ran run"]),  # scancel, or a pre-emption after which SLURM itself decides
+        (signal.SIGUSR1, 0, [75], ["ran run"]),  # enough is enough
+    ],
+)
+def test_what_the_script_makes_of_a_signal(
+    number: signal.Signals, restarts: int, codes: list[int], told: list[str], slurm: Path, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(RUN_THAT_WAITS)
+    python.chmod(0o755)
+    script = tmp_path / "job.sbatch"
+    text = job_script(SlurmConfig(restarts=restarts), tmp_path / "run", ["x"])
+    script.write_text(re.sub("RLVLM_PYTHON=.*", f"RLVLM_PYTHON={python}", text))
+    job = submit(script)
+    wait_for(slurm / "started", tmp_path / "run.log")
+    fake_slurm.signal(slurm, job, number)
+    assert fake_slurm.wait(slurm, job) == {"codes": codes}
+    assert (slurm / "told").read_text().splitlines() == told
+    said = (tmp_path / "run.log").read_text()
+    assert ("restarts are enough; go on with: rlvlm resume" in said) == (restarts == 0)
+
+
+def wait_for(file: Path, log: Path) -> None:
+    end = time.monotonic() + 300
+    while not file.exists():
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.01)
+
+
+@pytest.mark.ray
+@pytest.mark.full
+def test_a_job_of_two_nodes_saves_at_its_time_limit_comes_back_and_ends(
+    slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["--nodes", "2", "--", *WORDS[1:], "--track.checkpoint-every-steps", "200"]
+    assert main(["slurm", "rlvlm.testing:TINY", "--out", str(out), *words]) == 0
+    job = capsys.readouterr().out.split()[1]
+    shared = Path(f"{out}.job-{job}")
+    wait_for(shared / "ready", tmp_path / "run.log")  # there only when both nodes are
+    assert (shared / "token").stat().st_mode & 0o777 == 0o600
+    wait_for(out / "metrics.jsonl", tmp_path / "run.log")
+    fake_slurm.signal(slurm, job, signal.SIGUSR1)
+    assert fake_slurm.wait(slurm, job) == {"codes": [75, 0]}
+    assert not shared.exists()
+    said = (tmp_path / "run.log").read_text()
+    assert "slurm: SIGUSR1, saving" in said and "slurm: requeue after 0 restarts" in said
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["exit_reason"], summary["env_steps"]) == ("done", 400)
+    steps = [int(json.loads(line)["env_steps"]) for line in open(out / "metrics.jsonl")]
+    assert steps == sorted(set(steps))

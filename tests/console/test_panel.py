@@ -1,0 +1,55 @@
+import io
+
+from rich.console import Console
+
+from rlvlm import metrics
+from rlvlm.console.panel import RunConsole
+
+LATEST = {
+    metrics.ENV_STEPS: 2_500,
+    metrics.EVAL_SUCCESS_RATE: 0.2,
+    metrics.TRAIN_EPISODE_RETURN: 812.34,
+    metrics.TRAIN_LEARNED_RETURN: 12.1,
+    metrics.QUERIES: 120,
+    metrics.LABEL_ACCURACY: 0.914,
+    metrics.STEPS_PER_S: 50.0,
+    metrics.QUERIES_NO_PREFERENCE: 7,
+}
+
+
+def test_a_pipe_gets_one_plain_line_when_it_is_due() -> None:
+    stream = io.StringIO()
+    with RunConsole(stream, "tiny: judge labels", 40_000) as console:
+        console.update(LATEST, is_due=True)
+        console.update({metrics.ENV_STEPS: 2_750}, is_due=False)
+        console.phase("evaluating", is_line=False)
+    assert stream.getvalue().splitlines() == [
+        "tiny: judge labels",
+        "step   2,500/40,000  success 20%  return 812.3  learned 12.10  labels 120 (91% right)  50 steps/s  "
+        "left 0:12:30",
+    ]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_what_is_not_known_yet_is_a_dash() -> None:
+    stream = io.StringIO()
+    with RunConsole(stream, "t", 100) as console:
+        console.update({metrics.ENV_STEPS: 1}, is_due=True)
+    assert "success -  return -  learned -  labels - (- right)  - steps/s  left -" in stream.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_panel_with_everything() -> None:
+    stream = Terminal()
+    with RunConsole(stream, "tiny", 40_000) as console:
+        console.update(LATEST, is_due=True)
+        panel = console._render()
+    shown = io.StringIO()
+    Console(file=shown, width=110).print(panel)
+    for text in ("20%", "812.3", "12.10", "120", "91.4%", "no preference 7", "step 2,500 of 40,000", "left 0:12:30"):
+        assert text in shown.getvalue(), text
+    assert "\x1b[?25h" in stream.getvalue()  # the cursor comes back

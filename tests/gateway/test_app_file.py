@@ -1,0 +1,103 @@
+import importlib
+from pathlib import Path
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from rlvlm.errors import UsageError
+from rlvlm.gateway.app_file import GATEWAY_APP, JUDGE_APP, read_app_file
+from rlvlm.gateway.gateway import GatewayArgs
+from rlvlm.serving.deployments import JudgeAppArgs
+
+SERVE_APPS = sorted((Path(__file__).parents[2] / "serve_apps").glob("*.yaml"))
+SMALL = f"""# About it.
+http_options: {{port: 9000}}
+applications:
+  - {{name: a, import_path: "{JUDGE_APP}", args: {{placement: {{num_gpus: 0.5}}}}}}
+  - {{name: a-http, import_path: "{GATEWAY_APP}", args: {{http: {{judges: [a]}}}}}}
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "small.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_file_says_what_is_started_and_where(write):
+    file = read_app_file(write(SMALL))
+    assert (file.name, file.about, file.gateway_app) == ("small", "About it.", "a-http")
+    assert file.url == "http://127.0.0.1:9000"
+    [judge] = file.judges
+    assert (judge.app, judge.judge.backend, judge.resources) == ("a", "pocket", "1 CPU, 0.5 GPU")
+
+
+@pytest.mark.parametrize("path", SERVE_APPS, ids=lambda path: path.stem)
+def test_serve_deploy_reads_our_files_as_we_do(path):
+    ours = read_app_file(path)
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text()))
+    assert ours.about and (schema.http_options.host, schema.http_options.port) == (ours.host, ours.port)
+    judges = {entry.app: entry for entry in ours.judges}
+    for application in schema.applications:
+        module, name = application.import_path.split(":")
+        build = getattr(importlib.import_module(module), name)
+        if application.name == ours.gateway_app:
+            args = GatewayArgs.model_validate(application.args)
+            assert args.http == ours.http
+        else:
+            args, entry = JudgeAppArgs.model_validate(application.args), judges[application.name]
+            assert (args.judge, args.placement) == (entry.judge, entry.placement)
+            assert application.route_prefix is None, "a judge is reached through its handle alone"
+        options = build(args)._bound_deployment.ray_actor_options
+        assert options["num_cpus"] == (
+            args.http.num_cpus if application.name == ours.gateway_app else args.placement.num_cpus
+        )
+
+
+def test_the_files_are_those_that_the_docs_name():
+    assert [path.stem for path in SERVE_APPS] == [
+        "clip_cpu",
+        "pocket",
+        "primo_r1",
+        "qwen25vl_7b_vllm_tp2",
+        "qwen3vl_8b_nf4",
+        "two_judges_one_card",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("num_gpus: 0.5", "gpus: 1", r"a.placement has unknown keys \['gpus'\]"),
+        ("num_gpus: 0.5", "num_gpus: 1.5", "whole number"),
+        ("num_gpus: 0.5", "num_gpus: many", "num_gpus: Input should be a valid number"),
+        ("judges: [a]", "judges: [b]", r"not in the file: \['b'\]"),
+        ("judges: [a]", "judges: []", "at least one Serve app"),
+        ("judges: [a]", "token: secret", "unknown keys"),
+        (JUDGE_APP, "os:system", "import_path must be"),
+        ("http_options", "http_optons", "unknown keys"),
+        ("applications", "!!python/object/apply:os.system [id]", "no YAML file"),
+        ("name: a,", "", "it has no 'name'"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(write, old, new, reason):
+    with pytest.raises(UsageError, match=reason):
+        read_app_file(write(SMALL.replace(old, new)))
+
+
+def test_options_override_the_file_and_other_machines_need_a_name(write):
+    file = read_app_file(write(SMALL))
+    changed = file.with_options(port=9100, media_root="/media", token_file="")
+    assert (changed.url, changed.http.media_root, changed.http.token_file) == ("http://127.0.0.1:9100", "/media", "")
+    with pytest.raises(UsageError, match="needs the names"):
+        file.with_options(host="0.0.0.0")
+    assert not file.with_options(host="0.0.0.0", hosts=("gpu7",)).is_loopback
+    with pytest.raises(UsageError, match="absolute"):
+        file.with_options(media_root="media")
+    with pytest.raises(UsageError, match="65535"):
+        file.with_options(port=70_000)

@@ -1,0 +1,225 @@
+import asyncio
+import json
+
+import pytest
+from http_edge import JSON, Edge, FakeLine, png, text
+
+from rlvlm.gateway.config import HttpConfig
+from rlvlm.gateway.guard import MAX_DEPTH, MAX_MARKS, Guard, check_shape
+from rlvlm.serving.refusal import Refusal
+
+TOKEN = b"t" * 40
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory) -> Edge:
+    return Edge(tmp_path_factory.mktemp("edge"))
+
+
+async def echo(scope, receive, send):
+    """An app that answers with the length of the body it gets, in one message."""
+    message = await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(len(message["body"])).encode()})
+
+
+def ask(
+    guard: Guard,
+    messages: list,
+    *headers: tuple[bytes, bytes],
+    method: str = "POST",
+    path: str = "/v1/score",
+    pause_s: float = 0.0,
+):
+    """Status, body and headers of one request whose body comes in `messages`, and how many of them were read."""
+    given = [(b"host", b"127.0.0.1:8123"), (b"authorization", b"Bearer " + TOKEN), *headers]
+    kept = {key: value for key, value in given}  # the last of a name counts
+    scope = {"type": "http", "method": method, "path": path, "headers": list(kept.items())}
+    sent, num_read = [], 0
+
+    async def receive():
+        nonlocal num_read
+        num_read += 1
+        await asyncio.sleep(pause_s)
+        if not messages:
+            await asyncio.sleep(60)
+        return messages.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(guard(scope, receive, send))
+    if not sent:
+        return None, b"", {}, num_read
+    return sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"]), num_read
+
+
+def parts(*pieces: bytes) -> list[dict]:
+    return [
+        {"type": "http.request", "body": piece, "more_body": number < len(pieces)}
+        for number, piece in enumerate(pieces, start=1)
+    ]
+
+
+def guard(**config) -> Guard:
+    return Guard(echo, TOKEN, HttpConfig(**config))
+
+
+def test_a_whole_body_reaches_the_app_in_one_piece():
+    # by hand: three pieces of 2, 3 and 4 bytes are 9
+    status, body, _, num_read = ask(guard(), parts(b"[1", b",2,", b"345]"), (b"content-type", b"application/json"))
+    assert (status, body, num_read) == (200, b"9", 3)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"Bearer " + TOKEN[:-1],
+        b"Bearer " + TOKEN + b"t",
+        b"Bearer " + b"u" * 40,
+        b"Basic " + TOKEN,
+        TOKEN,
+        b"Bearer \xff" + TOKEN,
+        b"Bearer " + TOKEN + b"," + TOKEN,
+    ],
+)
+def test_a_wrong_token_is_refused_before_the_body_is_asked_for(header):
+    status, body, headers, num_read = ask(guard(), parts(b"{}"), (b"authorization", header))
+    assert (status, num_read) == (401, 0)
+    assert json.loads(body)["error"]["code"] == "token" and headers[b"connection"] == b"close"
+
+
+def test_two_tokens_are_none():
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/docs",
+        "headers": [(b"authorization", b"Bearer " + TOKEN), (b"authorization", b"Bearer x")],
+    }
+    assert not guard()._has_token(scope)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"127.0.0.1", 200),
+        (b"localhost:8123", 200),
+        (b"LOCALHOST", 200),
+        (b"[::1]:80", 200),
+        (b"evil.example", 400),
+        (b"127.0.0.1.evil.example", 400),
+        (b"127.0.0.1@evil", 400),
+        (b"", 400),
+        (b"127.0.0.1:8123:1", 400),
+        (b"\xff", 400),
+    ],
+)
+def test_only_known_hosts_are_served(host, status):
+    assert ask(guard(), parts(b""), (b"host", host))[0] == status
+    assert ask(guard(), parts(b""), (b"host", host), (b"authorization", b""), method="GET", path="/health")[0] == status
+
+
+def test_health_is_open_and_says_nothing():
+    status, body, _, num_read = ask(guard(), [], (b"authorization", b""), method="GET", path="/health")
+    assert (status, body, num_read) == (200, b'{"status":"ok"}', 0)
+    assert ask(guard(), [], (b"authorization", b""), method="POST", path="/health")[0] == 401
+    assert ask(guard(), [], (b"authorization", b""), method="GET", path="/health/")[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        ({b"content-length": b"9000000"}, 413, "body"),
+        ({b"content-length": b"9" * 5_000}, 413, "body"),
+        ({b"content-length": b"-1"}, 400, "length"),
+        ({b"content-length": b"1e3"}, 400, "length"),
+        ({b"content-length": b"5", b"content-encoding": b"gzip"}, 415, "encoding"),
+        ({b"content-length": b"5", b"content-type": b"text/plain"}, 415, "content_type"),
+        ({b"content-length": b"5"}, 415, "content_type"),
+        ({b"transfer-encoding": b"chunked", b"content-type": b"multipart/form-data"}, 415, "content_type"),
+    ],
+)
+def test_what_the_headers_promise_is_refused_unread(headers, status, code):
+    got, body, _, num_read = ask(guard(), parts(b"{}"), *headers.items())
+    assert (got, json.loads(body)["error"]["code"], num_read) == (status, code, 0)
+
+
+def test_a_body_that_grows_past_the_cap_is_cut_off():
+    chunks = [b"x" * 60] * 5
+    got, body, _, num_read = ask(guard(body_bytes=100), parts(*chunks))
+    assert (got, num_read) == (413, 2) and b"100 bytes" in body
+
+
+def test_a_slow_body_ends_at_the_deadline_whatever_trickles():
+    got, body, _, _ = ask(guard(body_deadline_s=0.1), parts(*[b"x"] * 100), pause_s=0.02)
+    assert got == 408 and json.loads(body)["error"]["code"] == "slow_body"
+    assert ask(guard(body_deadline_s=0.1), [])[0] == 408
+
+
+def test_a_caller_who_leaves_gets_nothing_and_holds_nothing():
+    watched = guard()
+    assert ask(watched, [*parts(b"x", b"y")[:1], {"type": "http.disconnect"}])[0] is None
+    assert watched._held_bytes == 0
+
+
+def test_all_bodies_together_are_bounded_and_the_room_comes_back():
+    watched = guard(body_bytes=100, held_bytes=150)
+    watched.hold(100)
+    got, _, headers, _ = ask(watched, parts(b"1" * 60))
+    assert (got, headers[b"retry-after"]) == (429, b"2")
+    watched.hold(-100)
+    assert ask(watched, parts(b"1" * 60))[0] == 200 and watched._held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b"[" * 33 + b"]" * 33,
+        b'{"a":' * 33 + b"1" + b"}" * 33,
+        b'"' * 30_000,
+        b"[" + b"0," * 30_000,
+        b"[]," * 15_000 + b"[" * 40,
+    ],
+)
+def test_deep_or_crowded_json_is_refused(body):
+    with pytest.raises(Refusal):
+        check_shape(body)
+
+
+def test_brackets_in_words_do_not_nest():
+    check_shape(json.dumps({"text": "[" * 1_000 + '\\"{'}).encode())
+    check_shape(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
+    check_shape(b'[""]' * (MAX_MARKS // 2))
+
+
+def test_a_websocket_is_closed():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(guard()({"type": "websocket", "path": "/"}, None, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_the_deepest_json_that_passes_breaks_no_parser(edge):
+    deep = b'{"goal":' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}"
+    assert edge.client.post("/v1/score", content=deep, headers=JSON).status_code == 422
+    huge = b'{"goal":' + b"9" * 10_000 + b"}"
+    assert edge.client.post("/v1/score", content=huge, headers=JSON).status_code in (400, 422)
+    assert edge.client.post("/v1/score", content=b'{"goal":"\xff"}', headers=JSON).status_code in (400, 422)
+
+
+def test_what_breaks_the_app_is_told_without_its_cause(tmp_path):
+    class Broken(FakeLine):
+        async def compare(self, queries):
+            raise RuntimeError("the key is hunter2")
+
+    answer = Edge(tmp_path, line=Broken()).post(
+        "/v1/preference", {"goal": "open it", "left": [text(png())], "right": [text(png())]}
+    )
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal" and "hunter2" not in answer.text

@@ -1,0 +1,85 @@
+import io
+
+import numpy as np
+import pytest
+from http_edge import png, png_chunk, png_saying, text
+from PIL import Image
+
+from rlvlm.gateway.media.headers import read_header
+from rlvlm.gateway.media.pictures import MAX_PIXELS, read_pictures
+from rlvlm.serving.refusal import Refusal
+
+KINDS = [("PNG", {}), ("JPEG", {}), ("JPEG", {"progressive": True}), ("WEBP", {}), ("WEBP", {"lossless": True})]
+
+
+def test_a_png_header_is_read_where_the_standard_puts_it():
+    # by hand: 13 bytes of IHDR after signature, length and name; width 3, height 2, big-endian
+    data = bytes.fromhex("89504e470d0a1a0a 0000000d 49484452 00000003 00000002 0802000000 12160a7b")
+    header = read_header(data + png_chunk(b"IDAT", b"") + png_chunk(b"IEND", b""))
+    assert (header.kind, header.width_px, header.height_px, header.num_pixels) == ("PNG", 3, 2, 6)
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+@pytest.mark.parametrize("size", [(2, 3), (97, 41), (640, 480)])
+def test_headers_agree_with_the_library_and_pictures_come_through(kind, options, size):
+    data = png(77, size, kind, **options)
+    header = read_header(data)
+    assert (header.kind, header.width_px, header.height_px) == (kind, *size)
+    [frames] = read_pictures([[text(data)] * 2])
+    assert frames.shape == (2, size[1], size[0], 3) and np.abs(frames.astype(int) - 77).max() <= 2
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "I;16", "1"])
+def test_every_mode_of_png_becomes_rgb(mode):
+    stream = io.BytesIO()
+    Image.new("L", (20, 20), 255).convert(mode if mode != "I;16" else "L").save(stream, "PNG")
+    [frames] = read_pictures([[text(stream.getvalue())]])
+    assert frames.shape == (1, 20, 20, 3) and (frames == 255).all()
+
+
+def test_only_chunks_that_draw_are_kept():
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(stream, "PNG", dpi=(72, 72))
+    data = stream.getvalue()
+    noisy = data[:33] + png_chunk(b"zTXt", b"a\0\0" + b"x" * 100) + png_chunk(b"iCCP", b"p\0\0") + data[33:]
+    header = read_header(noisy)
+    assert b"zTXt" not in header.data and b"iCCP" not in header.data and b"pHYs" not in header.data
+    assert (read_pictures([[text(noisy)]])[0] == 9).all()
+
+
+def test_groups_keep_their_places_and_an_empty_one_is_empty():
+    left, nothing, right = read_pictures([[text(png(10)), text(png(20))], [], [text(png(30))]])
+    assert (left[0] == 10).all() and (left[1] == 20).all() and (right == 30).all() and len(nothing) == 0
+
+
+def test_large_pictures_are_made_smaller_on_demand():
+    [frames] = read_pictures([[text(png(5, (400, 100)))]], max_pixels=1_000)
+    assert frames.shape == (1, 15, 63, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"GIF89a" + b"\0" * 50, "no PNG, JPEG or WebP"),
+        (b"", "no base64"),
+        (png()[:20], "cut off|in the middle"),
+        (png_saying(100_000, 100_000), "at most"),
+        (png_saying(10, 0), "sides of at least"),
+        (png_saying(1_000, 3), "none over"),
+        (png_saying(8, 8, png_chunk(b"acTL", b"\0" * 8)), "animated"),
+        (png_saying(8, 8, png_chunk(b"IHDR", b"\0" * 13)), "one header"),
+        (png_saying(8, 8, png_chunk(b"IDAT", b"rubbish")), "damaged"),
+        (png(1, (9, 9), "JPEG")[:-40], "damaged|in the middle|no picture"),
+    ],
+)
+def test_what_is_no_fit_picture_is_refused_with_its_place(data, reason):
+    with pytest.raises(Refusal, match=f"picture 2 of 2: .*({reason})"):
+        read_pictures([[text(png())], [text(data)]])
+
+
+def test_all_pixels_of_a_request_are_counted_together():
+    side = int(MAX_PIXELS**0.5)
+    largest = text(png(0, (side, side)))
+    assert read_pictures([[largest]])[0].shape == (1, side, side, 3)
+    with pytest.raises(Refusal, match="all pictures together"):
+        read_pictures([[largest]] * 5)

@@ -1,0 +1,212 @@
+import asyncio
+
+import numpy as np
+import pytest
+from http_edge import Edge, FakeLine, movie, png, text
+
+from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.gateway.judge_line import JudgeLine
+from rlvlm.serving.refusal import Refusal
+from rlvlm.types.judging import Score, Stamp, Status, Verdict
+
+DARK, LIGHT = text(png(50)), text(png(200))
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory) -> Edge:
+    return Edge(tmp_path_factory.mktemp("edge"), judges=("fake", "other"))
+
+
+def test_a_preference_is_a_verdict_with_its_stamp(edge):
+    # by hand: the right side is brighter, and the fake judge likes the light
+    answer = edge.post("/v1/preference", {"goal": "open it", "left": [DARK], "right": [LIGHT]})
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "status": "ok",
+        "label": "right",
+        "probabilities": None,
+        "text": "1",
+        "latency_s": 0.0,
+        "stamp": {"judge": "fake", "revision": "1", "prompt": "brightness/1", "decoding": "margin=0"},
+    }
+
+
+def test_swapping_the_sides_swaps_the_label(edge):
+    pairs = [(DARK, LIGHT), (LIGHT, DARK), (DARK, DARK)]
+    queries = [{"goal": "open it", "left": [left], "right": [right]} for left, right in pairs]
+    answers = edge.post("/v1/preference/batch", {"queries": queries}).json()["answers"]
+    assert [(a["status"], a["label"]) for a in answers] == [("ok", "right"), ("ok", "left"), ("no_preference", "tie")]
+
+
+@pytest.mark.parametrize("status", [Status.INVALID, Status.FAILED])
+def test_what_is_no_answer_stays_apart(tmp_path, status):
+    stamp = Stamp(judge="j", revision="", prompt="p", decoding="d")
+
+    class Mumbling(FakeLine):
+        async def compare(self, queries):
+            return [Verdict(status=status, label=None, stamp=stamp, text="\ud800 hm") for _ in queries]
+
+        async def score(self, clips):
+            return [Score(status=status, value=None, stamp=stamp, text="hm") for _ in clips]
+
+    edge = Edge(tmp_path, line=Mumbling())
+    verdict = edge.post("/v1/preference", {"goal": "open it", "left": [DARK], "right": [LIGHT]}).json()
+    assert (verdict["status"], verdict["label"]) == (status.value, None)
+    score = edge.post("/score", {"task_text": "open it", "frames": [LIGHT]}).json()
+    assert (score["status"], score["score"]) == (status.value, None)
+
+
+def test_scores_one_and_many(edge):
+    assert edge.post("/v1/score", {"goal": "open it", "frames": [DARK, LIGHT]}).json()["value"] == 200 / 255
+    clips = [{"goal": "open it", "frames": [DARK]}, {"goal": "open it", "frames": [LIGHT], "goal_picture": DARK}]
+    answers = edge.post("/v1/score/batch", {"clips": clips}).json()["answers"]
+    assert [answer["value"] for answer in answers] == [50 / 255, 200 / 255]
+    assert edge.line.clips[0].goal_picture is None and edge.line.clips[1].goal_picture.shape == (1, 32, 32, 3)
+
+
+def test_generate_reads_qwen_messages(edge):
+    content = [{"type": "image", "image": f"data:image/png;base64,{LIGHT}"}, {"type": "text", "text": "What is it?"}]
+    answer = edge.post(
+        "/generate",
+        {
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}],
+            "max_tokens": 7,
+            "temperature": 1,
+        },
+    )
+    assert answer.json()["text"] == "2 turns, 7 tokens, temperature 1" and answer.json()["backend"] == "fake"
+    system, user = edge.line.chat
+    assert system["content"] == [{"type": "text", "text": "Be brief."}]
+    assert [part["type"] for part in user["content"]] == ["image", "text"]
+    assert user["content"][0]["image"].shape == (32, 32, 3) and (user["content"][0]["image"] == 200).all()
+
+
+def test_score_takes_a_video_below_the_media_root_by_any_of_its_names(edge):
+    (edge.media / "run").mkdir(exist_ok=True)
+    (edge.media / "run" / "a.mp4").write_bytes(movie([20 * level for level in range(11)]))
+    for name in ("run/a.mp4", f"{edge.media}/run/a.mp4"):
+        answer = edge.post("/score", {"task_text": "open it", "video_path": name, "nframes": 6})
+        assert answer.status_code == 200, answer.text
+        got = answer.json()
+        assert (got["frames_used"], got["backend"]) == (6, "fake")
+        assert got["score"] == pytest.approx(200 / 255, abs=0.02)
+    assert [round(float(frame.mean()), -1) for frame in edge.line.clips[0].frames] == [0, 40, 80, 120, 160, 200]
+
+
+def test_uploaded_frames_are_thinned_and_made_smaller(edge):
+    frames = [text(png(level, (60, 40))) for level in (0, 50, 100, 150, 200)]
+    got = edge.post(
+        "/score",
+        {
+            "task_text": "open it",
+            "frames": frames,
+            "nframes": 3,
+            "max_pixels": 800,
+            "backend": "other",
+            "backend_kwargs": {"score_mode": "percentage"},
+        },
+    ).json()
+    assert (got["frames_used"], got["backend"]) == (3, "other")
+    clip = edge.line.clips[0].frames
+    assert np.unique(clip[:, 0, 0, 0]).tolist() == [0, 100, 200] and clip.shape[1] * clip.shape[2] <= 800
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "code"),
+    [
+        ("/score", {"backend": "gpt"}, "backend"),
+        ("/score", {"backend_kwargs": {"trust_remote_code": True}}, "field"),
+        ("/score", {"backend_kwargs": {"score_mode": "unit"}}, "field"),
+        ("/score", {"nframes": 129}, "field"),
+        ("/score", {"max_pixels": 10}, "field"),
+        ("/score", {"video_path": "a.mp4"}, "field"),
+        ("/score", {"frames": None}, "field"),
+        ("/score", {"task_text": "open <|im_end|>"}, "goal"),
+        ("/score", {"media_io_kwargs": {}}, "field"),
+        ("/score", {"frames": ["!!!"]}, "picture"),
+        ("/score", {"frames": [LIGHT, text(png(1, (8, 8)))]}, "pictures"),
+        ("/score", {"frames": [LIGHT] * 17}, "field"),
+        ("/generate", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5_000}, "max_tokens"),
+        ("/generate", {"messages": [{"role": "user", "content": [{"type": "video", "video": "x"}]}]}, "field"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_by_name(edge, path, change, code):
+    body = ({} if path == "/generate" else {"task_text": "open it", "frames": [LIGHT]}) | change
+    answer = edge.post(path, body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, code), answer.text
+    named = next(iter(change))
+    assert code != "field" or named in answer.text or "video_path or frames" in answer.text
+
+
+def test_every_error_has_the_one_form(edge):
+    for answer in (edge.client.get("/nowhere"), edge.client.delete("/score"), edge.post("/score", [1])):
+        assert set(answer.json()) == {"error"} and set(answer.json()["error"]) == {"code", "message", "fix"}
+
+
+def test_the_pages_describe_every_route_and_load_nothing(edge):
+    api = edge.client.get("/openapi.json").json()
+    assert set(api["paths"]) == {
+        "/v1/preference",
+        "/v1/preference/batch",
+        "/v1/score",
+        "/v1/score/batch",
+        "/generate",
+        "/score",
+        "/health",
+    }
+    page = edge.client.get("/docs")
+    assert all(path in page.text for path in api["paths"]) and "max_pixels" in page.text
+    assert "<script" not in page.text and "http" not in page.text.replace("http_", "").partition("<h2>")[0]
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+class FakeHandle:
+    """A Serve handle whose calls end as told, one after another."""
+
+    def __init__(self, *outcomes):
+        self.outcomes = list(outcomes)
+        self.compare = self.generate = self
+
+    def remote(self, *_):
+        outcome = self.outcomes.pop(0)
+
+        class Response:
+            cancelled = False
+
+            def __await__(self):
+                if isinstance(outcome, float):
+                    yield from asyncio.sleep(outcome).__await__()
+                if isinstance(outcome, Exception) and not isinstance(outcome, JudgeUnavailable | UnsupportedQuestion):
+                    raise outcome
+                return outcome
+
+            def cancel(self):
+                pass
+
+        return Response()
+
+
+def ask_line(*outcomes, method: str = "compare"):
+    line = JudgeLine("app", timeout_s=0.3 if 5.0 in outcomes else 30.0, retries=2)
+    line._handle = FakeHandle(*outcomes)  # pyright: ignore[reportAttributeAccessIssue] the stand-in
+    return asyncio.run(line.compare([])) if method == "compare" else asyncio.run(line.generate([], 1, 0.0))
+
+
+def test_a_line_retries_what_died_and_refuses_the_rest_by_kind():
+    from ray.exceptions import ActorDiedError
+    from ray.serve.exceptions import BackPressureError
+
+    overload = BackPressureError.__new__(BackPressureError)
+    assert ask_line(ActorDiedError(), ["verdict"]) == ["verdict"]
+    assert ask_line(["words"], method="generate") == "words"
+    broken, unable = JudgeUnavailable("secret path", ""), UnsupportedQuestion("cannot", "")
+    for outcomes, status in [
+        ([overload], 429),
+        ([ActorDiedError()] * 3, 503),
+        ([5.0], 504),
+        ([broken], 503),
+        ([unable], 422),
+    ]:
+        with pytest.raises(Refusal) as caught:
+            ask_line(*outcomes)
+        assert caught.value.status == status and "secret" not in str(caught.value)

@@ -1,0 +1,330 @@
+"""The label store: what is written comes back, whoever writes, and harm costs no more than what was harmed."""
+
+import json
+import multiprocessing
+import os
+import random
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlvlm.errors import UsageError
+from rlvlm.labels import segments, store
+from rlvlm.labels.lines import encode_line
+from rlvlm.labels.pictures import picture_digest
+from rlvlm.labels.records import Origin, Question, Truth, answer_key, describe, from_record, to_record
+from rlvlm.labels.store import LabelStore, is_store, open_store
+from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
+
+STAMP = Stamp(judge="test", revision="1", prompt="direct/1", decoding="temperature=0")
+ORIGIN = Origin(run="one", task="drawer_open", seed=3)
+
+
+def make_question(number: int) -> Question:
+    digests = [picture_digest(np.array([number, side])) for side in (0, 1)]
+    return Question(kind="compare", goal="open it", left=(digests[0],), right=(digests[1],))
+
+
+def make_verdict(number: int, question: Question, stamp: Stamp = STAMP) -> Verdict:
+    """A verdict that could be no other's."""
+    share = number / 1_000_003
+    return Verdict(
+        status=Status.OK,
+        label=Label.RIGHT,
+        stamp=stamp,
+        probabilities=(share, 1 - share, 0.0),
+        text=f"answer {number}",
+        latency_s=0.1 + number,
+        question=question.id,
+    )
+
+
+def fill(folder: Path, numbers, origin: Origin = ORIGIN) -> LabelStore:
+    filled = LabelStore(folder, origin)
+    questions = [make_question(number) for number in numbers]
+    filled.add_answers(
+        [(question, make_verdict(number, question)) for number, question in zip(numbers, questions, strict=True)]
+    )
+    return filled
+
+
+def key_of(number: int) -> str:
+    return answer_key(make_question(number).id, STAMP)
+
+
+def test_an_answer_is_found_by_question_and_stamp(tmp_path):
+    fill(tmp_path / "s", range(3))
+    other = open_store(tmp_path / "s")
+    assert other.find(key_of(1)) == make_verdict(1, make_question(1)) and len(other) == 3
+    assert other.find(key_of(7)) is None
+    item = next(other.answers())
+    assert (item.question, item.origin, item.key) == (make_question(0), ORIGIN, key_of(0))
+    assert abs(item.when - time.time()) < 60
+
+
+FULL = Usage(tokens_in=900, tokens_out=12, cost_usd=0.01)
+ANSWERS = [
+    Verdict(status=Status.OK, label=Label.LEFT, stamp=STAMP, probabilities=(0.7, 0.2, 0.1), text="0", usage=FULL),
+    Verdict(status=Status.NO_PREFERENCE, label=Label.TIE, stamp=STAMP, text="\ud800 \x00 \n ü"),
+    Verdict(status=Status.INVALID, label=None, stamp=STAMP, text="<script>", latency_s=1e-9),
+    Verdict(status=Status.FAILED, label=None, stamp=STAMP),
+    Score(status=Status.OK, value=1 / 3, stamp=STAMP, usage=Usage(tokens_in=1, tokens_out=0)),
+    Score(status=Status.INVALID, value=None, stamp=STAMP, text="?"),
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: str(answer.status))
+def test_every_answer_comes_back_equal(tmp_path, answer):
+    filled = LabelStore(tmp_path / "s")
+    filled.add_answers([(make_question(1), answer)])
+    items = list(filled.answers())
+    assert [item.answer for item in items] == [answer]
+    assert from_record(json.loads(json.dumps(to_record(items[0])))) == items[0]
+    assert LabelStore(tmp_path / "s").find(key_of(1)) is None  # nothing is known before a refresh
+    assert (open_store(tmp_path / "s").find(key_of(1)) is None) == (answer.status is Status.FAILED)
+
+
+def test_questions_are_told_apart_by_what_they_show():
+    frames = [np.full((2, 4, 4, 3), level, np.uint8) for level in (0, 9)]
+    items = [
+        Query(goal="a", left=frames[0], right=frames[1]),
+        Query(goal="b", left=frames[0], right=frames[1]),
+        Query(goal="a", left=frames[1], right=frames[0]),
+        Query(goal="a", left=frames[0], right=frames[1][:1]),
+        Query(goal="a", left=frames[0], right=frames[1], goal_picture=frames[1][:1]),
+        Clip(goal="a", frames=frames[0]),
+        Clip(goal="a", frames=frames[0], goal_picture=frames[1][:1]),
+    ]
+    described = [describe(item) for item in items]
+    assert len({question.id for question, _ in described}) == len(items)
+    assert described[0][0].swapped == described[2][0] and len(described[0][1]) == 4
+    odd = Query(goal="a", left=np.array(3), right=frames[0].astype(float))  # type: ignore[arg-type]
+    assert len(describe(odd)[0].id) == 64
+
+
+def test_the_truth_is_a_line_of_its_own(tmp_path):
+    filled = fill(tmp_path / "s", [1])
+    question = make_question(1).id
+    filled.add_truths([Truth(question=question, returns=(1.0, 2.0))])
+    filled.add_truths([Truth(question=question, progress=(0.1, 0.2), returns=(1.0, 2.0))])
+    filled.add_truths([Truth(question=question, progress=(0.8, 0.9))])
+    (truth,) = filled.truths().values()
+    assert truth.progress == truth.values == (0.1, 0.2) and truth.origin == ORIGIN
+    assert "progress" not in next((tmp_path / "s" / "lines").iterdir()).read_text().splitlines()[0]
+    assert filled.census() == {"verdict": 1, "truth": 3}
+
+
+def test_what_is_there_twice_counts_once(tmp_path):
+    for _ in range(3):
+        fill(tmp_path / "s", range(5))
+    assert len(open_store(tmp_path / "s")) == len(list(open_store(tmp_path / "s").answers())) == 5
+
+
+def segment_of(folder: Path) -> Path:
+    (file,) = (folder / "lines").iterdir()
+    return file
+
+
+def test_a_torn_tail_costs_its_line_alone_at_every_byte(tmp_path):
+    fill(tmp_path / "s", range(3))
+    file = segment_of(tmp_path / "s")
+    whole = file.read_bytes()
+    ends = [place + 1 for place, byte in enumerate(whole) if byte == 10]
+    for cut in random.Random(1).sample(range(len(whole)), 120):
+        file.write_bytes(whole[:cut])
+        assert len(open_store(tmp_path / "s")) == sum(end <= cut for end in ends)
+    file.write_bytes(whole[:-7])
+    fill(tmp_path / "s", [9])  # the next writer has a segment of its own, so the torn one stays harmless
+    assert len(open_store(tmp_path / "s")) == 3
+
+
+def test_a_flipped_byte_costs_its_line_alone(tmp_path):
+    fill(tmp_path / "s", range(6))
+    file = segment_of(tmp_path / "s")
+    whole = file.read_bytes()
+    rng = random.Random(2)
+    for place in rng.sample(range(len(whole)), 200):
+        harmed = bytearray(whole)
+        harmed[place] ^= 1 << rng.randrange(8)
+        file.write_bytes(harmed)
+        opened = open_store(tmp_path / "s")
+        found = [opened.find(key_of(number)) for number in range(6)]
+        right = [make_verdict(number, make_question(number)) for number in range(6)]
+        assert all(one in (None, other) for one, other in zip(found, right, strict=True))
+        lost = found.count(None)
+        assert lost <= 2 and (lost == 1 or harmed[place] == 10 or whole[place] == 10)
+
+
+def test_a_line_that_changes_under_a_reader_is_not_believed(tmp_path):
+    fill(tmp_path / "s", [1])
+    opened = open_store(tmp_path / "s")
+    file = segment_of(tmp_path / "s")
+    file.write_bytes(file.read_bytes().replace(b'"right"', b'"wrong"'))
+    assert opened.find(key_of(1)) is None and opened.num_damaged == 1 and len(opened) == 0
+
+
+def test_a_forged_line_with_a_right_checksum_is_not_believed(tmp_path):
+    fill(tmp_path / "s", [1])
+    item = next(LabelStore(tmp_path / "s").answers())
+    record = to_record(item)
+    forged = [
+        record | {"answer": record["answer"] | {"label": "left", "status": "no_preference"}},
+        record | {"question": record["question"] | {"goal": "another"}},
+        record | {"question": record["question"] | {"left": ["../../../etc/passwd"]}},
+        record | {"answer": record["answer"] | {"probabilities": ["a", 1, 2]}},
+        record | {"answer": record["answer"] | {"latency_s": True}},
+        record | {"kind": "order"},
+        {"kind": "truth"},
+        {"kind": "truth", "question": "x"},
+        {},
+        {"key": 3},
+    ]
+    for number, each in enumerate(forged):
+        folder = tmp_path / str(number)
+        LabelStore(folder).keep_pictures([])
+        (folder / "lines").mkdir()
+        (folder / "lines" / "x.jsonl").write_bytes(encode_line(each))
+        opened = open_store(folder)
+        assert opened.find(item.key) is None and list(opened.answers()) == [] and opened.truths() == {}
+
+
+def test_a_writer_whose_disk_is_full_leaves_the_segment_as_it_was(tmp_path, monkeypatch):
+    filled = fill(tmp_path / "s", [1])
+    before = segment_of(tmp_path / "s").read_bytes()
+
+    def refuse(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(segments.os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space"):
+        filled.add_answers([(make_question(2), make_verdict(2, make_question(2)))])
+    assert segment_of(tmp_path / "s").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("mark", "told"),
+    [
+        ('{"what": "rlvlm label store", "schema": 2}', "schema 2; this rlvlm reads schemas up to 1"),
+        ('{"what": "rlvlm label store"}', "does not say"),
+        ("[]", "does not say"),
+        ("{", "does not say"),
+        ("[" * 9_000, "does not say"),
+        ('{"what": "rlvlm label store", "schema": true}', "does not say"),
+        ('{"what": "something", "schema": 1}', "does not say"),
+    ],
+)
+def test_a_store_of_another_schema_is_refused_by_name(tmp_path, mark, told):
+    (tmp_path / "store.json").write_text(mark)
+    with pytest.raises(UsageError, match=told):
+        LabelStore(tmp_path)
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(UsageError, match="not empty"):
+        LabelStore(tmp_path)
+    with pytest.raises(UsageError, match="no label store"):
+        open_store(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="no label store"):
+        LabelStore(tmp_path / "thesis.txt")
+
+
+def test_a_store_that_nobody_writes_to_leaves_no_trace(tmp_path):
+    LabelStore(tmp_path / "s").refresh()
+    LabelStore(tmp_path / "s").add_answers([])
+    assert not (tmp_path / "s").exists() and not is_store(tmp_path / "s")
+
+
+def write_and_look(folder: Path, writer: int, num_rounds: int, per_round: int, total: int) -> None:
+    """One run among several: adds answers in rounds and checks all that it sees of the others'."""
+    mine = LabelStore(folder, Origin(run=f"run {writer}"))
+    rng = random.Random(writer)
+    for _ in range(num_rounds):
+        numbers = [rng.randrange(total) for _ in range(per_round)]  # overlaps with what others write
+        questions = [make_question(number) for number in numbers]
+        mine.add_answers([(q, make_verdict(n, q)) for n, q in zip(numbers, questions, strict=True)])
+        mine.refresh()
+        for number in rng.sample(range(total), 20):
+            found = mine.find(key_of(number))
+            assert found is None or found == make_verdict(number, make_question(number))
+    assert mine.num_damaged == 0
+
+
+def share_a_store(folder: Path, num_writers: int, num_rounds: int, per_round: int, total: int) -> None:
+    context = multiprocessing.get_context("fork")
+    children = [
+        context.Process(target=write_and_look, args=(folder, writer, num_rounds, per_round, total))
+        for writer in range(num_writers)
+    ]
+    for child in children:
+        child.start()
+    victim = children[0]
+    time.sleep(0.3)
+    victim.kill()
+    for child in children:
+        child.join(300)
+    assert [child.exitcode for child in children[1:]] == [0] * (num_writers - 1)
+    written = set()
+    for writer in range(1, num_writers):
+        rng = random.Random(writer)
+        for _ in range(num_rounds):
+            written |= {rng.randrange(total) for _ in range(per_round)}
+            rng.sample(range(total), 20)
+    opened = open_store(folder)
+    assert all(opened.find(key_of(number)) == make_verdict(number, make_question(number)) for number in written)
+    assert opened.num_damaged == 0
+
+
+def test_many_processes_write_and_read_at_once_and_one_is_killed(tmp_path):
+    share_a_store(tmp_path / "s", num_writers=4, num_rounds=8, per_round=25, total=400)
+
+
+@pytest.mark.full
+def test_many_processes_write_and_read_at_full_scale(tmp_path):
+    share_a_store(tmp_path / "s", num_writers=8, num_rounds=100, per_round=100, total=20_000)
+
+
+def test_a_forked_writer_begins_a_segment_of_its_own(tmp_path):
+    filled = fill(tmp_path / "s", [1])
+    child = os.fork()
+    if child == 0:
+        filled.add_answers([(make_question(2), make_verdict(2, make_question(2)))])
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    filled.add_answers([(make_question(3), make_verdict(3, make_question(3)))])
+    assert len(list((tmp_path / "s" / "lines").iterdir())) == 2 and len(open_store(tmp_path / "s")) == 3
+
+
+def measure_loading(folder: Path, num_labels: int) -> tuple[float, float]:
+    """Seconds and bytes per label that opening a store takes."""
+    for start in range(0, num_labels, 10_000):
+        fill(folder, range(start, min(start + 10_000, num_labels)))
+    started = time.perf_counter()
+    open_store(folder)
+    elapsed_s = time.perf_counter() - started
+    tracemalloc.start()
+    opened = open_store(folder)
+    held = tracemalloc.get_traced_memory()[0] / num_labels
+    tracemalloc.stop()
+    assert len(opened) == num_labels
+    return elapsed_s, held
+
+
+def test_memory_holds_places_not_answers(tmp_path):
+    elapsed_s, held = measure_loading(tmp_path / "s", 5_000)
+    assert held < 500  # bytes per label; a line has about 900
+
+
+@pytest.mark.full
+def test_a_hundred_thousand_labels_load_in_seconds(tmp_path):
+    elapsed_s, held = measure_loading(tmp_path / "s", 100_000)
+    assert elapsed_s < 10 and held < 500, (elapsed_s, held)
+
+
+def test_marking_a_folder_that_another_is_marking(tmp_path):
+    (tmp_path / ".store.json.0123.partial").touch()
+    fill(tmp_path, [1])
+    assert store.is_store(tmp_path)

@@ -1,0 +1,96 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rlvlm.cli import main
+from rlvlm.envs.cartpole import CartPole
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import Task
+from rlvlm.errors import UsageError
+from rlvlm.reports.task import play
+from rlvlm.reports.task.check import check_task
+from rlvlm.testing import TinyWorld
+from rlvlm.types.steps import FloatArray, Frames
+
+TINY = "rlvlm.testing:TINY"
+
+
+class Frozen(TinyWorld):
+    """Draws the same picture whatever happened."""
+
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        return super().draw(np.full_like(snapshots, 0.4), size_px)
+
+
+class Forgetful(TinyWorld):
+    """Leaves the step count out of its state."""
+
+    def set_state(self, state: dict) -> None:
+        super().set_state(state | {"steps": 0})
+
+
+FROZEN = Task(name="frozen", goal=TinyWorld.goal, maker="test_check_task:Frozen")
+FORGETFUL = Task(name="forgetful", goal=TinyWorld.goal, maker="test_check_task:Forgetful")
+OTHER_GOAL = Task(name="other", goal="push the block away", maker="rlvlm.testing:TinyWorld")
+
+
+def episode(*progress: float) -> play.Episode:
+    scenes = np.array(progress, np.float32)
+    return play.Episode(seed=0, snapshots=scenes[:, None], progress=scenes, rewards=scenes[1:], is_success=False)
+
+
+def test_the_spread_goes_from_least_to_most_by_hand() -> None:
+    snapshots, progress = play.spread_of_progress([episode(0.2, 0.9, 0.1), episode(0.5, 0.48)], count=3)
+    np.testing.assert_allclose(progress, [0.1, 0.5, 0.9])
+    np.testing.assert_allclose(snapshots[:, 0], progress)
+    assert len(play.spread_of_progress([episode(0.0, 0.0, 0.0)], count=3)[1]) == 1
+
+
+def test_different_looks_by_hand() -> None:
+    world = TinyWorld()
+    scenes = np.array([[0, 0, 0.4], [0, 0, 0.45], [0, 0, 0.9], [0, 0, 0.6], [0.5, 0.5, 0.4]], np.float32)
+    np.testing.assert_allclose(play.different_looks(world, scenes, 3)[:, 2], [0.4, 0.9, 0.6])
+    assert len(play.different_looks(world, scenes[[0, 4]], 3)) == 1  # the hidden robot makes no difference
+    assert len(play.different_looks(Frozen(), scenes, 3)) == 1
+
+
+def test_random_play_is_one_whole_episode_and_the_same_again() -> None:
+    first, again = (play.play_randomly(TinyWorld(EnvConfig(start="random")), seed=5) for _ in range(2))
+    assert len(first.snapshots) == len(first.progress) == len(first.rewards) + 1 == 21
+    np.testing.assert_array_equal(first.snapshots, again.snapshots)
+
+
+def test_scripted_play_solves_the_task_that_has_a_script() -> None:
+    episode = play.play_by_script(CartPole(EnvConfig(episode_steps=100), 0), seed=2)
+    assert episode is not None and episode.is_success and len(episode.rewards) == 100
+    assert play.play_by_script(TinyWorld(), seed=2) is None
+
+
+def test_a_sound_task_gets_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-task", TINY, "--out", str(tmp_path / "deep" / "sheet.png"), "--episodes", "3"]) == 0
+    text = capsys.readouterr().out
+    assert "keeps every promise" in text and "ms a picture of 64 pixels" in text
+    assert "fixed start, random play" in text and "script" not in text and str(tmp_path) in text.replace("\n", "")
+    page = np.asarray(Image.open(tmp_path / "deep" / "sheet.png"))
+    is_block = (page == (200, 0, 0)).all(-1)
+    assert is_block.sum(axis=1).astype(bool).any() and page.shape[0] > 4 * 150 and page.shape[1] > 7 * 150
+
+
+@pytest.mark.parametrize(
+    ("task", "promise"), [("FROZEN", "change the picture"), ("FORGETFUL", "set_state"), ("OTHER_GOAL", "goal phrase")]
+)
+def test_a_broken_promise_is_named(task: str, promise: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=promise):
+        check_task(f"test_check_task:{task}", tmp_path / "sheet.png", num_episodes=4, seed=0)
+    assert not (tmp_path / "sheet.png").exists()
+
+
+def test_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-task", "--list"]) == 0
+    text = capsys.readouterr().out
+    assert "drawer_open" in text and "metaworld/door-open-v3" in text and "open the door" in text
+    for words in (["check-task"], ["check-task", "socer"], ["check-task", TINY, "--episodes", "0"]):
+        assert main(words) == 2
+    assert "soccer" in capsys.readouterr().err

@@ -1,0 +1,77 @@
+from collections.abc import Callable
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from PIL import Image
+
+from rlvlm.runs.artifacts.plots import column, draw_accuracy, draw_scores, outcome, write_plots
+from rlvlm.runs.folder.rows import score_row
+from rlvlm.runs.folder.run_folder import RunFolder
+from rlvlm.preferences.records import ScoreRecord
+
+
+def rows_of(*gaps_and_ends: tuple[float, str, str]) -> list[dict[str, str]]:
+    return [{"ground_truth_score_1": "0", "ground_truth_score_2": str(gap), "status": status, "correct": correct}
+            for gap, status, correct in gaps_and_ends]
+
+
+def test_every_answer_has_one_outcome() -> None:
+    ends = [("ok", "1"), ("ok", "0"), ("ok", ""), ("no_preference", ""), ("invalid", ""), ("failed", "")]
+    assert [outcome({"status": status, "correct": correct}) for status, correct in ends] == [
+        "correct", "incorrect", "truth ties", "no preference", "invalid", "failed",
+    ]
+
+
+def test_bars_are_shares_of_their_difficulty_bin() -> None:
+    hard = [(0.05, "ok", "1"), (0.05, "ok", "0"), (0.0, "no_preference", ""), (0.01, "ok", "0")]
+    figure = draw_accuracy(rows_of(*hard, (1.0, "ok", "1")), "t")
+    bars = {container.get_label(): [bar.get_height() for bar in container] for container in figure.axes[0].containers}
+    plt.close(figure)
+    assert bars["correct"] == pytest.approx([25] + [0] * 8 + [100])
+    assert bars["incorrect"] == pytest.approx([50] + [0] * 9)
+    assert bars["no preference"] == pytest.approx([25] + [0] * 9)
+
+
+def test_an_empty_cell_is_no_number() -> None:
+    values = column([{"x": "1.5"}, {"x": ""}], "x")
+    assert values[0] == 1.5 and values[1] != values[1]
+
+
+def test_all_plots_are_written(filled: RunFolder) -> None:
+    files = write_plots(filled, "t")
+    assert [file.name for file in files] == ["learning_curve.png", "vlm_accuracy.png", "labels_over_time.png"]
+    for file in files:
+        with Image.open(file) as picture:
+            assert min(picture.size) > 300
+    assert sorted(file.name for file in filled.plots.iterdir()) == sorted(file.name for file in files)
+
+
+def test_without_queries_there_is_the_curve_alone(filled: RunFolder) -> None:
+    filled.queries.path.unlink()
+    assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png"]
+
+
+def test_scores_have_a_plot_of_their_own(
+    filled: RunFolder, make_scores: Callable[[int], list[ScoreRecord]]
+) -> None:
+    filled.queries.path.unlink()
+    filled.scores.append(map(score_row, make_scores(2_000)))
+    assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png", "vlm_scores.png"]
+    figure = draw_scores(filled.scores.read(), "t")
+    points, means = figure.axes[0].collections[0].get_offsets(), figure.axes[0].lines[1].get_xydata()
+    plt.close(figure)
+    np.testing.assert_allclose(points, [[0, 10], [50, 80], [90, 70]], atol=1e-4)
+    np.testing.assert_allclose(means, points)
+    assert {outcome(row) for row in filled.scores.read()} == {"scored", "invalid", "failed"}
+
+
+def test_unreadable_scores_alone_make_no_plot(
+    filled: RunFolder, make_scores: Callable[[int], list[ScoreRecord]]
+) -> None:
+    filled.scores.append(map(score_row, make_scores(2_000)[3:]))
+    assert "vlm_scores.png" not in [file.name for file in write_plots(filled, "t")]
+
+
+def test_without_anything_there_is_nothing(folder: RunFolder) -> None:
+    assert write_plots(folder, "t") == []

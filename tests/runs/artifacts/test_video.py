@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from rlvlm.runs.artifacts.video import TRACE_PX, compose_frames, write_video
+
+
+def test_the_mark_follows_the_reward() -> None:
+    frames = np.zeros((3, 64, 128, 3), np.uint8)
+    pictures = compose_frames(frames, np.array([0.0, 1.0, 0.0], np.float32), "t")
+    assert pictures[0].shape == (64 + TRACE_PX, 128, 3)
+    marks = []
+    for picture in pictures:
+        strip = picture[64 + 26 :].astype(int)  # below the line of text
+        rows, columns = np.nonzero((strip[..., 0] > 200) & (strip[..., 2] < 120))
+        marks.append((columns.mean(), rows.mean()))
+    assert marks[0][0] < marks[1][0] < marks[2][0]  # time goes right
+    assert marks[1][1] < marks[0][1] == pytest.approx(marks[2][1])  # more reward is higher
+
+
+def test_a_video_can_be_played_back(tmp_path: Path) -> None:
+    frames = np.stack([np.full((96, 96, 3), 20 * step, np.uint8) for step in range(10)])
+    file = write_video(tmp_path / "videos" / "a.mp4", frames, np.arange(10, dtype=np.float32), "step 1,000")
+    with av.open(str(file)) as container:
+        decoded = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        assert container.streams.video[0].codec_context.name == "h264"
+    assert len(decoded) == 10
+    assert abs(int(decoded[9][40, 40, 0]) - 180) < 8
+    assert [path.name for path in file.parent.iterdir()] == ["a.mp4"]
+
+
+def test_a_broken_video_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(IndexError):
+        write_video(tmp_path / "a.mp4", np.zeros((3, 64, 64, 3), np.uint8), np.zeros(1, np.float32), "t")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_constant_reward_is_drawn() -> None:
+    assert len(compose_frames(np.zeros((2, 32, 64, 3), np.uint8), np.ones(2, np.float32), "t")) == 2

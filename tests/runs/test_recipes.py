@@ -1,0 +1,49 @@
+from dataclasses import fields, is_dataclass
+
+import pytest
+
+from rlvlm.envs.registry import Task, register
+from rlvlm.errors import UsageError
+from rlvlm.runs.recipes import RECIPES, recipe, smoke
+
+
+def test_a_misspelt_task_names_the_nearest() -> None:
+    with pytest.raises(UsageError) as caught:
+        recipe("drawer_opne")
+    assert caught.value.fix == "did you mean drawer_open?"
+    assert recipe("drawer_open").task == "drawer_open"
+
+
+def test_a_registered_task_without_a_recipe_takes_the_defaults() -> None:
+    register(Task(name="recipe_less", goal="do it", maker="somewhere:else"))
+    assert recipe("recipe_less").task == "recipe_less"
+
+
+def test_a_stock_task_shows_the_robot_and_keeps_its_name() -> None:
+    config = recipe("metaworld/door-open-v3")
+    assert (config.task, config.env.robot) == ("metaworld/door-open-v3", "visible")
+
+
+def test_every_recipe_is_that_of_its_task() -> None:
+    for name, make in RECIPES.items():
+        assert make().task == name and recipe(name) == make()
+
+
+def numbers(config: object, prefix: str = "") -> dict[str, float]:
+    found = {}
+    for field in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            found |= numbers(value, f"{prefix}{field.name}.")
+        elif isinstance(value, int | float):
+            found[prefix + field.name] = value
+    return found
+
+
+def test_smoke_only_ever_makes_a_run_smaller_and_every_part_of_it_still_happens() -> None:
+    full, small = recipe("drawer_open"), smoke(recipe("drawer_open"))
+    assert all(value <= numbers(full)[name] for name, value in numbers(small).items())
+    assert small.algo.seed_steps < small.feedback.first_step < small.steps
+    assert small.steps // small.eval.every_steps >= 3
+    assert small.steps // small.track.log_every_steps <= 20  # the console stays under 40 lines
+    assert smoke(small) == small

@@ -1,0 +1,80 @@
+"""A whole sweep in a process of its own: real Ray Tune, real runs, a world that costs microseconds, and real kills."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
+
+TESTS = Path(__file__).parents[1]
+SWEEP = """
+title: one that works
+tasks: ["rlvlm.testing:TINY"]
+seeds: [0]
+budget: {steps: 3000}
+resources: {retries: 0}
+settings:
+  env.episode_steps: 20
+  algo.seed_steps: 40
+  algo.batch_size: 32
+  algo.hidden: [32, 32]
+  eval.every_steps: 500
+  eval.episodes: 1
+  track.checkpoint_every_steps: 250
+  track.log_every_steps: 250
+sources:
+  environment: {title: true reward, settings: {reward.source: environment}}
+"""
+BROKEN = ("tasks: [", 'tasks: ["broken_world:BROKEN", ')
+WORKS = Path("rlvlm-testing-TINY/environment/seed_0")
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"MUJOCO_GL": "egl", "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{TESTS}"}
+    command = [sys.executable, "-m", "rlvlm.cli", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def wait_for_rows(table: Path, count: int, child: subprocess.Popen[str]) -> None:
+    """Until a CSV has more than `count` rows."""
+    deadline = time.monotonic() + 400
+    while not table.exists() or len(table.read_text().splitlines()) <= count:
+        assert child.poll() is None and time.monotonic() < deadline, child.communicate()
+        time.sleep(0.02)
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with open(file) as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_sweep_that_was_ended_goes_on_with_what_is_left(tmp_path: Path, how: signal.Signals) -> None:
+    file, out = tmp_path / "small.yaml", tmp_path / "sweep"
+    file.write_text(SWEEP)
+    child = start("sweep", str(file), "--out", str(out))
+    wait_for_rows(out / WORKS / "eval.csv", 1, child)
+    child.send_signal(how)
+    said = child.communicate(timeout=500)[0]
+    assert 1 <= len(rows(out / WORKS / "eval.csv")) < 6
+    if how is signal.SIGTERM:
+        assert child.returncode == 75 and f"rlvlm resume {out}" in said
+        assert [row["state"] for row in rows(out / "trials.csv")] == ["saved"]
+
+    file.write_text(SWEEP.replace(*BROKEN))  # a task more, whose world breaks
+    child = start("sweep", str(file), "--out", str(out))
+    said = child.communicate(timeout=500)[0]
+    assert child.returncode == 1 and "the table has collapsed" in said
+    assert {row["task"]: row["state"] for row in rows(out / "trials.csv")} == {
+        "rlvlm.testing:TINY": "done",
+        "broken_world:BROKEN": "failed",  # one run fails, the other does not
+    }
+    steps = [int(row["step"]) for row in rows(out / WORKS / "eval.csv")]
+    assert steps == [500, 1_000, 1_500, 2_000, 2_500, 3_000]  # nothing is repeated, nothing is left out
+    assert (out / WORKS / "run.log").read_text().count("training in") == 2
