@@ -1,6 +1,7 @@
 """What a run shows while it works: one live panel on a terminal, one plain line per interval elsewhere."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TextIO
 
@@ -13,46 +14,49 @@ from rich.text import Text
 from rlvlm import metrics
 from rlvlm.console.screen import Screen
 
-_STATUSES = {
-    "right or wrong": metrics.QUERIES_OK,
-    "no preference": metrics.QUERIES_NO_PREFERENCE,
-    "unreadable": metrics.QUERIES_INVALID,
-    "no answer": metrics.QUERIES_FAILED,
-}
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PanelRow:
+    """A number of the panel. An algorithm hands its own to `RunConsole`."""
+
+    label: str
+    """What the number is, in the panel."""
+    metric: str
+    """Its name in `rlvlm.metrics`."""
+    format: str
+    """How it is written, e.g. `.1f`."""
+    word: str = ""
+    """What stands before it in plain lines; empty leaves it out of them."""
 
 
-class RunConsole:
+DEFAULT = (
+    PanelRow(label="success, last evaluation", metric=metrics.EVAL_SUCCESS_RATE, format=".0%", word="success"),
+    PanelRow(label="true return, training", metric=metrics.TRAIN_EPISODE_RETURN, format=".1f", word="return"),
+    PanelRow(label="true return, evaluation", metric=metrics.EVAL_EPISODE_RETURN, format=".1f"),
+)
+"""What every run has."""
+_MACHINE = (
+    PanelRow(label="steps per second", metric=metrics.STEPS_PER_S, format=".0f", word="steps/s"),
+    PanelRow(label="memory, all processes, MiB", metric=metrics.PEAK_RSS_MB, format=",.0f"),
+)
+"""What every run costs; stands last."""
+
+
+class RunConsole(Screen):
     """Shows a run. A context: the panel is there while it is open.
 
     Args:
         stream: a terminal, or a file or pipe that gets plain lines.
         title: of the panel.
         total_steps: env steps of the whole run.
+        rows: the numbers shown, in their order; speed and memory follow them.
     """
 
-    def __init__(self, stream: TextIO, title: str, total_steps: int) -> None:
-        self._title = title
+    def __init__(self, stream: TextIO, title: str, total_steps: int, rows: Sequence[PanelRow] = DEFAULT) -> None:
+        super().__init__(stream, title)
         self._total_steps = total_steps
-        self._screen = Screen(stream, title, self._render)
+        self._rows = (*rows, *_MACHINE)
         self._latest: dict[str, float] = {}
-        self._phase = ""
-
-    def __enter__(self) -> "RunConsole":
-        self._screen.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._screen.__exit__(*error)
-
-    def line(self, text: str) -> None:
-        """Prints a line that stays, above the panel where there is one."""
-        self._screen.line(text)
-
-    def phase(self, text: str, is_line: bool = True) -> None:
-        """Says what is being done now; where there is no panel, only if `is_line`."""
-        self._phase = text
-        if not self._screen.is_live and is_line:
-            self.line(text)
 
     def update(self, latest: Mapping[str, float], is_due: bool) -> None:
         """Takes in the newest metrics.
@@ -63,52 +67,28 @@ class RunConsole:
         """
         self._latest.update(latest)
         self._phase = "training"
-        if not self._screen.is_live and is_due:
-            self.line(self._plain())
+        if self._live is None and is_due:
+            step, left = self._progress()
+            numbers = [f"{row.word} {self._number(row)}" for row in self._rows if row.word]
+            self.line("  ".join([f"step {step:>7,}/{self._total_steps:,}", *numbers, f"left {left}"]))
 
-    def _plain(self) -> str:
-        parts = [
-            f"step {self._steps():>7,}/{self._total_steps:,}",
-            f"success {self._number(metrics.EVAL_SUCCESS_RATE, '.0%')}",
-            f"return {self._number(metrics.TRAIN_EPISODE_RETURN, '.1f')}",
-            f"learned {self._number(metrics.TRAIN_LEARNED_RETURN, '.2f')}",
-            f"labels {self._number(metrics.QUERIES, '.0f')} ({self._number(metrics.LABEL_ACCURACY, '.0%')} right)",
-            f"{self._number(metrics.STEPS_PER_S, '.0f')} steps/s",
-            f"left {self._time_left()}",
-        ]
-        return "  ".join(parts)
-
-    def _render(self) -> Panel:
+    def render(self) -> Panel:
+        """The panel: two numbers a line, then how far the run is."""
         grid = Table.grid(padding=(0, 3))
-        for _ in range(4):
-            grid.add_column()
-        cells = [
-            ("success, last evaluation", metrics.EVAL_SUCCESS_RATE, ".0%"),
-            ("true return, training", metrics.TRAIN_EPISODE_RETURN, ".1f"),
-            ("true return, evaluation", metrics.EVAL_EPISODE_RETURN, ".1f"),
-            ("learned return, training", metrics.TRAIN_LEARNED_RETURN, ".2f"),
-            ("queries", metrics.QUERIES, ",.0f"),
-            ("labels right, of the decided", metrics.LABEL_ACCURACY, ".1%"),
-            ("steps per second", metrics.STEPS_PER_S, ".0f"),
-            ("memory, all processes, MiB", metrics.PEAK_RSS_MB, ",.0f"),
-        ]
-        for left, right in zip(cells[::2], cells[1::2], strict=True):
-            row = [Text(text) for name, key, form in (left, right) for text in (name, self._number(key, form))]
-            grid.add_row(row[0], Text(row[1].plain, style="bold"), row[2], Text(row[3].plain, style="bold"))
-        statuses = "   ".join(f"{name} {self._number(key, ',.0f')}" for name, key in _STATUSES.items())
-        bar = ProgressBar(total=self._total_steps, completed=self._steps(), width=60)
-        foot = f"{self._phase}   step {self._steps():,} of {self._total_steps:,}   left {self._time_left()}"
-        body = Group(grid, Text(statuses, style="dim"), Text(""), bar, Text(foot))
+        cells = [cell for row in self._rows for cell in (Text(row.label), Text(self._number(row), style="bold"))]
+        for start in range(0, len(cells), 4):
+            grid.add_row(*cells[start : start + 4])
+        step, left = self._progress()
+        bar = ProgressBar(total=self._total_steps, completed=step, width=60)
+        foot = f"{self._phase}   step {step:,} of {self._total_steps:,}   left {left}"
+        body = Group(grid, Text(""), bar, Text(foot))
         return Panel(body, title=self._title, title_align="left", border_style="cyan")
 
-    def _steps(self) -> int:
-        return int(self._latest.get(metrics.ENV_STEPS, 0))
+    def _number(self, row: PanelRow) -> str:
+        return format(self._latest[row.metric], row.format) if row.metric in self._latest else "-"
 
-    def _number(self, key: str, form: str) -> str:
-        return format(self._latest[key], form) if key in self._latest else "-"
-
-    def _time_left(self) -> str:
-        speed = self._latest.get(metrics.STEPS_PER_S, 0.0)
-        if not speed:
-            return "-"
-        return str(timedelta(seconds=round(max(self._total_steps - self._steps(), 0) / speed)))
+    def _progress(self) -> tuple[int, str]:
+        """The env step, and the time left at the present speed."""
+        step, speed = int(self._latest.get(metrics.ENV_STEPS, 0)), self._latest.get(metrics.STEPS_PER_S, 0.0)
+        left = str(timedelta(seconds=round(max(self._total_steps - step, 0) / speed))) if speed else "-"
+        return step, left

@@ -1,14 +1,14 @@
 """Where a command shows its progress: a picture that stays in place on a terminal, plain lines elsewhere."""
 
-from collections.abc import Callable
-from typing import TextIO
+from abc import ABC, abstractmethod
+from typing import Self, TextIO
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 
-class Screen:
+class Screen(ABC):
     """A stream to people. A context: on a terminal the picture is there while it is open.
 
     The stream itself is asked what it is: in notebooks and in CI, FORCE_COLOR tells rich that a pipe is a terminal.
@@ -16,28 +16,21 @@ class Screen:
     Args:
         stream: a terminal, or a file or pipe that gets plain lines.
         title: the first line, where there is no picture.
-        render: draws the picture, twice a second.
     """
 
-    def __init__(self, stream: TextIO, title: str, render: Callable[[], RenderableType]) -> None:
+    def __init__(self, stream: TextIO, title: str) -> None:
         self._console = Console(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
         self._title = title
-        self._render = render
-        self._live: Live | None = None
+        self._live: Live | None = None  # there while the picture is
+        self._phase = ""
 
-    @property
-    def is_live(self) -> bool:
-        """Whether the picture is there now."""
-        return self._live is not None
+    @abstractmethod
+    def render(self) -> RenderableType:
+        """The picture as it is now; asked for twice a second."""
 
-    @property
-    def height(self) -> int:
-        """Lines that fit."""
-        return self._console.height
-
-    def __enter__(self) -> "Screen":
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
-            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2)
+            self._live = Live(get_renderable=self.render, console=self._console, refresh_per_second=2)
             self._live.start()
         else:
             self.line(self._title)
@@ -51,3 +44,9 @@ class Screen:
     def line(self, text: str) -> None:
         """Prints a line that stays, above the picture where there is one."""
         self._console.print(Text(text))
+
+    def phase(self, text: str, is_line: bool = True) -> None:
+        """Says what is being done now; where there is no picture, only if `is_line`."""
+        self._phase = text
+        if self._live is None and is_line:
+            self.line(text)

@@ -13,6 +13,7 @@ from pathlib import Path
 from rlvlm import metrics
 from rlvlm.algorithms.evaluation import EvaluationEpisode
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble
+from rlvlm.algorithms.sac_pebble.panel import ROWS
 from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, RunError
 from rlvlm.runs.artifacts.album import VIDEO_PX, write_artifacts
 from rlvlm.runs.artifacts.samples import sample_rows
@@ -260,7 +261,7 @@ def _carry_on(folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | Non
         stack.enter_context(folder.locked())
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
-        console = stack.enter_context(RunConsole(terminal, config.title, config.steps))
+        console = stack.enter_context(RunConsole(terminal, config.title, config.steps, ROWS))
         stack.enter_context(told_failures(folder))
         with open_training(folder, config, checkpoint, console) as training:
             stop.take_over()

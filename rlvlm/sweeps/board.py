@@ -1,6 +1,5 @@
 """What a sweep shows while it works: a live table on a terminal, one line per event elsewhere."""
 
-import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TextIO
@@ -27,7 +26,7 @@ _ORDER = (State.RUNNING, State.FAILED, State.SAVED, State.DONE, State.FLAT, Stat
 _FRAME_LINES = 6
 
 
-class Board:
+class Board(Screen):
     """The runs of a sweep. A context: the table is there while it is open.
 
     Args:
@@ -37,42 +36,19 @@ class Board:
     """
 
     def __init__(self, stream: TextIO, title: str, plans: Mapping[str, TrialPlan]) -> None:
-        self._screen = Screen(stream, title, self._render)
-        self._title = title
+        super().__init__(stream, title)
+        self.records: dict[str, TrialRecord] = {}
+        """What has become of each run; the conductor fills it."""
         self._plans = plans
-        self._records: dict[str, TrialRecord] = {}
         self._speeds: dict[str, float] = {}
         self._evaluated: dict[str, int] = {}
-        self._started = time.monotonic()
-        self._phase = ""
-
-    def __enter__(self) -> "Board":
-        self._screen.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._screen.__exit__(*error)
-
-    def line(self, text: str) -> None:
-        """Prints a line that stays, above the table where there is one."""
-        self._screen.line(text)
-
-    def phase(self, text: str) -> None:
-        """Says what is being done now."""
-        self._phase = text
-        if not self._screen.is_live:
-            self.line(text)
-
-    def show(self, records: Mapping[str, TrialRecord]) -> None:
-        """Takes in what has become of all runs so far."""
-        self._records = dict(records)
 
     def change(self, key: str, record: TrialRecord) -> None:
         """A run has passed from one state to another."""
-        self._records[key] = record
+        self.records[key] = record
         if record.state is not State.RUNNING:
             self._speeds.pop(key, None)
-        if not self._screen.is_live or record.state is State.FAILED:
+        if self._live is None or record.state is State.FAILED:
             cause = f": {record.cause}" if record.cause else ""
             self.line(f"{self._plans[key].label}  {record.state}{cause}  ({self._counts()})")
 
@@ -85,61 +61,54 @@ class Board:
             steps_per_s: its speed.
             evaluated_at: env step of its newest evaluation, 0 before the first.
         """
-        self._records[key] = record
+        self.records[key] = record
         if record.state is State.RUNNING:
             self._speeds[key] = steps_per_s
-        if not self._screen.is_live and evaluated_at > self._evaluated.get(key, 0):
-            self.line("  ".join(cell for cell in (self._plans[key].label, *self._progress(key)) if cell))
+        if self._live is None and evaluated_at > self._evaluated.get(key, 0):
+            step, score, speed, left = self._cells(key)
+            parts = [self._plans[key].label, f"step {step}", f"score {score}"]
+            self.line("  ".join(parts + ([f"{speed} steps/s", f"left {left}"] if speed else [])))
         self._evaluated[key] = evaluated_at
 
-    def _render(self) -> Group:
+    def render(self) -> Group:
+        """The table, as much of it as fits, and how far the sweep is."""
         table = Table(box=None, padding=(0, 2, 0, 0), title=self._title, title_justify="left", title_style="bold")
         for name in ("task", "source", "seed"):
             table.add_column(name, no_wrap=True)
         for name in ("step", "score", "steps/s", "left"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("state", no_wrap=True)
-        room = max(self._screen.height - _FRAME_LINES, 5)
-        ordered = sorted(self._records, key=lambda key: _ORDER.index(self._records[key].state))
+        room = max(self._console.height - _FRAME_LINES, 5)
+        ordered = sorted(self.records, key=lambda key: _ORDER.index(self.records[key].state))
         shown = set(ordered[:room])
-        for key, record in self._records.items():
+        for key, record in self.records.items():
             if key in shown:
-                plan, colour = self._plans[key], COLOURS[record.state]
-                table.add_row(
-                    plan.task, plan.source, str(plan.seed), *self._cells(key), Text(str(record.state), style=colour)
-                )
+                plan, state = self._plans[key], Text(str(record.state), style=COLOURS[record.state])
+                table.add_row(plan.task, plan.source, str(plan.seed), *self._cells(key), state)
         hidden = len(ordered) - len(shown)
         foot = self._counts() + (f", {hidden} not shown" if hidden > 0 else "")
-        return Group(table, Text(""), Text(f"{self._phase}   {foot}   left about {self._sweep_left()}"))
-
-    def _progress(self, key: str) -> list[str]:
-        step, score, speed, left = self._cells(key)
-        return [f"step {step}", f"score {score}", f"{speed} steps/s" if speed else "", f"left {left}" if left else ""]
+        todo = [
+            self._plans[key].config.steps - record.env_steps
+            for key, record in self.records.items()
+            if record.state not in (*FINISHED, State.FAILED)
+        ]
+        left = _clock(sum(todo), sum(self._speeds.values())) or "-"
+        return Group(table, Text(""), Text(f"{self._phase}   {foot}   left about {left}"))
 
     def _cells(self, key: str) -> tuple[str, str, str, str]:
-        """Step, score, speed and time left of a run."""
-        record, total = self._records[key], self._plans[key].config.steps
+        """Step, score, speed and time left of a run; the last two are empty where it does not run."""
+        record, total = self.records[key], self._plans[key].config.steps
         speed = self._speeds.get(key, 0.0)
-        left = _clock((total - record.env_steps) / speed) if speed else ""
         score = "-" if record.score is None else f"{record.score:.2f}"
+        left = _clock(total - record.env_steps, speed)
         return f"{record.env_steps:,}/{total:,}", score, f"{speed:.0f}" if speed else "", left
 
     def _counts(self) -> str:
-        states = [record.state for record in self._records.values()]
-        done = sum(state in FINISHED for state in states)
-        failed = states.count(State.FAILED)
+        states = [record.state for record in self.records.values()]
+        done, failed = sum(state in FINISHED for state in states), states.count(State.FAILED)
         return f"{done} of {len(states)} finished" + (f", {failed} failed" if failed else "")
 
-    def _sweep_left(self) -> str:
-        """The steps still to be taken, at the speed of those that run now."""
-        speed = sum(self._speeds.values())
-        todo = [
-            self._plans[key].config.steps - record.env_steps
-            for key, record in self._records.items()
-            if record.state not in (*FINISHED, State.FAILED)
-        ]
-        return _clock(sum(todo) / speed) if speed else "-"
 
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(max(seconds, 0))))
+def _clock(steps: float, steps_per_s: float) -> str:
+    """How long `steps` take; empty where the speed is not known."""
+    return str(timedelta(seconds=round(max(steps, 0) / steps_per_s))) if steps_per_s else ""

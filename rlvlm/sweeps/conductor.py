@@ -42,9 +42,8 @@ class Conductor(Callback):
         self._board = board
         self._stop = stop
         self._tune_ends: Any = None
-        self.records = folder.records(list(plans.values()))
+        self.records = board.records = folder.records(list(plans.values()))
         self._halving = self._remembered(sweep) if sweep.halving else {}
-        board.show(self.records)
 
     def take_up(self, keys: Sequence[str]) -> None:
         """Forgets that these failed before: they are tried again."""

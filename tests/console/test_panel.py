@@ -3,7 +3,8 @@ import io
 from rich.console import Console
 
 from rlvlm import metrics
-from rlvlm.console.panel import RunConsole
+from rlvlm.algorithms.sac_pebble.panel import ROWS
+from rlvlm.console.panel import PanelRow, RunConsole
 
 LATEST = {
     metrics.ENV_STEPS: 2_500,
@@ -19,14 +20,14 @@ LATEST = {
 
 def test_a_pipe_gets_one_plain_line_when_it_is_due() -> None:
     stream = io.StringIO()
-    with RunConsole(stream, "tiny: judge labels", 40_000) as console:
+    with RunConsole(stream, "tiny: judge labels", 40_000, ROWS) as console:
         console.update(LATEST, is_due=True)
         console.update({metrics.ENV_STEPS: 2_750}, is_due=False)
         console.phase("evaluating", is_line=False)
     assert stream.getvalue().splitlines() == [
         "tiny: judge labels",
-        "step   2,500/40,000  success 20%  return 812.3  learned 12.10  labels 120 (91% right)  50 steps/s  "
-        "left 0:12:30",
+        "step   2,500/40,000  success 20%  return 812.3  learned 12.10  labels 120  right 91.4%  "
+        "steps/s 50  left 0:12:30",
     ]
     assert "\x1b" not in stream.getvalue()
 
@@ -35,7 +36,15 @@ def test_what_is_not_known_yet_is_a_dash() -> None:
     stream = io.StringIO()
     with RunConsole(stream, "t", 100) as console:
         console.update({metrics.ENV_STEPS: 1}, is_due=True)
-    assert "success -  return -  learned -  labels - (- right)  - steps/s  left -" in stream.getvalue()
+    assert "success -  return -  steps/s -  left -" in stream.getvalue(), "an algorithm without rows of its own"
+
+
+def test_an_algorithm_shows_its_own_numbers() -> None:
+    stream = io.StringIO()
+    rows = [PanelRow(label="tokens a reply", metric="tokens", format=".0f", word="tokens")]
+    with RunConsole(stream, "t", 100, rows) as console:
+        console.update({"tokens": 12.0}, is_due=True)
+    assert "tokens 12  steps/s -" in stream.getvalue() and "success" not in stream.getvalue()
 
 
 class Terminal(io.StringIO):
@@ -45,11 +54,21 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_gets_a_panel_with_everything() -> None:
     stream = Terminal()
-    with RunConsole(stream, "tiny", 40_000) as console:
+    with RunConsole(stream, "tiny", 40_000, ROWS) as console:
         console.update(LATEST, is_due=True)
-        panel = console._render()
+        panel = console.render()
     shown = io.StringIO()
     Console(file=shown, width=110).print(panel)
-    for text in ("20%", "812.3", "12.10", "120", "91.4%", "no preference 7", "step 2,500 of 40,000", "left 0:12:30"):
+    for text in (
+        "20%",
+        "812.3",
+        "12.10",
+        "120",
+        "91.4%",
+        "without preference",
+        "7",
+        "step 2,500 of 40,000",
+        "left 0:12:30",
+    ):
         assert text in shown.getvalue(), text
     assert "\x1b[?25h" in stream.getvalue()  # the cursor comes back

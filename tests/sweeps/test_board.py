@@ -29,7 +29,7 @@ def test_without_a_terminal_there_is_a_line_per_event(plans: dict[str, TrialPlan
     stream = io.StringIO()
     first, second = plans
     with Board(stream, SWEEP.title, plans) as board:
-        board.show({key: record(plan, State.WAITING) for key, plan in plans.items()})
+        board.records = {key: record(plan, State.WAITING) for key, plan in plans.items()}
         board.change(first, record(plans[first], State.RUNNING))
         running = record(plans[first], State.RUNNING, env_steps=5_000, score=0.25)
         for _ in range(2):  # only the first report brings a new evaluation
@@ -49,10 +49,10 @@ def test_the_table_shows_every_run_and_what_is_left(plans: dict[str, TrialPlan])
     board = Board(io.StringIO(), SWEEP.title, plans)
     board.phase("running")
     first, second = plans
-    board.show({key: record(plan, State.WAITING) for key, plan in plans.items()})
+    board.records = {key: record(plan, State.WAITING) for key, plan in plans.items()}
     board.update(first, record(plans[first], State.RUNNING, env_steps=10_000, score=0.5), 100.0, 10_000)
     screen = Console(file=io.StringIO(), width=120)
-    screen.print(board._render())
+    screen.print(board.render())
     text = screen.file.getvalue()
     assert "10,000/20,000" in text and "0.50" in text and "waiting" in text
     assert "0 of 2 finished" in text and "left about 0:05:00" in text  # 30,000 steps at 100 steps/s

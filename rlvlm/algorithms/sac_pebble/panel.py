@@ -1,0 +1,16 @@
+"""What a run of this algorithm shows besides success and returns: the learned reward and the labels behind it."""
+
+from rlvlm import metrics
+from rlvlm.console.panel import DEFAULT, PanelRow
+
+ROWS = (
+    *DEFAULT,
+    PanelRow(label="learned return, training", metric=metrics.TRAIN_LEARNED_RETURN, format=".2f", word="learned"),
+    PanelRow(label="queries", metric=metrics.QUERIES, format=",.0f", word="labels"),
+    PanelRow(label="labels right, of the decided", metric=metrics.LABEL_ACCURACY, format=".1%", word="right"),
+    PanelRow(label="labels right or wrong", metric=metrics.QUERIES_OK, format=",.0f"),
+    PanelRow(label="labels without preference", metric=metrics.QUERIES_NO_PREFERENCE, format=",.0f"),
+    PanelRow(label="answers nobody could read", metric=metrics.QUERIES_INVALID, format=",.0f"),
+    PanelRow(label="queries without an answer", metric=metrics.QUERIES_FAILED, format=",.0f"),
+)
+"""For `RunConsole`."""
