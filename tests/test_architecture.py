@@ -17,6 +17,7 @@ FLOOR = {
     "types": 0,
     "metrics": 0,
     "errors": 0,
+    "disk": 0,
     "console": 1,
     "envs": 1,
     "labels": 1,

@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from numpy.lib import format as npy
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 
+from rlvlm.disk import replace_folder, sync_tree
 from rlvlm.errors import MachineError, RunError
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
@@ -53,10 +53,13 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: SquashedGaussian) -> N
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        digests = {name: _write(partial / name, content) for name, content in _files(tree, policy).items()}
-        _write(partial / _MANIFEST, json.dumps(digests, indent=1).encode())
-        _sync_folder(partial)
-        _put_in_place(partial, folder)
+        digests = {}
+        for name, content in _files(tree, policy).items():
+            (partial / name).write_bytes(content)
+            digests[name] = hashlib.sha256(content).hexdigest()
+        (partial / _MANIFEST).write_text(json.dumps(digests, indent=1))
+        sync_tree(partial)
+        replace_folder(partial, folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         cause = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
@@ -176,15 +179,6 @@ def _unflatten(node: Any, arrays: Any) -> Any:
     return {key: _unflatten(value, arrays) for key, value in node.items()}
 
 
-def _write(path: Path, content: bytes) -> str:
-    """Writes a file through to the disk; returns its SHA-256."""
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return hashlib.sha256(content).hexdigest()
-
-
 def _digests(folder: Path) -> dict[str, str]:
     """The manifest: SHA-256 of each of the checkpoint's files."""
     try:
@@ -206,29 +200,3 @@ def _read(folder: Path, name: str, digest: str | None = None) -> bytes:
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
         raise CorruptCheckpoint(f"{path} is not what was written: its SHA-256 differs from the manifest's", _OLDER)
     return content
-
-
-def _sync_folder(folder: Path) -> None:
-    """Puts the folder's own entries on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _put_in_place(partial: Path, folder: Path) -> None:
-    """Renames the complete `partial` to `folder`, setting aside what was there until the new one stands."""
-    aside = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    had_one = folder.exists()
-    if had_one:
-        os.rename(folder, aside)
-    try:
-        os.rename(partial, folder)
-    except OSError:
-        if had_one:
-            os.rename(aside, folder)
-        raise
-    _sync_folder(folder.parent)
-    shutil.rmtree(aside, ignore_errors=True)

@@ -1,7 +1,5 @@
 """A store as one Parquet file, one row per answer with the truth beside it: for DuckDB, pandas, or a colleague."""
 
-import os
-import secrets
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
@@ -11,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rlvlm.disk import replacing
 from rlvlm.labels.records import StoredAnswer, Truth, truth_about
 from rlvlm.labels.store import LabelStore
 from rlvlm.types.judging import Label, Verdict
@@ -63,18 +62,11 @@ def export_parquet(store: LabelStore, file: Path) -> int:
     """
     truths = store.truths()
     rows = (_row(item, truth_about(item.question, truths)) for item in store.answers())
-    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
-    file.parent.mkdir(parents=True, exist_ok=True)
     count = 0
-    try:
-        with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
-            for part in _parts(rows):
-                writer.write_table(pa.Table.from_pylist(part, SCHEMA))
-                count += len(part)
-        os.replace(partial, file)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with replacing(file) as partial, pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
+        for part in _parts(rows):
+            writer.write_table(pa.Table.from_pylist(part, SCHEMA))
+            count += len(part)
     return count
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from rlvlm.disk import write_whole
 
 MAX_PIXELS = 4096 * 4096
 """Larger pictures are refused before they are decoded."""
@@ -84,17 +85,9 @@ class PictureShelf:
         return self._folder / digest[:2] / f"{digest}.png"
 
     def _write(self, file: Path, picture: NDArray[np.uint8]) -> None:
-        """In one move: a reader, or another writer, sees the whole file or none."""
         data = BytesIO()
         Image.fromarray(np.ascontiguousarray(picture)).save(data, format="png", compress_level=_FAST)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f".{file.stem[:16]}.{secrets.token_hex(8)}.partial")
-        try:
-            partial.write_bytes(data.getvalue())
-            os.replace(partial, file)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        write_whole(file, data.getvalue(), is_synced=False)  # its name tells whether it is right, so it can be redrawn
 
 
 def is_digest(text: object) -> bool:

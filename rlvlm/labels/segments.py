@@ -5,12 +5,12 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rlvlm.disk import append_whole
 from rlvlm.labels.lines import MAX_LINE_BYTES, DamagedLine, decode_line, encode_line
 
 logger = logging.getLogger(__name__)
@@ -50,20 +50,8 @@ class SegmentWriter:
         Raises:
             OSError: the disk refused; the segment is as it was before.
         """
-        if not records:
-            return
-        data = memoryview(b"".join(map(encode_line, records)))
-        # Unbuffered, so that closing after a failure has nothing left to write.
-        with open(self._own_file(), "ab", buffering=0) as stream:
-            length = stream.seek(0, os.SEEK_END)
-            try:
-                while data:
-                    data = data[stream.write(data) :]
-                os.fsync(stream.fileno())
-            except OSError:
-                with suppress(OSError):
-                    stream.truncate(length)
-                raise
+        if records:
+            append_whole(self._own_file(), b"".join(map(encode_line, records)))
 
     def _own_file(self) -> Path:
         if self._file is None or self._process != os.getpid():

@@ -1,8 +1,6 @@
 """The label store: a folder of answers that any number of runs read and write at once."""
 
 import json
-import os
-import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.disk import write_whole
 from rlvlm.errors import UsageError
 from rlvlm.labels.lines import DamagedLine
 from rlvlm.labels.pictures import PictureShelf
@@ -308,7 +307,4 @@ def _is_foreign(file: Path) -> bool:
 
 def _write_mark(folder: Path) -> None:
     """Marks the folder in one move; several writers may do so at once, with the same words."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{_MARK}.{secrets.token_hex(8)}.partial"
-    partial.write_text(json.dumps({"what": _WHAT, "schema": SCHEMA}) + "\n")
-    os.replace(partial, folder / _MARK)
+    write_whole(folder / _MARK, json.dumps({"what": _WHAT, "schema": SCHEMA}) + "\n")

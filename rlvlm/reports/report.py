@@ -16,13 +16,14 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from rlvlm.disk import write_whole
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.reports.comparison.statistics import interquartile_mean
 from rlvlm.runs.artifacts.plots import COLOURS, STYLE, column, save
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import settings
 from rlvlm.runs.folder.run_folder import RunFolder, find_folder
-from rlvlm.runs.folder.tables import CsvTable, write_whole
+from rlvlm.runs.folder.tables import CsvTable
 from rlvlm.types.steps import FloatArray
 
 COLUMNS = (

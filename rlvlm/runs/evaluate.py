@@ -16,7 +16,7 @@ from rlvlm.runs.artifacts.album import VIDEO_PX, write_videos
 from rlvlm.runs.folder.checkpoints import Checkpoint
 from rlvlm.runs.folder.rows import evaluation_row
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.runs.folder.tables import write_whole
+from rlvlm.disk import write_json
 
 
 def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool) -> int:
@@ -40,7 +40,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool)
     played = evaluate(load_policy(checkpoint.algorithm), world, episodes)
     row = evaluation_row(played, checkpoint.state.env_steps, 0.0)
     result = {key: value for key, value in row.items() if key not in ("learned_return", "wall_s")}
-    write_whole(folder.path / "evaluation.json", json.dumps(result | {"each": _each(played)}, indent=2) + "\n")
+    write_json(folder.path / "evaluation.json", result | {"each": _each(played)})
     films = FrameStore(world, VIDEO_PX).frames
     videos = write_videos(folder, played, checkpoint.state.env_steps, films) if with_video else []
     _show(checkpoint, played, videos, folder)

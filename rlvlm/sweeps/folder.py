@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from rlvlm.disk import write_whole
 from rlvlm.errors import UsageError
 from rlvlm.runs.folder.run_folder import RunFolder, check_disk, read_config
 from rlvlm.runs.folder.settings import to_yaml
-from rlvlm.runs.folder.tables import CsvTable, write_whole
+from rlvlm.runs.folder.tables import CsvTable
 from rlvlm.runs.scores import Floats, scores
 from rlvlm.sweeps.config import SweepConfig, read_sweep
 from rlvlm.sweeps.plan import TrialPlan, differences, expand
@@ -113,10 +114,7 @@ class SweepFolder:
 
     def write_records(self, records: Sequence[TrialRecord]) -> None:
         """Puts trials.csv in place anew."""
-        text = CsvTable(self.path / ".trials.csv", COLUMNS, "env_steps")
-        text.path.unlink(missing_ok=True)
-        text.append(asdict(record) for record in records)
-        text.path.replace(self._trials.path)
+        self._trials.write(asdict(record) for record in records)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

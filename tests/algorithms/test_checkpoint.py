@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms import checkpoint
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, load_policy, load_tree, save_tree
 from rlvlm.errors import MachineError
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
@@ -105,7 +104,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path, policy
             raise OSError(errno.ENOSPC, "No space left on device")
         real(descriptor)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", fill_up)
+    monkeypatch.setattr(os, "fsync", fill_up)
     with pytest.raises(MachineError, match="the disk is full"):
         save_tree(tmp_path / "one", {"steps": 2}, policy)
     monkeypatch.undo()
@@ -128,7 +127,7 @@ def test_a_new_checkpoint_that_cannot_take_its_name_leaves_the_old(tmp_path, pol
             raise OSError(errno.EIO, "Input/output error")
         real(source, target)
 
-    monkeypatch.setattr(checkpoint.os, "rename", refuse)
+    monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(MachineError, match="Input/output error"):
         save_tree(tmp_path / "one", {"steps": 2}, policy)
     monkeypatch.undo()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlvlm.errors import UsageError
-from rlvlm.labels import segments, store
+from rlvlm.labels import store
 from rlvlm.labels.lines import encode_line
 from rlvlm.labels.pictures import picture_digest
 from rlvlm.labels.records import Origin, Question, Truth, answer_key, describe, from_record, to_record
@@ -198,7 +198,7 @@ def test_a_writer_whose_disk_is_full_leaves_the_segment_as_it_was(tmp_path, monk
     def refuse(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(segments.os, "fsync", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError, match="No space"):
         filled.add_answers([(make_question(2), make_verdict(2, make_question(2)))])
     assert segment_of(tmp_path / "s").read_bytes() == before

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
+from rlvlm.disk import replace_folder
 from rlvlm.pocket.judge.batches import GRID, IGNORED, Batch
 from rlvlm.pocket.judge.model import build_image_processor
 
@@ -120,18 +121,14 @@ def answer_loss(model: Any, batch: Batch, seen: Tensor) -> tuple[Tensor, float]:
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
     """Writes model (bfloat16), tokenizer and picture processor as a Qwen3-VL folder; it appears whole or not at all."""
-    fresh, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
-    for leftover in (fresh, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    fresh = folder.with_name(folder.name + ".new")
+    shutil.rmtree(fresh, ignore_errors=True)
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(fresh)
     tokenizer.save_pretrained(fresh)
     build_image_processor().save_pretrained(fresh)
     for file in fresh.iterdir():
         file.chmod(0o644)  # safetensors leaves its file readable by its maker alone
-    if folder.exists():
-        folder.rename(old)
-    fresh.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    replace_folder(fresh, folder)
 
 
 def _shown(seen: Tensor, pictures: Tensor) -> dict[str, BaseModelOutputWithDeepstackFeatures] | None:

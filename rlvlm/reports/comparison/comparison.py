@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlvlm.disk import write_whole
 from rlvlm.errors import EXIT_DONE
 from rlvlm.reports.comparison.figures import draw_curves, draw_scores
 from rlvlm.reports.comparison.page import comparison_page, overall
 from rlvlm.reports.comparison.results import Results, read_results
 from rlvlm.reports.comparison.tables import GROUP_COLUMNS, RUN_COLUMNS, group_rows, run_rows, write_csv
 from rlvlm.runs.artifacts.plots import STYLE, save
-from rlvlm.runs.folder.tables import write_whole
 from rlvlm.sweeps.folder import SweepFolder
 
 WIDTH = 160

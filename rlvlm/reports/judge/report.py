@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from rlvlm.disk import write_whole
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
@@ -20,7 +21,7 @@ from rlvlm.reports.judge.figures import draw_all
 from rlvlm.reports.judge.measures import NUM_BINS, OUTCOMES, by_bin, summarise
 from rlvlm.reports.judge.page import COLUMNS, report_page, table_cells
 from rlvlm.runs.folder.run_folder import find_folder
-from rlvlm.runs.folder.tables import CsvTable, write_whole
+from rlvlm.runs.folder.tables import CsvTable
 from rlvlm.types.judging import Query, Status
 
 BIN_COLUMNS = ("source", "bin", *(name.replace(" ", "_") for name in OUTCOMES))

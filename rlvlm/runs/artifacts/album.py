@@ -14,7 +14,7 @@ from rlvlm.runs.artifacts.video import write_video
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import RunState
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.runs.folder.tables import write_whole
+from rlvlm.disk import write_whole
 from rlvlm.judges.prompts import compare_messages
 from rlvlm.types.judging import Query
 from rlvlm.types.steps import FloatArray, Frames

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.runs.folder.tables import write_whole
+from rlvlm.disk import write_whole
 from rlvlm.types.steps import FloatArray
 
 Rows = Sequence[Mapping[str, str]]

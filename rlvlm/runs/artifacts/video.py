@@ -1,5 +1,6 @@
 """Evaluation episodes as mp4: the scene above, below it the trace of the reward with a moving mark."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from rlvlm.disk import replacing
 from rlvlm.types.steps import FloatArray, Frames
 
 TRACE_PX = 96
@@ -27,20 +29,25 @@ def write_video(file: Path, frames: Frames, rewards: FloatArray, title: str) -> 
         rewards: [T] the reward the agent saw at each step.
         title: one line for the top of the strip.
     """
-    partial = file.with_name(f".{file.name}.partial.mp4")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with av.open(str(partial), "w") as container:
-            stream = container.add_stream("libx264", rate=FPS, options={"crf": "23", "preset": "veryfast"})
-            stream.width, stream.height = frames.shape[2], frames.shape[1] + TRACE_PX
-            stream.pix_fmt = "yuv420p"
-            stream.time_base = Fraction(1, FPS)
-            for picture in compose_frames(frames, rewards, title):
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-            container.mux(stream.encode())
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
+    return write_mp4(file, compose_frames(frames, rewards, title))
+
+
+def write_mp4(file: Path, pictures: Sequence[NDArray[np.uint8]], fps: int = FPS) -> Path:
+    """Writes pictures as H.264 and returns the file; it appears whole or not at all.
+
+    Args:
+        file: to write.
+        pictures: T pictures [H, W, 3], all of one size; H and W even.
+        fps: pictures per second.
+    """
+    with replacing(file) as partial, av.open(str(partial), "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=fps, options={"crf": "23", "preset": "veryfast"})
+        stream.height, stream.width = pictures[0].shape[:2]
+        stream.pix_fmt = "yuv420p"
+        stream.time_base = Fraction(1, fps)
+        for picture in pictures:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode())
     return file
 
 

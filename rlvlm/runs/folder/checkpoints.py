@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlvlm.runs.folder.tables import write_whole
+from rlvlm.disk import write_whole
 
 PREFIX = "step_"
 STATE = "run.json"

@@ -17,7 +17,8 @@ from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.environment import describe_environment
 from rlvlm.runs.folder.scratch import checkpoint_shelf
 from rlvlm.runs.folder.settings import from_yaml, to_yaml
-from rlvlm.runs.folder.tables import CsvTable, JsonLines, write_whole
+from rlvlm.runs.folder.tables import CsvTable, JsonLines
+from rlvlm.disk import write_json, write_whole
 from rlvlm.metrics import ENV_STEPS
 
 EVAL_COLUMNS = ("step", "success_rate", "episode_return", "learned_return", "final_progress", "episodes", "wall_s")
@@ -84,7 +85,7 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Puts the summary in place in one move."""
-        write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_json(self.path / "summary.json", summary)
 
     def cut(self, last_step: int) -> None:
         """Takes all growing files back to `last_step`, as they were when its checkpoint was made."""
@@ -156,7 +157,7 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
         path.mkdir(parents=True, exist_ok=True)
         folder.checkpoints.discard_after(-1)  # of a run that had this path before, on scratch
         write_whole(path / "command.txt", shlex.join(command) + "\n")
-        write_whole(path / "environment.json", json.dumps(describe_environment(), indent=2) + "\n")
+        write_json(path / "environment.json", describe_environment())
         write_whole(path / "config.yaml", to_yaml(config))
     except OSError as error:
         folder.remove()

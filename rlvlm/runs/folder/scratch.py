@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from rlvlm.disk import sync_tree
 from rlvlm.errors import MachineError
 from rlvlm.runs.folder.checkpoints import Checkpoint, CheckpointShelf, RunState
 
@@ -82,9 +83,4 @@ def checkpoint_shelf(path: Path, keep: int) -> CheckpointShelf | ScratchShelf:
 def _copy(source: Path, target: Path) -> None:
     """Copies a folder of files, all of them on the disk when this returns."""
     shutil.copytree(source, target)
-    for path in (*target.rglob("*"), target):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    sync_tree(target)

@@ -3,25 +3,11 @@
 import csv
 import io
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-
-def write_whole(path: Path, data: str | bytes) -> None:
-    """Writes a file so that a reader, or a crash, sees the old one or the new one and nothing between."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+from rlvlm.disk import append_whole, write_whole
 
 
 class CsvTable:
@@ -44,13 +30,11 @@ class CsvTable:
         Raises:
             ValueError: a row has a column that the table does not know.
         """
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
-        if not self.path.exists():
-            writer.writeheader()
-        for row in rows:
-            writer.writerow({key: _cell(value) for key, value in row.items()})
-        _append(self.path, text.getvalue())
+        append_whole(self.path, self._lines(rows, has_header=not self.path.exists()))
+
+    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Puts the whole table in place anew, with these rows alone; cells and errors as of `append`."""
+        write_whole(self.path, self._lines(rows, has_header=True))
 
     def read(self) -> list[dict[str, str]]:
         """All whole rows, as text."""
@@ -61,9 +45,19 @@ class CsvTable:
     def cut(self, last_step: int) -> None:
         """Drops rows of later steps than `last_step`, and a torn last line."""
         rows = [row for row in self.read() if int(row[self.step_column]) <= last_step]
-        self.path.unlink(missing_ok=True)
         if rows:
-            self.append(rows)
+            self.write(rows)
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def _lines(self, rows: Iterable[Mapping[str, Any]], *, has_header: bool) -> bytes:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        if has_header:
+            writer.writeheader()
+        for row in rows:
+            writer.writerow({key: _cell(value) for key, value in row.items()})
+        return text.getvalue().encode()
 
 
 class JsonLines:
@@ -80,7 +74,7 @@ class JsonLines:
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Adds whole lines in one write. Numbers that are not finite must not come here: JSON has none."""
-        _append(self.path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+        append_whole(self.path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
 
     def read(self) -> list[dict[str, Any]]:
         """All whole lines."""
@@ -101,22 +95,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, str):
         return value.replace("\r", "").replace("\n", "\\n")
     return "" if value is None else value
-
-
-def _append(path: Path, text: str) -> None:
-    """Writes and flushes to the disk; where that fails the file is put back to its old length."""
-    data = memoryview(text.encode())
-    # Unbuffered, so that closing after a failure has nothing left to write.
-    with open(path, "ab", buffering=0) as file:
-        length = file.tell()
-        try:
-            while data:
-                data = data[file.write(data) :]
-            os.fsync(file.fileno())
-        except OSError:
-            with suppress(OSError):
-                file.truncate(length)
-            raise
 
 
 def _whole_lines(path: Path) -> list[str]:

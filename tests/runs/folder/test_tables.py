@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvlm.runs.folder.tables import CsvTable, JsonLines, write_whole
+from rlvlm.runs.folder.tables import CsvTable, JsonLines
 
 
 @pytest.fixture
@@ -80,11 +80,3 @@ def test_a_full_disk_leaves_a_table_as_it_was(table: CsvTable, monkeypatch: pyte
     assert table.path.read_bytes() == before
 
 
-def test_a_full_disk_leaves_a_whole_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "summary.json"
-    write_whole(file, "old")
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        write_whole(file, "new")
-    assert file.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [file]

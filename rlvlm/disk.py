@@ -1,0 +1,104 @@
+"""Files and folders that appear whole or not at all, and lines that are appended whole. Every room writes through here.
+
+A crash, a full disk or another process sees the old content or the new one, and never a part of either.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
+    """A temporary file beside `path` for the block to write, which takes the place of `path` when the block ends well.
+
+    The temporary name is of this writer alone, so several may write the same file at once; the last one stays.
+
+    Args:
+        path: of the file; its folder is made if missing.
+        is_synced: waits until the disk has the content, so that it outlives a power cut. Without it only other
+            processes are certain to see whole files.
+
+    Raises:
+        OSError: the disk refused; `path` is as it was before.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    try:
+        yield partial
+        if is_synced:
+            _sync(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes, *, is_synced: bool = True) -> None:
+    """Puts a file in place in one move; arguments and errors as of `replacing`."""
+    with replacing(path, is_synced=is_synced) as partial:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Puts a JSON file in place in one move, indented for readers."""
+    write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+def append_whole(path: Path, content: bytes) -> None:
+    """Adds `content` to the end of a file, and returns once the disk has it.
+
+    Raises:
+        OSError: the disk refused; the file has its old length again.
+    """
+    data = memoryview(content)
+    # Unbuffered, so that closing after a failure has nothing left to write.
+    with open(path, "ab", buffering=0) as file:
+        length = file.seek(0, os.SEEK_END)
+        try:
+            while data:
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                file.truncate(length)
+            raise
+
+
+def replace_folder(partial: Path, folder: Path) -> None:
+    """Renames the complete folder `partial` to `folder`, and sets aside what was there until the new one stands.
+
+    Raises:
+        OSError: the disk refused; `folder` is as it was before.
+    """
+    aside = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    had_one = folder.exists()
+    if had_one:
+        os.rename(folder, aside)
+    try:
+        os.rename(partial, folder)
+    except OSError:
+        if had_one:
+            os.rename(aside, folder)
+        raise
+    _sync(folder.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def sync_tree(folder: Path) -> None:
+    """Returns once the disk has every file below `folder`, and the folders' own entries."""
+    for path in (*folder.rglob("*"), folder):
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
