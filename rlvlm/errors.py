@@ -45,10 +45,14 @@ class NumericsError(RunError):
     exit_code = 4
 
 
-class JudgeUnavailable(RunError):  # noqa: N818 - the name the style guide fixes
-    """The judge cannot be loaded, or stopped answering."""
+class ModelUnavailable(RunError):  # noqa: N818 - beside JudgeUnavailable
+    """A VLM cannot be loaded, or the API behind which it runs does not answer."""
 
     exit_code = 5
+
+
+class JudgeUnavailable(ModelUnavailable):
+    """The judge cannot be loaded, or stopped answering."""
 
 
 def first_line(error: BaseException) -> str:

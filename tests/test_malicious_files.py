@@ -46,7 +46,7 @@ def use_checkpoint(folder: Path) -> None:
 
 
 def use_weights(folder: Path) -> None:
-    from rlvlm.judges.loading import load_vlm
+    from rlvlm.vlms.loading import load_vlm
 
     load_vlm(JudgeConfig(backend="pocket", model=str(folder)))
 

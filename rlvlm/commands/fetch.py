@@ -14,7 +14,8 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, Revi
 
 from rlvlm.console.boxes import guarded
 from rlvlm.errors import EXIT_DONE, JudgeUnavailable, MachineError, UsageError, first_line
-from rlvlm.judges.config import JUDGE_FILES, JudgeConfig
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.vlms.config import MODEL_FILES
 
 CHAT_BACKENDS = ("transformers", "vllm")
 """Backends whose models are tried without memory for their weights; those of the others are small and loaded."""
@@ -56,7 +57,7 @@ def fetch(model: str, revision: str, to: Path | None) -> Fetched:
         raise MachineError("HF_HUB_OFFLINE is set, so nothing is fetched", "unset HF_HUB_OFFLINE")
     target = to.expanduser().absolute() if to else None
     try:
-        folder = snapshot_download(model, revision=revision or None, allow_patterns=list(JUDGE_FILES), local_dir=target)
+        folder = snapshot_download(model, revision=revision or None, allow_patterns=list(MODEL_FILES), local_dir=target)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         wanted = f"{model} at {revision}" if revision else model
         raise UsageError(
@@ -96,7 +97,7 @@ def _try(name: str, revision: str, backend: str) -> int:
         JudgeUnavailable: files are missing or torn, or are no judge.
     """
     from rlvlm.judges.build import build_judge  # only this process needs torch
-    from rlvlm.judges.loading import load_vlm
+    from rlvlm.vlms.loading import load_vlm
 
     if backend in CHAT_BACKENDS:
         load_vlm(JudgeConfig(backend="transformers", model=name, revision=revision, device="meta"))
@@ -106,7 +107,7 @@ def _try(name: str, revision: str, backend: str) -> int:
 
 
 def _fetched(folder: Path, name: str) -> Fetched:
-    num_bytes = sum(file.stat().st_size for pattern in JUDGE_FILES for file in folder.glob(pattern))
+    num_bytes = sum(file.stat().st_size for pattern in MODEL_FILES for file in folder.glob(pattern))
     if not num_bytes:
         raise JudgeUnavailable(f"{folder} holds no files of a judge", "name a folder with config.json and weights")
     return Fetched(folder=folder, name=name, num_bytes=num_bytes)

@@ -2,6 +2,7 @@
 
 import importlib
 
+from rlvlm.errors import JudgeUnavailable, ModelUnavailable
 from rlvlm.judges.both_orders import BothOrders
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
@@ -16,5 +17,8 @@ def build_judge(config: JudgeConfig) -> Judge:
         ImportError: the package its backend stands on is not installed.
     """
     # torch and transformers load only when a judge is wanted, and only the ones that it needs
-    judge = importlib.import_module(f"rlvlm.judges.backends.{config.backend}").build(config)
+    try:
+        judge = importlib.import_module(f"rlvlm.judges.backends.{config.backend}").build(config)
+    except ModelUnavailable as error:
+        raise JudgeUnavailable(str(error), error.fix) from error
     return BothOrders(judge) if config.both_orders else judge

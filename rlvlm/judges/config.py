@@ -1,23 +1,25 @@
 """Configuration of a judge; imports nothing heavy so that the command line starts at once."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from rlvlm.judges.backends.config import ApiConfig, CachedConfig, EngineConfig, SimilarityConfig
+from rlvlm.vlms.config import VLMConfig
 
 RANDOM = "random"
 """Name of a model that nobody trained."""
 _BY_LIKENESS = ("clip", "blip2")
-JUDGE_FILES = ("*.json", "*.jinja", "*.txt", "*.safetensors", "*.model")
-"""What is fetched of a hub model: no pickles, no code."""
 WEIGHT_BACKENDS = ("transformers", "vllm", "clip", "blip2")
 """Backends whose model is a folder of weights or the hub's name of one."""
 _NEED_MODEL = (*WEIGHT_BACKENDS, "openai", "gemini")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JudgeConfig:
+class JudgeConfig(VLMConfig):
     """Which model looks, and how it is asked."""
+
+    section: ClassVar[str] = "judge"
+    """Where its options stand on the command line."""
 
     backend: Literal["pocket", "transformers", "vllm", "openai", "gemini", "clip", "blip2", "cached"] = "pocket"
     """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any Qwen-VL or LLaVA; vllm: the same, faster, in
@@ -26,8 +28,6 @@ class JudgeConfig:
     model: str = ""
     """Hub name or local folder of the weights, or the API's name of the model; empty for the pocket judge's own.
     `random` gives clip and blip2 random weights: a control that knows nothing."""
-    revision: str = ""
-    """Commit of a hub model; empty takes the newest."""
     prompt: Literal["two_stage", "single_stage", "direct"] = "direct"
     """two_stage: describe, then label (the paper's); single_stage: both in one answer; direct: the label's
     probabilities from one forward pass, no text."""
@@ -36,26 +36,14 @@ class JudgeConfig:
     forward pass; video: percent after written reasoning, from first picture, clip and current picture."""
     both_orders: bool = False
     """Ask each query in both orders, at twice the price; where the answers disagree there is no preference."""
-    quantization: Literal["none", "nf4"] = "none"
-    """nf4: 4-bit weights through bitsandbytes."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """auto: bfloat16 on a GPU, float32 on a CPU."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
     picture_px: int = 300
     """Side of the square pictures drawn for the judge, in pixels (300 in the paper)."""
-    min_pixels: int = 0
-    """Lower bound of pixels per picture inside the processor; 0 takes the model's own."""
-    max_pixels: int = 0
-    """Upper bound likewise; 0 takes the model's own."""
     temperature: float = 0.0
     """0 is greedy; above it top-p 0.9 sampling."""
     max_new_tokens: int = 256
     """Longest answer, in tokens."""
     batch_size: int = 16
     """Queries per forward pass, >= 1."""
-    seed: int = 0
-    """Of the sampling, where temperature is above 0."""
     store: str = ""
     """Folder of the label store that answers are kept in and looked up from; runs may share one. Empty keeps a run's
     answers in the run's own folder."""
@@ -82,8 +70,7 @@ class JudgeConfig:
         for name in ("picture_px", "max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"judge.{name} must be >= 1, got {getattr(self, name)}")
-        if self.min_pixels < 0 or self.max_pixels < 0 or (self.max_pixels and self.min_pixels > self.max_pixels):
-            raise ValueError(f"need 0 <= judge.min_pixels <= max_pixels, got {self.min_pixels}, {self.max_pixels}")
+        VLMConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first
 
     @property
     def reads_states(self) -> bool:

@@ -115,7 +115,7 @@ def save_adapter(folder: Path) -> Path:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from rlvlm.judges.loading import load_vlm
+    from rlvlm.vlms.loading import load_vlm
 
     torch.manual_seed(0)
     model = load_vlm(POCKET).model

@@ -112,7 +112,7 @@ class EngineConfig:
     eager: bool = False
     """Skip compilation: starts sooner, answers slower."""
     lora: str = ""
-    """Folder of a LoRA adapter in PEFT's format; empty takes the model as it is."""
+    """The earlier name of judge.adapter, still read."""
     max_lora_rank: int = 64
     """Largest rank of that adapter, >= 1."""
 

@@ -12,7 +12,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.loading import locate, pick_device, pick_dtype
+from rlvlm.vlms.files import locate
+from rlvlm.vlms.loading import pick_device, pick_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -73,12 +74,12 @@ def load_encoder(config: JudgeConfig, model_class: Any, suits: Callable[[Any], b
             f"backend {config.backend} has no 4-bit weights, got judge.quantization {config.quantization}",
             "leave out --judge.quantization; these models are small",
         )
-    folder, revision = locate(config.model, config.revision)
+    folder, revision = locate(config.model, config.revision, config.section)
     if not list(folder.glob("*.safetensors")):
         raise JudgeUnavailable(
             f"{folder} has no *.safetensors weights; pickled weights are not read", f"choose {kind}, in safetensors"
         )
-    device = pick_device(config.device)
+    device = pick_device(config.device, config.section)
     dtype = pick_dtype(config.dtype, device)
     disable_progress_bar()  # it would tear the run's live panel
     try:

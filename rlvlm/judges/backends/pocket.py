@@ -8,7 +8,7 @@ from rlvlm.judges.abilities import Abilities
 from rlvlm.judges.backends.transformers import TransformersModel
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.loading import load_vlm
+from rlvlm.vlms.loading import load_vlm
 from rlvlm.vlms.shipped import weights_folder
 
 ABILITIES = Abilities(score=frozenset({"progress"}), goal_pictures=False)

@@ -15,7 +15,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from rlvlm.judges.backends.encoders import Encoder
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.loading import pick_device
+from rlvlm.vlms.loading import pick_device
 
 _PAD, _END = "<|pad|>", "<|end|>"
 _SMALL = {"hidden_size": 384, "intermediate_size": 1_536, "num_attention_heads": 6}
@@ -59,7 +59,7 @@ def _encoder(
         torch.manual_seed(config.seed)
         model = model_class(settings)
     return Encoder(
-        model=model.to(pick_device(config.device)).eval(),
+        model=model.to(pick_device(config.device, config.section)).eval(),
         tokenizer=tokenizer,
         image_processor=processor,
         revision=f"random weights, seed {config.seed}",

@@ -10,12 +10,13 @@ from rlvlm.judges import prompts
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.chat_model import TOP_P, Reply
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.loading import LoadedVLM, load_vlm
-from rlvlm.judges.pictures import can_replace, resize
-from rlvlm.judges.processors import PillowProcessor
 from rlvlm.judges.prompts import Chat
 from rlvlm.judges.thoughts import whole_answer, without_thought
 from rlvlm.types.steps import Frames
+from rlvlm.vlms.loading import LoadedVLM, load_vlm
+from rlvlm.vlms.lora import adapter_mark
+from rlvlm.vlms.pictures import can_replace, resize
+from rlvlm.vlms.processors import PillowProcessor
 
 
 def build(config: JudgeConfig) -> ChatJudge:
@@ -43,7 +44,7 @@ class TransformersModel:
     def traits(self) -> str:
         """Precision of the weights."""
         dtype = str(self._vlm.model.dtype).removeprefix("torch.")
-        return f"dtype={dtype} quantization={self._config.quantization}"
+        return f"dtype={dtype} quantization={self._config.quantization}{adapter_mark(self._config.adapter)}"
 
     @torch.inference_mode()
     def generate(

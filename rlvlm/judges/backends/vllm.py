@@ -19,9 +19,10 @@ from rlvlm.judges import prompts
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.chat_model import TOP_P, Reply
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.loading import folder_digest, locate
 from rlvlm.judges.prompts import Chat
 from rlvlm.judges.thoughts import whole_answer, without_thought
+from rlvlm.vlms.files import locate
+from rlvlm.vlms.lora import adapter_mark, check_adapter
 
 MAX_PICTURES = 2 * max(prompts.MAX_FRAMES, prompts.MAX_VIDEO_FRAMES) + 3
 """Most pictures in one chat: two clips, or a clip with start and present, and the goal."""
@@ -52,7 +53,7 @@ class VllmModel:
             JudgeUnavailable: vLLM is not installed here, or the weights are missing or cannot be loaded.
         """
         self._config = config
-        folder, self._revision = locate(config.model, config.revision)
+        folder, self._revision = locate(config.model, config.revision, config.section)
         self._vllm = _import_vllm(config)
         self._lora, lora_digest = _lora(config)
         try:
@@ -181,7 +182,7 @@ def _engine_settings(config: JudgeConfig, folder: Path) -> dict[str, Any]:
         "distributed_executor_backend": "mp" if engine.tensor_parallel > 1 else "uni",
         "limit_mm_per_prompt": {"image": MAX_PICTURES, "video": 0},
         "mm_processor_kwargs": {name: value for name, value in bounds.items() if value} or None,
-        "enable_lora": bool(engine.lora),
+        "enable_lora": bool(config.adapter or engine.lora),
         "max_lora_rank": engine.max_lora_rank,
         "trust_remote_code": False,
         "disable_log_stats": True,
@@ -190,17 +191,14 @@ def _engine_settings(config: JudgeConfig, folder: Path) -> dict[str, Any]:
 
 def _lora(config: JudgeConfig) -> tuple[Any, str]:
     """The adapter as vLLM wants it, and its mark in the stamp; None and nothing without one."""
-    if not config.engine.lora:
+    named = config.adapter or config.engine.lora
+    if not named:
         return None, ""
-    folder = Path(config.engine.lora)
-    if not (folder / "adapter_config.json").is_file() or not list(folder.glob("*.safetensors")):
-        raise JudgeUnavailable(
-            f"{folder} holds no LoRA adapter: no adapter_config.json or no safetensors weights",
-            "save the adapter with PEFT's save_pretrained, or leave out --judge.engine.lora",
-        )
+    folder = Path(named).expanduser()
+    check_adapter(folder)
     from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports] as above
 
-    return LoRARequest("adapter", 1, str(folder.resolve())), f" lora={folder_digest(folder)[:16]}"
+    return LoRARequest("adapter", 1, str(folder.resolve())), adapter_mark(named)
 
 
 def _reply(chat: str, output: Any) -> Reply:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.utils.logging import disable_progress_bar
 
-from rlvlm.judges.patch_embedding import flatten_patch_embedding
 from rlvlm.pocket.judge.batches import Album, Lessons
 from rlvlm.pocket.judge.learning import (
     Facts,
@@ -33,6 +32,7 @@ from rlvlm.pocket.judge.model import build_model
 from rlvlm.pocket.judge.scenes import TIE_GAP, Scenes, find_provider
 from rlvlm.pocket.judge.texts import Task, corpus, phrases
 from rlvlm.pocket.judge.tokenizer import build_tokenizer
+from rlvlm.vlms.patch_embedding import flatten_patch_embedding
 from rlvlm.vlms.shipped import weights_folder
 
 _PERCENTS = 101

@@ -9,8 +9,8 @@ from rlvlm.judges import prompts
 from rlvlm.judges.backends.transformers import TransformersModel, build
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.loading import load_vlm
 from rlvlm.types.judging import Clip, Label, Query, Status
+from rlvlm.vlms.loading import load_vlm
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 GOAL = "open the drawer"

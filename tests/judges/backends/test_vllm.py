@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.errors import JudgeUnavailable, ModelUnavailable
 from rlvlm.judges.backends import vllm
 from rlvlm.judges.backends.config import EngineConfig
 from rlvlm.judges.backends.vllm import VllmModel
@@ -84,5 +84,5 @@ def test_where_vllm_is_missing_the_way_to_it_is_shown():
 
 
 def test_a_folder_without_an_adapter_is_refused(tmp_path):
-    with pytest.raises(JudgeUnavailable, match="holds no LoRA adapter"):
+    with pytest.raises(ModelUnavailable, match="holds no LoRA adapter"):
         vllm._lora(replace(CONFIG, engine=EngineConfig(lora=str(tmp_path))))

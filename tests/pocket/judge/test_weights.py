@@ -9,9 +9,9 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.loading import load_vlm
 from rlvlm.pocket.judge.texts import TASKS, messages, report
 from rlvlm.types.judging import Clip, Label, Query, Status
+from rlvlm.vlms.loading import load_vlm
 from rlvlm.vlms.shipped import weights_folder
 
 EPISODE_SEED = 987_654

@@ -1,10 +1,9 @@
-"""Bringing a chat VLM into memory: where its files are, on which device, in which precision. Used by `chat`.
+"""Bringing a chat VLM into memory: where its files are, on which device, in which precision. Judges and policies do it.
 
 Only safetensors weights are read and no code of a model's repository is ever run. What goes wrong here is the user's
-to mend, so it leaves as `JudgeUnavailable` with the command that mends it.
+to mend, so it leaves as `ModelUnavailable` with the command that mends it.
 """
 
-import hashlib
 import importlib.util
 import json
 import logging
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -25,14 +23,14 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 from transformers.utils.logging import disable_progress_bar
 
-from rlvlm.errors import JudgeUnavailable, first_line
-from rlvlm.judges.config import JUDGE_FILES, JudgeConfig
-from rlvlm.judges.patch_embedding import flatten_patch_embedding
-from rlvlm.judges.processors import load_processor
+from rlvlm.errors import ModelUnavailable, first_line
+from rlvlm.vlms.config import VLMConfig
+from rlvlm.vlms.files import locate
+from rlvlm.vlms.lora import load_adapter
+from rlvlm.vlms.patch_embedding import flatten_patch_embedding
+from rlvlm.vlms.processors import load_processor
 
 logger = logging.getLogger(__name__)
-
-_DIGEST_CHUNKS, _DIGEST_BYTES = 16, 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,23 +38,27 @@ class LoadedVLM:
     """A model ready to be asked."""
 
     model: Any
-    """An `AutoModelForImageTextToText` in eval mode."""
+    """An `AutoModelForImageTextToText` in eval mode; with an adapter, PEFT's wrapper around one."""
     processor: Any
     """Turns chats and pictures into the model's inputs; has `tokenizer` and `apply_chat_template`."""
     revision: str
     """Hub commit, or a digest of a local folder."""
 
 
-def load_vlm(config: JudgeConfig) -> LoadedVLM:
-    """The model that `config.model` names, on its device, with greedy defaults.
+def load_vlm(config: VLMConfig, *, trainable: bool = False) -> LoadedVLM:
+    """The model that `config.model` names, on its device, in eval mode, with greedy defaults.
+
+    Args:
+        config: names model, adapter, device and precision.
+        trainable: whether the weights of `config.adapter` take gradients; without an adapter all of the model's do.
 
     Raises:
-        JudgeUnavailable: the files are missing or cannot be fetched, are no chat VLM, have no safetensors weights, do
+        ModelUnavailable: the files are missing or cannot be fetched, are no chat VLM, have no safetensors weights, do
             not fit, or need a package or a GPU that is not there.
     """
-    folder, revision = locate(config.model, config.revision)
+    folder, revision = locate(config.model, config.revision, config.section)
     model_config = _vlm_config(folder)
-    device = pick_device(config.device)
+    device = pick_device(config.device, config.section)
     processor = load_processor(folder, model_config, config)
     model = _model(folder, config, device)
     tokenizer = processor.tokenizer
@@ -67,82 +69,46 @@ def load_vlm(config: JudgeConfig) -> LoadedVLM:
         if model.generation_config.eos_token_id is not None
         else tokenizer.eos_token_id
     )
-    # The released files ask for sampling and penalties; a judge decides these itself.
+    # The released files ask for sampling and penalties; whoever asks the model decides these.
     model.generation_config = GenerationConfig(eos_token_id=stop, pad_token_id=pad)
-    logger.info("judge %s loaded on %s, revision %s", config.model, device, revision[:12])
+    if config.adapter:
+        model = load_adapter(model, Path(config.adapter).expanduser(), trainable=trainable).eval()
+    logger.info("%s %s loaded on %s, revision %s", config.section, config.model, device, revision[:12])
     return LoadedVLM(model=model, processor=processor, revision=revision)
 
 
-def locate(model: str, revision: str) -> tuple[Path, str]:
-    """The folder with a model's files and what identifies them: a hub commit, or a digest of a local folder.
-
-    Raises:
-        JudgeUnavailable: nothing of that name is on the disk, and the hub has it not or cannot be reached.
-    """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder, folder_digest(folder)
-    if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
-        raise JudgeUnavailable(
-            f"no judge at {model}: the folder does not exist",
-            "give --judge.model a folder with config.json and *.safetensors, or a hub name such as "
-            "Qwen/Qwen3-VL-8B-Instruct",
-        )
-    try:
-        found = snapshot_download(model, revision=revision or None, allow_patterns=list(JUDGE_FILES))
-    except (OSError, ValueError) as error:  # hub, cache and network errors are OSErrors; a malformed name a ValueError
-        wanted = f" --revision {revision}" if revision else ""
-        raise JudgeUnavailable(
-            f"judge {model} is not on this machine and could not be fetched: {first_line(error)}",
-            f"where there is a network: hf download {model}{wanted} --local-dir DIR; then --judge.model DIR",
-        ) from error
-    return Path(found), Path(found).name
-
-
-def folder_digest(folder: Path) -> str:
-    """SHA-256 of a model folder: all of a small model, 16 MiB spread over each file of a big one."""
-    digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.json"), *folder.glob("*.jinja"), *folder.glob("*.safetensors")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        step = max(_DIGEST_BYTES, size // _DIGEST_CHUNKS)
-        with path.open("rb") as file:
-            for start in range(0, size, step):
-                file.seek(start)
-                digest.update(file.read(_DIGEST_BYTES))
-    return digest.hexdigest()
-
-
-def pick_device(device: str) -> torch.device:
-    """The device that `JudgeConfig.device` means.
+def pick_device(device: str, section: str = "vlm") -> torch.device:
+    """The device that `VLMConfig.device` means.
 
     `auto` takes a GPU only where one was assigned through CUDA_VISIBLE_DEVICES, as Ray and SLURM do: a GPU that is
     merely visible may be somebody else's. Inside Ray Serve the deployment resolves `auto` itself, by Ray's
     bookkeeping.
 
     Raises:
-        JudgeUnavailable: a GPU is named and torch sees none, or the name is no device.
+        ModelUnavailable: a GPU is named and torch sees none, or the name is no device.
     """
     has_cuda = torch.cuda.is_available()
     if device == "auto":
         is_assigned = os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
         if has_cuda and not is_assigned:
-            logger.warning("a GPU is visible but not assigned to the judge; --judge.device cuda takes it")
+            logger.warning("a GPU is visible but not assigned to this process; --%s.device cuda takes it", section)
         return torch.device("cuda" if has_cuda and is_assigned else "cpu")
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise JudgeUnavailable(f"{device!r} is no device", "use --judge.device auto, cpu, cuda or cuda:0") from error
+        raise ModelUnavailable(
+            f"{device!r} is no device", f"use --{section}.device auto, cpu, cuda or cuda:0"
+        ) from error
     if chosen.type == "cuda" and not (has_cuda and (chosen.index or 0) < torch.cuda.device_count()):
-        raise JudgeUnavailable(
-            f"the judge wants {device}, which torch does not see here",
-            "use --judge.device cpu, or --serve.num-gpus with a CUDA build of torch",
+        raise ModelUnavailable(
+            f"the {section} wants {device}, which torch does not see here",
+            f"use --{section}.device cpu, or --serve.num-gpus with a CUDA build of torch",
         )
     return chosen
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The precision that `JudgeConfig.dtype` means: `auto` is bfloat16 on a GPU, float32 elsewhere."""
+    """The precision that `VLMConfig.dtype` means: `auto` is bfloat16 on a GPU, float32 elsewhere."""
     named = {"bfloat16": torch.bfloat16, "float32": torch.float32}
     return named.get(dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
 
@@ -153,11 +119,11 @@ def _vlm_config(folder: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # whatever a stranger's file holds
-        raise JudgeUnavailable(f"{folder} holds no model that transformers knows: {first_line(error)}", fix) from error
+        raise ModelUnavailable(f"{folder} holds no model that transformers knows: {first_line(error)}", fix) from error
     if config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        raise JudgeUnavailable(f"{folder} holds a {config.model_type} model, which cannot look at pictures", fix)
+        raise ModelUnavailable(f"{folder} holds a {config.model_type} model, which cannot look at pictures", fix)
     if not list(folder.glob("*.safetensors")):
-        raise JudgeUnavailable(
+        raise ModelUnavailable(
             f"{folder} has no *.safetensors weights; pickled weights are not read",
             "download the model again, or convert its weights to safetensors",
         )
@@ -166,7 +132,7 @@ def _vlm_config(folder: Path) -> Any:
 
 
 def _check_shards(folder: Path) -> None:
-    """Raises JudgeUnavailable when an index of weights names anything but safetensors files of its own folder."""
+    """Raises ModelUnavailable when an index of weights names anything but safetensors files of its own folder."""
     for index in folder.glob("*.index.json"):
         try:
             names = set(json.loads(index.read_text())["weight_map"].values())
@@ -174,16 +140,16 @@ def _check_shards(folder: Path) -> None:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             odd = ["nothing that can be read"]
         if odd:
-            raise JudgeUnavailable(
+            raise ModelUnavailable(
                 f"{index} names {odd[0][:80]!r}; weights are *.safetensors in the same folder",
                 "download the model again; do not use weights that came with this index",
             )
 
 
-def _model(folder: Path, config: JudgeConfig, device: torch.device) -> Any:
+def _model(folder: Path, config: VLMConfig, device: torch.device) -> Any:
     """The weights on their device, in eval mode."""
     if config.quantization == "nf4" and not importlib.util.find_spec("bitsandbytes"):
-        raise JudgeUnavailable("4-bit weights need the package bitsandbytes", "pip install bitsandbytes")
+        raise ModelUnavailable("4-bit weights need the package bitsandbytes", "pip install bitsandbytes")
     dtype = pick_dtype(config.dtype, device)
     quantization = _nf4(folder, dtype) if config.quantization == "nf4" else None
     disable_progress_bar()  # it would tear the run's live panel
@@ -193,20 +159,27 @@ def _model(folder: Path, config: JudgeConfig, device: torch.device) -> Any:
             dtype=dtype,
             device_map={"": device},
             quantization_config=quantization,
+            attn_implementation=None if config.attention == "auto" else config.attention,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # torn file, wrong shapes, no memory
-        raise JudgeUnavailable(
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        ImportError,
+        SafetensorError,
+    ) as error:  # torn file, no memory, no kernel
+        raise ModelUnavailable(
             f"the weights in {folder} cannot be loaded on {device}: {first_line(error)}",
-            "check the download with hf download, or save memory with --judge.quantization nf4",
+            f"check the download with hf download, or save memory with --{config.section}.quantization nf4",
         ) from error
     model, told = loaded
     if missing := sorted(told["missing_keys"]):  # transformers would go on with random weights in their place
-        raise JudgeUnavailable(
+        raise ModelUnavailable(
             f"{folder} lacks {len(missing)} of the weights of a {type(model).__name__}, such as {missing[0]}",
-            "check the download with hf download, or choose another --judge.model",
+            f"check the download with hf download, or choose another --{config.section}.model",
         )
     flatten_patch_embedding(model)
     return model.eval()

@@ -1,9 +1,9 @@
 import torch
 from torch import nn
 
-from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.loading import load_vlm
-from rlvlm.judges.patch_embedding import PatchProduct, flatten_patch_embedding
+from rlvlm.vlms.config import VLMConfig
+from rlvlm.vlms.loading import load_vlm
+from rlvlm.vlms.patch_embedding import PatchProduct, flatten_patch_embedding
 
 
 class TinyPatchEmbed(nn.Module):
@@ -27,7 +27,7 @@ def test_a_product_by_hand() -> None:
 
 def test_every_family_computes_what_it_did(tiny_vlms) -> None:
     for folder in tiny_vlms.values():
-        vision = load_vlm(JudgeConfig(backend="transformers", model=str(folder))).model.model.visual
+        vision = load_vlm(VLMConfig(model=str(folder))).model.model.visual
         product = vision.patch_embed.proj
         assert isinstance(product, PatchProduct)
         patches = torch.randn(50, *product.weight.shape[1:])

@@ -2,7 +2,7 @@
 
 `transformers` turns every picture into floating point, to channels first, to Pillow and back; here a picture goes to
 Pillow as it is, is cut into patches while it is still bytes, and each byte is then looked up in a table of what the
-processor makes of it. Used by `processors`; `tests/judges/test_pictures.py` holds it to the original.
+processor makes of it. Used by `processors`; `tests/vlms/test_picture_patches.py` holds it to the original.
 """
 
 import sys

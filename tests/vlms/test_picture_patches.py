@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import AutoImageProcessor
 
-from rlvlm.judges import pictures
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.types.judging import Query
+from rlvlm.vlms import pictures
 from rlvlm.vlms.shipped import weights_folder
 
 

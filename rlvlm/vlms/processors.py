@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 
-from rlvlm.errors import JudgeUnavailable, first_line
-from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.pictures import can_replace, process
+from rlvlm.errors import ModelUnavailable, first_line
+from rlvlm.vlms.config import VLMConfig
+from rlvlm.vlms.pictures import can_replace, process
 
 Pictures = Sequence[NDArray[np.uint8]]
 
@@ -22,7 +22,7 @@ class PillowProcessor:
     """A Qwen-VL processor from its parts: Pillow pictures, tokenizer and chat template, without torchvision.
 
     The families' own processor class insists on a video processor, which needs torchvision; clips are sent as pictures
-    here, so nothing is lost. `tests/judges/test_processors.py` holds its inputs to what the models are trained on.
+    here, so nothing is lost. `tests/vlms/test_processors.py` holds its inputs to what the models are trained on.
     """
 
     def __init__(self, image_processor: Any, tokenizer: Any, image_token_id: int) -> None:
@@ -42,7 +42,10 @@ class PillowProcessor:
             ValueError: a text has not one picture mark per picture.
         """
         flat = [picture for pictures in images for picture in pictures]
-        inputs = self._process(flat) if flat else {}
+        if can_replace(self.image_processor):
+            inputs = process(flat, self.image_processor) if flat else {}
+        else:
+            inputs = dict(self.image_processor(images=flat, return_tensors="pt")) if flat else {}
         counts = (inputs["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist() if flat else []
         expanded = []
         for chat, pictures in zip(text, images, strict=True):
@@ -57,11 +60,6 @@ class PillowProcessor:
         inputs["mm_token_type_ids"] = (inputs["input_ids"] == self._image_token_id).int()
         inputs.pop("token_type_ids", None)
         return inputs
-
-    def _process(self, flat: Pictures) -> dict[str, torch.Tensor]:
-        if can_replace(self.image_processor):
-            return process(flat, self.image_processor)
-        return dict(self.image_processor(images=flat, return_tensors="pt"))
 
 
 class AutoProcessorAdapter:
@@ -91,16 +89,16 @@ class AutoProcessorAdapter:
         )
 
 
-def load_processor(folder: Path, model_config: Any, config: JudgeConfig) -> PillowProcessor | AutoProcessorAdapter:
+def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> PillowProcessor | AutoProcessorAdapter:
     """The model's own processor, or the same from its parts where torchvision is missing, with the bounds asked for.
 
     Args:
         folder: of the model's files.
         model_config: what transformers made of its config.json.
-        config: of the judge.
+        config: names the pixel bounds.
 
     Raises:
-        JudgeUnavailable: a file is missing or broken, or the model cannot chat or has no pixel bounds.
+        ModelUnavailable: a file is missing or broken, or the model cannot chat or has no pixel bounds.
     """
     processor = _from_files(folder, model_config)
     _set_pixels(processor.image_processor, config)
@@ -116,24 +114,25 @@ def _from_files(folder: Path, model_config: Any) -> PillowProcessor | AutoProces
         if not hasattr(image_processor, "merge_size"):  # not of the Qwen-VL line: only its own class knows its marks
             return AutoProcessorAdapter(AutoProcessor.from_pretrained(folder, trust_remote_code=False))
     except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
-        raise JudgeUnavailable(
+        raise ModelUnavailable(
             f"the tokenizer or picture processor in {folder} cannot be loaded: {first_line(error)}",
             "the folder needs tokenizer.json, preprocessor_config.json and a chat template; download it again",
         ) from error
     if not tokenizer.chat_template:
-        raise JudgeUnavailable(f"{folder} has no chat template", "choose an Instruct model, base models cannot chat")
+        raise ModelUnavailable(f"{folder} has no chat template", "choose an Instruct model, base models cannot chat")
     return PillowProcessor(image_processor, tokenizer, model_config.image_token_id)
 
 
-def _set_pixels(image_processor: Any, config: JudgeConfig) -> None:
+def _set_pixels(image_processor: Any, config: VLMConfig) -> None:
     """Puts the config's pixel bounds into the processor."""
     if not (config.min_pixels or config.max_pixels):
         return
     size = image_processor.size
     own = (size["shortest_edge"], size["longest_edge"]) if hasattr(image_processor, "merge_size") else None
     if own is None:
-        raise JudgeUnavailable(
-            "this model's picture processor has no pixel bounds", "leave out --judge.min-pixels and --judge.max-pixels"
+        raise ModelUnavailable(
+            "this model's picture processor has no pixel bounds",
+            f"leave out --{config.section}.min-pixels and --{config.section}.max-pixels",
         )
     smallest, largest = config.min_pixels or own[0], config.max_pixels or own[1]
     image_processor.size = {"shortest_edge": min(smallest, largest), "longest_edge": max(smallest, largest)}

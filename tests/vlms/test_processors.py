@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 
-from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.processors import load_processor
+from rlvlm.vlms.config import VLMConfig
+from rlvlm.vlms.processors import load_processor
 
 
 def load(folder, **changes):
-    return load_processor(folder, AutoConfig.from_pretrained(folder), JudgeConfig(**changes))
+    return load_processor(folder, AutoConfig.from_pretrained(folder), VLMConfig(**changes))
 
 
 def test_the_processor_puts_as_many_marks_as_the_picture_has_merged_patches(tiny_vlms):

@@ -1,0 +1,56 @@
+"""Where a model's files are, and what identifies them. Used by every engine; imports no torch."""
+
+import hashlib
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+
+from rlvlm.errors import ModelUnavailable, first_line
+from rlvlm.vlms.config import MODEL_FILES
+
+_DIGEST_CHUNKS, _DIGEST_BYTES = 16, 1 << 20
+
+
+def locate(model: str, revision: str, section: str = "vlm") -> tuple[Path, str]:
+    """The folder with a model's files and what identifies them: a hub commit, or a digest of a local folder.
+
+    Args:
+        model: hub name or folder.
+        revision: commit of a hub model; empty takes the newest.
+        section: of the command line, for messages.
+
+    Raises:
+        ModelUnavailable: nothing of that name is on the disk, and the hub has it not or cannot be reached.
+    """
+    folder = Path(model).expanduser()
+    if model and folder.is_dir():
+        return folder, folder_digest(folder)
+    if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+        raise ModelUnavailable(
+            f"no {section} at {model or 'an empty name'}: the folder does not exist",
+            f"give --{section}.model a folder with config.json and *.safetensors, or a hub name such as "
+            "Qwen/Qwen3-VL-8B-Instruct",
+        )
+    try:
+        found = snapshot_download(model, revision=revision or None, allow_patterns=list(MODEL_FILES))
+    except (OSError, ValueError) as error:  # hub, cache and network errors are OSErrors; a malformed name a ValueError
+        wanted = f" --revision {revision}" if revision else ""
+        raise ModelUnavailable(
+            f"{section} {model} is not on this machine and could not be fetched: {first_line(error)}",
+            f"where there is a network: hf download {model}{wanted} --local-dir DIR; then --{section}.model DIR",
+        ) from error
+    return Path(found), Path(found).name
+
+
+def folder_digest(folder: Path) -> str:
+    """SHA-256 of a model folder: all of a small model, 16 MiB spread over each file of a big one."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*.jinja"), *folder.glob("*.safetensors")]):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        step = max(_DIGEST_BYTES, size // _DIGEST_CHUNKS)
+        with path.open("rb") as file:
+            for start in range(0, size, step):
+                file.seek(start)
+                digest.update(file.read(_DIGEST_BYTES))
+    return digest.hexdigest()

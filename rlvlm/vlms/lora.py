@@ -1,0 +1,116 @@
+"""LoRA adapters: small trainable matrices beside a chat VLM's frozen weights, put on, loaded and saved through PEFT.
+
+Source: Hu et al. 2021, arXiv:2106.09685. An adapter lives in a folder of its own, `adapter_config.json` and
+`adapter_model.safetensors`, so a run's checkpoint holds megabytes where the model holds gigabytes.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from rlvlm.errors import ModelUnavailable, first_line
+from rlvlm.vlms.files import folder_digest
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """Shape of a new adapter."""
+
+    rank: int = 32
+    """Inner size of the two matrices beside each layer, >= 1."""
+    alpha: float = 64.0
+    """The adapter's part is scaled by alpha / rank."""
+    dropout: float = 0.0
+    """Share of inputs dropped in training, in [0, 1)."""
+    targets: str = "all-linear"
+    """Layers that get one: `all-linear`, or a regular expression on their full names."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha <= 0 or not 0 <= self.dropout < 1:
+            raise ValueError(
+                f"need rank >= 1, alpha > 0 and dropout in [0, 1), got {self.rank}, {self.alpha}, {self.dropout}"
+            )
+
+
+def add_adapter(model: Any, config: LoraConfig) -> peft.PeftModel:
+    """`model` with a fresh adapter that changes nothing yet; only the adapter's weights are trainable.
+
+    Args:
+        model: of transformers; it is changed in place, the result wraps it and has its methods.
+        config: shape of the adapter. Its first matrices are drawn from torch's global generator.
+    """
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType] - PEFT divides it, any number will do
+        lora_dropout=config.dropout,
+        target_modules=config.targets,
+    )
+    return _wrapped(model, settings)
+
+
+def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> peft.PeftModel:
+    """`model` with the adapter that `folder` holds.
+
+    Args:
+        model: of transformers, the one that the adapter was made for; it is changed in place.
+        folder: as `save_adapter` or PEFT's `save_pretrained` writes it.
+        trainable: whether the adapter's weights take gradients; all others are frozen.
+
+    Raises:
+        ModelUnavailable: the folder holds no LoRA adapter, or one for another model.
+    """
+    check_adapter(folder)
+    fix = "give the adapter the model that it was trained on"
+    try:
+        settings = peft.LoraConfig.from_pretrained(str(folder))
+        settings.inference_mode = not trainable
+        wrapped = _wrapped(model, settings)
+        told = peft.set_peft_model_state_dict(wrapped, load_file(folder / ADAPTER_WEIGHTS))
+    except (ValueError, RuntimeError, KeyError, TypeError, OSError, SafetensorError) as error:
+        raise ModelUnavailable(f"the adapter in {folder} does not fit: {first_line(error)}", fix) from error
+    # PEFT would go on without what is missing: with weights that were drawn, or with none
+    odd = [*told.unexpected_keys, *(key for key in told.missing_keys if "lora_" in key)]
+    if odd:
+        raise ModelUnavailable(f"the adapter in {folder} does not fit this model, as at {odd[0]}", fix)
+    return wrapped
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """Writes the adapter of `model` into `folder`, and nothing of the model below it."""
+    model.save_pretrained(str(folder), safe_serialization=True, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form of a model card
+
+
+def check_adapter(folder: Path) -> None:
+    """Passes when `folder` holds a LoRA adapter in safetensors.
+
+    Raises:
+        ModelUnavailable: it does not.
+    """
+    fix = "save the adapter with PEFT's save_pretrained, or leave the adapter out"
+    try:
+        kind = json.loads((folder / ADAPTER_CONFIG).read_text())["peft_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelUnavailable(f"{folder} holds no LoRA adapter: no {ADAPTER_CONFIG} that can be read", fix) from error
+    if kind != "LORA":
+        raise ModelUnavailable(f"{folder} holds an adapter of kind {kind}, not LoRA", fix)
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise ModelUnavailable(f"{folder} holds no LoRA adapter: no {ADAPTER_WEIGHTS}", fix)
+
+
+def adapter_mark(folder: str) -> str:
+    """What tells answers with an adapter from those without, for stamps: its digest; empty without a folder."""
+    return f" lora={folder_digest(Path(folder).expanduser())[:16]}" if folder else ""
+
+
+def _wrapped(model: Any, settings: peft.LoraConfig) -> peft.PeftModel:
+    wrapped = peft.get_peft_model(model, settings)
+    assert isinstance(wrapped, peft.PeftModel)
+    return wrapped
