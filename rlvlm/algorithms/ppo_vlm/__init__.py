@@ -1,0 +1,1 @@
+"""PPO and its kin for policies that look, think and act in text."""
