@@ -6,22 +6,25 @@ from pathlib import Path
 import pytest
 
 from rlvlm.errors import MachineError, UsageError
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs import doctor
 from rlvlm.runs.config import RunConfig, TrackConfig
 from rlvlm.runs.doctor import Finding, check_before_run, examine_machine, port_is_free
-from rlvlm.judges.config import JudgeConfig
-from rlvlm.rewards.config import RewardConfig
 
 ORACLE = RunConfig(task="drawer_open", reward=RewardConfig(teacher="oracle"))
 
 
 def findings(*ends: tuple[bool, bool]):
-    return tuple(lambda end=end: Finding(name="thing", is_ok=end[0], found="seen", fix="mend it", is_essential=end[1])
-                 for end in ends)
+    return tuple(
+        lambda end=end: Finding(name="thing", is_ok=end[0], found="seen", fix="mend it", is_essential=end[1])
+        for end in ends
+    )
 
 
-@pytest.mark.parametrize(("ends", "code"), [([(True, True)], 0), ([(True, True), (False, False)], 0),
-                                            ([(False, True), (True, True)], 3)])
+@pytest.mark.parametrize(
+    ("ends", "code"), [([(True, True)], 0), ([(True, True), (False, False)], 0), ([(False, True), (True, True)], 3)]
+)
 def test_only_an_essential_failure_counts(
     ends: list[tuple[bool, bool]], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,8 +15,21 @@ from tiny_run import WORDS, assert_same_run, table
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-FILES = {"config.yaml", "command.txt", "environment.json", "eval.csv", "vlm_query_log.csv", "metrics.jsonl",
-         "tensorboard", "checkpoints", "plots", "videos", "judge_panel.html", "summary.json", "README.md"}
+FILES = {
+    "config.yaml",
+    "command.txt",
+    "environment.json",
+    "eval.csv",
+    "vlm_query_log.csv",
+    "metrics.jsonl",
+    "tensorboard",
+    "checkpoints",
+    "plots",
+    "videos",
+    "judge_panel.html",
+    "summary.json",
+    "README.md",
+}
 
 
 def start(*words: str, home: Path | None = None) -> subprocess.Popen[str]:
@@ -54,7 +67,8 @@ def test_a_run_leaves_its_folder_and_says_little(whole: tuple[Path, str]) -> Non
     assert summary["queries"] == len(table(run / "vlm_query_log.csv")) > 30
     assert 100 < summary["peak_rss_mb"] < 4_000
     assert sorted(file.name for file in (run / "videos").iterdir()) == [
-        "step_00000400_episode_1.mp4", "step_00000400_episode_2.mp4",
+        "step_00000400_episode_1.mp4",
+        "step_00000400_episode_2.mp4",
     ]
 
 
@@ -70,9 +84,7 @@ def wait_for_rows(run: Path, count: int, child: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])  # the moment
-def test_after_a_kill_a_run_goes_on_as_if_nothing_had_been(
-    whole: tuple[Path, str], tmp_path: Path, seed: int
-) -> None:
+def test_after_a_kill_a_run_goes_on_as_if_nothing_had_been(whole: tuple[Path, str], tmp_path: Path, seed: int) -> None:
     moment = random.Random(seed)
     run = tmp_path / "run"
     child = start("run", *WORDS, "--out", str(run))

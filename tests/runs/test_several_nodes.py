@@ -21,8 +21,11 @@ def judge_nodes() -> set[str]:
     client = _get_global_client(raise_if_no_controller_running=False)
     apps = client.get_serve_details()["applications"] if client else {}
     return {
-        replica["node_id"] for name, app in apps.items() if name.startswith("judge-")
-        for deployment in app["deployments"].values() for replica in deployment["replicas"]
+        replica["node_id"]
+        for name, app in apps.items()
+        if name.startswith("judge-")
+        for deployment in app["deployments"].values()
+        for replica in deployment["replicas"]
         if replica["state"] == "RUNNING"
     }
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rlvlm.algorithms.evaluation import EvaluationEpisode
+from rlvlm.disk import write_whole
+from rlvlm.judges.prompts import compare_messages
 from rlvlm.runs.artifacts.card import run_card
 from rlvlm.runs.artifacts.page import judge_page
 from rlvlm.runs.artifacts.plots import outcome, write_plots
@@ -14,8 +16,6 @@ from rlvlm.runs.artifacts.video import write_video
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import RunState
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.disk import write_whole
-from rlvlm.judges.prompts import compare_messages
 from rlvlm.types.judging import Query
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -27,7 +27,11 @@ Draw = Callable[[FloatArray], Frames]
 
 
 def write_artifacts(
-    folder: RunFolder, config: RunConfig, state: RunState, exit_reason: str, episodes: Sequence[EvaluationEpisode],
+    folder: RunFolder,
+    config: RunConfig,
+    state: RunState,
+    exit_reason: str,
+    episodes: Sequence[EvaluationEpisode],
     draw: Draw,
 ) -> None:
     """Writes summary, plots, videos, the judge's page and the run card.

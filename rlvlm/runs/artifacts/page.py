@@ -99,8 +99,13 @@ def _tiles(counts: Mapping[str, int]) -> str:
     total = sum(counts.values())
     accuracy = f"{100 * counts.get('correct', 0) / decided:.1f} %" if decided else "none"
     undecided = f"{100 * counts.get('no preference', 0) / total:.1f} %" if total else "none"
-    tiles = (("queries", str(total)), ("right of the decided", accuracy), ("no preference", undecided),
-             ("unreadable", str(counts.get("invalid", 0))), ("no answer", str(counts.get("failed", 0))))
+    tiles = (
+        ("queries", str(total)),
+        ("right of the decided", accuracy),
+        ("no preference", undecided),
+        ("unreadable", str(counts.get("invalid", 0))),
+        ("no answer", str(counts.get("failed", 0))),
+    )
     return "".join(f'<div class="tile"><b>{value}</b><span>{name}</span></div>' for name, value in tiles)
 
 
@@ -108,8 +113,11 @@ def _bar(counts: Mapping[str, int]) -> str:
     total = sum(counts.values()) or 1
     parts = [(name, colour, 100 * counts.get(name, 0) / total) for name, colour in OUTCOMES.items()]
     bar = "".join(f'<i style="width:{share:.2f}%;background:{colour}"></i>' for _, colour, share in parts)
-    legend = "".join(f'<span><i style="background:{colour}"></i>{name} {share:.1f} %</span>'
-                     for name, colour, share in parts if share)
+    legend = "".join(
+        f'<span><i style="background:{colour}"></i>{name} {share:.1f} %</span>'
+        for name, colour, share in parts
+        if share
+    )
     return f'<div class="bar">{bar}</div><div class="legend">{legend}</div>'
 
 
@@ -119,18 +127,19 @@ def _filter(name: str) -> str:
 
 
 def _filter_rules() -> str:
-    return "".join(f"body:has(#show-{_key(name)}:checked) article:not(.{_key(name)}) {{ display:none }}\n"
-                   for name in OUTCOMES)
+    return "".join(
+        f"body:has(#show-{_key(name)}:checked) article:not(.{_key(name)}) {{ display:none }}\n" for name in OUTCOMES
+    )
 
 
 def _card(row: Mapping[str, Any]) -> str:
     name = outcome_of(row)
     dark = " dark" if name == "no preference" else ""
     sides = "".join(_side(row, side, place) for place, side in enumerate(("left", "right")))
-    text = f'<details><summary>raw answer</summary><pre>{escape(row["text"])}</pre></details>' if row["text"] else ""
+    text = f"<details><summary>raw answer</summary><pre>{escape(row['text'])}</pre></details>" if row["text"] else ""
     return (
         f'<article class="{_key(name)}" style="--mark:{OUTCOMES[name]}"><div class="top">'
-        f'<span>step {int(row["env_steps"]):,}, query {int(row["index"]) + 1} of its session</span>'
+        f"<span>step {int(row['env_steps']):,}, query {int(row['index']) + 1} of its session</span>"
         f'<span class="badge{dark}">{name}</span></div>'
         f'<div class="pair">{sides}</div>{_probabilities(row)}'
         f'<div class="answer">judge: {escape(row["label"] or "none")}, truth: {_truth(row["progress"])}</div>'
@@ -142,8 +151,10 @@ def _side(row: Mapping[str, Any], side: str, place: int) -> str:
     chosen = ' class="chosen"' if row["label"] == side else ""
     said = "<b>chosen by the judge</b>" if chosen else "&nbsp;"
     caption = f"{said}<em>true progress {100 * row['progress'][place]:.1f} %</em>"
-    return (f'<figure{chosen}><img alt="{side} picture" src="data:image/png;base64,{escape(row[side])}">'
-            f"<figcaption>{caption}</figcaption></figure>")
+    return (
+        f'<figure{chosen}><img alt="{side} picture" src="data:image/png;base64,{escape(row[side])}">'
+        f"<figcaption>{caption}</figcaption></figure>"
+    )
 
 
 def _probabilities(row: Mapping[str, Any]) -> str:

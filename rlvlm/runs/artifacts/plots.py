@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.disk import write_whole
+from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.types.steps import FloatArray
 
 Rows = Sequence[Mapping[str, str]]

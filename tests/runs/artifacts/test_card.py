@@ -1,9 +1,9 @@
+from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.artifacts.card import run_card
 from rlvlm.runs.artifacts.summary import summarise
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import RunState
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.rewards.config import RewardConfig
 
 
 def card(folder: RunFolder, config: RunConfig, reason: str, files: list[str]) -> str:

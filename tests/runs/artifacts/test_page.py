@@ -33,7 +33,7 @@ def test_a_judges_text_cannot_leave_its_place(filled: RunFolder) -> None:
 def test_the_header_counts_all_queries_not_only_those_shown(filled: RunFolder) -> None:
     html = page_of(filled)
     assert "8 of 12 queries" in html
-    assert '<b>12</b><span>queries</span>' in html
+    assert "<b>12</b><span>queries</span>" in html
     assert "<b>50.0 %</b><span>right of the decided</span>" in html
 
 

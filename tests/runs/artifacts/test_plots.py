@@ -5,21 +5,28 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rlvlm.preferences.records import ScoreRecord
 from rlvlm.runs.artifacts.plots import column, draw_accuracy, draw_scores, outcome, write_plots
 from rlvlm.runs.folder.rows import score_row
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.preferences.records import ScoreRecord
 
 
 def rows_of(*gaps_and_ends: tuple[float, str, str]) -> list[dict[str, str]]:
-    return [{"ground_truth_score_1": "0", "ground_truth_score_2": str(gap), "status": status, "correct": correct}
-            for gap, status, correct in gaps_and_ends]
+    return [
+        {"ground_truth_score_1": "0", "ground_truth_score_2": str(gap), "status": status, "correct": correct}
+        for gap, status, correct in gaps_and_ends
+    ]
 
 
 def test_every_answer_has_one_outcome() -> None:
     ends = [("ok", "1"), ("ok", "0"), ("ok", ""), ("no_preference", ""), ("invalid", ""), ("failed", "")]
     assert [outcome({"status": status, "correct": correct}) for status, correct in ends] == [
-        "correct", "incorrect", "truth ties", "no preference", "invalid", "failed",
+        "correct",
+        "incorrect",
+        "truth ties",
+        "no preference",
+        "invalid",
+        "failed",
     ]
 
 
@@ -52,9 +59,7 @@ def test_without_queries_there_is_the_curve_alone(filled: RunFolder) -> None:
     assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png"]
 
 
-def test_scores_have_a_plot_of_their_own(
-    filled: RunFolder, make_scores: Callable[[int], list[ScoreRecord]]
-) -> None:
+def test_scores_have_a_plot_of_their_own(filled: RunFolder, make_scores: Callable[[int], list[ScoreRecord]]) -> None:
     filled.queries.path.unlink()
     filled.scores.append(map(score_row, make_scores(2_000)))
     assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png", "vlm_scores.png"]

@@ -2,14 +2,14 @@ from collections.abc import Callable
 
 import pytest
 
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.preferences.records import ScoreRecord
+from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.artifacts.summary import summarise
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import RunState
 from rlvlm.runs.folder.rows import score_row
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.judges.config import JudgeConfig
-from rlvlm.preferences.records import ScoreRecord
-from rlvlm.rewards.config import RewardConfig
 
 STATE = RunState(env_steps=4_000, wall_s=240.0, peak_rss_mb=1234.4)
 
@@ -32,24 +32,30 @@ def test_a_run_that_never_got_anywhere_has_no_rates(folder: RunFolder, config: R
     assert summary["queries"] == 0
 
 
-@pytest.mark.parametrize(("reward", "name"), [
-    (RewardConfig(), "judge labels, image reward"),
-    (RewardConfig(teacher="oracle", model="state"), "oracle labels, state reward"),
-    (RewardConfig(source="score"), "judge scores, image reward"),
-    (RewardConfig(source="judged"), "pocket score"),
-    (RewardConfig(source="environment"), "environment reward"),
-])
+@pytest.mark.parametrize(
+    ("reward", "name"),
+    [
+        (RewardConfig(), "judge labels, image reward"),
+        (RewardConfig(teacher="oracle", model="state"), "oracle labels, state reward"),
+        (RewardConfig(source="score"), "judge scores, image reward"),
+        (RewardConfig(source="judged"), "pocket score"),
+        (RewardConfig(source="environment"), "environment reward"),
+    ],
+)
 def test_a_reward_has_a_name(reward: RewardConfig, name: str) -> None:
     config = RunConfig(task="t", reward=reward)
     assert config.reward_name == name
     assert config.title == f"t: {name}, seed 0"
 
 
-@pytest.mark.parametrize(("reward", "name"), [
-    (RewardConfig(source="judged"), "clip score (random weights)"),
-    (RewardConfig(), "judge (random weights) labels, image reward"),
-    (RewardConfig(teacher="oracle"), "oracle labels, image reward"),
-])
+@pytest.mark.parametrize(
+    ("reward", "name"),
+    [
+        (RewardConfig(source="judged"), "clip score (random weights)"),
+        (RewardConfig(), "judge (random weights) labels, image reward"),
+        (RewardConfig(teacher="oracle"), "oracle labels, image reward"),
+    ],
+)
 def test_random_weights_are_named_where_they_are_asked(reward: RewardConfig, name: str) -> None:
     config = RunConfig(task="t", reward=reward, judge=JudgeConfig(backend="clip", model="random"))
     assert config.reward_name == name
@@ -70,8 +76,12 @@ def test_scores_count_as_queries_and_are_measured_against_the_truth(
 
 
 def test_judges_by_likeness_are_told_a_state() -> None:
-    told = {backend: RunConfig(task="drawer_open", judge=JudgeConfig(backend=backend, model=model)).judge_goal
-            for backend, model in (("pocket", ""), ("clip", "random"), ("blip2", "random"))}
+    told = {
+        backend: RunConfig(task="drawer_open", judge=JudgeConfig(backend=backend, model=model)).judge_goal
+        for backend, model in (("pocket", ""), ("clip", "random"), ("blip2", "random"))
+    }
     assert told == {"pocket": "open the drawer", "clip": "the drawer is open", "blip2": "the drawer is open"}
-    assert RunConfig(task="drawer_open", goal="shut it", judge=JudgeConfig(backend="clip", model="random")
-                     ).judge_goal == "shut it"
+    assert (
+        RunConfig(task="drawer_open", goal="shut it", judge=JudgeConfig(backend="clip", model="random")).judge_goal
+        == "shut it"
+    )

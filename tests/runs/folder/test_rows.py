@@ -1,9 +1,9 @@
 import csv
 from collections.abc import Callable
 
+from rlvlm.preferences.records import QueryRecord
 from rlvlm.runs.folder.rows import query_row
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.preferences.records import QueryRecord
 
 
 def test_the_four_ends_of_a_query_stay_apart(folder: RunFolder, make_records: Callable[..., list[QueryRecord]]) -> None:
@@ -14,7 +14,11 @@ def test_the_four_ends_of_a_query_stay_apart(folder: RunFolder, make_records: Ca
     assert [row["status"] for row in rows] == ["ok", "ok", "no_preference", "invalid", "failed", "ok"]
     assert [row["correct"] for row in rows] == ["1", "0", "", "", "", ""]
     assert list(rows[0])[:5] == [
-        "ground_truth_score_1", "ground_truth_score_2", "vlm_predicted_label", "timestamp", "train_iter",
+        "ground_truth_score_1",
+        "ground_truth_score_2",
+        "vlm_predicted_label",
+        "timestamp",
+        "train_iter",
     ]
     first = rows[0]
     assert (first["ground_truth_score_1"], first["ground_truth_score_2"], first["p_left"]) == ("0.9", "0.1", "0.6")

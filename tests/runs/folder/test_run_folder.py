@@ -90,8 +90,13 @@ def test_a_folder_in_which_something_was_paid_for_is_kept(folder: RunFolder) -> 
 
 def test_a_run_is_found_from_any_path_in_it(filled: RunFolder, tmp_path: Path) -> None:
     checkpoint = save(filled, 1_000)
-    for path in (filled.path, filled.path / "eval.csv", checkpoint, checkpoint / "run.json",
-                 filled.checkpoints.path / "last"):
+    for path in (
+        filled.path,
+        filled.path / "eval.csv",
+        checkpoint,
+        checkpoint / "run.json",
+        filled.checkpoints.path / "last",
+    ):
         assert find_folder(path).path == filled.path
     with pytest.raises(UsageError, match="does not exist"):
         find_folder(tmp_path / "nowhere")

@@ -78,5 +78,3 @@ def test_a_full_disk_leaves_a_table_as_it_was(table: CsvTable, monkeypatch: pyte
     with pytest.raises(OSError, match="No space left"):
         table.append([{"step": 2, "text": "x"}])
     assert table.path.read_bytes() == before
-
-

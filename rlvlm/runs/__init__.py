@@ -1,0 +1,1 @@
+"""A run: its config, session, loop and folder."""
