@@ -100,17 +100,17 @@ def update_gflop(obs: int, actions: int) -> float:
     """Floating-point operations, in 10^9, of the matrix products that one textbook update of SAC needs."""
     policy = obs * HIDDEN + HIDDEN**2 + HIDDEN * 2 * actions
     critics = 2 * ((obs + actions) * HIDDEN + HIDDEN**2 + HIDDEN)
-    policy_back = HIDDEN**2 + HIDDEN * 2 * actions  # slopes at the inputs of all layers but the first
+    policy_back = HIDDEN**2 + HIDDEN * 2 * actions  # gradients at the inputs of all layers but the first
     critics_back = 2 * (HIDDEN**2 + HIDDEN)
     passes = (
         2 * policy  # at the next observation, and at this one
         + critics  # the target
         + critics
         + critics_back
-        + critics  # values, slopes, gradients of the weights
+        + critics  # values, gradients of values and of the weights
         + critics
         + critics_back
-        + 2 * HIDDEN * actions  # values of the policy's actions, slopes there
+        + 2 * HIDDEN * actions  # values of the policy's actions, gradients there
         + policy_back
         + policy
     )

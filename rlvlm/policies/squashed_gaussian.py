@@ -42,19 +42,19 @@ class Draw:
         first, second = zip(*(column.chunk(2) for column in columns), strict=True)
         return Draw(*first), Draw(*second)
 
-    def output_slopes(self, action_slopes: Tensor, density_slope: Tensor) -> Tensor:
-        """Slopes `[B, 2A]` of a loss at the network's outputs.
+    def output_gradient(self, action_gradient: Tensor, density_gradient: Tensor) -> Tensor:
+        """The gradient `[B, 2A]` of a loss at the network's outputs.
 
-        With action a = tanh(u), the log-density's slope along u is 2a: the Gaussian's own part does not change with the
-        mean, and -d/du log(1 - tanh(u)^2) = 2 tanh(u).
+        With action a = tanh(u), the log-density's derivative by u is 2a: the Gaussian's own part does not change with
+        the mean, and -d/du log(1 - tanh(u)^2) = 2 tanh(u).
 
         Args:
-            action_slopes: [B, A] of the loss, at the actions.
-            density_slope: [] of the loss, at every log-density.
+            action_gradient: [B, A] of the loss, at the actions.
+            density_gradient: [] of the loss, at every log-density.
         """
-        before = torch.addcmul(action_slopes, action_slopes, self.actions.square(), value=-1)
-        before.addcmul_(density_slope, self.actions, value=2)
-        log_std = before * self.deviation - density_slope
+        before = torch.addcmul(action_gradient, action_gradient, self.actions.square(), value=-1)
+        before.addcmul_(density_gradient, self.actions, value=2)
+        log_std = before * self.deviation - density_gradient
         return torch.cat((before, _HALF_RANGE * log_std * (1 - self.width.square())), dim=-1)
 
 

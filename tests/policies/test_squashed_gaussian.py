@@ -11,7 +11,7 @@ from rlvlm.policies.squashed_gaussian import Draw, SquashedGaussian, log_density
 
 def test_density_at_the_mean_of_a_unit_gaussian_by_hand():
     zero = torch.zeros(1, 1)
-    # u = 0: the Gaussian gives -log sqrt(2 pi), and tanh has slope 1 there.
+    # u = 0: the Gaussian gives -log sqrt(2 pi), and tanh has derivative 1 there.
     assert log_density(zero, zero, zero).item() == pytest.approx(-0.5 * math.log(2 * math.pi))
 
 
@@ -62,15 +62,15 @@ def test_the_generator_decides_the_first_weights_which_are_orthogonal():
     np.testing.assert_allclose(weight.T @ weight, np.eye(3), atol=1e-5)  # orthogonal columns
 
 
-def test_a_draw_is_the_policys_sample_and_its_slopes_are_those_of_autograd():
+def test_a_draw_is_the_policys_sample_and_its_gradient_is_that_of_autograd():
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(9, 6, generator=generator, dtype=torch.float64, requires_grad=True)
-    noise, action_slopes = torch.randn(2, 9, 3, generator=generator, dtype=torch.float64)
-    density_slope = torch.tensor(0.37, dtype=torch.float64)
+    noise, action_gradient = torch.randn(2, 9, 3, generator=generator, dtype=torch.float64)
+    density_gradient = torch.tensor(0.37, dtype=torch.float64)
     draw = Draw.of(outputs, noise)
-    loss = (draw.actions * action_slopes).sum() + density_slope * draw.log_density.sum()
+    loss = (draw.actions * action_gradient).sum() + density_gradient * draw.log_density.sum()
     (expected,) = torch.autograd.grad(loss, outputs)
-    torch.testing.assert_close(draw.output_slopes(action_slopes, density_slope), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(draw.output_gradient(action_gradient, density_gradient), expected, rtol=0, atol=1e-12)
     policy = SquashedGaussian(3, 2, (8,), generator)
     obs, noise = torch.randn(5, 3, generator=generator), torch.randn(5, 2, generator=generator)
     hidden = torch.relu(policy.layers[0](obs))

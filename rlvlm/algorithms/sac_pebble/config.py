@@ -1,6 +1,7 @@
 """Hyperparameters of SAC+PEBBLE; imports nothing heavy so that the command line starts at once."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +35,8 @@ class SACConfig:
     """Env steps with uniform random actions at the start."""
     random_hold: float = 0.5
     """Probability in [0, 1) that a random action is kept for one more step; held actions reach further."""
+    update: Literal["by_hand", "autograd"] = "by_hand"
+    """How gradients are computed: by_hand is faster; autograd is plain torch, for a change of the losses."""
     replay_capacity: int = 1_000_000
     """Transitions kept; the memory is taken as they come."""
     novelty_neighbour: int = 5

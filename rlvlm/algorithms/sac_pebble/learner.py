@@ -2,7 +2,6 @@
 # pyright: reportAttributeAccessIssue=false
 # RLlib types configs and modules by their base classes
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,53 +10,19 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from torch import Tensor
 
 from rlvlm import metrics
-from rlvlm.algorithms.sac_pebble import losses
 from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.algorithms.sac_pebble.dense.block import ParameterBlock, flatten
-from rlvlm.algorithms.sac_pebble.dense.stack import DenseStack
 from rlvlm.algorithms.sac_pebble.label import label_on_draw
 from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.algorithms.sac_pebble.replay import Batch, Replay
+from rlvlm.algorithms.sac_pebble.update.autograd import AutogradUpdate
+from rlvlm.algorithms.sac_pebble.update.block import ParameterBlock, flatten
+from rlvlm.algorithms.sac_pebble.update.by_hand import HandWrittenUpdate
+from rlvlm.algorithms.sac_pebble.update.update import CriticReading, PolicyReading, Update
 from rlvlm.errors import NumericsError
-from rlvlm.policies.squashed_gaussian import Draw
 from rlvlm.rewards.source import RewardSource
 
-
-@dataclass(frozen=True, slots=True)
-class CriticReading:
-    """What an update of the critics computed that is worth logging, when somebody asks."""
-
-    q: Tensor
-    """[2, B] of the batch's actions."""
-    target: Tensor
-    """[B]."""
-
-    def metrics(self) -> dict[str, float]:
-        """Loss and mean value by their names in `rlvlm.metrics`."""
-        return {
-            metrics.CRITIC_LOSS: losses.critic_loss(self.q, self.target).item(),
-            metrics.Q_MEAN: self.q.mean().item(),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyReading:
-    """What an update of policy and temperature computed that is worth logging."""
-
-    q: Tensor
-    """[2, B] of the policy's own actions."""
-    log_density: Tensor
-    """[B] of those, nats."""
-    alpha: Tensor
-    """[]."""
-
-    def metrics(self) -> dict[str, float]:
-        """Loss, temperature and entropy by their names in `rlvlm.metrics`."""
-        return {
-            metrics.ACTOR_LOSS: losses.actor_loss(self.q, self.log_density, self.alpha).item(),
-            metrics.ALPHA: self.alpha.item(),
-            metrics.ENTROPY: -self.log_density.mean().item(),
-        }
+UPDATES = {"by_hand": HandWrittenUpdate, "autograd": AutogradUpdate}
+"""By their names in `SACConfig.update`."""
 
 
 class SACLearner(TorchLearner):
@@ -87,9 +52,7 @@ class SACLearner(TorchLearner):
             "alpha": ParameterBlock([self.networks.log_alpha], sac.alpha_lr),
         }
         self._target_values = flatten(self.networks.target.parameters())
-        self._policy = DenseStack.of_policy(self.networks.policy, 2 * sac.batch_size)
-        self._critic = DenseStack(self.networks.critic.layers(), sac.batch_size)
-        self._target = DenseStack(self.networks.target.layers(), sac.batch_size)
+        self._update: Update = UPDATES[sac.update](self.networks, sac)
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Nothing to register: `ParameterBlock` takes the steps."""
@@ -131,41 +94,18 @@ class SACLearner(TorchLearner):
             self._latest |= reading.metrics() if reading else {}
         self._check_finite()
 
-    @torch.no_grad()
     def _improve(self, batch: Batch) -> tuple[CriticReading, PolicyReading | None]:
         """One update of critics and target, and when it is their turn of policy and temperature."""
         noise = torch.randn(2, *batch.actions.shape, generator=self._generator, device=self.device)
-        alpha = self.networks.log_alpha.exp()
-        # Both draws are the same policy's, so one pass makes them.
-        outputs = self._policy.forward(torch.cat((batch.next_obs, batch.obs)))
-        ahead, here = Draw.of(outputs[0], noise.flatten(0, 1)).halves()
-        critic_reading = self._improve_critics(batch, ahead, alpha)
-        is_policys_turn = self.num_updates % self._sac.actor_every == 0
-        policy_reading = self._improve_policy(batch, here, alpha) if is_policys_turn else None
-        self._target_values.lerp_(self._blocks["critic"].values, self._sac.tau)
-        return critic_reading, policy_reading
-
-    def _improve_critics(self, batch: Batch, ahead: Draw, alpha: Tensor) -> CriticReading:
-        """A step of both critics, towards what the target critics say of the actions drawn `ahead`."""
-        next_q = self._target.forward(torch.cat((batch.next_obs, ahead.actions), dim=1)).squeeze(2)
-        target = losses.td_target(batch.rewards, batch.terminated, next_q, ahead.log_density, alpha, self._sac.gamma)
-        q = self._critic.forward(batch.obs_and_actions).squeeze(2)
-        self._critic.backward(losses.critic_slopes(q, target).unsqueeze(2))
+        critic_reading, policy_reading = self._update.critic_gradients(batch, noise), None
         self._blocks["critic"].step()
-        return CriticReading(q, target)
-
-    def _improve_policy(self, batch: Batch, here: Draw, alpha: Tensor) -> PolicyReading:
-        """A step of policy and temperature, up the critics' values of the actions drawn `here`."""
-        count, num_actions = batch.actions.shape
-        q = self._critic.forward(torch.cat((batch.obs, here.actions), dim=1)).squeeze(2)
-        slopes = self._critic.input_slopes(
-            q.new_full((count, 1), -1 / count), losses.smaller_critic(q), first_input=batch.obs.shape[1]
-        )
-        self._policy.backward(here.output_slopes(slopes, alpha / count).unsqueeze(0), first_row=count)
-        self._blocks["actor"].step()
-        self._blocks["alpha"].gradients.fill_(losses.temperature_slope(alpha, here.log_density, -num_actions))
-        self._blocks["alpha"].step()
-        return PolicyReading(q, here.log_density, alpha)
+        if self.num_updates % self._sac.actor_every == 0:
+            policy_reading = self._update.policy_gradients(batch, noise)
+            self._blocks["actor"].step()
+            self._blocks["alpha"].step()
+        with torch.no_grad():
+            self._target_values.lerp_(self._blocks["critic"].values, self._sac.tau)
+        return critic_reading, policy_reading
 
     def _check_finite(self) -> None:
         """Stops a run whose losses have become NaN or infinite: one such update spoils every weight behind it."""

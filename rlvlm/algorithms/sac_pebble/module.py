@@ -8,7 +8,6 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
-from rlvlm.algorithms.sac_pebble.dense.stack import Layer
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
 
@@ -39,10 +38,6 @@ class TwinCritic(nn.Module):
             for one in weight:
                 nn.init.orthogonal_(one, generator=generator)
             bias.zero_()
-
-    def layers(self) -> list[Layer]:
-        """The layers as the learner trains them, K = 2."""
-        return [Layer.batched(*pair) for pair in zip(self.weights, self.biases, strict=True)]
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Values `[2, B]` of `obs` `[B, D]` and `actions` `[B, A]`."""

@@ -12,7 +12,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner import EnvRunner
 
 from rlvlm.algorithms.episodes import EpisodeTape, VectorStep, to_transitions
-from rlvlm.algorithms.sac_pebble.dense.block import flatten
+from rlvlm.algorithms.sac_pebble.update.block import flatten
 from rlvlm.envs.registry import make_vector
 from rlvlm.envs.world import World
 from rlvlm.policies.squashed_gaussian import SquashedGaussian

@@ -72,8 +72,9 @@ def copy_into_oracle(learner, oracle):
     oracle.copy_targets()
 
 
-def test_every_loss_of_thirty_updates_is_the_oracles():
-    learner, oracle = filled(make_learner()), OracleSAC(OBS, ACTIONS, hidden=(32, 32))
+@pytest.mark.parametrize("update", ["by_hand", "autograd"])
+def test_every_loss_of_thirty_updates_is_the_oracles(update):
+    learner, oracle = filled(make_learner(update=update)), OracleSAC(OBS, ACTIONS, hidden=(32, 32))
     copy_into_oracle(learner, oracle)
     twin = torch.Generator()
     twin.set_state(learner._generator.get_state())

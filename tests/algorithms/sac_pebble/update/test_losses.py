@@ -2,14 +2,14 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from rlvlm.algorithms.sac_pebble.losses import (
+from rlvlm.algorithms.sac_pebble.update.losses import (
     actor_loss,
+    critic_gradient,
     critic_loss,
-    critic_slopes,
     smaller_critic,
     td_target,
+    temperature_gradient,
     temperature_loss,
-    temperature_slope,
 )
 
 
@@ -36,20 +36,20 @@ def test_temperature_rises_below_the_target_entropy_and_falls_above():
         assert torch.sign(log_alpha.grad).item() == sign
 
 
-def test_slopes_are_the_losses_derivatives():
+def test_gradients_are_the_losses_derivatives():
     generator = torch.Generator().manual_seed(0)
     q, other = torch.randn(2, 2, 9, generator=generator, dtype=torch.float64)
     target, log_density = torch.randn(2, 9, generator=generator, dtype=torch.float64)
     log_alpha = torch.tensor(-1.3, dtype=torch.float64, requires_grad=True)
     alpha = log_alpha.detach().exp()
     q.requires_grad_(), other.requires_grad_()
-    for loss, variable, slopes in (
-        (critic_loss(q, target), q, critic_slopes(q.detach(), target)),
+    for loss, variable, gradient in (
+        (critic_loss(q, target), q, critic_gradient(q.detach(), target)),
         (actor_loss(other, log_density, alpha), other, one_hot(smaller_critic(other), 2).T.double() / -9),
-        (temperature_loss(log_alpha, log_density, -3.0), log_alpha, temperature_slope(alpha, log_density, -3.0)),
+        (temperature_loss(log_alpha, log_density, -3.0), log_alpha, temperature_gradient(alpha, log_density, -3.0)),
     ):
         (expected,) = torch.autograd.grad(loss, variable)
-        torch.testing.assert_close(slopes, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
 
 
 def test_of_two_equal_values_one_counts():

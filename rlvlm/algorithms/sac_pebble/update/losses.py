@@ -1,7 +1,7 @@
-"""The maths of SAC as pure functions: tensors in, tensors out. The learner calls them.
+"""The maths of SAC as pure functions: tensors in, tensors out. Both updates call them.
 
-The learner descends the slopes, which are the losses' derivatives written out; the losses themselves are what it logs,
-and what the tests hold the slopes to.
+`by_hand` descends the gradients that stand below each loss, its derivative written out; `autograd` differentiates the
+losses themselves, which are also what is logged and what the tests hold the gradients to.
 """
 
 from torch import Tensor
@@ -34,7 +34,7 @@ def critic_loss(q: Tensor, target: Tensor) -> Tensor:
     return (q - target).square().mean(dim=1).sum()
 
 
-def critic_slopes(q: Tensor, target: Tensor) -> Tensor:
+def critic_gradient(q: Tensor, target: Tensor) -> Tensor:
     """Derivative `[2, B]` of `critic_loss` by `q` `[2, B]`."""
     return (q - target).mul_(2 / q.shape[1])
 
@@ -68,6 +68,6 @@ def temperature_loss(log_alpha: Tensor, log_density: Tensor, target_entropy: flo
     return -(log_alpha.exp() * (log_density.detach() + target_entropy)).mean()
 
 
-def temperature_slope(alpha: Tensor, log_density: Tensor, target_entropy: float) -> Tensor:
+def temperature_gradient(alpha: Tensor, log_density: Tensor, target_entropy: float) -> Tensor:
     """Derivative `[]` of `temperature_loss` by `log_alpha`, at temperature `alpha` `[]`."""
     return -alpha * (log_density.mean() + target_entropy)

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from rlvlm.algorithms.sac_pebble.dense.block import ParameterBlock
-from rlvlm.algorithms.sac_pebble.dense.stack import DenseStack, Layer
+from rlvlm.algorithms.sac_pebble.update.block import ParameterBlock
+from rlvlm.algorithms.sac_pebble.update.stack import DenseStack, Layer
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
 
@@ -39,7 +39,7 @@ def test_two_units_by_hand():
     stack.backward(torch.full((1, 1, 1), 10.0))
     gradients = [parameter.grad.flatten().tolist() for parameter in parameters]
     assert gradients == [[40, 0], [30, 0], [40, 0], [10]]  # nothing passes through the unit that is off
-    assert stack.input_slopes(torch.full((1, 1), 10.0), torch.tensor([0])).item() == 80
+    assert stack.input_gradient(torch.full((1, 1), 10.0), torch.tensor([0])).item() == 80
 
 
 @pytest.mark.parametrize(("networks", "outputs"), [(1, 1), (1, 6), (2, 1), (3, 4)])
@@ -50,35 +50,35 @@ def test_gradients_are_those_of_autograd(networks, outputs, hidden):
     stack = DenseStack(layers, rows=20)
     for rows in (20, 11):  # fewer rows than there is room for
         inputs = torch.randn(rows, 3, generator=generator, dtype=torch.float64, requires_grad=True)
-        slopes = torch.randn(networks, rows, outputs, generator=generator, dtype=torch.float64)
+        at_outputs = torch.randn(networks, rows, outputs, generator=generator, dtype=torch.float64)
         expected = reference(inputs)
         torch.testing.assert_close(stack.forward(inputs.detach()), expected.detach(), rtol=0, atol=1e-12)
-        wanted = torch.autograd.grad((expected * slopes).sum(), parameters)
-        stack.backward(slopes)
+        wanted = torch.autograd.grad((expected * at_outputs).sum(), parameters)
+        stack.backward(at_outputs)
         for parameter, gradient in zip(parameters, wanted, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-12)
         chosen = torch.randint(networks, (rows,), generator=generator)
         seen = reference(inputs)[chosen, torch.arange(rows)]
-        (wanted_slopes,) = torch.autograd.grad((seen * slopes[0]).sum(), inputs)
-        got = stack.input_slopes(slopes[0], chosen)
-        torch.testing.assert_close(got, wanted_slopes, rtol=0, atol=1e-12)
-        torch.testing.assert_close(stack.input_slopes(slopes[0], chosen, 2), got[:, 2:], rtol=0, atol=1e-12)
+        (wanted_gradient,) = torch.autograd.grad((seen * at_outputs[0]).sum(), inputs)
+        got = stack.input_gradient(at_outputs[0], chosen)
+        torch.testing.assert_close(got, wanted_gradient, rtol=0, atol=1e-12)
+        torch.testing.assert_close(stack.input_gradient(at_outputs[0], chosen, 2), got[:, 2:], rtol=0, atol=1e-12)
 
 
 def test_rows_without_a_part_in_the_loss_are_left_out():
     generator = torch.Generator().manual_seed(1)
     policy = SquashedGaussian(5, 2, (8, 6), generator)
     parameters = list(policy.parameters())
-    inputs, slopes = torch.randn(10, 5, generator=generator), torch.randn(1, 4, 4, generator=generator)
+    inputs, at_outputs = torch.randn(10, 5, generator=generator), torch.randn(1, 4, 4, generator=generator)
     ParameterBlock(parameters, lr=1e-3)
-    stack = DenseStack.of_policy(policy, rows=10)
+    stack = DenseStack([Layer.linear(layer) for layer in policy.linears], rows=10)
     outputs = stack.forward(inputs)
     mean, _ = policy(inputs)
     torch.testing.assert_close(outputs[0, :, :2], mean.detach())
-    stack.backward(slopes, first_row=6)
+    stack.backward(at_outputs, first_row=6)
     got = [parameter.grad.clone() for parameter in parameters]
     stack.forward(inputs[6:])
-    stack.backward(slopes)
+    stack.backward(at_outputs)
     for left, parameter in zip(got, parameters, strict=True):
         torch.testing.assert_close(left, parameter.grad)
     assert all(gradient.abs().sum() > 0 for gradient in got)

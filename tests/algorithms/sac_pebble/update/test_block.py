@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlvlm.algorithms.sac_pebble.dense.block import ParameterBlock, flatten
+from rlvlm.algorithms.sac_pebble.update.block import ParameterBlock, flatten
 
 
 def test_the_first_step_of_adam_by_hand():
