@@ -16,6 +16,13 @@ class EnvConfig:
     """Env steps per episode, >= 1; the limit is a truncation, not an end."""
     num_envs: int = 1
     """Worlds stepped side by side, >= 1."""
+    rules: Literal["mended", "legacy"] = "mended"
+    """Of worlds in turns. mended: strict reading of replies, a reply that cannot be read does nothing and costs a
+    penalty; legacy: the reference's rules with their loopholes, and a random action for such a reply."""
+    deals: Literal["any", "solvable"] = "any"
+    """Of card games that may be impossible to win: any hand, as the reference deals, or solvable ones only."""
+    shows_text: bool = False
+    """Of MiniGrid: whether the prompt tells the mission, the direction and what is carried, which no picture shows."""
 
     def __post_init__(self) -> None:
         if self.episode_steps < 1:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
@@ -21,7 +21,8 @@ from rlvlm.errors import UsageError
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from rlvlm.envs.world import World
+
+Kind = Literal["steps", "turns", "chunks"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +34,7 @@ class Task:
     goal: str
     """Fills the slot of the prompt, e.g. `open the drawer`."""
     maker: str
-    """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving a World."""
+    """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving a world."""
     arguments: tuple[str, ...] = ()
     """What the maker is called with besides, for one that makes several tasks."""
     env: EnvConfig = EnvConfig()
@@ -46,6 +47,9 @@ class Task:
     compared by its success rate."""
     recipe: str = ""
     """`module:function` that returns the `RunConfig` a run starts from; empty takes the general defaults."""
+    kind: Kind = "steps"
+    """What its worlds are: stepped with numbers (`World`), talked to in turns (`TurnWorld`), or driven by chunks of
+    actions (`ChunkWorld`)."""
 
 
 _TASKS: dict[str, Task] = {}
@@ -124,8 +128,19 @@ def return_range(name: str) -> tuple[float, float] | None:
     return _find(name).return_range
 
 
-def make_world(task: str, config: EnvConfig, seed: int) -> "World":
+def task_kind(name: str) -> Kind:
+    """What the worlds of a task are: `steps`, `turns` or `chunks`.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    return _find(name).kind
+
+
+def make_world(task: str, config: EnvConfig, seed: int) -> Any:
     """One world, seeded; `config.num_envs` plays no part.
+
+    Its class follows from `task_kind`: a `World`, a `TurnWorld` or a `ChunkWorld`.
 
     Raises:
         UsageError: there is no such task.
@@ -133,7 +148,7 @@ def make_world(task: str, config: EnvConfig, seed: int) -> "World":
     """
     found = _find(task)
     module, _, function = found.maker.partition(":")
-    maker: Callable[..., World] = getattr(importlib.import_module(module), function)
+    maker: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return maker(config, seed, *found.arguments)
 
 
@@ -225,3 +240,13 @@ if importlib.util.find_spec("softgym") is not None:
                 env=EnvConfig(episode_steps=100),
             )
         )
+register(
+    Task(
+        name="number_line",
+        goal="bring the current number to the target number",
+        goal_state="the current number equals the target number",
+        maker="rlvlm.envs.gym_cards.number_line:NumberLine",
+        env=EnvConfig(episode_steps=10),
+        kind="turns",
+    )
+)

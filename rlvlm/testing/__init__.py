@@ -5,9 +5,9 @@
 things on purpose (it needs Ray and is imported by its own name), such as a served `stub_judge`.
 """
 
-from rlvlm.envs.contract import check_world
+from rlvlm.envs.contract import check_turn_world, check_world
 from rlvlm.testing.contracts import check_judge
 from rlvlm.testing.fakes import FakeJudge
 from rlvlm.testing.worlds import TINY, TinyWorld
 
-__all__ = ["TINY", "FakeJudge", "TinyWorld", "check_judge", "check_world"]
+__all__ = ["TINY", "FakeJudge", "TinyWorld", "check_judge", "check_turn_world", "check_world"]

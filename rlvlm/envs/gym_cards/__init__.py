@@ -1,0 +1,1 @@
+"""The four games of gym-cards, redrawn, as worlds in turns."""

@@ -1,0 +1,121 @@
+"""`number_line`: bring a number to its target in steps of one. The first game of gym-cards. Made by the registry.
+
+Source: Zhai et al. 2024 (RL4VLM), arXiv:2405.10292, app. B. Rules, rewards and picture are the paper's. Departures:
+seeds work, and a reply that cannot be read moves nothing and costs 1, as a move in the wrong direction does.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.gym_cards.canvas import SIDE_PX, font
+from rlvlm.envs.turns import Outcome, TurnWorld
+from rlvlm.types.steps import FloatArray, Frames
+
+_LAST = 5
+"""Numbers run from 0 to this."""
+_MAX_TURNS = 2 * _LAST
+_PROMPT = (
+    "This is a game on a number line. The picture shows a target number and the current number. "
+    "Each turn you add one to the current number or take one away from it; bring it to the target. "
+    'Answer with one JSON object that has the keys "current number", "target number", "thoughts" '
+    '(read both numbers, then decide) and "action", which is "-" or "+".'
+)
+
+
+class NumberLine(TurnWorld):
+    """Actions `-` and `+`; +1 on reaching the target, -1 for a move that comes no nearer, 0 for one that does.
+
+    A snapshot [2] is the current number and the target. Episodes last 10 turns at most.
+
+    Args:
+        config: rules; `episode_steps` above 10 counts as 10.
+        seed: of the episodes, until `reset` is given another.
+    """
+
+    metadata = {"render_modes": []}
+    goal = "bring the current number to the target number"
+    snapshot_size = 2
+    action_names = ("-", "+")
+    picture_px = (SIDE_PX, SIDE_PX)
+
+    def __init__(self, config: EnvConfig, seed: int) -> None:
+        self.rules = config.rules
+        self._max_turns = min(config.episode_steps, _MAX_TURNS)
+        self.reset(seed=seed)
+
+    def begin(self) -> None:
+        """Both numbers are drawn; equal ones are told apart as the reference does."""
+        self._current, self._target = (int(number) for number in self.np_random.integers(0, _LAST + 1, 2))
+        if self._current == self._target:
+            self._target = (self._target + 1) % _LAST
+        self._first_distance = abs(self._target - self._current)
+        self._turns = 0
+
+    def act(self, action: int | None) -> Outcome:
+        """Moves by one, within 0 and 5."""
+        before = abs(self._target - self._current)
+        if action is not None:
+            self._current = min(max(self._current + (1 if action else -1), 0), _LAST)
+        self._turns += 1
+        after = abs(self._target - self._current)
+        reward = 1.0 if after == 0 else (0.0 if after < before else -1.0)
+        return reward, after == 0, after > 0 and self._turns >= self._max_turns
+
+    def prompt(self) -> str:
+        """The same words in every turn: the numbers stand in the picture."""
+        return _PROMPT
+
+    def is_success(self) -> bool:
+        """Whether the current number is the target."""
+        return self._current == self._target
+
+    def progress(self) -> float:
+        """Share of the way that is done."""
+        return max(0.0, 1.0 - abs(self._target - self._current) / self._first_distance)
+
+    def snapshot(self) -> FloatArray:
+        """[2]: current number and target."""
+        return np.array([self._current, self._target], np.float32)
+
+    def draw(self, snapshots: FloatArray) -> Frames:
+        """Pictures [N, 300, 300, 3] of `snapshots` [N, 2]."""
+        return np.stack([_paint(int(current), int(target)) for current, target in self.picture_key(snapshots)])
+
+    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, 2]: both numbers."""
+        return np.rint(snapshots).astype(np.int64)
+
+    def get_state(self) -> dict[str, Any]:
+        """Numbers, turns and generator."""
+        numbers = np.array([self._current, self._target, self._first_distance, self._turns])
+        return {"numbers": numbers, "generator": self.generator_text()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._current, self._target, self._first_distance, self._turns = (int(number) for number in state["numbers"])
+        self.set_generator(state["generator"])
+
+    def expert_action(self) -> int:
+        """The sign rule."""
+        return int(self._target > self._current)
+
+    def expert_thought(self) -> str:
+        """Both numbers, and which is larger."""
+        is_larger = self._target > self._current
+        reason = f"The target is {'larger' if is_larger else 'smaller'}, so I {'add' if is_larger else 'subtract'} one."
+        return f'"current number": {self._current}, "target number": {self._target}, "thoughts": "{reason}"'
+
+
+@lru_cache(maxsize=(_LAST + 1) ** 2)
+def _paint(current: int, target: int) -> Frames:
+    """One picture [300, 300, 3]; not to be written to."""
+    image = Image.new("RGB", (SIDE_PX, SIDE_PX), "white")
+    pen = ImageDraw.Draw(image)
+    pen.text((30, 60), f"Target: {target}", font=font(36, is_bold=True), fill="black")
+    pen.text((30, 180), f"Current: {current}", font=font(36, is_bold=True), fill="black")
+    return np.asarray(image)

@@ -1,0 +1,128 @@
+"""Reading the action out of what a player wrote. Used by worlds in turns; whatever the text is, nothing is raised."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from rlvlm.types.turns import Reply
+
+MAX_CHARS = 16_384
+"""Longer replies are not read: no honest one is longer, and reading one may take time that grows with its square."""
+_SPACE = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
+
+
+def write_reply(action: str, thought: str = "") -> str:
+    """A well-formed reply: a JSON object whose last member is the action.
+
+    Args:
+        action: the word of the action.
+        thought: what stands before it: members of a JSON object as text, e.g. `"current number": 3, "thoughts": "..."`,
+            or plain words, which become the member `thoughts`.
+    """
+    if thought and not _is_members(thought):
+        thought = f'"thoughts": {json.dumps(thought, ensure_ascii=False)}'
+    return f'{{{thought}{", " if thought else ""}"action": {json.dumps(action, ensure_ascii=False)}}}'
+
+
+def read_reply(text: str, names: Sequence[str], legal: Sequence[int]) -> Reply:
+    """The last complete JSON object of `text` that has a member `action`, read; words around it do no harm.
+
+    Args:
+        text: anything.
+        names: what the actions are called; case and spaces around a word do not matter.
+        legal: which of them may be chosen now.
+    """
+    found = None
+    for start, members in _objects(text) if len(text) <= MAX_CHARS else ():
+        actions = [member for member in members if member[0] == "action"]
+        found = (start, actions) if actions else found
+    if found is None:
+        return Reply(text=text, thought="", action=None, action_span=None)
+    start, actions = found
+    _, value, (begin, end), at = actions[0]
+    thought = text[start + 1 : at].strip().removesuffix(",").rstrip()
+    is_word = isinstance(value, str) or type(value) is int
+    index = {name.casefold(): i for i, name in enumerate(names)}.get(str(value).strip().casefold())
+    chosen = index if is_word and index in legal and len(actions) == 1 else None
+    span = (begin + 1, end - 1) if isinstance(value, str) else (begin, end)
+    return Reply(text=text, thought=thought, action=chosen, action_span=span)
+
+
+def read_legacy(text: str, names: Sequence[str], legal: Sequence[int]) -> Reply:
+    """As RL4VLM reads: the one legal word that occurs anywhere behind the first `"action":`; several or none: None.
+
+    It takes `"action": "-"}` with a hyphen in a later sentence for nothing, and 110 for 10; kept for comparison only.
+
+    Source: Zhai et al. 2024 (RL4VLM), arXiv:2405.10292, and its published code.
+    """
+    mark = '"action":'
+    where = text.lower().find(mark)
+    begin = where + len(mark) if where >= 0 else max(len(text) - 1, 0)
+    tail = text[begin:].lower()
+    found = []
+    if "10" in names and "10" in tail:  # or it would be read as 1
+        found, tail = [names.index("10")], tail.replace("10", "")
+    found += [i for i in legal if names[i] != "10" and names[i].lower() in tail]
+    action = found[0] if len(found) == 1 and found[0] in legal else None
+    at = text.lower().find(names[action].lower(), begin) if action is not None else -1
+    span = (at, at + len(names[action])) if action is not None and at >= 0 else None
+    return Reply(text=text, thought=text[: max(where, 0)].lstrip(" {").rstrip(" ,"), action=action, action_span=span)
+
+
+def _is_members(thought: str) -> bool:
+    """Whether `thought` in braces is a JSON object without an action of its own."""
+    try:
+        value = json.loads(f"{{{thought}}}")
+    except (ValueError, RecursionError):
+        return False
+    return "action" not in value
+
+
+Member = tuple[str, object, tuple[int, int], int]
+"""Name, value, the characters of the value (quotes included), and where the name begins."""
+
+
+def _objects(text: str) -> Iterator[tuple[int, list[Member]]]:
+    """Where each complete JSON object of `text` begins, and its members; one inside another is not told apart."""
+    start = text.find("{")
+    while start >= 0:
+        try:
+            members, end = _members(text, start + 1)
+            yield start, members
+        except (ValueError, RecursionError, IndexError):
+            end = start + 1
+        start = text.find("{", end)
+
+
+def _members(text: str, at: int) -> tuple[list[Member], int]:
+    """The members from `at` up to the closing brace, and the place behind it.
+
+    Raises:
+        ValueError: this is not JSON.
+        IndexError: the text ends too early.
+    """
+    members: list[Member] = []
+    at = _skip(text, at)
+    while text[at] != "}" or members:
+        name, after = _DECODER.raw_decode(text, at)
+        colon = _skip(text, after)
+        if not isinstance(name, str) or text[colon] != ":":
+            raise ValueError("a name and a colon are wanted")
+        begin = _skip(text, colon + 1)
+        value, end = _DECODER.raw_decode(text, begin)
+        members.append((name, value, (begin, end), at))
+        at = _skip(text, end)
+        if text[at] == "}":
+            break
+        if text[at] != ",":
+            raise ValueError("a comma is wanted")
+        at = _skip(text, at + 1)
+    return members, at + 1
+
+
+def _skip(text: str, at: int) -> int:
+    """The next character from `at` on that is no space."""
+    match = _SPACE.match(text, at)
+    assert match is not None  # it matches the empty text too
+    return match.end()

@@ -1,0 +1,100 @@
+import json
+import random
+import time
+
+import pytest
+
+from rlvlm.envs.replies import MAX_CHARS, read_legacy, read_reply, write_reply
+
+NAMES = ("1", "10", "+", "-", "move forward")
+ALL = range(len(NAMES))
+
+
+def test_a_reply_read_by_hand() -> None:
+    text = '{"cards": [3, 9], "thoughts": "a \\"fine\\" {plan}", "action": "+"}'
+    reply = read_reply(text, NAMES, ALL)
+    assert reply.action == 2
+    assert reply.thought == '"cards": [3, 9], "thoughts": "a \\"fine\\" {plan}"'
+    assert reply.action_span is not None and text[slice(*reply.action_span)] == "+"
+    assert write_reply("+", reply.thought) == text
+
+
+def test_plain_words_become_thoughts_and_nothing_stays_nothing() -> None:
+    assert json.loads(write_reply("-", 'so "be" it')) == {"thoughts": 'so "be" it', "action": "-"}
+    assert write_reply("-") == '{"action": "-"}'
+    assert json.loads(write_reply("-", '"action": "+"'))["action"] == "-"
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "value"),
+    [
+        ('Sure! ```json\n{"action" : " Move Forward "}\n```', 4, " Move Forward "),
+        ('{"action": 10}', 1, "10"),
+        ('{"action": "+"} or rather {"action": "-"}', 3, "-"),
+        ('{"plan": {"action": "+"}, "action": "-"}', 3, "-"),
+        ('{"action": "-", "because": "{"}', 3, "-"),
+    ],
+)
+def test_harmless_variations_are_read(text: str, action: int, value: str) -> None:
+    reply = read_reply(text, NAMES, ALL)
+    assert reply.action == action and reply.action_span is not None and text[slice(*reply.action_span)] == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "+", '{"action": "+"', '{"action": "+" "-"}', '{"action": "+", "action": "-"}', '{"action": ["+"]}']
+    + ['{"action": true}', '{"action": "++"}', '{"action": "11"}', '{"action": 1.0}', "{" * MAX_CHARS, "[" * 100_000]
+    + ['{"action":' * 1_000, '{"a": ' + "[" * 3_000 + "}", '{"action": "\ud800"}', "{'action': '+'}"],
+)
+def test_what_is_not_clear_is_no_action(text: str) -> None:
+    assert read_reply(text, NAMES, ALL).action is None
+
+
+def test_an_action_that_is_not_legal_now_is_none_but_has_its_place() -> None:
+    reply = read_reply('{"action": "+"}', NAMES, (0, 1))
+    assert reply.action is None and reply.action_span == (12, 13)
+
+
+def test_ten_thousand_garbage_replies_raise_nothing_and_take_little_time() -> None:
+    rng = random.Random(0)
+    parts = [
+        '{"action": "',
+        '"}',
+        "{",
+        "}",
+        '"',
+        "action",
+        ":",
+        "\\",
+        "+",
+        "10",
+        "\x00",
+        "é",
+        "\ud83d",
+        "[",
+        "]",
+        ",",
+        " ",
+    ]
+    start = time.process_time()
+    for _ in range(10_000):
+        text = "".join(rng.choices(parts, k=rng.randrange(60)))
+        for reply in (read_reply(text, NAMES, ALL), read_legacy(text, NAMES, ALL)):
+            assert reply.action is None or reply.action in ALL
+            assert reply.action_span is None or 0 <= reply.action_span[0] <= reply.action_span[1] <= len(text)
+    assert time.process_time() - start < 20
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ('"action": "10"}', 1),
+        ('{"thoughts": "-", "action": "+"}', 2),
+        ('"action": "+" - as I said', None),
+        ("+", 2),
+        ("I add +.", None),
+        ('"action": "110"', None),
+    ],
+)
+def test_legacy_reading_takes_the_one_word_behind_the_mark(text: str, action: int | None) -> None:
+    assert read_legacy(text, NAMES, ALL).action == action
