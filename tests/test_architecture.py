@@ -18,6 +18,7 @@ FLOOR = {
     "metrics": 0,
     "errors": 0,
     "disk": 0,
+    "templates": 0,
     "console": 1,
     "envs": 1,
     "labels": 1,

@@ -1,6 +1,5 @@
 """Puts a judge report together: a table on the terminal; a page, pictures, JSON and CSV in a folder."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,18 +7,19 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from rlvlm.disk import write_whole
+from rlvlm.disk import write_json, write_whole
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.pictures import MissingPicture
 from rlvlm.labels.records import Question
 from rlvlm.labels.store import LabelStore, is_store
-from rlvlm.reports.judge.answers import Answers, read_sources
+from rlvlm.reports.judge.answers import read_sources
 from rlvlm.reports.judge.figures import draw_all
 from rlvlm.reports.judge.measures import NUM_BINS, OUTCOMES, by_bin, summarise
-from rlvlm.reports.judge.page import COLUMNS, report_page, table_cells
+from rlvlm.reports.judge.page import report_page, table_cells
 from rlvlm.runs.folder.run_folder import find_folder
 from rlvlm.runs.folder.tables import CsvTable
 from rlvlm.types.judging import Query, Status
@@ -46,10 +46,23 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
     rows = [summarise(source) for source in sources]
     out.mkdir(parents=True, exist_ok=True)
     pictures = draw_all(sources, out)
-    write_whole(out / "judge_report.json", json.dumps(rows, indent=1) + "\n")
-    _write_bins(sources, out / "judge_report.csv")
+    write_json(out / "judge_report.json", rows)
+    bins = [(source, by_bin(source), place) for source in sources for place in range(NUM_BINS)]
+    CsvTable(out / "judge_report.csv", BIN_COLUMNS, "bin").write(
+        {"source": source.name, "bin": place + 1}
+        | {name.replace(" ", "_"): int(counts[name][place]) for name in OUTCOMES}
+        for source, counts, place in bins
+    )
     write_whole(out / "judge_report.html", report_page(sources, rows, pictures, "Judge report"))
-    _show(rows, out)
+    console = Console(highlight=False)
+    for row in rows:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=None)
+        for name, cell in table_cells(row).items():
+            if cell != "-":
+                table.add_row(name, cell)
+        console.print(Text(str(row["source"]), style="bold"), soft_wrap=True)
+        console.print(table)
+    console.print(Text(f"page and pictures: {out / 'judge_report.html'}"), soft_wrap=True)
     return EXIT_DONE
 
 
@@ -98,32 +111,3 @@ def _queries(store: LabelStore, questions: Sequence[Question]) -> list[Query]:
         query = Query(goal=question.goal, left=np.stack(left), right=np.stack(right))
         found.append(replace(query, goal_picture=np.stack(goal)) if goal else query)
     return found
-
-
-def _write_bins(sources: Sequence[Answers], file: Path) -> None:
-    file.unlink(missing_ok=True)
-    rows = []
-    for source in sources:
-        counts = by_bin(source)
-        rows += [
-            {"source": source.name, "bin": place + 1}
-            | {name.replace(" ", "_"): int(counts[name][place]) for name in OUTCOMES}
-            for place in range(NUM_BINS)
-        ]
-    CsvTable(file, BIN_COLUMNS, "bin").append(rows)
-
-
-def _show(rows: Sequence[dict], out: Path) -> None:
-    console = Console(highlight=False)
-    for row in rows:
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=None)
-        for name, cell in zip(COLUMNS, table_cells(row), strict=True):
-            if cell != "-":
-                table.add_row(name, cell)
-        console.print(f"[bold]{_plain(row['source'])}[/bold]", soft_wrap=True)
-        console.print(table)
-    console.print(f"page and pictures: {out / 'judge_report.html'}", soft_wrap=True)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")

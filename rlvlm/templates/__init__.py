@@ -1,0 +1,38 @@
+"""The pages: one base, one style sheet, one template per page. Whatever a page is given is escaped, so a model's text
+stays text; a page is one file that loads nothing and runs no scripts.
+"""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+_PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def render(name: str, **facts: Any) -> str:
+    """The HTML of a page.
+
+    Args:
+        name: of a template in this folder.
+        facts: what the template asks for; a missing one raises jinja2's UndefinedError.
+    """
+    return _PAGES.get_template(name).render(facts)
+
+
+def inline(picture: Path | bytes, kind: str = "png") -> str:
+    """A picture as the `src` of an image, so that the page needs no file beside it.
+
+    Args:
+        picture: an encoded picture, or its file.
+        kind: of the encoding: png or webp.
+    """
+    data = picture.read_bytes() if isinstance(picture, Path) else picture
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
