@@ -1,0 +1,52 @@
+"""Which chat VLM acts, how, and what of it learns; imports nothing heavy so that the command line starts at once."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rlvlm.vlms.config import VLMConfig
+
+LANGUAGE_LAYERS = r".*language_model.*_proj"
+"""The linear layers of the language model's blocks, in every family: q, k, v, o, gate, up, down."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyConfig(VLMConfig):
+    """A chat VLM as a policy."""
+
+    section: ClassVar[str] = "policy"
+    """Where its options stand on the command line."""
+
+    model: str = ""
+    """Hub name or local folder of a Qwen2-VL, Qwen2.5-VL, Qwen3-VL or LLaVA-NeXT; empty for the pocket policy."""
+    acts: Literal["text", "head"] = "text"
+    """text: the action is read in the reply; head: a categorical head picks it and nothing is written."""
+    pooling: Literal["mean", "last"] = "last"
+    """What an action head reads: the mean over all tokens of the prompt, or its last token."""
+    head_width: int = 256
+    """Hidden units of the value head and of the action head."""
+    learns: Literal["auto", "all", "lora"] = "auto"
+    """all: every weight of the language model; lora: an adapter beside it; auto: all for the pocket policy, lora for
+    any other model."""
+    lora_rank: int = 32
+    """Inner size of a new adapter, where one learns and `adapter` names none, >= 1."""
+    lora_alpha: float = 64.0
+    """A new adapter's part is scaled by lora_alpha / lora_rank."""
+    lora_targets: str = LANGUAGE_LAYERS
+    """Regular expression on the full names of the layers that a new adapter is put beside."""
+    train_vision: bool = False
+    """Whether the vision encoder learns too. It then looks again at every image of every batch; frozen, it looks once
+    and its features are cached."""
+    cache_mib: int = 1_024
+    """Room for cached features of images, MiB."""
+
+    def __post_init__(self) -> None:
+        VLMConfig.__post_init__(self)
+        if self.head_width < 1 or self.cache_mib < 1:
+            raise ValueError(
+                f"policy.head_width and cache_mib must be >= 1, got {self.head_width} and {self.cache_mib}"
+            )
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether an adapter learns, and not the model's own weights."""
+        return bool(self.adapter) or self.learns == "lora" or (self.learns == "auto" and bool(self.model))

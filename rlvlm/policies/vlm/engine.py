@@ -1,0 +1,166 @@
+"""Sampling replies in process, many at once. The learner recomputes log-probs; the ones given here are a check.
+
+A batch goes through the language model once for its prompts and then once per token, with keys and values kept. Images
+are encoded when they are shown, not when they are asked about.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from rlvlm.policies.vlm.padding import Padded
+from rlvlm.policies.vlm.policy import NO_REPLY, VLMPolicy
+from rlvlm.types.sampling import ReplyRequest, ReplyTokens, SampledAction, SampledReply
+from rlvlm.types.steps import Frames
+
+
+class PolicyEngine:
+    """Samples from `policy`, which somebody else may be training: weights are read when a batch is sampled.
+
+    Args:
+        policy: what samples.
+        max_batch: requests that go through the model together; more are done in turn.
+    """
+
+    def __init__(self, policy: VLMPolicy, max_batch: int = 64) -> None:
+        self.policy = policy
+        self.max_batch = max_batch
+        self.version = 0
+        """Of the policy's weights; whoever changes them counts it up."""
+
+    def missing(self, images: Sequence[bytes]) -> list[int]:
+        """Places in `images` that must be shown before they can be asked about."""
+        return self.policy.images.missing(images)
+
+    def show(self, images: Sequence[bytes], frames: Frames) -> None:
+        """Encodes `frames` [N, H, W, 3] and keeps them under the keys `images`."""
+        self.policy.show(images, frames)
+
+    def reply(
+        self,
+        requests: Sequence[ReplyRequest],
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        greedy: bool = False,
+    ) -> list[SampledReply]:
+        """Replies to `requests`, in their order.
+
+        Args:
+            requests: what is asked; the images were shown.
+            max_new_tokens: a longer reply is cut.
+            temperature: > 0; logits are divided by it, nothing else is cut off or filtered.
+            greedy: take the likeliest token each time; log-probs are still those of `temperature`.
+
+        Raises:
+            MachineError: an image was not shown.
+        """
+        if max_new_tokens < 1 or temperature <= 0:
+            raise ValueError(f"need max_new_tokens >= 1 and temperature > 0, got {max_new_tokens} and {temperature}")
+        chunks = [requests[i : i + self.max_batch] for i in range(0, len(requests), self.max_batch)]
+        return [reply for chunk in chunks for reply in self._reply(chunk, max_new_tokens, temperature, greedy)]
+
+    @torch.no_grad()
+    def act(self, requests: Sequence[ReplyRequest], *, greedy: bool = False) -> list[SampledAction]:
+        """Actions of a policy with an action head, in the order of `requests`."""
+        actions = []
+        for begin in range(0, len(requests), self.max_batch):
+            chunk = requests[begin : begin + self.max_batch]
+            asked = self._asked(chunk)
+            log_probs, values = self.policy.act_log_probs(asked)
+            noise = None if greedy else _uniforms(chunk, 1)[0]
+            chosen = _draw(log_probs, noise)
+            picked = log_probs.gather(-1, chosen[:, None])[:, 0]
+            actions += [
+                SampledAction(tokens=tokens, action=action, log_prob=log_prob, value=value, version=self.version)
+                for tokens, action, log_prob, value in zip(
+                    asked, chosen.tolist(), picked.tolist(), values.tolist(), strict=True
+                )
+            ]
+        return actions
+
+    def _asked(self, requests: Sequence[ReplyRequest]) -> list[ReplyTokens]:
+        seen = self.policy.images.get([request.image for request in requests])
+        return [
+            ReplyTokens(
+                prompt_ids=self.policy.encode(request.prompt, image.size_px), image=request.image, reply_ids=NO_REPLY
+            )
+            for request, image in zip(requests, seen, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _reply(
+        self, requests: Sequence[ReplyRequest], max_new_tokens: int, temperature: float, greedy: bool
+    ) -> list[SampledReply]:
+        policy = self.policy
+        asked = self._asked(requests)
+        noise = None if greedy else _uniforms(requests, max_new_tokens)
+        padded = policy.pad(asked)
+        cache = DynamicCache(config=policy.text_config())
+        state = policy.hidden(padded, [one.image for one in asked], cache)[:, -1]
+        values = policy.value(state).tolist()
+        chosen, log_probs = [], []
+        is_open = torch.ones(len(asked), dtype=torch.bool, device=policy.device)
+        for step in range(max_new_tokens):
+            table = policy.next_token_log_probs(state, temperature)
+            tokens = _draw(table, None if noise is None else noise[step])
+            log_probs.append(table.gather(-1, tokens[:, None])[:, 0])
+            chosen.append(tokens)
+            is_open = is_open & (tokens != policy.stop_id)
+            if step + 1 == max_new_tokens or not is_open.any():
+                break
+            state = self._go_on(padded, tokens, step, cache)
+        return self._replies(asked, torch.stack(chosen, 1), torch.stack(log_probs, 1), values)
+
+    def _go_on(self, padded: Padded, tokens: Tensor, step: int, cache: DynamicCache) -> Tensor:
+        """[B, D] hidden states after one more token each. Finished replies go along; nobody looks at them."""
+        positions = (padded.positions.amax((0, 2)) + 1 + step)[None, :, None].expand(len(padded.positions), -1, 1)
+        mask = padded.attention
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones(len(tokens), step + 1)], 1)
+        return self.policy.go_over(self.policy.embed(tokens[:, None]), positions, mask, cache, {})[:, -1]
+
+    def _replies(
+        self, asked: Sequence[ReplyTokens], ids: Tensor, log_probs: Tensor, values: Sequence[float]
+    ) -> list[SampledReply]:
+        is_stop = ids == self.policy.stop_id  # [B, N]
+        lengths = torch.where(is_stop.any(1), is_stop.int().argmax(1) + 1, ids.shape[1]).tolist()
+        all_ids, all_log_probs, ended = ids.cpu().numpy(), log_probs.cpu().numpy(), is_stop.any(1).tolist()
+        replies = []
+        for row, (one, length) in enumerate(zip(asked, lengths, strict=True)):
+            reply_ids = all_ids[row, :length].copy()
+            replies.append(
+                SampledReply(
+                    tokens=ReplyTokens(prompt_ids=one.prompt_ids, image=one.image, reply_ids=reply_ids),
+                    text=self.policy.text_of(reply_ids),
+                    log_probs=all_log_probs[row, :length].copy(),
+                    value=values[row],
+                    is_complete=ended[row],
+                    version=self.version,
+                )
+            )
+        return replies
+
+
+def _uniforms(requests: Sequence[ReplyRequest], steps: int) -> Tensor:
+    """[steps, B] in [0, 1): one number per token, from the seed of each request alone.
+
+    So a reply does not depend on what else is in its batch.
+    """
+    rows = [np.random.default_rng(request.seed).random(steps) for request in requests]
+    return torch.from_numpy(np.stack(rows, 1))
+
+
+def _draw(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
+    """[B] ids: of the likeliest, or where `uniforms` [B] falls in the cumulative distribution.
+
+    Tokens without probability add nothing to the sum, so they are never the first to exceed a number.
+    """
+    if uniforms is None:
+        return log_probs.argmax(-1)
+    cumulative = log_probs.double().exp().cumsum(-1)
+    threshold = uniforms.to(cumulative.device)[:, None] * cumulative[:, -1:]
+    return (cumulative <= threshold).sum(-1).clamp_max(log_probs.shape[-1] - 1)

@@ -1,0 +1,384 @@
+"""A chat VLM that acts: it reads an image and words, writes a reply, and can tell the log-prob of any stored reply.
+
+Algorithms train it; `engine` samples from it. Every family of chat VLM with a vision encoder and a language model of
+its own works the same here: the image is encoded, its tokens are put in the places that the prompt keeps for them, and
+the language model goes over the result.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.images import SeenImage, SeenImages
+from rlvlm.policies.vlm.padding import Padded, pad
+from rlvlm.policies.vlm.spans import decode, tokens_of_span
+from rlvlm.types.sampling import IntArray, ReplyTokens
+from rlvlm.types.steps import Frames
+
+NO_REPLY: IntArray = np.zeros(0, np.int64)
+_NEVER = -1e9
+"""Logit of a token that may not be written; finite, so that entropies and gradients stay so."""
+_REMEMBERED_PROMPTS = 4_096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadReplies:
+    """What a policy now says about stored replies; everything carries gradients."""
+
+    log_probs: Tensor
+    """[B, N] of each token, float32; 0 where there is none."""
+    mask: Tensor
+    """[B, N] True where there is a token."""
+    values: Tensor
+    """[B] at the last token of the prompt."""
+    entropies: Tensor | None
+    """[B, N] of the distribution that each token was drawn from, nats; where asked for."""
+    token_values: Tensor | None
+    """[B, N] the value head before each token; where asked for. The first is that of `values`."""
+
+
+class VLMPolicy(nn.Module):
+    """A chat VLM with a value head and, where `config.acts` is `head`, an action head. Always in eval mode: dropout
+    would make the log-probs of a reply differ from those it was sampled with.
+
+    Args:
+        model: an `AutoModelForImageTextToText`, or PEFT's wrapper around one; what it has of trainable parameters
+            outside the vision encoder learns.
+        processor: of `rlvlm.vlms.processors`: turns chats and images into the model's inputs.
+        config: heads, and what learns.
+        num_actions: of an action head.
+    """
+
+    def __init__(self, model: Any, processor: Any, config: PolicyConfig, num_actions: int = 0) -> None:
+        super().__init__()
+        if config.acts == "head" and num_actions < 2:
+            raise ValueError(f"an action head needs >= 2 actions, got {num_actions}; give the world's action names")
+        self.model = model
+        self.processor = processor
+        self.config = config
+        self.num_actions = num_actions
+        self.images = SeenImages(config.cache_mib << 20)
+        self._chat: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        """The chat VLM itself: an adapter's layers lie inside it."""
+        width = self._chat.config.get_text_config().hidden_size
+        self.value_head = _head(width, config.head_width, 1)
+        self.action_head = _head(width, config.head_width, num_actions) if config.acts == "head" else None
+        for name, parameter in self._chat.named_parameters():
+            if not config.train_vision and _is_vision(name):
+                parameter.requires_grad_(False)
+        self.to(self.device).eval()
+        self._encode = lru_cache(_REMEMBERED_PROMPTS)(self._encode_now)
+        self._place = lru_cache(_REMEMBERED_PROMPTS)(self._place_now)
+
+    # What it is made of
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return next(self._chat.parameters()).device
+
+    @property
+    def tokenizer(self) -> Any:
+        """The processor's."""
+        return self.processor.tokenizer
+
+    @cached_property
+    def stop_id(self) -> int:
+        """The token that ends a reply."""
+        return self.tokenizer.eos_token_id
+
+    @cached_property
+    def pad_id(self) -> int:
+        """The token that stands where nothing stands."""
+        return self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.stop_id
+
+    @cached_property
+    def banned_ids(self) -> Tensor:
+        """Tokens that a reply may not hold: those of images, padding and the chat's format, and ids without a token.
+
+        They are masked when sampling and when recomputing, or the two distributions would differ.
+        """
+        added = [index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special]
+        unused = range(len(self.tokenizer), self._head.weight.shape[0])
+        banned = {*self.tokenizer.all_special_ids, *added, *unused, self._image_id} - {self.stop_id}
+        return torch.tensor(sorted(banned), device=self.device)
+
+    @cached_property
+    def _image_id(self) -> int:
+        return self._chat.config.image_token_id
+
+    @property
+    def _language(self) -> Any:
+        return self._chat.model.language_model
+
+    @property
+    def _head(self) -> Any:
+        return self._chat.get_output_embeddings()
+
+    def backbone_parameters(self) -> list[nn.Parameter]:
+        """What learns of the chat VLM: all of its language model, or its adapter."""
+        return [parameter for parameter in self._chat.parameters() if parameter.requires_grad]
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """What learns of the value head and the action head."""
+        heads = [self.value_head] if self.action_head is None else [self.value_head, self.action_head]
+        return [parameter for head in heads for parameter in head.parameters()]
+
+    def trained_state(self) -> dict[str, Tensor]:
+        """Name and value of everything that learns, detached: what a checkpoint and a sync of weights carry."""
+        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def load_trained_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `trained_state` of a policy of the same kind gave.
+
+        Raises:
+            ValueError: a name or a shape is not that of this policy.
+        """
+        own = self.trained_state()
+        odd = sorted(own.keys() ^ state.keys()) + sorted(
+            name for name in own.keys() & state.keys() if own[name].shape != state[name].shape
+        )
+        if odd:
+            raise ValueError(f"these weights are of another policy: {len(odd)} tensors differ, such as {odd[0]}")
+        for name, value in state.items():
+            own[name].copy_(value)
+        if self.config.train_vision:
+            self.images.clear()
+
+    # Words in, ids out
+
+    def encode(self, prompt: str, size_px: tuple[int, int]) -> IntArray:
+        """[P] ids of one user turn with an image of `size_px` (H, W) and `prompt`, up to where the reply begins."""
+        return self._encode(prompt, size_px)
+
+    def _encode_now(self, prompt: str, size_px: tuple[int, int]) -> IntArray:
+        content = [{"type": "image"}, {"type": "text", "text": prompt}]
+        chat = self.processor.apply_chat_template([{"role": "user", "content": content}])
+        blank = np.zeros((*size_px, 3), np.uint8)
+        return self.processor(text=[chat], images=[[blank]])["input_ids"][0].numpy()
+
+    def write(self, prompt: str, image: bytes, text: str) -> ReplyTokens:
+        """What the policy would have stored had it answered `prompt` with `text`: for training on demonstrations.
+
+        Raises:
+            MachineError: the image was not shown.
+            ValueError: the text holds tokens of the chat's format.
+        """
+        (seen,) = self.images.get([image])
+        ids = np.array([*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.stop_id], np.int64)
+        if np.isin(ids[:-1], [*self.banned_ids.tolist(), self.stop_id]).any():
+            raise ValueError(f"a reply must not hold special tokens, got {text[:80]!r}")
+        return ReplyTokens(prompt_ids=self.encode(prompt, seen.size_px), image=image, reply_ids=ids)
+
+    def text_of(self, reply_ids: IntArray) -> str:
+        """The reply's words."""
+        return decode(self.tokenizer, reply_ids)
+
+    def action_tokens(self, reply_ids: IntArray, span: tuple[int, int] | None) -> NDArray[np.bool_]:
+        """[N] True for the tokens that hold the action's value; all others belong to the thought. None without one."""
+        if span is None:
+            return np.zeros(len(reply_ids), bool)
+        return tokens_of_span(self.tokenizer, reply_ids, span)
+
+    # Images in, features out
+
+    def show(self, keys: Sequence[bytes], frames: Frames) -> None:
+        """Encodes `frames` [N, H, W, 3] and keeps what the language model needs of them under `keys`.
+
+        Call it for the places that `images.missing` names, so that nothing is drawn or encoded twice.
+        """
+        with torch.no_grad():
+            features, grids = self.look(list(frames))
+        for row, key in enumerate(keys):
+            kept = frames[row] if self.config.train_vision else None
+            image = SeenImage(features=features[row], grid=grids[row], size_px=frames.shape[1:3], frame=kept)
+            self.images.add(key, image)
+
+    def look(self, frames: Sequence[NDArray[np.uint8]]) -> tuple[list[Tensor], list[tuple[int, int, int]]]:
+        """Visual tokens [layers, tokens, D] of each of `frames`, N times [H, W, 3], with gradients, and their grids."""
+        marks = self.processor.apply_chat_template([{"role": "user", "content": [{"type": "image"}]}])
+        inputs = self.processor(text=[marks] * len(frames), images=[[frame] for frame in frames])
+        pixels = {
+            name: tensor.to(self.device)
+            for name, tensor in inputs.items()
+            if name in ("pixel_values", "image_grid_thw", "image_sizes")
+        }
+        seen = self._chat.model.get_image_features(**pixels)
+        layers = [*(getattr(seen, "deepstack_features", None) or []), seen.pooler_output]
+        counts = (inputs["input_ids"] == self._image_id).sum(1).tolist()
+        split = [layer if isinstance(layer, (list, tuple)) else layer.split(counts) for layer in layers]
+        grids = inputs["image_grid_thw"].tolist() if "image_grid_thw" in inputs else [[0, 0, 0]] * len(frames)
+        return [torch.stack(rows) for rows in zip(*split, strict=True)], [(t, h, w) for t, h, w in grids]
+
+    # The forward pass
+
+    def pad(self, asked: Sequence[ReplyTokens]) -> Padded:
+        """The batch of `asked`."""
+        seen = self.images.get([one.image for one in asked])
+        positions = [self._place(one.prompt_ids.tobytes(), image.grid) for one, image in zip(asked, seen, strict=True)]
+        prompts, replies = [one.prompt_ids for one in asked], [one.reply_ids for one in asked]
+        return pad(prompts, positions, replies, self.pad_id, self.device)
+
+    def _place_now(self, prompt_bytes: bytes, grid: tuple[int, int, int]) -> Tensor:
+        """[R, P] rotary positions of one prompt."""
+        ids = torch.frombuffer(bytearray(prompt_bytes), dtype=torch.long)[None]
+        if not hasattr(self._chat.model, "get_rope_index"):
+            return torch.arange(ids.shape[1])[None]
+        kinds = (ids == self._image_id).int()
+        positions, _ = self._chat.model.get_rope_index(
+            ids, mm_token_type_ids=kinds, image_grid_thw=torch.tensor([grid])
+        )
+        return positions[:, 0]
+
+    def hidden(self, padded: Padded, images: Sequence[bytes], cache: Any = None) -> Tensor:
+        """[B, P + N, D] last hidden states of a whole batch; `cache` takes up its keys and values."""
+        features = [image.features for image in self._features(images)]
+        embedded = self._language.get_input_embeddings()(padded.ids)
+        is_image = padded.ids == self._image_id
+        layers = [torch.cat(rows) for rows in zip(*features, strict=True)]
+        embedded = embedded.masked_scatter(is_image[..., None], layers[-1].to(embedded.dtype))
+        deep = {"visual_pos_masks": is_image, "deepstack_visual_embeds": layers[:-1]} if len(layers) > 1 else {}
+        return self.go_over(embedded, padded.positions, padded.attention, cache, deep)
+
+    def go_over(
+        self, embedded: Tensor, positions: Tensor, attention: Tensor | None, cache: Any, deep: dict[str, Any]
+    ) -> Tensor:
+        """[B, N, D] last hidden states of `embedded` [B, N, D] at `positions` [R, B, N], after what `cache` holds."""
+        return self._language(
+            inputs_embeds=embedded,
+            position_ids=positions if len(positions) > 1 else positions[0],
+            attention_mask=attention,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            **deep,
+        ).last_hidden_state
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[..., D] input embeddings of text tokens."""
+        return self._language.get_input_embeddings()(ids)
+
+    def text_config(self) -> Any:
+        """The language model's config: a cache of keys and values is made from it."""
+        return self._chat.config.get_text_config()
+
+    def next_token_log_probs(self, hidden: Tensor, temperature: float) -> Tensor:
+        """[..., V] float32 log-probs of the next token; banned tokens have none."""
+        logits = self._head(hidden).float() / temperature
+        return logits.index_fill(-1, self.banned_ids, _NEVER).log_softmax(-1)
+
+    def read(
+        self,
+        asked: Sequence[ReplyTokens],
+        *,
+        temperature: float = 1.0,
+        detach_values: bool = False,
+        with_entropies: bool = False,
+        with_token_values: bool = False,
+    ) -> ReadReplies:
+        """What the policy now says about stored replies.
+
+        Args:
+            asked: the batch; its images were shown.
+            temperature: that the replies were sampled with.
+            detach_values: the value head's loss does not reach the backbone.
+            with_entropies: tell the entropies too.
+            with_token_values: tell a value before each token.
+        """
+        padded = self.pad(asked)
+        hidden = self.hidden(padded, [one.image for one in asked])
+        before = hidden[:, padded.prompt_length - 1 : -1]  # [B, N, D] what each reply token was drawn from
+        mask = padded.is_reply
+        log_probs = self.next_token_log_probs(before[mask], temperature)  # [tokens, V]
+        chosen = log_probs.gather(-1, padded.replies[mask][:, None])[:, 0]
+        zeros = torch.zeros(mask.shape, device=self.device)
+        state = hidden[:, padded.prompt_length - 1]
+        token_values = self._value(before[mask], detach_values) if with_token_values else None
+        entropies = -(log_probs.exp() * log_probs).sum(-1) if with_entropies else None
+        return ReadReplies(
+            log_probs=zeros.masked_scatter(mask, chosen),
+            mask=mask,
+            values=self._value(state, detach_values),
+            entropies=None if entropies is None else zeros.masked_scatter(mask, entropies),
+            token_values=None if token_values is None else zeros.masked_scatter(mask, token_values),
+        )
+
+    def values(self, asked: Sequence[ReplyTokens]) -> Tensor:
+        """[B] the value head at the end of each prompt; replies are not looked at."""
+        return self._value(self._prompt_states(asked)[0], detach=False)
+
+    def act_log_probs(self, asked: Sequence[ReplyTokens], *, detach_values: bool = False) -> tuple[Tensor, Tensor]:
+        """[B, A] log-probs of an action head's actions, and [B] values.
+
+        Raises:
+            ValueError: this policy acts by text.
+        """
+        if self.action_head is None:
+            raise ValueError("this policy has no action head; set --policy.acts head")
+        last, pooled = self._prompt_states(asked)
+        return self.action_head(pooled.float()).log_softmax(-1), self._value(last, detach_values)
+
+    def _prompt_states(self, asked: Sequence[ReplyTokens]) -> tuple[Tensor, Tensor]:
+        """[B, D] at the last token of each prompt, and [B, D] as `config.pooling` wants it."""
+        prompts = [ReplyTokens(prompt_ids=one.prompt_ids, image=one.image, reply_ids=NO_REPLY) for one in asked]
+        padded = self.pad(prompts)
+        hidden = self.hidden(padded, [one.image for one in prompts])
+        last = hidden[:, -1]
+        if self.config.pooling == "last":
+            return last, last
+        if padded.attention is None:
+            return last, hidden.mean(1)
+        weights = padded.attention[..., None].to(hidden.dtype)
+        return last, (hidden * weights).sum(1) / weights.sum(1)
+
+    def value(self, state: Tensor) -> Tensor:
+        """[B] the value head at `state` [B, D]."""
+        return self._value(state, detach=False)
+
+    def _value(self, state: Tensor, detach: bool) -> Tensor:
+        return self.value_head((state.detach() if detach else state).float())[..., 0]
+
+    def _features(self, keys: Sequence[bytes]) -> list[SeenImage]:
+        """The images of `keys`; a vision encoder that is trained looks again, once at each."""
+        seen = self.images.get(keys)
+        if not (self.config.train_vision and torch.is_grad_enabled()):
+            return seen
+        firsts = {key: image for key, image in zip(keys, seen, strict=True)}
+        features, _ = self.look([image.frame for image in firsts.values() if image.frame is not None])
+        again = {
+            key: SeenImage(features=fresh, grid=image.grid, size_px=image.size_px)
+            for (key, image), fresh in zip(firsts.items(), features, strict=True)
+        }
+        return [again[key] for key in keys]
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """Within, the policy is the model that it began as.
+
+        Raises:
+            ValueError: there is no adapter to leave out; keep a frozen copy as the reference instead.
+        """
+        if not hasattr(self.model, "disable_adapter"):
+            raise ValueError("a policy without LoRA keeps no reference inside; copy it before training")
+        with self.model.disable_adapter():
+            yield
+
+
+def _is_vision(name: str) -> bool:
+    return any(part in ("visual", "vision_tower", "multi_modal_projector") for part in name.split("."))
+
+
+def _head(width: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Two layers in float32; the last begins at zero, so that values begin at 0 and actions equally likely."""
+    last = nn.Linear(hidden, outputs)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), last)

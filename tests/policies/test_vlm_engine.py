@@ -1,0 +1,88 @@
+"""Sampling: the model's own `generate` is the reference for greedy replies; seeds decide the sampled ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm.policies.vlm.engine import PolicyEngine, _draw
+from rlvlm.policies.vlm.policy import VLMPolicy
+from tests.tiny_policy import FAMILIES, requests, tiny_policy
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VLMPolicy:
+    return tiny_policy(tmp_path_factory.mktemp("vlm"), request.param)
+
+
+def test_a_number_picks_where_it_falls_in_the_distribution() -> None:
+    """Probabilities 0.5, 0, 0.25, 0.25: 0.49 is the first, 0.51 already the third, never the second."""
+    table = torch.tensor([[0.5, 0.0, 0.25, 0.25]]).clamp_min(1e-45).log()
+    table[0, 1] = -1e9
+    for number, expected in ((0.0, 0), (0.49, 0), (0.51, 2), (0.74, 2), (0.76, 3), (0.999999, 3)):
+        assert _draw(table, torch.tensor([number], dtype=torch.float64)).item() == expected
+    assert _draw(table, None).item() == 0
+
+
+def test_draws_follow_the_probabilities() -> None:
+    table = torch.tensor([0.6, 0.1, 0.3]).log().expand(20_000, 3)
+    uniforms = torch.from_numpy(np.random.default_rng(0).random(20_000))
+    share = torch.bincount(_draw(table, uniforms), minlength=3) / 20_000
+    torch.testing.assert_close(share, torch.tensor([0.6, 0.1, 0.3]), atol=0.015, rtol=0)
+
+
+def test_greedy_replies_are_those_of_generate(policy: VLMPolicy) -> None:
+    replies = PolicyEngine(policy).reply(requests(4), max_new_tokens=8, greedy=True)
+    rng = np.random.default_rng(0)  # the same frames as in tests.tiny_policy
+    frames = [frame for size in ((56, 56), (56, 96)) for frame in rng.integers(0, 256, (2, *size, 3), np.uint8)]
+    for request, reply in zip(requests(4), replies, strict=True):
+        content = [{"type": "image"}, {"type": "text", "text": request.prompt}]
+        chat = policy.processor.apply_chat_template([{"role": "user", "content": content}])
+        inputs = policy.processor(text=[chat], images=[[frames[int(request.image[-1:])]]])
+        assert inputs["input_ids"][0].tolist() == reply.tokens.prompt_ids.tolist()
+        made = policy.model.generate(
+            **inputs,
+            do_sample=False,
+            max_new_tokens=8,
+            suppress_tokens=policy.banned_ids.tolist(),
+            eos_token_id=policy.stop_id,
+            pad_token_id=policy.pad_id,
+        )
+        assert made[0, inputs["input_ids"].shape[1] :].tolist() == reply.tokens.reply_ids.tolist()
+
+
+def test_a_reply_depends_on_its_seed_and_not_on_its_batch(policy: VLMPolicy) -> None:
+    engine = PolicyEngine(policy, max_batch=3)
+    together = engine.reply(requests(8), max_new_tokens=10)
+    alone = [engine.reply([request], max_new_tokens=10)[0] for request in requests(8)]
+    others = engine.reply(requests(8, seed=50), max_new_tokens=10)
+    for one, other, third in zip(together, alone, others, strict=True):
+        assert one.tokens.reply_ids.tolist() == other.tokens.reply_ids.tolist()
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
+        assert one.tokens.reply_ids.tolist() != third.tokens.reply_ids.tolist()
+
+
+def test_a_reply_ends_with_its_stop_token_or_is_marked_as_cut(policy: VLMPolicy) -> None:
+    """The stop token is made likely, so that both kinds appear within one batch."""
+    with torch.no_grad():
+        head = policy.model.get_output_embeddings()
+        kept = head.weight.clone()
+        head.weight[policy.stop_id] = head.weight.mean(0) + 2 * head.weight.std() * torch.randn(head.weight.shape[1])
+        replies = PolicyEngine(policy).reply(requests(64), max_new_tokens=6)
+        head.weight.copy_(kept)
+    banned = set(policy.banned_ids.tolist())
+    for reply in replies:
+        ids = reply.tokens.reply_ids.tolist()
+        assert len(ids) == len(reply.log_probs) and policy.stop_id not in ids[:-1] and not banned & set(ids)
+        assert reply.is_complete == (ids[-1] == policy.stop_id)
+        assert reply.is_complete or len(ids) == 6
+        assert "<|im_end|>" not in reply.text
+
+
+def test_versions_travel(tmp_path: Path) -> None:
+    engine = PolicyEngine(tiny_policy(tmp_path))
+    engine.version = 7
+    assert {reply.version for reply in engine.reply(requests(2), max_new_tokens=1)} == {7}
+    with pytest.raises(ValueError, match="temperature"):
+        engine.reply(requests(1), max_new_tokens=1, temperature=0.0)

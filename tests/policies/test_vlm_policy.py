@@ -1,0 +1,198 @@
+"""A policy's log-probs and values: batched against single, sampled against recomputed, and what may not be written."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm.errors import MachineError
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.types.sampling import ReplyRequest, SampledReply
+from tests.tiny_policy import FAMILIES, PROMPTS, requests, tiny_policy
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VLMPolicy:
+    return tiny_policy(tmp_path_factory.mktemp("vlm"), request.param)
+
+
+def sample(policy: VLMPolicy, count: int = 8, temperature: float = 1.0) -> list[SampledReply]:
+    return PolicyEngine(policy).reply(requests(count), max_new_tokens=10, temperature=temperature)
+
+
+def test_the_reply_of_a_padded_row_by_hand(policy: VLMPolicy) -> None:
+    """One row without the policy's padding: log-softmax of the model's own forward pass, gathered."""
+    replies = sample(policy)
+    lengths = {len(reply.tokens.prompt_ids) for reply in replies}
+    assert len(lengths) > 1, "the prompts should differ in length"
+    read = policy.read([reply.tokens for reply in replies])
+    for row, reply in enumerate(replies):
+        ids = torch.from_numpy(np.concatenate([reply.tokens.prompt_ids, reply.tokens.reply_ids]))[None]
+        seen = policy.images.get([reply.tokens.image])[0]
+        rng = np.random.default_rng(0)  # the same frames as in tests.tiny_policy
+        frames = {}
+        for first, size in ((0, (56, 56)), (2, (56, 96))):
+            for offset, frame in enumerate(rng.integers(0, 256, (2, *size, 3), np.uint8)):
+                frames[b"image %d" % (first + offset)] = frame
+        chat = policy.processor.apply_chat_template([{"role": "user", "content": [{"type": "image"}]}])
+        pictures = policy.processor(text=[chat], images=[[frames[reply.tokens.image]]])
+        own = {k: v for k, v in pictures.items() if k in ("pixel_values", "image_grid_thw", "image_sizes")}
+        if "image_grid_thw" in own:
+            own["mm_token_type_ids"] = (ids == policy.model.config.image_token_id).int()
+            assert tuple(own["image_grid_thw"][0].tolist()) == seen.grid
+        with torch.no_grad():
+            logits = policy.model(input_ids=ids, **own).logits[0].float()
+        logits[:, policy.banned_ids] = -torch.inf
+        begin = len(reply.tokens.prompt_ids) - 1
+        table = logits[begin:-1].log_softmax(-1)
+        expected = table.gather(-1, torch.from_numpy(reply.tokens.reply_ids)[:, None])[:, 0]
+        got = read.log_probs[row, : len(expected)].detach()
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_sampled_log_probs_are_the_recomputed_ones(policy: VLMPolicy, temperature: float) -> None:
+    replies = sample(policy, temperature=temperature)
+    read = policy.read([reply.tokens for reply in replies], temperature=temperature)
+    for row, reply in enumerate(replies):
+        count = len(reply.log_probs)
+        assert read.mask[row].sum() == count
+        np.testing.assert_allclose(read.log_probs[row, :count].detach(), reply.log_probs, atol=1e-4)
+        assert float(read.values[row].detach()) == pytest.approx(reply.value, abs=1e-3)
+
+
+def test_a_batch_reads_as_its_rows_do(policy: VLMPolicy) -> None:
+    tokens = [reply.tokens for reply in sample(policy)]
+    batch = policy.read(tokens, with_entropies=True, with_token_values=True)
+    assert batch.entropies is not None and batch.token_values is not None
+    for row, one in enumerate(tokens):
+        single = policy.read([one], with_entropies=True, with_token_values=True)
+        assert single.entropies is not None and single.token_values is not None
+        count = len(one.reply_ids)
+        for many, alone in (
+            (batch.log_probs, single.log_probs),
+            (batch.entropies, single.entropies),
+            (batch.token_values, single.token_values),
+        ):
+            torch.testing.assert_close(many[row, :count], alone[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(batch.values[row], single.values[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(batch.token_values[row, 0], batch.values[row], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(policy.values([one])[0], single.values[0], atol=1e-4, rtol=1e-4)
+
+
+def test_the_image_and_every_earlier_token_matter(policy: VLMPolicy) -> None:
+    (reply,) = sample(policy, 1)
+    base = policy.read([reply.tokens]).log_probs.detach()
+    other_image = b"image 1" if reply.tokens.image == b"image 0" else b"image 0"
+    moved = policy.read([dataclasses.replace(reply.tokens, image=other_image)]).log_probs.detach()
+    assert (base - moved).abs().max() > 1e-6
+    ids = reply.tokens.reply_ids.copy()
+    ids[0] = ids[0] + 1 if ids[0] + 1 < 200 else 0
+    changed = policy.read([dataclasses.replace(reply.tokens, reply_ids=ids)]).log_probs.detach()
+    assert (base - changed)[0, 1:].abs().max() > 1e-6
+
+
+def test_gradients_are_finite_and_stay_out_of_the_eyes(policy: VLMPolicy) -> None:
+    policy.zero_grad()
+    read = policy.read([reply.tokens for reply in sample(policy)], with_entropies=True)
+    assert read.entropies is not None
+    (read.log_probs.sum() + read.values.sum() + read.entropies.sum()).backward()
+    gradients = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+    assert all(torch.isfinite(g).all() for g in gradients.values())
+    assert any("language_model" in name for name in gradients) and any("value_head" in name for name in gradients)
+    assert not any("visual" in name or "vision_tower" in name for name in gradients)
+    policy.zero_grad()
+
+
+def test_a_detached_value_does_not_reach_the_backbone(policy: VLMPolicy) -> None:
+    policy.zero_grad()
+    policy.read([reply.tokens for reply in sample(policy, 2)], detach_values=True).values.sum().backward()
+    assert all(p.grad is None for p in policy.backbone_parameters())
+    assert any(p.grad is not None for p in policy.head_parameters())
+    policy.zero_grad()
+
+
+def test_banned_tokens_have_no_probability(policy: VLMPolicy) -> None:
+    tokenizer = policy.tokenizer
+    banned = set(policy.banned_ids.tolist())
+    assert policy.stop_id not in banned and policy.pad_id in banned
+    assert policy.model.config.image_token_id in banned
+    assert {tokenizer.convert_tokens_to_ids(token) for token in ("<|im_start|>", "<|vision_start|>")} <= banned
+    with torch.no_grad():
+        hidden = torch.randn(3, policy.text_config().hidden_size)
+        policy_logits = policy.next_token_log_probs(hidden, 1.0)
+    assert policy_logits[:, policy.banned_ids].exp().max() == 0
+    torch.testing.assert_close(policy_logits.exp().sum(-1), torch.ones(3))
+
+
+def test_demonstrations_end_as_replies_do(policy: VLMPolicy) -> None:
+    written = policy.write(PROMPTS[0], b"image 0", '{"action": "+"}')
+    assert written.reply_ids[-1] == policy.stop_id
+    assert policy.text_of(written.reply_ids) == '{"action": "+"}'
+    asked = policy.encode(PROMPTS[0], (56, 56))
+    assert np.array_equal(written.prompt_ids, asked)
+    with pytest.raises(ValueError, match="special tokens"):
+        policy.write(PROMPTS[0], b"image 0", "a<|im_end|>b")
+
+
+def test_an_unseen_image_is_an_error_with_a_fix(policy: VLMPolicy) -> None:
+    with pytest.raises(MachineError, match="was not shown"):
+        PolicyEngine(policy).reply([ReplyRequest(prompt="", image=b"never", seed=0)], max_new_tokens=1)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_an_action_head_reads_a_batch_as_its_rows(tmp_path: Path, pooling) -> None:
+    config = PolicyConfig(learns="all", acts="head", pooling=pooling)
+    policy = tiny_policy(tmp_path, "qwen3_vl", config, num_actions=3)
+    engine = PolicyEngine(policy)
+    actions = engine.act(requests(8))
+    log_probs, values = policy.act_log_probs([action.tokens for action in actions])
+    assert log_probs.shape == (8, 3)
+    for row, action in enumerate(actions):
+        assert float(log_probs[row, action.action].detach()) == pytest.approx(action.log_prob, abs=1e-4)
+        alone, value = policy.act_log_probs([action.tokens])
+        torch.testing.assert_close(alone[0], log_probs[row], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(value[0], values[row], atol=1e-4, rtol=1e-4)
+    greedy = engine.act(requests(8), greedy=True)
+    assert [action.action for action in greedy] == log_probs.argmax(-1).tolist()
+
+
+def test_an_adapter_alone_learns_and_can_be_left_out(tmp_path: Path) -> None:
+    policy = tiny_policy(tmp_path, "qwen2_5_vl", PolicyConfig(learns="lora", lora_rank=2))
+    assert policy.backbone_parameters()
+    assert all("lora_" in name or "_head" in name for name in policy.trained_state())
+    assert not any("visual" in name for name in policy.trained_state())
+    tokens = [reply.tokens for reply in sample(policy)]
+    base = policy.read(tokens).log_probs.detach()
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_()
+    assert (policy.read(tokens).log_probs.detach() - base).abs().max() > 1e-4
+    with policy.without_adapter():
+        torch.testing.assert_close(policy.read(tokens).log_probs.detach(), base)
+
+
+def test_trained_weights_travel(tmp_path: Path) -> None:
+    first, second = (tiny_policy(tmp_path / name) for name in ("a", "b"))
+    for parameter in first.backbone_parameters() + first.head_parameters():
+        parameter.data.add_(0.01)
+    tokens = [reply.tokens for reply in sample(first)]
+    assert (first.read(tokens).log_probs - second.read(tokens).log_probs).abs().max() > 1e-4
+    second.load_trained_state(first.trained_state())
+    torch.testing.assert_close(first.read(tokens).log_probs, second.read(tokens).log_probs)
+    with pytest.raises(ValueError, match="another policy"):
+        second.load_trained_state({"x": torch.zeros(1)})
+
+
+def test_trained_eyes_look_again_and_get_gradients(tmp_path: Path) -> None:
+    policy = tiny_policy(tmp_path, "qwen3_vl", PolicyConfig(learns="all", train_vision=True))
+    tokens = [reply.tokens for reply in sample(policy)]
+    read = policy.read(tokens)
+    read.log_probs.sum().backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.model.model.visual.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(policy.read(tokens).log_probs, read.log_probs.detach(), atol=1e-4, rtol=1e-4)
