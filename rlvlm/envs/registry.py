@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
+from rlvlm.envs.gym_cards.games import GAMES
 from rlvlm.envs.metaworld.goals import PAPER_GOALS, STOCK_GOALS
 from rlvlm.errors import UsageError
 
@@ -240,13 +241,14 @@ if importlib.util.find_spec("softgym") is not None:
                 env=EnvConfig(episode_steps=100),
             )
         )
-register(
-    Task(
-        name="number_line",
-        goal="bring the current number to the target number",
-        goal_state="the current number equals the target number",
-        maker="rlvlm.envs.gym_cards.number_line:NumberLine",
-        env=EnvConfig(episode_steps=10),
-        kind="turns",
+for _name, (_goal, _goal_state, _maker, _turns) in GAMES.items():
+    register(
+        Task(
+            name=_name,
+            goal=_goal,
+            goal_state=_goal_state,
+            maker=f"rlvlm.envs.gym_cards.{_maker}",
+            env=EnvConfig(episode_steps=_turns),
+            kind="turns",
+        )
     )
-)

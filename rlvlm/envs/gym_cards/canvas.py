@@ -43,7 +43,9 @@ def card_face(rank: int, suit: int, size_px: tuple[int, int]) -> Image.Image:
     pen = ImageDraw.Draw(image)
     pen.rounded_rectangle((0, 0, width - 1, height - 1), width // 12, fill="white", outline=_EDGE)
     colour = _RED if suit in (1, 2) else _BLACK
-    pen.text((width // 12, height // 40), RANKS[rank - 1], font=font(round(0.4 * height), is_bold=True), fill=colour)
+    large = font(round(0.4 * height), is_bold=True)
+    bearing = pen.textbbox((0, 0), RANKS[rank - 1], font=large)[0]  # a J reaches to the left of its own origin
+    pen.text((width // 10 - bearing, height // 40), RANKS[rank - 1], font=large, fill=colour)
     pen.text((width // 2, 0.72 * height), _SUITS[suit], font=font(round(0.5 * height)), fill=colour, anchor="mm")
     return image
 

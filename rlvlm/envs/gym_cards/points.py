@@ -1,0 +1,247 @@
+"""`ez_points` and `points24`: write a formula of the cards' numbers, one symbol a turn, that has the wanted value.
+
+Source: Zhai et al. 2024 (RL4VLM), arXiv:2405.10292, app. B. Deals, symbols, rewards, turns and picture are the paper's.
+Departures, each given back by `rules="legacy"`: formulas are read token by token over exact fractions, so that digits
+do not join, `**` is no power, `//` no floor division and 8 / (3 - 8 / 3) is 24; a reply that cannot be read appends
+nothing; a long formula is continued on a second line instead of leaving the picture. Seeds work under both.
+"""
+
+import json
+from collections import Counter
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.gym_cards.arithmetic import Tokens, completion, legacy_value, value
+from rlvlm.envs.gym_cards.canvas import SIDE_PX, card_face, draw_cards, font, table
+from rlvlm.envs.turns import Outcome, TurnWorld
+from rlvlm.types.steps import FloatArray, Frames
+
+_BLANK = " "
+"""What stands in a formula for a number that is not on the table, or was used already."""
+_WON, _LOST = 10.0, -1.0
+_NUMBERS = tuple(str(number) for number in range(1, 11))
+
+
+class PointsGame(TurnWorld):
+    """What both games share: symbols are appended until `=` ends the episode, +10 for the right value and -1 otherwise.
+
+    A number that is not on the table, or is used too often, costs 1 and leaves a blank. A snapshot holds rank and suit
+    of each card and then the formula: 0 for no entry, 1 for a blank, 2 + index of the symbol.
+
+    Args:
+        config: rules and deals; `episode_steps` may end an episode before the game does.
+        seed: of the deals, until `reset` is given another.
+    """
+
+    metadata = {"render_modes": []}
+    picture_px = (SIDE_PX, SIDE_PX)
+    num_cards: ClassVar[int]
+    target: ClassVar[int]
+    max_entries: ClassVar[int]
+    """With more entries than this the next turn is the last, whatever is written."""
+
+    def __init__(self, config: EnvConfig, seed: int) -> None:
+        self.rules = config.rules
+        self._max_turns = config.episode_steps
+        self._must_be_solvable = config.deals == "solvable"
+        self._symbols = "".join(name for name in self.action_names if name in "+-*/(")
+        self.snapshot_size = 2 * self.num_cards + self.max_entries + 1
+        self.reset(seed=seed)
+
+    def deal(self) -> NDArray[np.int64]:
+        """[num_cards] ranks of a new hand, 1 to 13."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Deals a hand; one that can be solved, where that is wanted."""
+        ranks = self.deal()
+        while self._must_be_solvable and not self._completion((), ranks):
+            ranks = self.deal()
+        self._cards = draw_cards(self.np_random, ranks)
+        self._entries: list[str] = []
+        self._turns = 0
+        self._is_won = False
+
+    def act(self, action: int | None) -> Outcome:
+        """Appends a symbol, or ends the episode."""
+        length = len(self._entries) if self.rules == "legacy" else self._turns  # the same, but for unreadable replies
+        self._turns += 1
+        if length > self.max_entries:
+            return _LOST, False, True
+        is_late = self._turns >= self._max_turns
+        if action is None:
+            return _LOST, False, is_late
+        symbol = self.action_names[action]
+        if symbol == "=":
+            self._is_won = self._is_solved()
+            return (_WON if self._is_won else _LOST), True, False
+        is_missing = symbol in _NUMBERS and not self._left()[int(symbol)]
+        self._entries.append(_BLANK if is_missing else symbol)
+        return (_LOST if is_missing else 0.0), False, is_late
+
+    def prompt(self) -> str:
+        """The task, with the formula so far."""
+        cards = {2: "two", 4: "four"}[self.num_cards]
+        return (
+            f"You are an expert at card games. The picture shows {cards} cards and the formula so far. Write a formula "
+            f"that makes {self.target} and uses the number of each card exactly once; J, Q and K count as 10. "
+            f"The formula so far: {self.formula_text() or 'empty'}. Choose the one symbol to append to it, out of "
+            f'{", ".join(self.action_names)}; "=" ends the formula. Answer with one JSON object that has the keys '
+            f'"cards" (the {cards} numbers), "current formula", "thoughts" (is it complete? if so "=", else what comes '
+            'next) and "action".'
+        )
+
+    def is_success(self) -> bool:
+        """Whether the formula was ended and has the wanted value."""
+        return self._is_won
+
+    def progress(self) -> float:
+        """1 when won; otherwise the share of symbols of a shortest right formula that stand, 0 if none can follow."""
+        if self._is_won:
+            return 1.0
+        rest = self._completion(self._tokens(), self._cards[:, 0])
+        return 0.0 if rest is None else len(self._tokens()) / (len(self._tokens()) + len(rest) + 1)
+
+    def snapshot(self) -> FloatArray:
+        """[S]: ranks and suits, then the formula."""
+        codes = np.zeros(self.max_entries + 1, np.float32)
+        for place, entry in enumerate(self._entries):
+            codes[place] = 1 if entry == _BLANK else 2 + self.action_names.index(entry)
+        return np.concatenate([self._cards.ravel().astype(np.float32), codes])
+
+    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, S]: cards and formula."""
+        return np.rint(snapshots).astype(np.int64)
+
+    def draw(self, snapshots: FloatArray) -> Frames:
+        """Pictures [N, 300, 300, 3] of `snapshots` [N, S]."""
+        return np.stack([self.paint(key) for key in self.picture_key(snapshots)])
+
+    def paint(self, key: NDArray[np.int64]) -> Frames:
+        """One picture [300, 300, 3]."""
+        cards, codes = key[: 2 * self.num_cards].reshape(-1, 2), key[2 * self.num_cards :]
+        hand = tuple((int(rank), int(suit)) for rank, suit in cards)
+        entries = [_BLANK if code == 1 else self.action_names[code - 2] for code in codes if code]
+        image = _laid_out(hand).copy()
+        self.write(image, entries)
+        return np.asarray(image)
+
+    def write(self, image: Image.Image, entries: list[str]) -> None:
+        """Writes the formula into a picture."""
+        raise NotImplementedError
+
+    def get_state(self) -> dict[str, Any]:
+        """Cards, formula, turns and generator."""
+        counts = np.array([self._turns, self._is_won])
+        text = json.dumps(self._entries)
+        return {"cards": self._cards.copy(), "formula": text, "counts": counts, "generator": self.generator_text()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._cards = np.array(state["cards"])
+        self._entries = json.loads(str(state["formula"]))
+        self._turns, self._is_won = int(state["counts"][0]), bool(state["counts"][1])
+        self.set_generator(str(state["generator"]))
+
+    def expert_action(self) -> int:
+        """The next symbol of a shortest right formula; `=` at once where none can follow, which costs least."""
+        rest = self._completion(self._tokens(), self._cards[:, 0])
+        return self.action_names.index(rest[0] if rest else "=")
+
+    def expert_thought(self) -> str:
+        """The numbers, the formula so far, and the whole formula that it is to become."""
+        formula, symbol = self.formula_text(), self.action_names[self.expert_action()]
+        rest = self._completion(self._tokens(), self._cards[:, 0])
+        whole = " ".join((*self._tokens(), *(rest or ())))
+        if rest is None:
+            reason = f"No formula that makes {self.target} can follow, so I end it."
+        elif rest:
+            reason = f"{whole} makes {self.target}, so I append {symbol} next."
+        else:
+            reason = f"{whole} makes {self.target} and every card is used, so the formula is complete."
+        numbers = json.dumps([min(int(rank), 10) for rank in self._cards[:, 0]])
+        return f'"cards": {numbers}, "current formula": {json.dumps(formula)}, "thoughts": {json.dumps(reason)}'
+
+    def formula_text(self) -> str:
+        """The formula as the picture shows it."""
+        return " ".join(self._entries)
+
+    def _tokens(self) -> Tokens:
+        return tuple(entry for entry in self._entries if entry != _BLANK)
+
+    def _left(self) -> Counter[int]:
+        """How often each number may still be used."""
+        dealt = Counter(min(int(rank), 10) for rank in self._cards[:, 0])
+        return dealt - Counter(int(entry) for entry in self._entries if entry in _NUMBERS)
+
+    def _completion(self, tokens: Tokens, ranks: NDArray[np.int64]) -> Tokens | None:
+        left = Counter(min(int(rank), 10) for rank in ranks) - Counter(
+            int(token) for token in tokens if token.isdigit()
+        )
+        return completion(tokens, tuple(sorted(left.elements())), self.target, self._symbols)
+
+    def _is_solved(self) -> bool:
+        num_used = sum(entry in _NUMBERS for entry in self._entries)
+        if num_used != self.num_cards:
+            return False
+        if self.rules == "legacy":
+            return legacy_value("".join(self._entries)) == self.target
+        return value(self._tokens()) == self.target
+
+
+class EZPoints(PointsGame):
+    """Make 12 from two cards with `+` or `*`; every deal can be solved. Jack, queen and king count as 10."""
+
+    goal = "write a formula of both cards that makes 12"
+    num_cards, target, max_entries = 2, 12, 5
+    action_names = (*_NUMBERS, "+", "*", "=")
+
+    def deal(self) -> NDArray[np.int64]:
+        """A first rank from 2 to king, and the number that makes 12 with it: by `*` in half of the cases it can."""
+        rank = int(self.np_random.integers(2, 14))
+        number = min(rank, 10)
+        is_product = number in (2, 3, 4, 6) and self.np_random.random() < 0.5
+        ranks = np.array([rank, 12 // number if is_product else 12 - number])
+        return ranks[::-1] if self.np_random.random() < 0.5 else ranks
+
+    def write(self, image: Image.Image, entries: list[str]) -> None:
+        """One line below the cards."""
+        ImageDraw.Draw(image).text((10, 258), "Formula: " + " ".join(entries), font=font(20), fill="white")
+
+
+class Points24(PointsGame):
+    """Make 24 from four cards with `+ - * /` and brackets. About 73 % of deals can be solved; see `EnvConfig.deals`."""
+
+    goal = "write a formula of all four cards that makes 24"
+    num_cards, target, max_entries = 4, 24, 20
+    action_names = (*_NUMBERS, "+", "-", "*", "/", "(", ")", "=")
+
+    def deal(self) -> NDArray[np.int64]:
+        """Four ranks, each of the thirteen equally likely."""
+        return self.np_random.integers(1, 14, self.num_cards)
+
+    def write(self, image: Image.Image, entries: list[str]) -> None:
+        """The word, and below it the formula, on two lines where it is long."""
+        pen, lines = ImageDraw.Draw(image), [" ".join(entries)]
+        pen.text((10, 210), "Formula:", font=font(16), fill="white")
+        if self.rules == "mended" and pen.textlength(lines[0], font=font(16)) > SIDE_PX - 20:
+            half = len(entries) // 2 + 1
+            lines = [" ".join(entries[:half]), " ".join(entries[half:])]
+        for row, line in enumerate(lines):
+            pen.text((10, 240 + 26 * row), line, font=font(16), fill="white")
+
+
+@lru_cache(maxsize=64)
+def _laid_out(hand: tuple[tuple[int, int], ...]) -> Image.Image:
+    """The table with the cards of a hand (rank and suit each) side by side; not to be written to."""
+    image, _ = table()
+    width = int(SIDE_PX / len(hand) * 0.9)
+    height = width * 7 // 5
+    for place, (rank, suit) in enumerate(hand):
+        image.paste(card_face(rank, suit, (width, height)), (5 + int(place * width * 1.1), (SIDE_PX - height) // 2))
+    return image
