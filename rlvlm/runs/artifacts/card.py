@@ -54,7 +54,9 @@ def _results(summary: Mapping[str, Any]) -> str:
         "wall time": f"{summary['wall_s'] / 60:.1f} min",
         "queries": f"{summary['queries']:,}",
         "label accuracy (decided labels)": _percent(summary["label_accuracy"]),
-        "no preference / unreadable / no answer": f"{labels['no_preference']:,} / {labels['invalid']:,} / {labels['failed']:,}",
+        "no preference / unreadable / no answer": " / ".join(
+            f"{labels[status]:,}" for status in ("no_preference", "invalid", "failed")
+        ),
         "peak memory, all processes": f"{summary['peak_rss_mb']:,} MiB",
     }
     if summary.get("score_error") is not None:

@@ -1,0 +1,108 @@
+import re
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from rlvlm.runs.artifacts.episodes import (
+    MAX_EPISODES,
+    MAX_FRAMES,
+    THOUGHT_LINES,
+    Caption,
+    ShownEpisode,
+    compose_captioned,
+    episodes_page,
+    write_captioned_video,
+)
+
+EVIL = '</p><script>alert(1)</script><img src=x onerror="alert(2)">'
+
+
+def make_episode(steps: int = 3, thought: str = "The drawer is closed.", seed: int = 7, **changes) -> ShownEpisode:
+    frames = np.stack([np.full((48, 64, 3), 10 * step % 256, np.uint8) for step in range(steps)])
+    captions = [Caption(thought=thought, action=f"push {step}", reward=step - 1.0, value=0.25) for step in range(steps)]
+    episode = {"title": "open it", "frames": frames, "captions": captions, "seed": seed}
+    return ShownEpisode(**{**episode, "is_success": seed % 2 == 1, "episode_return": 1.5, **changes})
+
+
+def articles(page: str) -> list[str]:
+    return re.findall(r"<article.*?</article>", page, re.DOTALL)
+
+
+def test_each_frame_stands_above_its_caption() -> None:
+    (card,) = articles(episodes_page([make_episode()], "tiny"))
+    figures = re.findall(r"<figure>.*?</figure>", card, re.DOTALL)
+    assert len(figures) == 3
+    for step, figure in enumerate(figures):
+        parts = (f'alt="step {step + 1}"', "data:image/webp;base64,", "<figcaption>", f">push {step}<", "The drawer")
+        places = [figure.index(part) for part in parts]
+        assert places == sorted(places)
+        assert f"{step - 1:+.2f}</b>" in figure and "value <b>0.25</b>" in figure
+    assert "return 1.5, 3 steps, seed 7" in card
+
+
+def test_the_filter_knows_how_each_episode_ended() -> None:
+    page = episodes_page([make_episode(seed=seed) for seed in (1, 2, 3)], "tiny")
+    assert [re.match(r'<article class="(\w+)"', card).group(1) for card in articles(page)] == [
+        "success",
+        "failure",
+        "success",
+    ]
+    assert "success <small>2</small>" in page and "failure <small>1</small>" in page and "all <small>3</small>" in page
+    assert "body:has(#show-failure:checked) article:not(.failure) { display: none }" in page
+    assert "<b>67%</b><span>success</span>" in page
+
+
+def test_a_models_words_cannot_leave_their_place(tmp_path: Path) -> None:
+    captions = [Caption(thought=EVIL, action=EVIL)]
+    episode = make_episode(1, title=EVIL, captions=captions)
+    page = episodes_page([episode], EVIL, note=EVIL)
+    assert "<script" not in page and "<img src=x" not in page
+    assert page.count("&lt;script&gt;alert(1)") == 6  # the heading twice, note, title, thought, action
+    assert "default-src 'none'" in page
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    page = episodes_page([make_episode(2, captions=[Caption(), Caption(reward=0.0)])], "tiny")
+    assert 'class="action"' not in page and 'class="thought"' not in page and "value <b>" not in page
+    assert page.count("+0.00</b>") == 1
+
+
+def test_long_plays_are_thinned_and_the_page_says_so() -> None:
+    card = articles(episodes_page([make_episode(100)], "tiny"))[0]
+    assert f"100 steps ({MAX_FRAMES} shown)" in card
+    assert 'alt="step 1"' in card and 'alt="step 100"' in card
+    many = [make_episode(1)] * (2 * MAX_EPISODES)
+    page = episodes_page(many, "tiny")
+    assert len(articles(page)) == MAX_EPISODES and f"{MAX_EPISODES} more episodes" in page
+    assert f"<b>{2 * MAX_EPISODES}</b><span>episodes</span>" in page
+    assert "No episode was played" in episodes_page([], "tiny")
+
+
+def test_the_video_keeps_the_picture_free_and_the_caption_below() -> None:
+    quiet = compose_captioned(make_episode(2, thought=""))
+    long = compose_captioned(make_episode(2, thought="word " * 500))
+    for pictures in (quiet, long):
+        assert all(picture.shape == pictures[0].shape for picture in pictures)
+        assert pictures[0].shape[0] % 2 == pictures[0].shape[1] % 2 == 0
+        assert (pictures[1][: 6 * 48 - 3, : 6 * 64] == 10).all()  # 64 pixels are enlarged six times; nothing over them
+        assert pictures[1][6 * 48 + 4 :].std() > 10  # words below
+    assert len(long[0]) - len(quiet[0]) == pytest.approx(19 * THOUGHT_LINES, abs=1)
+
+
+def test_a_captioned_video_can_be_played_back(tmp_path: Path) -> None:
+    odd = make_episode(
+        4, frames=np.full((4, 33, 401, 3), 90, np.uint8), thought="ärger\x00 \u202e 好\n\n" + "x" * 5_000
+    )
+    file = write_captioned_video(tmp_path / "videos" / "a.mp4", odd, fps=4)
+    with av.open(str(file)) as container:
+        decoded = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        assert container.streams.video[0].average_rate == 4
+    assert len(decoded) == 4 and decoded[0].shape[1] == 402
+    assert [path.name for path in file.parent.iterdir()] == ["a.mp4"]
+
+
+def test_an_episode_needs_a_caption_per_frame() -> None:
+    with pytest.raises(ValueError, match="2 captions for 3 frames"):
+        make_episode(3, captions=[Caption()] * 2)
