@@ -15,7 +15,6 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.painter import Painter
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.world import World
-from rlvlm.errors import NumericsError
 from rlvlm.types.steps import FloatArray, Frames
 
 _KEY_GRAIN = 0.25e-3
@@ -93,13 +92,3 @@ class MujocoWorld(World):
     @abstractmethod
     def _make_painter(self) -> Painter:
         """Draws this world's snapshots; made for the first picture."""
-
-
-def check_action(action: FloatArray) -> None:
-    """Passes when `action` [A] is finite: a simulator does not recover from one that is not.
-
-    Raises:
-        NumericsError: it is not.
-    """
-    if not np.isfinite(action).all():
-        raise NumericsError(f"actions must be finite, got {action}", "look at the policy's losses before this step")

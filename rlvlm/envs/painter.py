@@ -7,7 +7,7 @@ import copy
 import importlib
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import mujoco
 import numpy as np
@@ -24,7 +24,7 @@ _PIXEL = np.dtype("V3")
 """Three bytes that are copied as one: thirty times as fast as a mask over channels."""
 _SEEN_BY_DEFAULT = 3
 """Scenes put what is not to be seen (collision shapes) into groups from here on."""
-_open_painters: "weakref.WeakSet[Painter]" = weakref.WeakSet()
+_open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +148,7 @@ class Painter:
         if self._canvas is None:
             self._model.vis.global_.offwidth = self._model.vis.global_.offheight = size_px
             self._canvas = _open_canvas(self._model, size_px)
-            _close_at_exit(self)
+            close_at_exit(self)
         window, context = self._canvas
         window.make_current()
         if size_px > context.offWidth:
@@ -180,15 +180,23 @@ def _open_canvas(model: mujoco.MjModel, size_px: int) -> tuple[Any, mujoco.MjrCo
         raise MachineError(f"cannot draw with {backend}: {type(error).__name__}: {error}", FIX) from error
 
 
-def _close_at_exit(painter: Painter) -> None:
+class Closable(Protocol):
+    """What holds OpenGL."""
+
+    def close(self) -> None:
+        """Frees it."""
+        ...
+
+
+def close_at_exit(painter: Closable) -> None:
     """Frees OpenGL before the process ends; must be called after the first context is open.
 
     MuJoCo shuts the display down at exit, and a context freed after that complains on stderr. Exit handlers run in
     reverse order, so ours has to be registered after MuJoCo's.
     """
-    if not _open_painters:
-        atexit.register(lambda: [painter.close() for painter in list(_open_painters)])
-    _open_painters.add(painter)
+    if not _open:
+        atexit.register(lambda: [painter.close() for painter in list(_open)])
+    _open.add(painter)
 
 
 def aim(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:

@@ -1,7 +1,7 @@
 """Tasks by name. Importing it loads no simulator: a task's world is imported when it is made.
 
 Wherever a task's name is asked for, `package.module:NAME` works too, NAME being a `Task`: a task of one's own needs no
-registration, and is found in every process.
+registration, and is found in every process. So does `gym:ID` for the envs that Gymnasium knows.
 """
 
 import difflib
@@ -33,7 +33,7 @@ class Task:
     name: str
     """What users type, e.g. `drawer_open`."""
     goal: str
-    """Fills the slot of the prompt, e.g. `open the drawer`."""
+    """Fills the slot of the prompt, e.g. `open the drawer`; empty where only the user can say it."""
     maker: str
     """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving a world."""
     arguments: tuple[str, ...] = ()
@@ -53,6 +53,8 @@ class Task:
     actions (`ChunkWorld`)."""
 
 
+GYMNASIUM = "gym:"
+"""What stands before the id of an env that Gymnasium knows."""
 _TASKS: dict[str, Task] = {}
 
 
@@ -173,15 +175,39 @@ def make_vector(task: str, config: EnvConfig, seed: int) -> "gym.vector.SyncVect
 
 
 def _find(name: str) -> Task:
-    """The registered task, or the `Task` that `package.module:NAME` refers to."""
+    """The registered task, that of `gym:ID`, or the `Task` that `package.module:NAME` refers to."""
     if name in _TASKS:
         return _TASKS[name]
+    if name.startswith(GYMNASIUM):
+        return _gymnasium_task(name)
     if ":" in name:
         return _load(name)
     known = {full.rpartition("/")[2]: full for full in _TASKS} | {full: full for full in _TASKS}
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {known[close[0]]}?" if close else "choose one of the tasks"
     raise UsageError(f"there is no task {name!r}; tasks: {task_summary()}", hint)
+
+
+def _gymnasium_task(name: str) -> Task:
+    """The task of an env that Gymnasium knows; as there, `gym:MODULE:ID` imports a module that registers envs first."""
+    import gymnasium as gym  # for those who ask for one of its envs
+
+    env_id = name.removeprefix(GYMNASIUM)
+    module, _, registered = env_id.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        episode_steps = gym.spec(registered).max_episode_steps
+    except (gym.error.Error, ImportError) as error:
+        fix = "python -c 'import gymnasium; gymnasium.pprint_registry()'  shows those that there are"
+        raise UsageError(f"Gymnasium cannot find {env_id!r}: {error}", fix) from error
+    return Task(
+        name=name,
+        goal="",
+        maker="rlvlm.envs.gymnasium_world:GymnasiumWorld",
+        arguments=(env_id,),
+        env=EnvConfig(start="random", robot="visible", episode_steps=episode_steps or EnvConfig().episode_steps),
+    )
 
 
 def _load(reference: str) -> Task:

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.errors import NumericsError
 from rlvlm.types.steps import FloatArray, Frames
 
 
@@ -23,7 +24,9 @@ class World(gym.Env[FloatArray, FloatArray]):
     """
 
     goal: str
-    """Fills the slot of the prompt, e.g. `open the drawer`."""
+    """Fills the slot of the prompt, e.g. `open the drawer`; empty where only the user can say it."""
+    note: str = ""
+    """What a user should know about this world's pictures; `rlvlm check-task` prints it."""
     snapshot_size: int
     """S."""
     observation_space: gym.spaces.Box  # pyright: ignore[reportIncompatibleVariableOverride] - narrower than Gymnasium's
@@ -55,3 +58,13 @@ class World(gym.Env[FloatArray, FloatArray]):
         It shows what a task looks like when it is done, for contact sheets and the like; nobody learns from it.
         """
         return None
+
+
+def check_action(action: FloatArray) -> None:
+    """Passes when `action` [A] is finite: a simulator does not recover from one that is not.
+
+    Raises:
+        NumericsError: it is not.
+    """
+    if not np.isfinite(action).all():
+        raise NumericsError(f"actions must be finite, got {action}", "look at the policy's losses before this step")

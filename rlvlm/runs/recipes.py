@@ -129,7 +129,7 @@ def recipe(task: str) -> RunConfig:
     if own:
         module, _, function = own.partition(":")
         return replace(getattr(importlib.import_module(module), function)(), task=task)
-    return RunConfig(task=task)
+    return RunConfig(task=task, env=task_env(task))
 
 
 def smoke(config: RunConfig) -> RunConfig:

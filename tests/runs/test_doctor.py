@@ -11,6 +11,7 @@ from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs import doctor
 from rlvlm.runs.config import RunConfig, TrackConfig
 from rlvlm.runs.doctor import Finding, check_before_run, examine_machine, port_is_free
+from rlvlm.runs.recipes import recipe
 
 ORACLE = RunConfig(task="drawer_open", reward=RewardConfig(teacher="oracle"))
 
@@ -82,3 +83,12 @@ def test_a_missing_model_folder_matters_only_to_those_who_ask_a_judge(monkeypatc
     with pytest.raises(UsageError, match="/no/such/folder is not a folder"):
         check_before_run(RunConfig(task="drawer_open", judge=lost))
     check_before_run(replace(ORACLE, judge=lost))
+
+
+def test_a_judge_is_not_asked_about_a_goal_that_nobody_said() -> None:
+    config = recipe("gym:MountainCarContinuous-v0")
+    with pytest.raises(UsageError, match="no goal phrase of its own") as caught:
+        check_before_run(config)
+    assert "--goal" in caught.value.fix
+    check_before_run(replace(config, goal="drive the car up to the flag"))
+    check_before_run(replace(config, reward=replace(config.reward, teacher="oracle")))

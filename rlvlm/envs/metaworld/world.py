@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.metaworld.scene import Scene
-from rlvlm.envs.mujoco_world import MujocoWorld, check_action
+from rlvlm.envs.mujoco_world import MujocoWorld
 from rlvlm.envs.painter import Painter
+from rlvlm.envs.world import check_action
 from rlvlm.types.steps import FloatArray
 
 _NO_GOAL = np.zeros(3)

@@ -50,6 +50,8 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
     check_contract(task, config, seed, [episode for episodes in plays.values() for episode in episodes])
     console.print("keeps every promise of a world, from both starts")
     world = make_world(task, config, seed)
+    if world.note:
+        console.print(f"note: {world.note}")
     for name, text in _findings(world, plays).items():
         console.print(f"{name:<30} {text}")
     out.parent.mkdir(parents=True, exist_ok=True)
