@@ -6,6 +6,8 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices: a second thread costs more than it gives
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,11 +23,43 @@ def tiny_vlms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: save_tiny_vlm(root / family, family) for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with long tests go first, whole: what is left for the end is short, so all workers end together."""
+    long_files = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("ray")}
+    items.sort(key=lambda item: item.path not in long_files)
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A Ray of this test process alone, started once: to connect to it takes no time, to start one takes seconds.
+
+    It believes in eight CPUs and a GPU, so that whatever a test places finds room.
+    """
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="rlvlm-", dir="/tmp")  # short: Ray's sockets lie below, and paths end at 107 bytes
+    head = {
+        "num_cpus": 8,
+        "num_gpus": 1,
+        "include_dashboard": False,
+        "object_store_memory": 200 * 2**20,
+        "temp_dir": folder,
+        "_system_config": {"prestart_worker_first_driver": False},
+    }
+    with pytest.MonkeyPatch.context() as patch:  # workers find what test files define
+        folders = sorted({str(file.parent) for file in Path(__file__).parent.rglob("test_*.py")})
+        patch.setenv("PYTHONPATH", os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]))
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+    yield cluster.address
+    cluster.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    """A real Ray of this machine with two CPUs, for one file: the next may want another."""
+def local_ray(ray_address: str) -> Iterator[None]:
+    """This process on its Ray, for one file."""
     import ray
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init(address=ray_address, log_to_driver=False, logging_level="error")
     yield
     ray.shutdown()

@@ -60,5 +60,5 @@ def _inputs(world: World, frames: FrameStore, reward: RewardConfig, reward_model
         return PictureInput(frames, partial(PictureNetwork, reward_model.picture_px))
     if reward.model == "resnet18":
         resnet = importlib.import_module("rlvlm.preferences.model.resnet")  # loads transformers, for those who want it
-        return PictureInput(frames, resnet.ResNetNetwork, resnet.affordable_pictures(reward_model.picture_px))
+        return PictureInput(frames, resnet.ResNetNetwork, resnet.affordable_pictures(reward_model.picture_px), 16)
     return StateInput(world.observation_space.shape[0], world.action_space.shape[0])

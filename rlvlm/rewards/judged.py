@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,11 @@ _PICTURES_PER_CALL = 64
 """Drawn and held at once: 17 MB at 300 pixels."""
 
 
-def to_reward(score: float) -> float:
-    """A score in [0, 1] as a reward in [-1, 1]: 2 * score - 1, which is the cosine itself for judges by likeness."""
+def to_reward(score: Any) -> Any:
+    """A score in [0, 1] as a reward in [-1, 1]: 2 * score - 1, which is the cosine itself for judges by likeness.
+
+    Numbers, arrays and tensors of them alike.
+    """
     return 2 * score - 1
 
 

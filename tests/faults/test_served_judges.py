@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import ray
 from chaos import FaultReport, Killer, exists, replica_pids, wait_until
 from ray import serve
 from ray.serve.exceptions import BackPressureError
@@ -38,11 +37,9 @@ PLACEMENT = PlacementConfig(num_replicas=2, num_cpus=0.1, timeout_s=30.0, stall_
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+def cluster(local_ray) -> Iterator[None]:
     yield
     serve.shutdown()
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -34,12 +34,10 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """A local Ray that believes in one GPU."""
-    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, logging_level="ERROR")
+def cluster(local_ray) -> Iterator[None]:
+    """A Ray that believes in one GPU, and whatever of Serve the tests start."""
     yield
     serve.shutdown()
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,13 @@ def test_a_product_by_hand() -> None:
 
 
 def test_every_family_computes_what_it_did(tiny_vlms) -> None:
+    generator = torch.Generator().manual_seed(0)
     for folder in tiny_vlms.values():
         vision = load_vlm(VLMConfig(model=str(folder))).model.model.visual
         product = vision.patch_embed.proj
         assert isinstance(product, PatchProduct)
-        patches = torch.randn(50, *product.weight.shape[1:])
+        patches = torch.randn(50, *product.weight.shape[1:], generator=generator)
         with torch.no_grad():
             wanted = nn.functional.conv3d(patches, product.weight, product.bias, stride=product.weight.shape[2:])
-        torch.testing.assert_close(product(patches), wanted)
+        # Sums of some thousand products, taken in another order, differ by some 1e-5.
+        torch.testing.assert_close(product(patches), wanted, rtol=1e-4, atol=1e-4)

@@ -52,7 +52,7 @@ class SACLearner(TorchLearner):
             "alpha": ParameterBlock([self.networks.log_alpha], sac.alpha_lr),
         }
         self._target_values = flatten(self.networks.target.parameters())
-        self._update: Update = UPDATES[sac.update](self.networks, sac)
+        self._sac_update: Update = UPDATES[sac.update](self.networks, sac)
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Nothing to register: `ParameterBlock` takes the steps."""
@@ -97,10 +97,10 @@ class SACLearner(TorchLearner):
     def _improve(self, batch: Batch) -> tuple[CriticReading, PolicyReading | None]:
         """One update of critics and target, and when it is their turn of policy and temperature."""
         noise = torch.randn(2, *batch.actions.shape, generator=self._generator, device=self.device)
-        critic_reading, policy_reading = self._update.critic_gradients(batch, noise), None
+        critic_reading, policy_reading = self._sac_update.critic_gradients(batch, noise), None
         self._blocks["critic"].step()
         if self.num_updates % self._sac.actor_every == 0:
-            policy_reading = self._update.policy_gradients(batch, noise)
+            policy_reading = self._sac_update.policy_gradients(batch, noise)
             self._blocks["actor"].step()
             self._blocks["alpha"].step()
         with torch.no_grad():

@@ -144,7 +144,7 @@ class WorldRunner(EnvRunner):
         self._random = np.where(holds[:, None], self._random, fresh)
         return self._random
 
-    def get_spaces(self) -> dict[str, tuple[gym.spaces.Box, gym.spaces.Box]]:
+    def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
         """The spaces of a single world, under the name RLlib gives to the only module."""
         return {DEFAULT_MODULE_ID: (self.env.single_observation_space, self.env.single_action_space)}
 

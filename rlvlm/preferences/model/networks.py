@@ -4,9 +4,9 @@ All give one number in [-BOUND, BOUND] per step. A choice between them is a choi
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ class RewardInput(Protocol):
     affordable_kinds: int
     """Rows that an ensemble of three reads in about half a second on one core, drawn pictures included."""
     rows_per_pass: int
-    """Rows read fastest at once: as many as leave room in the processor's caches for what the network makes of them."""
+    """Rows of every pass, filled up where there are fewer: more suit many rows, fewer the handful after a turn."""
 
     def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """`[U]` the first step of each kind, ascending, and `[N]` the kind of every step."""
@@ -57,17 +57,21 @@ class RewardInput(Protocol):
 
 
 class RewardNetwork(Protocol):
-    """A torch module from rows `[M, ...]` to rewards `[M]`."""
+    """A torch module from rows `[M, ...]` to rewards `[M]`; what is not explained here is `nn.Module`'s."""
 
-    def calibrate(self, rows: Tensor) -> None:
+    def calibrate(self, rows: Tensor, /) -> None:
         """Told the first rows that are fitted, before any update."""
         ...
 
-    def features(self, rows: Tensor) -> Tensor:
+    def features(self, rows: Tensor, /) -> Tensor:
         """`[M, E]` what it makes of them: the space in which rows are near or far."""
         ...
 
-    def __call__(self, rows: Tensor) -> Tensor: ...
+    def __call__(self, rows: Tensor, /) -> Tensor: ...
+    def train(self, mode: bool = True) -> Any: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 def spread(layer: nn.Module, bound: float, rng: torch.Generator) -> nn.Module:
@@ -164,16 +168,20 @@ class PictureInput:
         frames: draws and remembers pictures.
         build: makes a network that reads them.
         affordable_kinds: as in `RewardInput`.
+        rows_per_pass: likewise.
     """
 
-    rows_per_pass = 64
-
     def __init__(
-        self, frames: FrameStore, build: Callable[[torch.Generator], RewardNetwork], affordable_kinds: int = 512
+        self,
+        frames: FrameStore,
+        build: Callable[[torch.Generator], RewardNetwork],
+        affordable_kinds: int = 512,
+        rows_per_pass: int = 32,
     ) -> None:
         self._frames = frames
         self._build = build
         self.affordable_kinds = affordable_kinds
+        self.rows_per_pass = rows_per_pass
 
     def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return self._frames.distinct(steps.snapshots)
@@ -201,7 +209,7 @@ class StateInput:
     """
 
     affordable_kinds = 16_384
-    rows_per_pass = 512
+    rows_per_pass = 64
 
     def __init__(self, obs_size: int, action_size: int) -> None:
         self._num_inputs = obs_size + action_size

@@ -9,22 +9,21 @@ from torch import Tensor
 
 from rlvlm.types.steps import FloatArray
 
-_ROWS_ALIKE = 8
-"""Passes are filled up to a multiple of this. Matrix products treat the rows left over beyond such a multiple in a way
-of their own and round them differently."""
-
 
 @torch.no_grad()
 def read_in_passes(
     read: Callable[[Tensor], Tensor], rows_of: Callable[[slice], Tensor], num: int, per_pass: int
 ) -> Tensor:
-    """What a network makes of rows, each to the bit as if it were alone.
+    """What a network makes of rows, in passes of one size whatever their number: the last one is filled up.
+
+    Matrix products choose their kernel by the number of rows, and kernels round differently. With one size, a row comes
+    out the same in whatever company it is read.
 
     Args:
-        read: what the network makes of `[M, ...]`.
+        read: what the network makes of `[per_pass, ...]`.
         rows_of: the rows in a part of 0 to `num`.
         num: of rows, >= 1.
-        per_pass: rows read at once, a multiple of 8.
+        per_pass: rows read at once.
 
     Returns:
         [num, ...].
@@ -32,8 +31,8 @@ def read_in_passes(
     made = []
     for first in range(0, num, per_pass):
         rows = rows_of(slice(first, min(first + per_pass, num)))
-        missing = -len(rows) % _ROWS_ALIKE
-        made.append(read(torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]))[: len(rows)])
+        filling = rows[-1:].expand(per_pass - len(rows), *rows.shape[1:])
+        made.append(read(torch.cat([rows, filling]))[: len(rows)])
     return torch.cat(made)
 
 
@@ -73,7 +72,7 @@ class Readings:
         values = self._values[places]  # the rows of the unknown are overwritten
         if len(unknown):
             values[unknown] = read(unknown)
-            self._keep([names[place] for place in unknown], values[unknown])
+            self._keep([names[place] for place in unknown.tolist()], values[unknown])
         return values
 
     def _keep(self, names: Sequence[bytes], values: FloatArray) -> None:

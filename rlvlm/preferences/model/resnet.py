@@ -6,7 +6,8 @@ from transformers import ResNetConfig, ResNetModel
 
 from rlvlm.preferences.model.networks import bounded, spread
 
-_RESNET18 = ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512])
+_WIDTHS = [64, 128, 256, 512]
+_RESNET18 = ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=_WIDTHS)
 _PIXELS_PER_HALF_SECOND = 200_000
 
 
@@ -28,7 +29,7 @@ class ResNetNetwork(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.body = ResNetModel(_RESNET18)
-            self.head = spread(nn.Linear(_RESNET18.hidden_sizes[-1], 1), 1e-3, rng)
+            self.head = spread(nn.Linear(_WIDTHS[-1], 1), 1e-3, rng)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def calibrate(self, pictures: Tensor) -> None:

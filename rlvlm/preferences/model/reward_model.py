@@ -63,7 +63,7 @@ class RewardModel:
         self._config = config
         self._objective = objective
         self._rng = torch.Generator().manual_seed(seed)
-        self._members = [inputs.build_network(self._rng).eval() for _ in range(config.ensemble)]
+        self._members = [inputs.build_network(self._rng).train(False) for _ in range(config.ensemble)]
         self._adam = torch.optim.Adam([weight for member in self._members for weight in member.parameters()], config.lr)
         self._readings = Readings(config.ensemble)
         self._num_fits = 0
@@ -235,7 +235,7 @@ class RewardModel:
             grade, num_graded = self._objective.grade(returns.detach(), targets)
             total, counted = total + grade, counted + num_graded
         for member in self._members:
-            member.eval()
+            member.train(False)
         return losses, total / max(counted, 1)
 
     @staticmethod

@@ -4,11 +4,9 @@ import copy
 import os
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 import torch
 from state_trees import assert_same
 
@@ -39,17 +37,8 @@ JAMMED = Task(name="jammed", goal="push", maker="test_acting:JammedWorld")
 
 
 @pytest.fixture(scope="module")
-def build():
+def build(local_ray):
     """Builds small algorithms on a Ray with a place for each of their runners."""
-    here = {"env_vars": {"PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}}
-    ray.init(
-        address="local",
-        num_cpus=8,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="error",
-        runtime_env=here,
-    )
     built = []
 
     def make(env_runners, task="rlvlm.testing:TINY", turn_steps=7):
@@ -75,7 +64,6 @@ def build():
     yield make
     for algorithm in built:
         algorithm.stop()
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
