@@ -66,14 +66,22 @@ class Painter:
         camera: from where.
         hidden_geoms: [ngeom] True for geoms that are left out.
         placed_bodies: names of the bodies whose position is part of a snapshot.
+        has_mocaps: whether places and turns of the mocap bodies stand at a snapshot's end.
     """
 
     def __init__(
-        self, model: mujoco.MjModel, camera: Camera, hidden_geoms: NDArray[np.bool_], placed_bodies: tuple[str, ...]
+        self,
+        model: mujoco.MjModel,
+        camera: Camera,
+        hidden_geoms: NDArray[np.bool_],
+        placed_bodies: tuple[str, ...],
+        *,
+        has_mocaps: bool = False,
     ) -> None:
         self._model = copy.copy(model)
         self._data = mujoco.MjData(self._model)
         self._placed = [self._model.body(name).id for name in placed_bodies]
+        self._num_mocaps = self._model.nmocap if has_mocaps else 0
         self._has_still_layer = _sort_geoms(self._model, hidden_geoms, self._placed)
         self._model.vis.quality.offsamples = 0
         self._model.vis.quality.shadowsize = 0  # no shadow map: 64 MB less
@@ -88,7 +96,8 @@ class Painter:
         """Pictures [N, size_px, size_px, 3].
 
         Args:
-            snapshots: [N, S], each row the joint positions followed by the placed bodies' positions, metres.
+            snapshots: [N, S], each row the joint positions, then the placed bodies' positions in metres, then
+                the places and the turns (quaternions) of mocap bodies.
             size_px: side of the square picture, >= 1.
 
         Raises:
@@ -112,7 +121,11 @@ class Painter:
 
     def _pose(self, snapshot: FloatArray) -> None:
         self._data.qpos[:] = snapshot[: self._model.nq]
-        self._model.body_pos[self._placed] = snapshot[self._model.nq :].reshape(-1, 3)
+        bounds = np.cumsum([self._model.nq, 3 * len(self._placed), 3 * self._num_mocaps])
+        _, placed, places, turns = np.split(snapshot, bounds)
+        self._model.body_pos[self._placed] = placed.reshape(-1, 3)
+        if self._num_mocaps:
+            self._data.mocap_pos[:], self._data.mocap_quat[:] = places.reshape(-1, 3), turns.reshape(-1, 4)
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_flex(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)
@@ -164,6 +177,7 @@ def _sort_geoms(model: mujoco.MjModel, hidden: NDArray[np.bool_], placed: list[i
     """
     visible = (model.geom_group < _SEEN_BY_DEFAULT) & ~hidden
     moves = (model.body_weldid != 0) | np.isin(model.body_rootid, model.body_rootid[placed])
+    moves |= model.body_mocapid[model.body_rootid] >= 0
     model.geom_group[:] = np.where(visible, np.where(moves[model.geom_bodyid], _MOVING[0], _STILL[0]), _UNSEEN)
     alphas = np.where(model.geom_matid >= 0, model.mat_rgba[model.geom_matid, 3] if model.nmat else 1.0, 1.0)
     lets_through = visible & (0 < model.geom_rgba[:, 3]) & (np.minimum(alphas, model.geom_rgba[:, 3]) < 1)

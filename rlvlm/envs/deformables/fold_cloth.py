@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
-from rlvlm.envs.deformables.world import DeformableWorld, Outcome
+from rlvlm.envs.mujoco_scene import Outcome, SceneWorld
 from rlvlm.envs.painter import Camera
 from rlvlm.types.steps import FloatArray
 
@@ -193,6 +193,6 @@ def _turn(data: mujoco.MjData) -> NDArray[np.float64]:
     return np.array([[cos, -sin], [sin, cos]])
 
 
-def make_fold_cloth(config: EnvConfig, seed: int) -> DeformableWorld:
+def make_fold_cloth(config: EnvConfig, seed: int) -> SceneWorld:
     """The task `fold_cloth`."""
-    return DeformableWorld(ClothScene(config.start), config, seed)
+    return SceneWorld(ClothScene(config.start), config, seed)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
-from rlvlm.envs.deformables.world import DeformableWorld, Outcome
+from rlvlm.envs.mujoco_scene import Outcome, SceneWorld
 from rlvlm.envs.painter import Camera
 from rlvlm.types.steps import FloatArray
 
@@ -163,6 +163,6 @@ def _is_inside(data: mujoco.MjData) -> NDArray[np.bool_]:
     return (abs(x) < _INSIDE / 2) & (abs(y) < _INSIDE / 2) & (0.0 < z) & (z < _HEIGHT)
 
 
-def make_pass_water(config: EnvConfig, seed: int) -> DeformableWorld:
+def make_pass_water(config: EnvConfig, seed: int) -> SceneWorld:
     """The task `pass_water`."""
-    return DeformableWorld(WaterScene(config.start), config, seed)
+    return SceneWorld(WaterScene(config.start), config, seed)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
-from rlvlm.envs.deformables.world import DeformableWorld, Outcome
+from rlvlm.envs.mujoco_scene import Outcome, SceneWorld
 from rlvlm.envs.painter import Camera
 from rlvlm.types.steps import FloatArray
 
@@ -161,6 +161,6 @@ def _particles(coordinates: NDArray[np.float64]) -> NDArray[np.float64]:
     return coordinates.reshape(_NUM_PARTICLES, 3)
 
 
-def make_straighten_rope(config: EnvConfig, seed: int) -> DeformableWorld:
+def make_straighten_rope(config: EnvConfig, seed: int) -> SceneWorld:
     """The task `straighten_rope`."""
-    return DeformableWorld(RopeScene(config.start), config, seed)
+    return SceneWorld(RopeScene(config.start), config, seed)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.deformables.world import DeformableWorld
+from rlvlm.envs.mujoco_scene import SceneWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.testing import check_world
 from rlvlm.types.steps import FloatArray, Frames
@@ -12,13 +12,13 @@ from rlvlm.types.steps import FloatArray, Frames
 CORNER_TO_CORNER = (0.125, -0.125)
 
 
-def make(seed: int = 0, **fields: Any) -> DeformableWorld:
+def make(seed: int = 0, **fields: Any) -> SceneWorld:
     world = make_world("fold_cloth", EnvConfig(**({"episode_steps": 1} | fields)), seed)
-    assert isinstance(world, DeformableWorld)
+    assert isinstance(world, SceneWorld)
     return world
 
 
-def fold(world: DeformableWorld, x: float, y: float) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+def fold(world: SceneWorld, x: float, y: float) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
     """A new episode's only step: the corner is carried to (x, y), metres."""
     world.reset()
     return world.step(np.array([x, y], np.float32) / 0.15)
@@ -31,11 +31,11 @@ def yellow_and_blue(picture: Frames) -> tuple[float, float]:
 
 
 @pytest.fixture(scope="module")
-def world() -> DeformableWorld:
+def world() -> SceneWorld:
     return make()
 
 
-def test_the_flat_cloth_by_hand(world: DeformableWorld) -> None:
+def test_the_flat_cloth_by_hand(world: SceneWorld) -> None:
     obs, info = world.reset()
     points = obs[:108].reshape(6, 6, 3)
     np.testing.assert_allclose(points[0, 0], [-0.125, 0.125, 0.004], atol=1e-6)
@@ -44,7 +44,7 @@ def test_the_flat_cloth_by_hand(world: DeformableWorld) -> None:
     assert info["progress"] == 0.0 and not info["success"]
 
 
-def test_corner_to_corner_lays_one_half_on_the_other(world: DeformableWorld) -> None:
+def test_corner_to_corner_lays_one_half_on_the_other(world: SceneWorld) -> None:
     obs, reward, terminated, truncated, info = fold(world, *CORNER_TO_CORNER)
     assert terminated and not truncated
     assert reward == pytest.approx(0.0, abs=1e-3) and info["success"] and info["progress"] > 0.99
@@ -53,7 +53,7 @@ def test_corner_to_corner_lays_one_half_on_the_other(world: DeformableWorld) -> 
     np.testing.assert_allclose(points[rows, columns, :2], points[5 - columns, 5 - rows, :2], atol=0.008)
 
 
-def test_the_nearer_to_the_corner_the_better(world: DeformableWorld) -> None:
+def test_the_nearer_to_the_corner_the_better(world: SceneWorld) -> None:
     rewards = [fold(world, reach, -reach)[1] for reach in (-0.05, 0.05, 0.1, 0.115)]
     assert rewards == sorted(rewards)
     assert -0.7 < rewards[0] < -0.5 and -0.12 < rewards[3] < -0.02
@@ -61,7 +61,7 @@ def test_the_nearer_to_the_corner_the_better(world: DeformableWorld) -> None:
     assert sideways[1] < rewards[2] and not sideways[4]["success"]
 
 
-def test_it_is_a_world(world: DeformableWorld) -> None:
+def test_it_is_a_world(world: SceneWorld) -> None:
     different = np.stack([fold(world, *target)[4]["snapshot"] for target in ((0.0, 0.0), (0.1, -0.1), (0.1, 0.0))])
     check_world(make(start="random"), make(start="random"), different)
 
@@ -80,7 +80,7 @@ def test_a_turned_cloth_has_its_goal_turned_with_it() -> None:
 
 
 @pytest.mark.parametrize("size_px", [64, 300])
-def test_a_fold_shows_the_back_above_the_front(world: DeformableWorld, size_px: int) -> None:
+def test_a_fold_shows_the_back_above_the_front(world: SceneWorld, size_px: int) -> None:
     flat = world.reset()[1]["snapshot"]
     half, whole = (fold(world, x, -x)[4]["snapshot"] for x in (0.05, 0.125))
     shares = [yellow_and_blue(picture) for picture in world.draw(np.stack([flat, half, whole]), size_px)]

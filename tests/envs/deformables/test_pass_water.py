@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.deformables.world import DeformableWorld
+from rlvlm.envs.mujoco_scene import SceneWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.testing import check_world
 from rlvlm.types.steps import FloatArray
@@ -13,13 +13,13 @@ BALLS = slice(1, None)
 """In a snapshot: the cup's x, then 64 places."""
 
 
-def make(seed: int = 0, **fields: Any) -> DeformableWorld:
+def make(seed: int = 0, **fields: Any) -> SceneWorld:
     world = make_world("pass_water", EnvConfig(**({"episode_steps": 75} | fields)), seed)
-    assert isinstance(world, DeformableWorld)
+    assert isinstance(world, SceneWorld)
     return world
 
 
-def set_scene(world: DeformableWorld, cup_x: float, num_spilled: int = 0) -> None:
+def set_scene(world: SceneWorld, cup_x: float, num_spilled: int = 0) -> None:
     """Puts the cup with its balls at `cup_x` and then `num_spilled` of the 64 on the table 40 cm before it."""
     state = world.get_state()
     positions = state["physics"][1 : 1 + 193]  # the first number is the time
@@ -31,7 +31,7 @@ def set_scene(world: DeformableWorld, cup_x: float, num_spilled: int = 0) -> Non
     world.set_state(state)
 
 
-def drive(world: DeformableWorld, top_speed: float) -> tuple[float, FloatArray, dict[str, Any]]:
+def drive(world: SceneWorld, top_speed: float) -> tuple[float, FloatArray, dict[str, Any]]:
     """Return, last observation and info of an episode that goes to the goal at `top_speed` of the largest action."""
     obs, info = world.reset()
     total = 0.0

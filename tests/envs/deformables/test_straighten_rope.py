@@ -5,15 +5,15 @@ import pytest
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.straighten_rope import draw_curve
-from rlvlm.envs.deformables.world import DeformableWorld
+from rlvlm.envs.mujoco_scene import SceneWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.testing import check_world
 from rlvlm.types.steps import FloatArray
 
 
-def make(seed: int = 0, **fields: Any) -> DeformableWorld:
+def make(seed: int = 0, **fields: Any) -> SceneWorld:
     world = make_world("straighten_rope", EnvConfig(**({"episode_steps": 40} | fields)), seed)
-    assert isinstance(world, DeformableWorld)
+    assert isinstance(world, SceneWorld)
     return world
 
 
@@ -23,7 +23,7 @@ def laid_straight(angle: float) -> FloatArray:
     return np.stack([along * np.cos(angle), along * np.sin(angle), np.full(41, 0.00625)], axis=1).ravel()
 
 
-def pull(world: DeformableWorld, obs: FloatArray) -> tuple[list[float], dict[str, Any]]:
+def pull(world: SceneWorld, obs: FloatArray) -> tuple[list[float], dict[str, Any]]:
     """Rewards of an episode in which both pickers go straight away from each other, and its last info."""
     rewards, info = [], {}
     for _ in range(40):

@@ -1,12 +1,16 @@
-"""What the tasks with deformable things share: a MuJoCo scene as a `World`. Built by the makers of this room's files.
+"""A MuJoCo scene as a world, for tasks of one's own and for the deformable ones.
 
-There is no robot in these scenes: what holds rope, cup or cloth is a point that pictures never show, as in the paper,
-and `EnvConfig.robot` changes nothing.
+A scene says what a model is told and asked: how an episode starts, what an action does, what is observed, how good a
+state is. `SceneWorld` makes a `World` of it: episodes, states to the bit, snapshots and pictures. A scene of one's own
+inherits from `MujocoScene`, which does everything but the start and the judging: docs/tasks.md shows one whole.
+`EnvConfig.robot` changes nothing here.
 """
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -67,8 +71,64 @@ class Scene(Protocol):
         ...
 
 
-class DeformableWorld(MujocoWorld):
-    """A scene as a world. A snapshot holds all joint positions.
+class MujocoScene(ABC):
+    """The base of a scene of one's own: write `goal`, `judge` and, where episodes differ, `place`.
+
+    Everything that changes must lie in `data`, which is what states are made of. What a reset moves and pictures show,
+    such as a target, is best a mocap body: snapshots hold joint and mocap positions, not those of other bodies.
+
+    Args:
+        xml: the model, as MJCF or as the path of a file with it; each actuator has a control range.
+        camera: from where pictures are taken; None takes the first camera of the model, which is fixed to the world.
+        substeps: steps of the simulation per env step, >= 1.
+
+    Raises:
+        ValueError: the model has no camera to take, or an actuator without a range.
+    """
+
+    goal: str
+
+    def __init__(self, xml: str | Path, camera: Camera | None = None, substeps: int = 10) -> None:
+        is_file = isinstance(xml, Path) or xml.endswith(".xml")
+        self.model = mujoco.MjModel.from_xml_path(str(xml)) if is_file else mujoco.MjModel.from_xml_string(xml)
+        if not self.model.ncam or self.model.cam_bodyid[0] != 0:
+            raise ValueError("the model needs a camera that is fixed to the world and comes first: <camera .../>")
+        if not self.model.actuator_ctrllimited.all():
+            raise ValueError('each actuator needs a range, e.g. <motor joint="elbow" ctrlrange="-1 1"/>')
+        axes = np.empty(9)
+        mujoco.mju_quat2Mat(axes, self.model.cam_quat[0])
+        place, (right, up, _) = self.model.cam_pos[0].tolist(), axes.reshape(3, 3).T.tolist()
+        self.camera = camera or Camera(position=place, right=right, up=up, fovy_deg=float(self.model.cam_fovy[0]))
+        self.drawn, self.action_size, self._substeps = self.model, self.model.nu, substeps
+
+    @abstractmethod
+    def judge(self, data: mujoco.MjData) -> Outcome:
+        """How good that state is; positions in world coordinates (`data.site(...).xpos`) are up to date."""
+
+    def place(self, data: mujoco.MjData, rng: np.random.Generator) -> None:
+        """Puts the start of an episode into `data`, which holds the model's initial state: by default, that."""
+        return
+
+    def act(self, data: mujoco.MjData, action: FloatArray) -> None:
+        """Stretches `action` [A] from [-1, 1] to the ranges of the actuators, and lets the simulation run."""
+        low, high = self.model.actuator_ctrlrange.T
+        data.ctrl[:] = low + (action + 1) / 2 * (high - low)
+        mujoco.mj_step(self.model, data, nstep=self._substeps)
+
+    def observe(self, data: mujoco.MjData) -> NDArray[np.float64]:
+        """[D]: positions and velocities of the joints, and the places of mocap bodies."""
+        return np.concatenate([data.qpos, data.qvel, data.mocap_pos.ravel()])
+
+    @property
+    def obs_size(self) -> int:
+        """D."""
+        data = mujoco.MjData(self.model)
+        mujoco.mj_kinematics(self.model, data)
+        return self.observe(data).size
+
+
+class SceneWorld(MujocoWorld):
+    """A scene as a world. A snapshot holds the positions of joints, and places and turns of mocap bodies.
 
     Args:
         scene: the task; not shared with other worlds.
@@ -81,7 +141,7 @@ class DeformableWorld(MujocoWorld):
 
     def __init__(self, scene: Scene, config: EnvConfig, seed: int) -> None:
         super().__init__(scene.goal, scene.action_size, config)
-        self.snapshot_size = scene.model.nq
+        self.snapshot_size = scene.model.nq + 7 * scene.model.nmocap
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (scene.obs_size,), np.float32)
         self._scene = scene
         self._model, self._data = scene.model, mujoco.MjData(scene.model)
@@ -117,12 +177,13 @@ class DeformableWorld(MujocoWorld):
         return obs, outcome.reward, outcome.is_over, truncated, self._info(outcome)
 
     def snapshot(self) -> FloatArray:
-        """[S]: joint positions."""
-        return self._data.qpos.astype(np.float32)
+        """[S]: joint positions, then places and turns of mocap bodies. Velocities are not seen, so not kept."""
+        data = self._data
+        return np.concatenate([data.qpos, data.mocap_pos.ravel(), data.mocap_quat.ravel()], dtype=np.float32)
 
     def _make_painter(self) -> Painter:
         drawn = self._scene.drawn
-        return Painter(drawn, self._scene.camera, np.zeros(drawn.ngeom, bool), ())
+        return Painter(drawn, self._scene.camera, np.zeros(drawn.ngeom, bool), (), has_mocaps=True)
 
     def _look(self) -> tuple[FloatArray, Outcome]:
         """The observation [D] and the truth about the state just reached.
