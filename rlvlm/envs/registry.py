@@ -278,3 +278,13 @@ for _name, (_goal, _goal_state, _maker, _turns) in GAMES.items():
             kind="turns",
         )
     )
+register(
+    Task(
+        name="push_block",
+        goal="push the block of the named colour onto the pad",
+        goal_state="the block of the named colour lies on the pad",
+        maker="rlvlm.envs.push_block.world:PushBlock",
+        env=EnvConfig(episode_steps=32),
+        kind="chunks",
+    )
+)

@@ -1,0 +1,1 @@
+"""GRPO for policies that act in chunks of tokens: groups of one initial state, advantages within the group."""

@@ -1,0 +1,111 @@
+"""Advantages of a group's episodes from their scores, as pure functions. The algorithm calls them once per step.
+
+Sources: Shao et al. 2024, arXiv:2402.03300 (GRPO); Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO: no division by the
+standard deviation); Ahmadian et al. 2024, arXiv:2402.14740 (RLOO); Chen et al. 2025, arXiv:2505.17016 (RIPT-VLA).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.types.steps import FloatArray
+
+STD_EPSILON = 1e-6
+"""Added to a group's standard deviation, in units of score."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdvantageConfig:
+    """How an episode's score becomes its advantage, and which groups teach anything."""
+
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    """What is taken off a score: the group's mean, or the mean of the others (RLOO)."""
+    divide_by_std: bool = True
+    """Whether the difference is divided by the group's unbiased standard deviation."""
+    min_spread: float = 1e-3
+    """Groups whose largest and smallest score differ by less teach nothing and are dropped; > 0."""
+    scorer_noise: float = 0.0
+    """Standard deviation of the scorer when asked again about the same episode; a group whose own standard deviation is
+    not above `noise_factor` times this is dropped. 0: the scorer repeats itself, as the env's own test does."""
+    noise_factor: float = 2.0
+    """See `scorer_noise`; > 0."""
+
+    def __post_init__(self) -> None:
+        if not self.min_spread > 0:
+            raise ValueError(f"min_spread must be > 0, got {self.min_spread}; a group of equal scores teaches nothing")
+        if self.scorer_noise < 0 or not self.noise_factor > 0:
+            raise ValueError(
+                f"need scorer_noise >= 0 and noise_factor > 0, got {self.scorer_noise} and {self.noise_factor}"
+            )
+        if self.scorer_noise == 0 and self.noise_factor != 2.0:
+            raise ValueError("noise_factor has no effect without scorer_noise; set both or neither")
+        if self.baseline == "leave_one_out" and self.divide_by_std:
+            raise ValueError("leave_one_out is used without divide_by_std; set divide_by_std to False")
+
+
+def group_scores(scores: FloatArray, groups: NDArray[np.int64]) -> tuple[FloatArray, NDArray[np.intp]]:
+    """Scores arranged by group, whatever order the episodes are in.
+
+    Args:
+        scores: [B] of episodes, any units.
+        groups: [B] the group each belongs to; every group has the same number of members.
+
+    Returns:
+        `table` [B / G, G] of scores and `places` [B / G, G]: the episode that each entry belongs to.
+
+    Raises:
+        ValueError: the groups differ in size.
+    """
+    _, sizes = np.unique(groups, return_counts=True)
+    if len(set(sizes.tolist())) != 1:
+        raise ValueError(f"all groups need the same number of episodes, got sizes {sorted(set(sizes.tolist()))}")
+    places = np.argsort(groups, kind="stable").reshape(len(sizes), -1)
+    return scores[places], places
+
+
+def group_advantages(
+    scores: FloatArray, *, baseline: Literal["mean", "leave_one_out"], divide_by_std: bool
+) -> FloatArray:
+    """How much better each episode did than its group.
+
+    Args:
+        scores: [N, G] of N groups, G >= 2.
+        baseline: the group's mean, or that of the others.
+        divide_by_std: by the unbiased standard deviation of the group.
+
+    Returns:
+        [N, G] float32: (R - mean) / (std + 1e-6), (R - mean), or R - mean of the others = (R - mean) G / (G - 1).
+
+    Raises:
+        ValueError: a group has one member, or scores are not finite.
+    """
+    if scores.ndim != 2 or scores.shape[1] < 2:
+        raise ValueError(f"scores must be [N, G] with G >= 2, got {scores.shape}: one episode has nobody to beat")
+    if not np.isfinite(scores).all():
+        raise ValueError("scores must be finite; drop the groups of episodes that could not be scored first")
+    wide = scores.astype(np.float64)
+    size = wide.shape[1]
+    differences = wide - wide.mean(axis=1, keepdims=True)
+    if baseline == "leave_one_out":
+        differences *= size / (size - 1)
+    if divide_by_std:
+        differences /= wide.std(axis=1, ddof=1, keepdims=True) + STD_EPSILON
+    return differences.astype(np.float32)
+
+
+def informative_groups(scores: FloatArray, config: AdvantageConfig) -> NDArray[np.bool_]:
+    """`[N]` which groups teach something: a spread above `min_spread`, and above what the scorer's noise explains.
+
+    Args:
+        scores: [N, G] of N groups.
+        config: the two bounds.
+
+    Departure: fixed bounds on the group's mean (RLinf, SimpleVLA-RL: success in [0.1, 0.9]) keep a group of failures
+    that a continuous scorer calls 8, 10, 10 and 12 percent; division by its standard deviation would then train on
+    noise at full strength.
+    """
+    spread = scores.max(axis=1) - scores.min(axis=1)
+    std = scores.astype(np.float64).std(axis=1, ddof=1)
+    return (spread >= config.min_spread) & (std > config.noise_factor * config.scorer_noise)

@@ -1,0 +1,149 @@
+"""The contract of worlds in chunks: images, an instruction and proprioception in, a chunk of actions out.
+
+Images are drawn on demand: a world gives snapshots, and whoever looks has them drawn, once per chunk and not per step.
+`rlvlm.envs.contract` holds every member to this contract.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.types.chunks import ChunkObs, ChunkStep
+from rlvlm.types.steps import FloatArray, Frames
+
+FIRST_HELD_OUT_STATE = 1_000_000
+"""Initial states from this number on are for evaluation alone; training draws smaller numbers."""
+
+
+class ChunkWorlds(ABC):
+    """N worlds whose episodes begin together and are driven side by side; finished ones are stepped no further."""
+
+    @abstractmethod
+    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+        """First observations of N new episodes, from the initial states `state_ids` `[N]`; N may differ each time."""
+
+    @abstractmethod
+    def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
+        """What comes of `chunks` `[n, L, A]`, in the env's units, in the worlds `rows` `[n]`."""
+
+
+class ChunkWorld(gym.Env[ChunkObs, FloatArray]):
+    """A world that is driven by chunks of L actions and looked at between them.
+
+    `reset` takes an initial state's number in `options["state_id"]`; without it the number is drawn with the seed.
+    `reset` and `step` put into `info`: `state_id`, `progress` (float in [0, 1], the simulator's truth), `success`
+    (bool), and `step` besides: `steps` (env steps run, the chunk stops at the end of the episode), `env_rewards`
+    (`[steps]`) and `snapshots` (`[steps, S]`, after each). Time limits truncate, they do not terminate.
+    """
+
+    goal: str
+    """What a judge is told where no episode's instruction is at hand."""
+    cameras: tuple[str, ...]
+    """Names of the cameras that a policy sees through."""
+    chunk_steps: int
+    """L."""
+    action_low: FloatArray
+    """[A] smallest values of an action, in the env's units."""
+    action_high: FloatArray
+    """[A] largest values."""
+    scaled_actions: tuple[bool, ...]
+    """A of them: whether a dimension is normalised by the demonstrations' quantiles; False for a gripper in [0, 1]."""
+    proprio_size: int
+    """P."""
+    snapshot_size: int
+    """S."""
+    episode_steps: int
+    """Env steps of the longest episode."""
+
+    @abstractmethod
+    def snapshot(self) -> FloatArray:
+        """The present state as `[S]`: everything that can change the images."""
+
+    @abstractmethod
+    def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
+        """Images `[N, size_px, size_px, 3]` of `snapshots` `[N, S]` by a camera, the first one by default.
+
+        The running episode is not disturbed.
+        """
+
+    @abstractmethod
+    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """`[N, P]`: snapshots with equal keys look the same, to well under a pixel at any size in use."""
+
+    @abstractmethod
+    def get_state(self) -> dict[str, Any]:
+        """The full state as arrays, numbers and strings: after `set_state` the future is bit-identical."""
+
+    @abstractmethod
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned, on this or another instance of the same config."""
+
+    @abstractmethod
+    def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
+        """`[L, A]` what a script that knows the goal does next; None where there is none.
+
+        Args:
+            noise: standard deviation of what is added to each action, in units of its range.
+            rng: of the noise.
+        """
+
+    @abstractmethod
+    def many(self) -> ChunkWorlds:
+        """Worlds of the same config that are driven side by side."""
+
+
+class SideBySide(ChunkWorlds):
+    """Ordinary worlds, one after another.
+
+    Args:
+        worlds: at least as many as episodes are begun with, all of one config.
+    """
+
+    def __init__(self, worlds: Sequence[ChunkWorld]) -> None:
+        self._worlds = tuple(worlds)
+
+    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+        """First observations of N new episodes.
+
+        Raises:
+            ValueError: there are fewer worlds.
+        """
+        if len(state_ids) > len(self._worlds):
+            raise ValueError(f"{len(state_ids)} episodes need as many worlds, there are {len(self._worlds)}")
+        pairs = zip(self._worlds, state_ids.tolist(), strict=False)
+        return _joined([world.reset(options={"state_id": state_id})[0] for world, state_id in pairs])
+
+    def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
+        """Drives the worlds `rows` [n] by `chunks` [n, L, A]."""
+        answers = [self._worlds[row].step(chunk) for row, chunk in zip(rows.tolist(), chunks, strict=True)]
+        infos = [info for *_, info in answers]
+        left_out = [chunks.shape[1] - info["steps"] for info in infos]
+        return ChunkStep(
+            obs=_joined([answer[0] for answer in answers]),
+            snapshots=np.stack(
+                [
+                    np.pad(info["snapshots"], ((0, missing), (0, 0)), mode="edge")
+                    for info, missing in zip(infos, left_out, strict=True)
+                ]
+            ),
+            steps=np.array([info["steps"] for info in infos], np.int64),
+            env_rewards=np.stack(
+                [np.pad(info["env_rewards"], (0, missing)) for info, missing in zip(infos, left_out, strict=True)]
+            ),
+            success=np.array([info["success"] for info in infos], bool),
+            progress=np.array([info["progress"] for info in infos], np.float32),
+            terminated=np.array([answer[2] for answer in answers], bool),
+            truncated=np.array([answer[3] for answer in answers], bool),
+        )
+
+
+def _joined(parts: Sequence[ChunkObs]) -> ChunkObs:
+    return ChunkObs(
+        snapshots=np.concatenate([part.snapshots for part in parts]),
+        instructions=tuple(instruction for part in parts for instruction in part.instructions),
+        proprio=np.concatenate([part.proprio for part in parts]),
+    )

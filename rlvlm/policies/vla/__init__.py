@@ -1,0 +1,1 @@
+"""Vision-language-action policies: images, an instruction and proprioception in, a chunk of action tokens out."""

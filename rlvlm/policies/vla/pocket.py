@@ -1,0 +1,96 @@
+"""The pocket VLA: a small network with OpenVLA-OFT's interface, made by SFT within a run.
+
+Source: Kim et al. 2025, arXiv:2502.19645 (OpenVLA-OFT), for parallel decoding of a chunk's action tokens and for FiLM
+by the instruction. Departures: two convolutions and a spatial softmax (Levine et al. 2016, arXiv:1504.00702) stand in
+for DINOv2, SigLIP and Llama 2; words are hashed, so there is no tokenizer.
+"""
+
+import math
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.policy import VLAOutput
+from rlvlm.policies.vla.tokens import NUM_BINS
+
+_WORDS = 32
+"""Words and pairs of words that count; a longer instruction is cut."""
+
+
+class PocketVLA(nn.Module):
+    """Images, words and proprioception to logits of all action tokens of a chunk in one forward pass.
+
+    Args:
+        config: widths.
+        num_cameras: images of each observation.
+        proprio_size: P.
+        num_tokens: L * A action tokens of a chunk.
+        has_value: whether there is a value head.
+    """
+
+    places: Tensor
+
+    def __init__(
+        self, config: PocketVLAConfig, *, num_cameras: int, proprio_size: int, num_tokens: int, has_value: bool = False
+    ) -> None:
+        super().__init__()
+        self.image_px = config.image_px
+        self._vocabulary, self._num_tokens = config.vocabulary, num_tokens
+        first, second = config.channels
+        self.words = nn.Embedding(config.vocabulary + 1, config.word_width, padding_idx=config.vocabulary)
+        self.look = nn.Conv2d(3, first, 5, stride=2, padding=2)
+        self.look_for = nn.Linear(config.word_width, 2 * first)
+        self.find = nn.Conv2d(first, second, 3, padding=1)
+        self.find_for = nn.Linear(config.word_width, 2 * second)
+        self.log_sharpness = nn.Parameter(torch.full((second, 1), math.log(5.0)))
+        places = torch.linspace(-1, 1, config.image_px // 2)
+        self.register_buffer("places", torch.cartesian_prod(places, places), persistent=False)  # rows of (y, x)
+        size_seen = num_cameras * 3 * second + config.word_width + proprio_size
+        self.trunk = nn.Sequential(
+            nn.Linear(size_seen, config.hidden), nn.ReLU(), nn.Linear(config.hidden, config.hidden), nn.ReLU()
+        )
+        self.queries = nn.Linear(config.hidden, num_tokens * config.token_width)
+        self.norm = nn.LayerNorm(config.token_width)
+        # Neighbouring bins are neighbouring actions: the table of bins starts as smooth waves over the range.
+        middles = (torch.arange(NUM_BINS) + 0.5) / NUM_BINS
+        self.bins = nn.Parameter(torch.cos(middles[:, None] * torch.arange(config.token_width) * math.pi))
+        self.bias = nn.Parameter(torch.zeros(num_tokens, NUM_BINS))
+        self.value = nn.Linear(config.hidden, 1) if has_value else None
+
+    def read(self, instructions: Sequence[str]) -> Tensor:
+        """[B, 32] rows of the table of words: of each word and each pair of neighbours, lower-cased."""
+        rows = {text: self._rows(text) for text in set(instructions)}
+        return torch.tensor([rows[text] for text in instructions], device=self.bias.device)
+
+    def _rows(self, instruction: str) -> list[int]:
+        words = instruction.lower().split()
+        texts = [*words, *(f"{left} {right}" for left, right in zip(words, words[1:], strict=False))]
+        rows = [zlib.crc32(text.encode()) % self._vocabulary for text in texts][:_WORDS]
+        return rows + [self._vocabulary] * (_WORDS - len(rows))
+
+    def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> VLAOutput:
+        """Logits [B, L * A, 256] and values [B] of `images` [B, C, H, W, 3], `words` [B, 32] and `proprio` [B, P]."""
+        num, cameras = images.shape[:2]
+        counted = (words != self._vocabulary).sum(dim=1, keepdim=True).clamp(min=1)
+        said = self.words(words).sum(dim=1) / counted
+        pixels = images.flatten(0, 1).permute(0, 3, 1, 2).float() / 127.5 - 1.0
+        filters = said.repeat_interleave(cameras, dim=0)
+        maps = functional.relu(_film(self.look(pixels), self.look_for(filters)))
+        maps = functional.relu(_film(self.find(maps), self.find_for(filters))).flatten(2)  # [B * C, channels, places]
+        attention = (maps * self.log_sharpness.exp()).softmax(dim=2)
+        where = (attention @ self.places).flatten(1)
+        seen = torch.cat([where, maps.mean(dim=2)], dim=1).view(num, -1)
+        hidden = self.trunk(torch.cat([seen, said, proprio], dim=1))
+        tokens = self.norm(self.queries(hidden).view(num, self._num_tokens, -1))
+        values = None if self.value is None else self.value(hidden)[:, 0]
+        return VLAOutput(tokens @ self.bins.T + self.bias, values)
+
+
+def _film(maps: Tensor, scale_and_shift: Tensor) -> Tensor:
+    """Scales and shifts each channel of `maps` [N, C, H, W] by `scale_and_shift` [N, 2 C]."""
+    scale, shift = scale_and_shift[:, :, None, None].chunk(2, dim=1)
+    return maps * (1 + scale) + shift

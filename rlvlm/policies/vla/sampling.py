@@ -1,0 +1,56 @@
+"""Probabilities of action tokens, and drawing them: float32, over exactly the 256 bins, at one temperature.
+
+What is drawn is an action, so the two names of the top bin count as one: its probability is their sum.
+"""
+
+import torch
+from torch import Tensor
+
+from rlvlm.policies.vla.tokens import ALIAS, TOP_BIN
+
+
+def log_distribution(logits: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities `[..., 255]` of the actions that bins decode to, from logits `[..., 256]`, float32, nats."""
+    every = torch.log_softmax(logits.float() / temperature, dim=-1)
+    top = torch.logaddexp(every[..., TOP_BIN], every[..., ALIAS])
+    return torch.cat([every[..., :TOP_BIN], top[..., None]], dim=-1)
+
+
+def log_probs_of(logits: Tensor, bins: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities `[...]` of the actions that `bins` `[...]` stand for, float32, nats.
+
+    The same numbers as `log_distribution` picked at `bins`, without making a second table.
+    """
+    scaled = logits.float() / temperature
+    chosen = scaled.gather(-1, bins.clamp(max=TOP_BIN)[..., None])[..., 0]
+    chosen = torch.where(bins >= TOP_BIN, torch.logaddexp(scaled[..., TOP_BIN], scaled[..., ALIAS]), chosen)
+    return chosen - scaled.logsumexp(dim=-1)
+
+
+def draw_bins(logits: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """One bin for each token, and its log-probability.
+
+    Args:
+        logits: [..., 256].
+        temperature: > 0.
+        generator: on the CPU; draws one uniform number for each token.
+
+    Returns:
+        Bins [...] from 0 to 254, and their log-probabilities [...], float32.
+    """
+    distribution = log_distribution(logits, temperature)
+    rising = distribution.exp().cumsum(dim=-1)
+    uniform = torch.rand(logits.shape[:-1], generator=generator).to(logits.device)
+    bins = (rising < uniform[..., None] * rising[..., -1:]).sum(dim=-1).clamp(max=TOP_BIN)
+    return bins, distribution.gather(-1, bins[..., None])[..., 0]
+
+
+def likeliest_bins(logits: Tensor) -> Tensor:
+    """The bin `[...]` from 0 to 254 of the likeliest action at temperature 1."""
+    return log_distribution(logits, 1.0).argmax(dim=-1)
+
+
+def entropy(logits: Tensor, temperature: float) -> Tensor:
+    """Entropy `[...]` of each token's action, nats."""
+    distribution = log_distribution(logits, temperature)
+    return -(distribution.exp() * distribution).sum(dim=-1)

@@ -1,0 +1,95 @@
+"""The tiny world in chunks: its physics, its script, its pictures, and the contract."""
+
+import time
+
+import numpy as np
+import pytest
+
+from rlvlm.envs.chunk_contract import check_chunk_world
+from rlvlm.envs.chunks import SideBySide
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.push_block import table
+from rlvlm.envs.push_block.world import PushBlock
+
+
+def world(episode_steps: int = 32) -> PushBlock:
+    return PushBlock(EnvConfig(episode_steps=episode_steps), seed=0)
+
+
+def test_a_push_by_hand() -> None:
+    # The hand's middle is 0.30 left of the block's, contact is at 0.08 + 0.14 = 0.22: of a move of 0.16, the first half
+    # is through air and the second takes the block along, sideways part included.
+    state = np.array([[-0.5, 0.0, -0.2, 0.0, 0.0, 0.5, 0.6, 0.0, 0, 2]], np.float32)
+    after = table.moved(state, np.array([[0.16, 0.04]], np.float32))[0]
+    assert after[table.HAND] == pytest.approx([-0.34, 0.04])
+    assert after[table.ASKED] == pytest.approx([-0.12, 0.02], abs=1e-6)
+    assert after[table.OTHER] == pytest.approx([0.0, 0.5])
+
+
+def test_pulling_away_moves_nothing() -> None:
+    state = np.array([[-0.42, 0.0, -0.2, 0.0, 0.0, 0.5, 0.6, 0.0, 0, 2]], np.float32)
+    after = table.moved(state, np.array([[-0.05, 0.0]], np.float32))[0]
+    assert after[table.ASKED] == pytest.approx([-0.2, 0.0])
+
+
+def test_keeps_the_contract() -> None:
+    check_chunk_world(world(), world())
+    check_chunk_world(world(episode_steps=12), world(episode_steps=12))  # ends in the middle of a chunk
+
+
+def test_side_by_side_one_by_one_and_at_once_are_the_same() -> None:
+    rng = np.random.default_rng(0)
+    at_once, one_by_one = world().many(), SideBySide([world() for _ in range(5)])
+    ids = np.array([4, 4, 9, 1_000_000, 2])
+    assert np.array_equal(at_once.begin(ids).snapshots, one_by_one.begin(ids).snapshots)
+    for rows in (np.arange(5), np.array([0, 3]), np.array([2, 4])):
+        chunks = rng.uniform(-1, 1, (len(rows), 8, 7)).astype(np.float32)
+        left, right = at_once.step(rows, chunks), one_by_one.step(rows, chunks)
+        for name in ("snapshots", "steps", "env_rewards", "success", "progress", "terminated", "truncated"):
+            assert np.array_equal(getattr(left, name), getattr(right, name)), name
+
+
+def test_the_script_solves_held_out_states_and_reads_the_instruction() -> None:
+    rng = np.random.default_rng(0)
+    one = world()
+    instructions = set()
+    for state_id in range(1_000_000, 1_000_050):
+        obs, info = one.reset(options={"state_id": state_id})
+        instructions.add(obs.instructions[0])
+        ended = False
+        while not ended:
+            obs, _, terminated, truncated, info = one.step(one.scripted_chunk(0.02, rng))
+            ended = terminated or truncated
+        assert info["success"] and info["progress"] == 1.0, state_id
+    assert instructions == {f"push the {colour} block onto the pad" for colour in table.COLOUR_NAMES}
+
+
+def test_an_episode_stops_at_success_in_the_middle_of_a_chunk() -> None:
+    one = world()
+    one.reset(options={"state_id": 3})
+    state = one.get_state()
+    state["state"] = np.array([0.2, 0.0, 0.42, 0.0, 0.0, 0.5, 0.6, 0.0, 0, 2], np.float32)
+    one.set_state(state)
+    chunk = np.zeros((8, 7), np.float32)
+    chunk[:, 0] = 1.0  # 0.18 away, 0.09 a step, 0.1 is near enough: on the pad after one step
+    _, reward, terminated, _, info = one.step(chunk)
+    assert (info["steps"], reward, terminated, info["success"]) == (1, 1.0, True, True)
+
+
+def test_only_the_colours_tell_which_block_is_asked_for() -> None:
+    one = world()
+    state = one.snapshot()[None]
+    swapped = state.copy()
+    swapped[:, table.ASKED], swapped[:, table.OTHER] = state[:, table.OTHER], state[:, table.ASKED]
+    swapped[:, table.COLOURS : table.COLOURS + 2] = state[:, [table.COLOURS + 1, table.COLOURS]]
+    assert np.array_equal(one.draw(state, 64), one.draw(swapped, 64))
+
+
+def test_hundreds_of_tables_take_milliseconds_a_step() -> None:
+    many = world().many()
+    many.begin(np.arange(256))
+    chunks = np.random.default_rng(0).uniform(-1, 1, (256, 8, 7)).astype(np.float32)
+    start = time.process_time()
+    for _ in range(4):
+        many.step(np.arange(256), chunks)
+    assert (time.process_time() - start) / (4 * 8) < 0.02  # 0.001 s on a quiet core

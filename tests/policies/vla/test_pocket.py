@@ -1,0 +1,83 @@
+"""The pocket VLA: shapes, what it reads, that it looks, and that it can learn."""
+
+import torch
+from torch.nn import functional
+
+from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.pocket import PocketVLA
+from rlvlm.policies.vla.sampling import draw_bins, log_probs_of
+
+TOKENS = 8 * 7
+
+
+def pocket(**chosen: bool) -> PocketVLA:
+    torch.manual_seed(0)
+    return PocketVLA(PocketVLAConfig(), num_cameras=2, proprio_size=3, num_tokens=TOKENS, **chosen)
+
+
+def seen(num: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (num, 2, 32, 32, 3), dtype=torch.uint8, generator=generator)
+    return images, torch.randn(num, 3, generator=generator)
+
+
+def test_one_pass_gives_all_tokens_of_a_chunk() -> None:
+    policy = pocket()
+    images, proprio = seen(5)
+    output = policy(images, policy.read(["push it"] * 5), proprio)
+    assert output.logits.shape == (5, TOKENS, 256) and output.values is None
+    assert 0.5e6 < sum(parameter.numel() for parameter in policy.parameters()) < 3e6
+    with_value = pocket(has_value=True)(images, policy.read(["push it"] * 5), proprio)
+    assert with_value.values is not None and with_value.values.shape == (5,)
+
+
+def test_a_batch_is_its_rows_one_by_one() -> None:
+    policy = pocket()
+    images, proprio = seen(4)
+    words = policy.read(["push the red block", "push", "", "lift the red block and the blue one"])
+    together = policy(images, words, proprio).logits
+    for row in range(4):
+        alone = policy(images[row : row + 1], words[row : row + 1], proprio[row : row + 1]).logits
+        assert torch.allclose(together[row], alone[0], atol=1e-4)
+
+
+def test_it_reads_words_and_their_order_and_looks_through_each_camera() -> None:
+    policy = pocket()
+    images, proprio = seen(1)
+
+    def logits(text: str, pixels: torch.Tensor = images) -> torch.Tensor:
+        return policy(pixels, policy.read([text]), proprio).logits
+
+    base = logits("put the cup on the plate")
+    assert torch.equal(base, logits("PUT the cup on  the plate"))
+    assert not torch.allclose(base, logits("put the plate on the cup"), atol=1e-5)
+    for camera in range(2):
+        other = images.clone()
+        other[:, camera] = 255 - other[:, camera]
+        assert not torch.allclose(base, logits("put the cup on the plate", other), atol=1e-5)
+
+
+def test_log_probs_of_what_was_drawn_are_recomputed_alike() -> None:
+    policy = pocket()
+    images, proprio = seen(6)
+    words = policy.read(["push"] * 6)
+    with torch.no_grad():
+        bins, drawn = draw_bins(policy(images, words, proprio).logits, 1.6, torch.Generator().manual_seed(0))
+    again = log_probs_of(policy(images, words, proprio).logits, bins, 1.6)
+    assert (again - drawn).abs().max() < 1e-5
+
+
+def test_it_learns_a_batch_by_heart() -> None:
+    policy = pocket()
+    images, proprio = seen(8)
+    words = policy.read(["push"] * 8)
+    target = torch.randint(0, 256, (8, TOKENS), generator=torch.Generator().manual_seed(1))
+    optimizer = torch.optim.Adam(policy.parameters(), 3e-3)
+    losses = []
+    for _ in range(80):
+        loss = functional.cross_entropy(policy(images, words, proprio).logits.flatten(0, 1), target.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > 5 and losses[-1] < 0.5

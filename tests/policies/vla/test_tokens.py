@@ -1,0 +1,79 @@
+"""OpenVLA's action tokens: bins, ids, scales and the gripper."""
+
+import json
+
+import numpy as np
+import pytest
+
+from rlvlm.policies.vla.tokens import (
+    ALIAS,
+    CENTRES,
+    TOP_BIN,
+    ActionScale,
+    bins_of,
+    decode,
+    encode,
+    libero_gripper,
+    token_ids,
+)
+
+
+def test_by_hand() -> None:
+    width = 2 / 255  # 256 edges from -1 to 1 are 255 intervals apart
+    numbers = np.array([-1.0, -1.0 + 1.5 * width, 0.0, 1.0 - 0.5 * width, 1.0, 7.0], np.float32)
+    assert encode(numbers).tolist() == [0, 1, 127, 254, 255, 255]
+    assert token_ids(encode(numbers)).tolist() == [31999, 31998, 31872, 31745, 31744, 31744]
+    assert decode(np.array([0, 127, 254, 255])) == pytest.approx([-1 + width / 2, 0, 1 - width / 2, 1 - width / 2])
+
+
+def test_every_bin_comes_back_and_the_alias_means_the_top_bin() -> None:
+    bins = np.arange(256)
+    assert bins_of(token_ids(bins)).tolist() == bins.tolist()
+    assert token_ids(bins).min() == 31_744 and token_ids(bins).max() == 31_999
+    again = encode(decode(bins))
+    assert again[:ALIAS].tolist() == bins[:ALIAS].tolist()
+    assert again[ALIAS] == TOP_BIN and decode(bins)[ALIAS] == decode(bins)[TOP_BIN]
+
+
+def test_a_higher_token_is_a_more_negative_action() -> None:
+    assert (np.diff(CENTRES) > 0).all()
+    assert (np.diff(decode(bins_of(np.arange(31_745, 32_000)))) < 0).all()
+
+
+def test_other_tokens_are_refused() -> None:
+    for token in (31_743, 32_000):
+        with pytest.raises(ValueError, match="31744 to 31999"):
+            bins_of(np.array([token]))
+
+
+def test_scale_goes_there_and_back_and_leaves_the_gripper_alone() -> None:
+    scale = ActionScale(low=(-0.5, 0.0, 0.0), high=(1.5, 0.0, 1.0), scaled=(True, True, False))
+    env = scale.to_env(np.array([[0.0, -1.0, 0.25], [1.0, 1.0, 1.0]], np.float32))
+    assert env == pytest.approx(np.array([[0.5, 0.0, 0.25], [1.5, 0.0, 1.0]]), abs=1e-7)
+    back = scale.from_env(np.array([[0.5, 0.0, 0.25], [9.0, 0.0, 1.0]], np.float32))
+    assert back == pytest.approx(np.array([[0.0, -1.0, 0.25], [1.0, -1.0, 1.0]]), abs=1e-7)
+
+
+def test_scale_is_read_from_a_checkpoints_statistics() -> None:
+    text = json.dumps(
+        {
+            "libero_10_no_noops": {
+                "action": {"q01": [-0.6, 0.0], "q99": [0.8, 1.0], "mask": [True, False], "mean": [0, 0]}
+            }
+        }
+    )
+    scale = ActionScale.read(text, "libero_10_no_noops")
+    assert scale == ActionScale(low=(-0.6, 0.0), high=(0.8, 1.0), scaled=(True, False))
+    assert ActionScale.read(scale.write("mine"), "mine") == scale
+    with pytest.raises(ValueError, match="no 'libero_90'; it has libero_10_no_noops"):
+        ActionScale.read(text, "libero_90")
+
+
+def test_scale_of_demonstrations_is_their_quantiles() -> None:
+    actions = np.stack([np.linspace(0, 1, 101), np.linspace(-2, 2, 101)], axis=1).astype(np.float32)
+    scale = ActionScale.of_actions(actions, (True, True))
+    assert scale.low == pytest.approx((0.01, -1.96)) and scale.high == pytest.approx((0.99, 1.96))
+
+
+def test_gripper_closes_below_a_half_and_has_no_zero() -> None:
+    assert libero_gripper(np.array([0.0, 0.49, 0.5, 1.0], np.float32)).tolist() == [1.0, 1.0, -1.0, -1.0]
