@@ -148,8 +148,6 @@ def rl4vlm_loss(turns, thought_weight, clip, value_clip, value_weight, largest_r
 def token_loss(turns, clip, value_weight=0.0, kl_weight=0.0, entropy_weight=0.0):
     """As above, with `advantage` a number or one per token, `value` and `ret` likewise, `reference`, `entropies`."""
     total: Any = 0.0
-    value_total: Any = 0.0
-    value_count = 0
     for turn in turns:
         for n, now in enumerate(turn["log_probs"]):
             advantage = turn["advantage"][n] if isinstance(turn["advantage"], list) else turn["advantage"]
@@ -160,6 +158,6 @@ def token_loss(turns, clip, value_weight=0.0, kl_weight=0.0, entropy_weight=0.0)
                 total = total - entropy_weight * turn["entropies"][n]
         values = turn["value"] if isinstance(turn["value"], list) else [turn["value"]]
         targets = turn["ret"] if isinstance(turn["ret"], list) else [turn["ret"]]
-        for value, target in zip(values, targets, strict=True):
-            value_total, value_count = value_total + (value - target) ** 2 / 2, value_count + 1
-    return total / len(turns) + value_weight * value_total / value_count
+        errors = sum((value - target) ** 2 / 2 for value, target in zip(values, targets, strict=True))
+        total = total + value_weight * errors / len(values)
+    return total / len(turns)

@@ -184,7 +184,7 @@ ObjectiveConfig = TokenPPOConfig | RL4VLMConfig | BiLevelConfig | GiGPOConfig | 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PPOVLMConfig:
+class PPOConfig:
     """PPO whose actions are replies in text (Schulman 2017, arXiv:1707.06347; Zhai 2024, arXiv:2405.10292)."""
 
     objective: ObjectiveConfig = field(default_factory=TokenPPOConfig)
@@ -241,9 +241,9 @@ class PPOVLMConfig:
         return self.rollout_turns // self.num_worlds
 
 
-def rl4vlm_parity() -> PPOVLMConfig:
+def rl4vlm_parity() -> PPOConfig:
     """The flags of RL4VLM's scripts for NumberLine; what its engine made of them differs (docs/policies.md)."""
-    return PPOVLMConfig(
+    return PPOConfig(
         objective=RL4VLMConfig(), num_worlds=1, rollout_turns=512, epochs=4, minibatch_turns=128, microbatch_turns=1,
         lr=1e-5, value_lr=1e-5, final_lr=1e-4, max_grad_norm=0.01, largest_kl=0.0, temperature=0.2,
         max_reply_tokens=256,

@@ -210,8 +210,8 @@ class BiLevel(Objective[BiLevelConfig]):
     def loss(self, batch: Minibatch) -> Loss:
         """See `Objective`."""
         assert batch.returns is not None, "an objective with a critic has returns"
-        tokens = losses.value_loss(batch.values, batch.returns)
-        value = self.config.value_weight * tokens[batch.is_reply].mean()
+        tokens = losses.value_loss(batch.values, batch.returns) * batch.is_reply
+        value = self.config.value_weight * (tokens.sum(-1) / batch.is_reply.sum(-1).clamp_min(1)).mean()
         return _token_loss(
             batch, batch.advantages, self.config.clip, value, self.config.kl_weight, self.config.entropy_weight
         )

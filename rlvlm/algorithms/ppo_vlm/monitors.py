@@ -1,0 +1,60 @@
+"""Signs of a policy's collapse in what it writes: users of such methods met each of them. Numbers only."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlvlm import metrics
+from rlvlm.algorithms.ppo_vlm.play import PlayedTurn
+
+
+def watch_replies(turns: Sequence[PlayedTurn], max_reply_tokens: int) -> dict[str, float]:
+    """What the replies of some turns look like, by the names in `rlvlm.metrics`.
+
+    Args:
+        turns: at least one.
+        max_reply_tokens: replies of this length were cut, unless they end right there.
+
+    Returns:
+        Share of unreadable replies; mean tokens; share of replies at the limit; share of neighbouring token pairs that
+        occurred before in the same reply; share of different images for which the thought is the commonest one; and
+        the entropy of the actions taken, in nats.
+    """
+    replies = [one.move.tokens.reply_ids.tolist() for one in turns]
+    lengths = [len(reply) for reply in replies]
+    return {
+        metrics.REPLY_INVALID: float(np.mean([one.outcome.reply.action is None for one in turns])),
+        metrics.REPLY_TOKENS: float(np.mean(lengths)),
+        metrics.REPLY_CUT: float(np.mean([length >= max_reply_tokens for length in lengths])),
+        metrics.REPLY_REPEATS: float(np.mean([repeated_pairs(reply) for reply in replies])),
+        metrics.REPLY_SAME_THOUGHT: same_thought_share(turns),
+        metrics.REPLY_ACTION_ENTROPY: action_entropy([one.outcome.reply.action for one in turns]),
+    }
+
+
+def repeated_pairs(ids: Sequence[int]) -> float:
+    """Share of neighbouring pairs that occurred before; 0 for fewer than two tokens."""
+    pairs = list(zip(ids, ids[1:], strict=False))
+    return 1 - len(set(pairs)) / len(pairs) if pairs else 0.0
+
+
+def same_thought_share(turns: Sequence[PlayedTurn]) -> float:
+    """Share of different images that were met with the thought that most images were met with; 1: it looks at none.
+
+    With one image, or replies without thoughts, there is nothing to tell: 0.
+    """
+    images: dict[str, set[bytes]] = defaultdict(set)
+    for one in turns:
+        if one.outcome.reply.thought:
+            images[one.outcome.reply.thought].add(one.outcome.scene.image)
+    different = set().union(*images.values()) if images else set()
+    return max(map(len, images.values())) / len(different) if len(different) > 1 else 0.0
+
+
+def action_entropy(actions: Sequence[int | None]) -> float:
+    """Entropy of the actions that could be read, in nats; 0 where there is none."""
+    counts = Counter(action for action in actions if action is not None)
+    total = sum(counts.values())
+    return -sum(count / total * math.log(count / total) for count in counts.values()) if total else 0.0

@@ -1,0 +1,132 @@
+"""Plays the worlds with the learner's policy, in its process. RLlib builds the runner and the algorithm calls it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.env.env_runner import EnvRunner
+
+from rlvlm.algorithms.ppo_vlm.play import Hand, PlayedTurn
+from rlvlm.algorithms.seats import Seat
+from rlvlm.envs.registry import make_world
+from rlvlm.types.turns import TurnEpisode
+
+_FIRST_TRAINING_SEED = 2**32
+"""Seeds of training episodes lie here and above: evaluations, which count from 1,000,000, never share one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollout:
+    """What was played between two updates by W worlds."""
+
+    turns: Sequence[Sequence[PlayedTurn | None]]
+    """T rows of W turns; None where a world's only episode was over."""
+    episodes: Sequence[TurnEpisode]
+    """Those that ended."""
+    groups: Sequence[int]
+    """[W] worlds with the same number started from the same seed."""
+
+    def __len__(self) -> int:
+        return sum(played is not None for row in self.turns for played in row)
+
+
+class TurnRunner(EnvRunner):
+    """W worlds in turns, played side by side by the policy that is trained.
+
+    Seeds of episodes and replies come from one generator of the runner's own.
+
+    Args:
+        config: a `PPOVLMConfig`.
+        worker_index: 0; there are no others.
+    """
+
+    config: Any
+    hand: Hand
+    """Set by the algorithm: plays with the learner's policy."""
+
+    def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
+        super().__init__(config=config, worker_index=worker_index)
+        self._noise = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(3,)))
+        task, world = config.task, config.world
+        self.seats = [Seat(make_world(task, world, config.seed), task) for _ in range(config.ppo.num_worlds)]
+        for seat in self.seats:
+            seat.begin(self._fresh_seed())
+
+    def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
+        self, *, num_turns: int
+    ) -> Rollout:
+        """`num_turns` turns of every world; an episode that ends is followed by the next at once."""
+        rows, episodes = [], []
+        for _ in range(num_turns):
+            row = self._turn_of(self.seats)
+            for seat, played in zip(self.seats, row, strict=True):
+                if played.outcome.episode is not None:
+                    episodes.append(played.outcome.episode)
+                    seat.begin(self._fresh_seed())
+            rows.append(row)
+        self.hand.show(self.seats, [seat.scene for seat in self.seats])  # the critic is asked about the last states
+        return Rollout(turns=rows, episodes=episodes, groups=range(len(self.seats)))
+
+    def sample_groups(self, *, group_size: int) -> Rollout:
+        """One whole episode of every world; `group_size` neighbours start from the same seed."""
+        groups = [place // group_size for place in range(len(self.seats))]
+        seeds = [self._fresh_seed() for _ in range(groups[-1] + 1)]
+        for seat, group in zip(self.seats, groups, strict=True):
+            seat.begin(seeds[group])
+        rows, episodes, still = [], [], list(range(len(self.seats)))
+        while still:
+            row: list[PlayedTurn | None] = [None] * len(self.seats)
+            going_on = []
+            for place, played in zip(still, self._turn_of([self.seats[place] for place in still]), strict=True):
+                row[place] = played
+                if played.outcome.episode is None:
+                    going_on.append(place)
+                else:
+                    episodes.append(played.outcome.episode)
+            rows.append(row)
+            still = going_on
+        return Rollout(turns=rows, episodes=episodes, groups=groups)
+
+    def _turn_of(self, seats: Sequence[Seat]) -> list[PlayedTurn]:
+        """A turn of each seat; states that a time limit cut off are shown to the policy, whose critic is asked next."""
+        moves = self.hand.moves(seats, [int(self._noise.integers(2**63)) for _ in seats])
+        row = []
+        for seat, move in zip(seats, moves, strict=True):
+            outcome = seat.play(move.text)
+            if outcome.is_end and not outcome.is_terminated:
+                self.hand.show([seat], [outcome.following])
+            row.append(PlayedTurn(move=move, outcome=outcome))
+        return row
+
+    def _fresh_seed(self) -> int:
+        return int(self._noise.integers(_FIRST_TRAINING_SEED, 2 * _FIRST_TRAINING_SEED))
+
+    def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
+        """Snapshots and the actions' numbers, under the name RLlib gives to the only module."""
+        world = self.seats[0].world
+        snapshots = gym.spaces.Box(-np.inf, np.inf, (world.snapshot_size,), np.float32)
+        return {DEFAULT_MODULE_ID: (snapshots, gym.spaces.Discrete(len(world.action_names)))}
+
+    def assert_healthy(self) -> None:
+        """Nothing to check: a runner either lives or has raised."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """RLlib sends weights and connectors here; the policy is the learner's own, and there are no connectors."""
+
+    def save_tree(self) -> dict[str, Any]:
+        """Worlds, running episodes and seeds to come: after `load_tree` the future is bit-identical."""
+        return {"seats": [seat.save_tree() for seat in self.seats], "noise": self._noise.bit_generator.state}
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned."""
+        for seat, saved in zip(self.seats, tree["seats"], strict=True):
+            seat.load_tree(saved)
+        self._noise.bit_generator.state = tree["noise"]
+
+    def stop(self) -> None:
+        """Closes the worlds."""
+        for seat in self.seats:
+            seat.world.close()

@@ -1,0 +1,128 @@
+"""A world in turns with the episode under way in it: demonstrations, rollouts and evaluations are played here."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rlvlm.envs.turns import TurnWorld
+from rlvlm.types.turns import Reply, Turn, TurnEpisode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scene:
+    """What a player sees in a turn."""
+
+    image: bytes
+    """Key of the image: equal keys look the same."""
+    prompt: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnOutcome:
+    """What came of a reply."""
+
+    scene: Scene
+    """That was replied to."""
+    reply: Reply
+    """As the world read it."""
+    env_reward: float
+    is_end: bool
+    """Whether the episode is over, for whatever reason."""
+    is_terminated: bool
+    """Whether it ended for good; a time limit only cuts it."""
+    following: Scene
+    """What the reply led to, before any reset."""
+    episode: TurnEpisode | None
+    """The whole of it, where it is over."""
+
+
+class Seat:
+    """One world and its running episode.
+
+    Args:
+        world: nobody else plays it.
+        task: its name, for the episodes.
+    """
+
+    def __init__(self, world: TurnWorld, task: str) -> None:
+        self.world = world
+        self._task = task
+        self._seed = 0
+        self._turn: Turn
+        self._tape: list[dict[str, Any]] = []
+
+    @property
+    def turn(self) -> Turn:
+        """The turn that waits for a reply; after an episode's end its last state."""
+        return self._turn
+
+    @property
+    def scene(self) -> Scene:
+        """What the player sees of it."""
+        key = self.world.picture_key(self._turn.snapshot[None])[0].tobytes()
+        return Scene(image=key, prompt=self._turn.prompt)
+
+    def begin(self, seed: int) -> None:
+        """A new episode from a reset with `seed`."""
+        self._seed, self._tape = seed, []
+        self._turn, _ = self.world.reset(seed=seed)
+
+    def play(self, text: str) -> TurnOutcome:
+        """The turn with `text` as its reply."""
+        before, scene = self._turn, self.scene
+        reply = self.world.read(text)
+        self._turn, env_reward, terminated, truncated, info = self.world.step(text)
+        self._tape.append(
+            {
+                "snapshot": before.snapshot,
+                "prompt": before.prompt,
+                "reply": reply,
+                "env_reward": float(env_reward),
+                "success": bool(info["success"]),
+                "progress": float(info["progress"]),
+            }
+        )
+        is_end = bool(terminated or truncated)
+        return TurnOutcome(
+            scene=scene,
+            reply=reply,
+            env_reward=float(env_reward),
+            is_end=is_end,
+            is_terminated=bool(terminated),
+            following=self.scene,
+            episode=self._episode(bool(terminated)) if is_end else None,
+        )
+
+    def _episode(self, terminated: bool) -> TurnEpisode:
+        def column(name: str) -> list[Any]:
+            return [row[name] for row in self._tape]
+
+        return TurnEpisode(
+            task=self._task,
+            seed=self._seed,
+            snapshots=np.stack([*column("snapshot"), self._turn.snapshot]),
+            prompts=tuple(column("prompt")),
+            replies=tuple(column("reply")),
+            env_rewards=np.array(column("env_reward"), np.float32),
+            success=np.array(column("success"), bool),
+            progress=np.array(column("progress"), np.float32),
+            terminated=terminated,
+        )
+
+    def save_tree(self) -> dict[str, Any]:
+        """World and running episode as a state tree: after `load_tree` the future is bit-identical."""
+        tape = [row | {"reply": asdict(row["reply"])} for row in self._tape]
+        return {"world": self.world.get_state(), "seed": self._seed, "turn": asdict(self._turn), "tape": tape}
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned."""
+        self.world.set_state(tree["world"])
+        self._seed, self._turn = tree["seed"], Turn(**tree["turn"])
+        self._tape = [row | {"reply": _reply_of(row["reply"])} for row in tree["tape"]]
+
+
+def _reply_of(columns: dict[str, Any]) -> Reply:
+    span = columns["action_span"]
+    columns["action_span"] = None if span is None else (span[0], span[1])
+    return Reply(**columns)

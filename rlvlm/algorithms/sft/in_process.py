@@ -1,0 +1,165 @@
+"""Teaches a policy by demonstrations, in this process: a run's supervised start, in seconds."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlvlm import metrics
+from rlvlm.algorithms.seats import Seat
+from rlvlm.algorithms.sft.batches import grouped_by_length
+from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.algorithms.sft.demonstrations import split
+from rlvlm.envs.turns import TurnWorld
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.types.sampling import ReplyRequest, ReplyTokens
+from rlvlm.types.turns import TurnEpisode
+
+_TELL_EVERY = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A turn to learn from."""
+
+    tokens: ReplyTokens
+    prompt: str
+    action: int | None
+    """Of the demonstration; None where its reply cannot be read."""
+
+    def __len__(self) -> int:
+        return len(self.tokens.prompt_ids) + len(self.tokens.reply_ids)
+
+
+def examples_of(policy: VLMPolicy, world: TurnWorld, episodes: Sequence[TurnEpisode]) -> list[Example]:
+    """Every turn of `episodes` as the policy would have stored it; its images are shown to the policy."""
+    examples = []
+    for episode in episodes:
+        snapshots = episode.snapshots[:-1]
+        keys = [key.tobytes() for key in world.picture_key(snapshots)]
+        missing = policy.images.missing(keys)
+        if missing:
+            policy.show([keys[place] for place in missing], world.draw(snapshots[missing]))
+        for key, prompt, reply in zip(keys, episode.prompts, episode.replies, strict=True):
+            examples.append(Example(policy.write(prompt, key, reply.text), prompt, reply.action))
+    return examples
+
+
+def fine_tune(
+    policy: VLMPolicy,
+    examples: Sequence[Example],
+    config: SFTConfig,
+    seed: int,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, float]:
+    """Raises the likelihood of every token of the replies, and of nothing else; returns the last loss by its name.
+
+    Args:
+        policy: is changed; what of it learns, it knows itself. The value head is left alone.
+        examples: at least one.
+        config: of the updates.
+        seed: of the order of examples.
+        tell: takes a line on how it goes.
+    """
+    heads = [] if policy.action_head is None else list(policy.action_head.parameters())
+    parameters = [*policy.backbone_parameters(), *heads]
+    optimizer = torch.optim.AdamW(parameters, lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    recent = math.nan
+    for update, batch in zip(range(config.updates), _batches(examples, config, seed), strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * _rate(update, config.updates)
+        loss = imitation_loss(policy, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        optimizer.step()
+        recent = loss.item() if math.isnan(recent) else 0.9 * recent + 0.1 * loss.item()
+        if (update + 1) % _TELL_EVERY == 0:
+            tell(f"supervised start: update {update + 1} of {config.updates}, loss {recent:.3f}")
+    return {metrics.SFT_LOSS: recent}
+
+
+def imitation_loss(policy: VLMPolicy, batch: Sequence[Example]) -> Tensor:
+    """Mean over turns of -log p(reply) in nats, or of -log p(action) for a policy with an action head."""
+    tokens = [example.tokens for example in batch]
+    if policy.action_head is None:
+        return -policy.read(tokens).log_probs.sum(-1).mean()
+    table, _ = policy.act_log_probs(tokens)
+    legible = [row for row, example in enumerate(batch) if example.action is not None]
+    actions = torch.tensor([example.action for example in batch if example.action is not None], device=table.device)
+    return -table[legible].gather(-1, actions[:, None]).mean()
+
+
+@torch.no_grad()
+def validate(
+    policy: VLMPolicy, world: TurnWorld, examples: Sequence[Example], batch: int, max_reply_tokens: int
+) -> dict[str, float]:
+    """Loss per turn, share of greedy replies with the demonstrated action, share that can be read; none: nothing.
+
+    Args:
+        policy: not changed.
+        world: reads the replies.
+        examples: held out; demonstrations that cannot be read are left out of the share of equal actions.
+        batch: turns that go through the model together.
+        max_reply_tokens: a longer reply is cut.
+    """
+    if not examples:
+        return {}
+    loss = exact = valid = 0.0
+    engine = PolicyEngine(policy, batch)
+    for begin in range(0, len(examples), batch):
+        part = examples[begin : begin + batch]
+        loss += imitation_loss(policy, part).item() * len(part)
+        requests = [ReplyRequest(prompt=one.prompt, image=one.tokens.image, seed=0) for one in part]
+        if policy.action_head is None:
+            replies = engine.reply(requests, max_new_tokens=max_reply_tokens, greedy=True)
+            actions = [world.read(reply.text).action for reply in replies]
+        else:
+            actions = [one.action for one in engine.act(requests, greedy=True)]
+        valid += sum(action is not None for action in actions)
+        exact += sum(action == one.action is not None for action, one in zip(actions, part, strict=True))
+    return {
+        metrics.SFT_HELD_OUT_LOSS: loss / len(examples),
+        metrics.SFT_EXACT_ACTION: exact / max(sum(one.action is not None for one in examples), 1),
+        metrics.SFT_VALID: valid / len(examples),
+    }
+
+
+def teach(
+    policy: VLMPolicy,
+    seat: Seat,
+    episodes: Sequence[TurnEpisode],
+    config: SFTConfig,
+    seed: int,
+    max_reply_tokens: int,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, float]:
+    """Fine-tunes on most episodes and validates on the rest; returns what was measured by its names in `metrics`."""
+    started = time.monotonic()
+    learned, held_out = split(episodes, config.held_out)
+    measured = fine_tune(policy, examples_of(policy, seat.world, learned), config, seed, tell)
+    unseen = examples_of(policy, seat.world, held_out)
+    measured |= validate(policy, seat.world, unseen, config.batch_turns, max_reply_tokens)
+    return measured | {metrics.SFT_WALL_S: time.monotonic() - started}
+
+
+def _batches(examples: Sequence[Example], config: SFTConfig, seed: int) -> Iterator[list[Example]]:
+    """Batches for ever, epoch after epoch."""
+    noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5,)))
+    lengths = [len(example) for example in examples]
+    while True:
+        for places in grouped_by_length(lengths, config.batch_turns, noise):
+            yield [examples[place] for place in places]
+
+
+def _rate(update: int, updates: int) -> float:
+    """Share of the step size: up over the first tenth, then down to 0 along half a cosine."""
+    rise = max(updates // 10, 1)
+    if update < rise:
+        return (update + 1) / rise
+    return (1 + math.cos(math.pi * (update - rise) / max(updates - rise, 1))) / 2

@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm import metrics
+from rlvlm.algorithms.seats import Seat
+from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.algorithms.sft.demonstrations import demonstrate, split
+from rlvlm.algorithms.sft.in_process import examples_of, fine_tune, imitation_loss, teach, validate
+from rlvlm.envs.registry import make_world, task_env
+from rlvlm.policies.vlm.config import PolicyConfig
+from tests.tiny_policy import tiny_policy
+
+
+def seat() -> Seat:
+    return Seat(make_world("number_line", task_env("number_line"), 0), "number_line")
+
+
+def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path):
+    policy, place = tiny_policy(tmp_path), seat()
+    (example, *_) = examples_of(policy, place.world, demonstrate(place, 1, 0.0, 0))
+    with torch.no_grad():
+        loss = imitation_loss(policy, [example])
+        log_probs = policy.read([example.tokens]).log_probs
+    assert loss.item() == pytest.approx(-log_probs.sum().item())
+    assert policy.text_of(example.tokens.reply_ids).endswith('"}')
+
+
+def test_an_expert_never_errs_and_a_noisy_one_does():
+    sure, noisy = demonstrate(seat(), 100, 0.0, 1), demonstrate(seat(), 100, 0.5, 1)
+    assert all(episode.success[-1] and not (episode.env_rewards < 0).any() for episode in sure)
+    assert any((episode.env_rewards < 0).any() for episode in noisy)
+    assert sum(map(len, sure)) >= 100
+
+
+def test_a_split_keeps_episodes_whole():
+    episodes = demonstrate(seat(), 100, 0.0, 1)
+    learned, held_out = split(episodes, 0.2)
+    assert len(learned) + len(held_out) == len(episodes)
+    assert len(held_out) == pytest.approx(len(episodes) / 5, abs=1)
+    assert split(episodes, 0.0)[1] == []
+    assert split(episodes[:1], 0.5) == (episodes[:1], [])
+
+
+def test_fine_tuning_makes_demonstrations_likelier_and_leaves_the_critic_alone(tmp_path: Path):
+    policy, place = tiny_policy(tmp_path), seat()
+    examples = examples_of(policy, place.world, demonstrate(place, 24, 0.0, 0))
+    critic = [parameter.clone() for parameter in policy.value_head.parameters()]
+    with torch.no_grad():
+        before = imitation_loss(policy, examples[:8]).item()
+    fine_tune(policy, examples, SFTConfig(updates=8, batch_turns=8, lr=3e-3), seed=0)
+    with torch.no_grad():
+        assert imitation_loss(policy, examples[:8]).item() < 0.7 * before
+    assert all(torch.equal(*pair) for pair in zip(critic, policy.value_head.parameters(), strict=True))
+
+
+def test_an_action_head_is_taught_the_action(tmp_path: Path):
+    policy = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2)
+    assert policy.action_head is not None
+    torch.nn.init.zeros_(policy.action_head[-1].weight)
+    place = seat()
+    config = SFTConfig(updates=12, batch_turns=16, lr=1e-3, held_out=0.0)
+    episodes = demonstrate(place, 8, 0.0, 0)
+    examples = examples_of(policy, place.world, episodes)
+    before = validate(policy, place.world, examples, 8, 8)
+    teach(policy, place, episodes, config, 0, 8)
+    after = validate(policy, place.world, examples, 8, 8)
+    assert after[metrics.SFT_HELD_OUT_LOSS] < before[metrics.SFT_HELD_OUT_LOSS]
+    assert after[metrics.SFT_VALID] == 1
+
+
+def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
+    policy, place = tiny_policy(tmp_path), seat()
+    examples = examples_of(policy, place.world, demonstrate(place, 4, 0.0, 0))
+    measured = validate(policy, place.world, examples, 3, 6)
+    assert measured[metrics.SFT_VALID] == measured[metrics.SFT_EXACT_ACTION] == 0
+    assert np.isfinite(measured[metrics.SFT_HELD_OUT_LOSS])
+    assert validate(policy, place.world, [], 3, 6) == {}
