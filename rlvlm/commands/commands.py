@@ -119,16 +119,9 @@ def eval_command(words: Sequence[str], prog: str) -> int:
 def report_command(words: Sequence[str], prog: str) -> int:
     """`report DIR... [--out DIR]`."""
     arguments = tyro.cli(ReportArguments, args=words, prog=prog)
-    from rlvlm.sweeps.folder import find_sweep
+    from rlvlm.reports.comparison.comparison import compare
 
-    sweep = find_sweep(arguments.paths[0]) if len(arguments.paths) == 1 else None
-    if sweep is not None:
-        from rlvlm.reports.comparison.comparison import compare_sweep
-
-        return compare_sweep(sweep, arguments.out or sweep.path)
-    from rlvlm.reports.report import compare_runs
-
-    return compare_runs(arguments.paths, arguments.out or Path("report"))
+    return compare(arguments.paths, arguments.out)
 
 
 def check_task_command(words: Sequence[str], prog: str) -> int:

@@ -1,6 +1,7 @@
 """The pictures of a comparison: final scores with their intervals, and curves over env steps."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 import matplotlib
@@ -22,20 +23,20 @@ COLUMNS = 3
 
 def colours(results: Results) -> dict[str, str]:
     """A source's colour in all pictures and tables."""
-    return {source: COLOURS[place % len(COLOURS)] for place, source in enumerate(results.sweep.sources)}
+    return {source: COLOURS[place % len(COLOURS)] for place, source in enumerate(results.sources)}
 
 
 def draw_scores(results: Results) -> Figure:
     """Final scores: a panel over all common tasks, then one per task; per source the mean, its interval, every run."""
     common = results.common_tasks
-    panels = [("all tasks" if len(common) == len(results.sweep.tasks) else f"{len(common)} tasks", common)]
+    panels = [("all tasks" if len(common) == len(results.tasks) else f"{len(common)} tasks", common)]
     panels = panels if len(common) > 1 else []
-    panels += [(task, [task]) for task in results.sweep.tasks]
+    panels += [(task, [task]) for task in results.tasks]
     width, height = min(len(panels), COLUMNS), math.ceil(len(panels) / COLUMNS)
     figure, grid = plt.subplots(
         height,
         width,
-        figsize=(1.2 + 3.4 * width, height * (1.1 + 0.36 * len(results.sweep.sources))),
+        figsize=(1.2 + 3.4 * width, height * (1.1 + 0.36 * len(results.sources))),
         sharex=True,
         sharey=True,
         squeeze=False,
@@ -52,7 +53,7 @@ def draw_scores(results: Results) -> Figure:
 
 def draw_curves(results: Results) -> Figure:
     """True score over env steps, a panel per task: interquartile mean over the seeds, and its interval."""
-    tasks = results.sweep.tasks
+    tasks = results.tasks
     width, height = min(len(tasks), COLUMNS), math.ceil(len(tasks) / COLUMNS)
     figure, grid = plt.subplots(
         height, width, figsize=(max(4.6 * width, 6.5), 3.3 * height + 0.6), squeeze=False, layout="constrained"
@@ -66,13 +67,12 @@ def draw_curves(results: Results) -> Figure:
     for axes in list(grid.flat)[len(tasks) :]:
         axes.set_visible(False)
     drawn = [
-        source
-        for source in results.sweep.sources
-        if any(len(run.steps) for run in results.runs if run.plan.source == source)
+        source for source in results.sources if any(len(run.steps) for run in results.runs if run.source == source)
     ]
     handles = [Line2D([], [], color=colours(results)[source], linewidth=2.2) for source in drawn]
-    titles = [results.title(source) for source in drawn]
-    figure.legend(handles, titles, loc="outside lower center", ncols=max(min(len(drawn), 5), 1))
+    titles = [_label(results.sources[source]) for source in drawn]
+    columns = 5 if max(map(len, titles), default=0) < 20 else 2
+    figure.legend(handles, titles, loc="outside lower center", ncols=max(min(len(drawn), columns), 1))
     return figure
 
 
@@ -82,20 +82,20 @@ def common_grid(runs: Sequence[RunResult]) -> np.ndarray:
     A finished run counts to the end of its budget with its last score, also where it ended early.
     """
     steps = np.unique(np.concatenate([run.steps for run in runs]))
-    reach = [run.plan.config.steps if run.is_compared else run.steps[-1] for run in runs]
+    reach = [run.config.steps if run.is_finished else run.steps[-1] for run in runs]
     return steps[steps <= min(reach)]
 
 
 def _draw_panel(axes: Axes, results: Results, tasks: Sequence[str], finding: Finding) -> None:
-    places = {source: -place for place, source in enumerate(results.sweep.sources)}
+    places = {source: -place for place, source in enumerate(results.sources)}
     for source, colour in colours(results).items():
-        finals = [run.final for task in tasks for run in results.compared(task, source)]
+        finals = [run.final for task in tasks for run in results.finished(task, source)]
         axes.plot(finals, [places[source]] * len(finals), "|", color=colour, alpha=0.45, markersize=11)
     for standing in finding.standings:
         score, place, colour = standing.score, places[standing.source], colours(results)[standing.source]
         axes.plot([score.low, score.high], [place, place], color=colour, linewidth=5, alpha=0.4, solid_capstyle="butt")
         axes.plot(score.value, place, "o", color=colour, markersize=7)
-    axes.set_yticks(list(places.values()), [results.title(source) for source in places], color=INK)
+    axes.set_yticks(list(places.values()), [_label(results.sources[source]) for source in places], color=INK)
     axes.set_ylim(min(places.values()) - 0.6, 0.6)
     axes.grid(axis="y", visible=False)
     low, high = axes.get_xlim()
@@ -109,3 +109,8 @@ def _draw_curve(axes: Axes, runs: Sequence[RunResult], colour: str) -> None:
     if len(runs) > 1:
         low, high = percentiles(resampled_means([values], np.random.default_rng(SEED)))
         axes.fill_between(grid / 1_000, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _label(title: str) -> str:
+    """A source's title in lines that leave room for the picture; a dollar sign would begin a formula."""
+    return textwrap.fill(title, 32).replace("$", r"\$")

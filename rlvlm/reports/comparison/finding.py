@@ -37,11 +37,14 @@ def find(results: Results, tasks: Sequence[str]) -> Finding:
     """What the finished runs on `tasks` say, over all of them together.
 
     Args:
-        results: of the sweep.
+        results: what is compared.
         tasks: those to compare on; a source without a finished run on one of them is left out.
     """
-    strata = {source: results.strata(source, tasks) for source in results.sweep.sources}
-    strata = {source: each for source, each in strata.items() if each and all(len(runs) for runs in each)}
+    finals = {
+        source: [np.array([run.final for run in results.finished(task, source)]) for task in tasks]
+        for source in results.sources
+    }
+    strata = {source: each for source, each in finals.items() if each and all(len(runs) for runs in each)}
     if not strata:
         return Finding(text="No run is finished yet, so there is nothing to compare.", standings=[])
     standings = rank(strata)
@@ -64,13 +67,13 @@ def rank(strata: dict[str, list[Floats]]) -> list[Standing]:
 
 def _sentences(results: Results, standings: Sequence[Standing], num_seeds: int) -> str:
     best, *others = standings
-    name = results.title(best.source)
+    name = results.sources[best.source]
     if not others:
         return f"There is nothing to compare {name} with: its score is {_scored(best.score)}."
     second = others[0]
     assert second.behind is not None
     lead = (
-        f"{name}: {_scored(best.score)}; {results.title(second.source)}: {_scored(second.score)}; "
+        f"{name}: {_scored(best.score)}; {results.sources[second.source]}: {_scored(second.score)}; "
         f"difference {_led(second.behind)}."
     )
     if num_seeds < FEW_SEEDS:
@@ -84,9 +87,9 @@ def _sentences(results: Results, standings: Sequence[Standing], num_seeds: int) 
             if len(others) == 1
             else (f"The intervals of its differences to all {len(others)} others exclude zero")
         )
-        return f"Winner: {lead} {what}, so the sweep supports it."
+        return f"Winner: {lead} {what}, so the runs support it."
     if not beaten:
-        return f"No winner: {lead} Every difference may be zero, so the sweep does not tell the sources apart."
+        return f"No winner: {lead} Every difference may be zero, so the runs do not tell the sources apart."
     return (
         f"No single winner: {lead} {_names(results, [best, *level])} cannot be told apart; that {name} beats "
         f"{_names(results, beaten)} is supported: the intervals of those differences exclude zero."
@@ -104,5 +107,5 @@ def _led(lead: Estimate) -> str:
 
 
 def _names(results: Results, standings: Sequence[Standing]) -> str:
-    names = [results.title(standing.source) for standing in standings]
+    names = [results.sources[standing.source] for standing in standings]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

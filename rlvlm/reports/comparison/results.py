@@ -1,33 +1,42 @@
-"""What the runs of a sweep have come to, read from their folders."""
+"""What runs have come to, read from their folders: those of a sweep, or any runs side by side."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlvlm.envs.registry import return_range
+from rlvlm.errors import UsageError
 from rlvlm.runs.artifacts.plots import column
 from rlvlm.runs.artifacts.summary import FINAL_EVALUATIONS, summarise_answers, summarise_queries
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder.run_folder import RunFolder, find_folder
+from rlvlm.runs.folder.settings import flat
 from rlvlm.runs.scores import Floats, scores
-from rlvlm.sweeps.config import SweepConfig
-from rlvlm.sweeps.folder import State, SweepFolder, TrialRecord
-from rlvlm.sweeps.plan import TrialPlan, app_name
+from rlvlm.sweeps.folder import DONE, FLAT, State, SweepFolder
+from rlvlm.sweeps.plan import app_name
 
 SOLVED = 0.8
 """A run whose final score reaches this counts as a success."""
-COMPARED = (State.DONE, State.FLAT)
-"""The runs that have a final score."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
     """One run as far as it has come."""
 
-    plan: TrialPlan
-    record: TrialRecord
+    task: str
+    source: str
+    """What it is compared with others by: a key of `Results.sources`."""
+    config: RunConfig
+    path: Path
+    """Its folder, which need not be there yet."""
+    state: str
+    """A `State` of a sweep's run; of another why it ended, or that it has not."""
+    cause: str = ""
+    """Why it failed."""
     steps: Floats
     """[N] env steps of its evaluations."""
     scores: Floats
@@ -41,23 +50,18 @@ class RunResult:
     """Share of right labels among the decided, None where nothing was asked."""
     wall_s: float
     peak_rss_mb: float | None
-    cost_usd: float | None
+    cost_usd: float | None = None
     """What a paid judge was paid, None where nobody was."""
 
     @property
-    def is_compared(self) -> bool:
-        """Whether it is finished, so that it has a final score."""
-        return self.record.state in COMPARED and len(self.steps) > 0
+    def is_finished(self) -> bool:
+        """Whether it came to its end, so that it has a final score and is compared."""
+        return self.state in (DONE, FLAT) and len(self.steps) > 0
 
     @property
     def final(self) -> float:
         """Mean of the last evaluations' scores."""
         return float(self.scores[-FINAL_EVALUATIONS:].mean())
-
-    @property
-    def is_success(self) -> bool:
-        """Whether the final score counts as success."""
-        return self.is_compared and self.final >= SOLVED
 
     @property
     def first_solved(self) -> int | None:
@@ -72,89 +76,151 @@ class RunResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """A sweep's results."""
+    """Runs to be compared: on each task, sources against one another, over their seeds."""
 
-    sweep: SweepConfig
-    path: Path
-    runs: list[RunResult]
+    title: str
+    sources: dict[str, str]
+    """Names for readers, in the order of pictures and tables."""
+    tasks: Sequence[str]
+    runs: Sequence[RunResult]
+    remarks: Sequence[str] = ()
+    """What a reader must know before believing the comparison."""
 
     def of(self, task: str, source: str) -> list[RunResult]:
         """All runs of one task with one source."""
-        return [run for run in self.runs if (run.plan.task, run.plan.source) == (task, source)]
+        return [run for run in self.runs if (run.task, run.source) == (task, source)]
 
-    def compared(self, task: str, source: str) -> list[RunResult]:
-        """Those of them that are finished."""
-        return [run for run in self.of(task, source) if run.is_compared]
-
-    def strata(self, source: str, tasks: Sequence[str]) -> list[Floats]:
-        """Per task, the final scores [N] of a source's finished runs."""
-        return [np.array([run.final for run in self.compared(task, source)]) for task in tasks]
+    def finished(self, task: str, source: str) -> list[RunResult]:
+        """Those of them that came to their end."""
+        return [run for run in self.of(task, source) if run.is_finished]
 
     @property
     def common_tasks(self) -> list[str]:
         """The tasks on which every source has a finished run: over these sources are compared as a whole."""
-        return [task for task in self.sweep.tasks if all(self.compared(task, source) for source in self.sweep.sources)]
-
-    def title(self, source: str) -> str:
-        """A source's name for readers."""
-        return self.sweep.sources[source].title
+        return [task for task in self.tasks if all(self.finished(task, source) for source in self.sources)]
 
     def axis_name(self, task: str) -> str:
         """What a task is compared by, short enough for an axis."""
         return "success rate" if return_range(task) is None else "true return, 0 to 1"
 
 
-def read_results(folder: SweepFolder) -> Results:
+def sweep_results(folder: SweepFolder) -> Results:
     """The results of a sweep, finished or not.
 
     Raises:
         UsageError: its file cannot be read.
     """
+    sweep = folder.config()
     plans = list(folder.plans().values())
     records = folder.records(plans)
-    asked = {plan.key: _read_queries(folder, plan) for plan in plans}
-    shares = _shared_costs(folder, plans, {key: answers["queries"] for key, answers in asked.items()})
-    runs = [_read(folder, plan, records[plan.key], asked[plan.key], shares.get(plan.key)) for plan in plans]
-    return Results(sweep=folder.config(), path=folder.path, runs=runs)
+    runs = []
+    for plan in plans:
+        record, about = records[plan.key], {"task": plan.task, "source": plan.source, "config": plan.config}
+        run, path = folder.run(plan), folder.run_path(plan)
+        runs.append(_read(run, path=path, state=str(record.state), cause=record.cause, **about))
+    states = [run.state for run in runs]
+    remarks = []
+    if halted := states.count(State.HALTED):
+        remarks.append(
+            f"{halted} runs were halted half-way by the sweep's halving. They have no final score and are left out, so "
+            "a source's score is that of its better runs."
+        )
+    if failed := states.count(State.FAILED):
+        remarks.append(f"{failed} runs failed and are left out; their causes are in the last table.")
+    if ended := states.count(State.FLAT):
+        remarks.append(f"{ended} runs ended early because their curve was flat.")
+    if sweep.budget.may_differ:
+        remarks.append("The sources have different budgets, because the budget is what is compared.")
+    if sweep.smoke:
+        remarks.append("This is a smoke test: every run was cut to minutes, and nothing was learnt to the end.")
+    return Results(
+        title=sweep.title,
+        sources={name: source.title for name, source in sweep.sources.items()},
+        tasks=sweep.tasks,
+        runs=_with_costs(folder, runs),
+        remarks=remarks,
+    )
 
 
-def _read_queries(folder: SweepFolder, plan: TrialPlan) -> dict[str, Any]:
-    run = folder.run(plan)
-    return summarise_answers(run) if run else summarise_queries([])
+def run_results(paths: Sequence[Path]) -> Results:
+    """The results of any runs: those of one task that differ in nothing but their seed have the same source.
+
+    A source is called by where its reward comes from, and, where two of a task share that name, also by the settings in
+    which they differ.
+
+    Raises:
+        UsageError: no path, or no run under one.
+    """
+    runs: list[RunResult] = []
+    for folder in find_runs(paths):
+        config = folder.config()
+        state = folder.summary().get("exit_reason", "not finished")
+        runs.append(_read(folder, path=folder.path, state=state, task=config.task, source="", config=config))
+    kinds = [flat(replace(run.config, seed=0, out=None)) for run in runs]
+    named = []
+    for run, kind in zip(runs, kinds, strict=True):
+        rivals = [
+            other
+            for rival, other in zip(runs, kinds, strict=True)
+            if (rival.task, rival.config.reward_name) == (run.task, run.config.reward_name)
+        ]
+        keys = sorted({key for other in rivals for key in kind.keys() | other if kind.get(key) != other.get(key)})
+        source = ", ".join([run.config.reward_name, *(f"{key}={kind.get(key)}" for key in keys)])
+        named.append(replace(run, source=source))
+    unfinished = sum(not run.is_finished for run in named)
+    remark = f"{unfinished} of {len(named)} runs have not come to their end: they have no final score and are left out."
+    return Results(
+        title="Runs compared",
+        sources={run.source: run.source for run in named},
+        tasks=list(dict.fromkeys(run.task for run in named)),
+        runs=sorted(named, key=lambda run: (run.task, run.source, run.config.seed)),
+        remarks=[remark] if unfinished else [],
+    )
 
 
-def _read(
-    folder: SweepFolder, plan: TrialPlan, record: TrialRecord, asked: dict[str, Any], cost_usd: float | None
-) -> RunResult:
-    run = folder.run(plan)
+def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
+    """The runs that `paths` name: a run's folder (or a file in it), or any folder with runs below it.
+
+    Raises:
+        UsageError: no path, or no run under one.
+    """
+    if not paths:
+        raise UsageError("name at least one run's folder", "rlvlm report runs/")
+    found: dict[Path, RunFolder] = {}
+    for path in paths:
+        below = sorted(file.parent for file in path.glob("**/command.txt")) if path.is_dir() else []
+        for folder in map(find_folder, below or [path]):
+            found[folder.path] = folder
+    return list(found.values())
+
+
+def _read(run: RunFolder | None, **about: Any) -> RunResult:
+    """What a run's folder says, beside what is known `about` it; None is a run that has not begun."""
     rows = run.evaluations.read() if run else []
     summary = run.summary() if run else {}
+    asked = summarise_answers(run) if run else summarise_queries([])
     return RunResult(
-        plan=plan,
-        record=record,
         steps=column(rows, "step").astype(float),
-        scores=scores(plan.task, rows),
+        scores=scores(about["task"], rows),
         success=column(rows, "success_rate").astype(float),
         returns=column(rows, "episode_return").astype(float),
         queries=asked["queries"],
         label_accuracy=asked["label_accuracy"],
         peak_rss_mb=summary.get("peak_rss_mb"),
-        cost_usd=cost_usd,
-        wall_s=summary.get("wall_s", float(rows[-1]["wall_s"]) if rows else 0.0),
+        wall_s=summary.get("wall_s", float(rows[-1]["wall_s"] or 0) if rows else 0.0),
+        **about,
     )
 
 
-def _shared_costs(folder: SweepFolder, plans: Sequence[TrialPlan], asked: dict[str, int]) -> dict[str, float]:
-    """By run, what its judge was paid: the sweep's ledger of each paid judge, shared out by the queries asked."""
-    costs: dict[str, float] = {}
-    by_app: dict[str, list[str]] = {}
-    for plan in plans:
-        if plan.config.asks_judge:
-            by_app.setdefault(app_name(plan.config, folder.path), []).append(plan.key)
-    for app, keys in by_app.items():
+def _with_costs(folder: SweepFolder, runs: Sequence[RunResult]) -> list[RunResult]:
+    """The runs with what their judges were paid: the sweep's ledger of each, shared out by the queries asked."""
+    apps = [app_name(run.config, folder.path) if run.config.asks_judge else "" for run in runs]
+    paid = []
+    for run, app in zip(runs, apps, strict=True):
         ledger = folder.ledger(app)
-        total = sum(asked[key] for key in keys)
-        if ledger.exists() and total:
+        total = sum(other.queries for other, its in zip(runs, apps, strict=True) if its == app)
+        if app and total and ledger.exists():
             spent = json.loads(ledger.read_text())["cost_usd"]
-            costs |= {key: spent * asked[key] / total for key in keys}
-    return costs
+            run = replace(run, cost_usd=spent * run.queries / total)
+        paid.append(run)
+    return paid

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from made_sweep import BAD, GOOD
 
-from rlvlm.reports.comparison.comparison import compare_sweep
+from rlvlm.reports.comparison.comparison import compare
 from rlvlm.reports.comparison.finding import find
 from rlvlm.reports.comparison.page import overall
-from rlvlm.reports.comparison.results import read_results
+from rlvlm.reports.comparison.results import sweep_results
 from rlvlm.reports.comparison.tables import group_rows, run_rows
 from rlvlm.sweeps.folder import State, SweepFolder
 from rlvlm.sweeps.plan import app_name
@@ -21,7 +21,7 @@ Make = Callable[..., SweepFolder]
 
 
 def test_the_numbers_are_those_worked_out_by_hand(make_sweep: Make) -> None:
-    results = read_results(make_sweep())
+    results = sweep_results(make_sweep())
     good, bad = group_rows(results, "drawer_open")
     assert (good["source"], bad["source"]) == ("good", "bad")  # best first
     # finals: means of the last three, 2.5/3, 1 and 1.7/3; of three runs the outer two count a quarter each
@@ -39,24 +39,24 @@ def test_the_numbers_are_those_worked_out_by_hand(make_sweep: Make) -> None:
 
 
 def test_the_sentence_says_who_wins_and_that_it_is_supported(make_sweep: Make) -> None:
-    results = read_results(make_sweep())
+    results = sweep_results(make_sweep())
     text = overall(results)
-    assert text.startswith("Over all 2 tasks. Winner: good & dear: 0.8") and "the sweep supports it" in text
+    assert text.startswith("Over all 2 tasks. Winner: good & dear: 0.8") and "the runs support it" in text
 
 
 def test_sources_that_are_alike_are_not_told_apart(make_sweep: Make) -> None:
-    results = read_results(make_sweep({"good": GOOD, "bad": GOOD[::-1]}))
-    assert "does not tell the sources apart" in overall(results) and "Winner" not in overall(results)
+    results = sweep_results(make_sweep({"good": GOOD, "bad": GOOD[::-1]}))
+    assert "do not tell the sources apart" in overall(results) and "Winner" not in overall(results)
 
 
 def test_two_seeds_support_nothing(make_sweep: Make) -> None:
-    results = read_results(make_sweep({"good": (*GOOD[:2], ()), "bad": BAD}))
+    results = sweep_results(make_sweep({"good": (*GOOD[:2], ()), "bad": BAD}))
     assert "supports no conclusion" in overall(results)
 
 
 def test_runs_that_are_not_finished_have_no_final_score(make_sweep: Make) -> None:
     folder = make_sweep({"good": (GOOD[0], GOOD[1], (1, 1)), "bad": BAD})
-    results = read_results(folder)
+    results = sweep_results(folder)
     assert group_rows(results, "drawer_open")[0]["finished"] == "2 of 3"
     row = next(row for row in run_rows(results) if (row["source"], row["seed"]) == ("good", 2))
     assert row["final_score"] is None and row["state"] == "saved"
@@ -64,8 +64,8 @@ def test_runs_that_are_not_finished_have_no_final_score(make_sweep: Make) -> Non
 
 def test_before_the_first_run_is_finished_there_is_nothing_to_compare(make_sweep: Make) -> None:
     folder = make_sweep({"good": ((), (), ()), "bad": ((), (), (0,))})
-    assert "nothing to compare" in overall(read_results(folder))
-    assert compare_sweep(folder, folder.path) == 0
+    assert "nothing to compare" in overall(sweep_results(folder))
+    assert compare([folder.path]) == 0
 
 
 def test_halted_runs_are_left_out_and_the_page_says_so(make_sweep: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +75,7 @@ def test_halted_runs_are_left_out_and_the_page_says_so(make_sweep: Make, capsys:
     folder.write_records(
         [replace(record, state=State.HALTED) if record.state is State.SAVED else record for record in records.values()]
     )
-    compare_sweep(folder, folder.path)
+    compare([folder.path])
     page = (folder.path / "report.html").read_text()
     assert "2 runs were halted half-way" in page and "10 of 12 runs finished" in page
 
@@ -84,14 +84,14 @@ def test_what_a_paid_judge_was_paid_is_shared_by_the_queries(make_sweep: Make) -
     folder = make_sweep()
     plan = next(plan for plan in folder.plans().values() if plan.source == "good")
     folder.ledger(app_name(plan.config, folder.path)).write_text(json.dumps({"requests": 9, "cost_usd": 6.0}))
-    good, bad = group_rows(read_results(folder), "drawer_open")
+    good, bad = group_rows(sweep_results(folder), "drawer_open")
     assert good["usd_per_success"] == pytest.approx(6.0 / 2 / 2)  # half of the runs are of this task, two succeed
     assert bad["usd_per_success"] is None
 
 
 def test_page_pictures_and_tables_are_written(make_sweep: Make, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_sweep()
-    assert compare_sweep(folder, folder.path) == 0
+    assert compare([folder.path]) == 0
     said = capsys.readouterr().out
     assert "Winner" in said and "report.html" in said
     page = (folder.path / "report.html").read_text()
@@ -106,10 +106,10 @@ def test_page_pictures_and_tables_are_written(make_sweep: Make, capsys: pytest.C
 
 
 def test_a_report_says_the_same_each_time(make_sweep: Make) -> None:
-    results = read_results(make_sweep())
+    results = sweep_results(make_sweep())
     assert find(results, results.common_tasks) == find(results, results.common_tasks)
 
 
 def test_a_curve_that_ended_early_goes_on_at_its_last_score(make_sweep: Make) -> None:
-    run = read_results(make_sweep()).runs[0]
+    run = sweep_results(make_sweep()).runs[0]
     np.testing.assert_allclose(run.curve(np.array([500.0, 1_500.0, 9_000.0])), [0.0, 0.25, 1.0])
