@@ -17,7 +17,6 @@ import tyro
 
 from rlvlm.commands.arguments import parse_run
 from rlvlm.errors import EXIT_DONE, MachineError, UsageError
-from rlvlm.judges.config import WEIGHT_BACKENDS
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.run_folder import default_path
 
@@ -210,7 +209,7 @@ def _check_judge(job: SlurmConfig, config: RunConfig) -> None:
     if wanted > there:
         fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"
         raise UsageError(f"the judge asks for {wanted:g} GPUs, the job for {there}", fix)
-    if not job.offline or config.judge.backend not in WEIGHT_BACKENDS:
+    if not job.offline or not config.judge.wants_weights:
         return
     from rlvlm.commands.fetch import is_here  # imports the hub's client
 

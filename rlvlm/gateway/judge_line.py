@@ -13,9 +13,9 @@ from ray.serve.handle import DeploymentHandle
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
-from rlvlm.judges.prompts import Chat
 from rlvlm.serving.refusal import Refusal, overloaded
 from rlvlm.types.judging import Clip, Query, Score, Verdict
+from rlvlm.vlms.chats import Chat
 
 logger = logging.getLogger(__name__)
 

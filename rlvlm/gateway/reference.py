@@ -18,10 +18,10 @@ from rlvlm.gateway.media.mp4 import MAX_VIDEO_FRAMES
 from rlvlm.gateway.media.pictures import read_pictures
 from rlvlm.gateway.media.video import read_video
 from rlvlm.gateway.routes import Desk, goal_of
-from rlvlm.judges.prompts import Chat
 from rlvlm.serving.refusal import Refusal
 from rlvlm.types.judging import Clip
 from rlvlm.types.steps import Frames
+from rlvlm.vlms.chats import Chat
 
 
 def add_reference_routes(app: FastAPI, desk: Desk, media: MediaRoot, max_tokens: int) -> None:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from rlvlm.errors import UnsupportedQuestion
 from rlvlm.judges.judge import Generator, Judge
-from rlvlm.judges.prompts import Chat
 from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
+from rlvlm.vlms.chats import Chat
 
 SEPARATOR = "\n\n--- the other order ---\n\n"
 """Between the two texts of one verdict."""

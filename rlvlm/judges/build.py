@@ -1,11 +1,22 @@
-"""From a judge's config to a judge. Serving, experiments and notebooks start here."""
+"""From a judge's config to a judge. Serving, runs and notebooks start here."""
 
-import importlib
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
 
-from rlvlm.errors import JudgeUnavailable, ModelUnavailable
+from rlvlm.errors import JudgeUnavailable, ModelUnavailable, UsageError
+from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.both_orders import BothOrders
-from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.cache import StoredJudge, pick_stamp
+from rlvlm.judges.chat import ChatJudge
+from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.judge import Judge
+from rlvlm.judges.prompts import MAX_PICTURES
+from rlvlm.labels.store import open_store
+from rlvlm.vlms.shipped import weights_folder
+
+POCKET_ABILITIES = Abilities(score=frozenset({"progress"}), goal_pictures=False)
+"""What the pocket judge was trained on (`pocket.judge.texts`): every comparison, and the percentage."""
 
 
 def build_judge(config: JudgeConfig) -> Judge:
@@ -16,9 +27,71 @@ def build_judge(config: JudgeConfig) -> Judge:
         UnsupportedQuestion: it cannot be asked as `config` says.
         ImportError: the package its backend stands on is not installed.
     """
-    # torch and transformers load only when a judge is wanted, and only the ones that it needs
+    members = {
+        "pocket": _pocket_judge,
+        "transformers": _chat_judge,
+        "vllm": _vllm_judge,
+        "openai": _remote_judge,
+        "gemini": _remote_judge,
+        "clip": _likeness_judge,
+        "blip2": _likeness_judge,
+        "cached": _stored_judge,
+    }
     try:
-        judge = importlib.import_module(f"rlvlm.judges.backends.{config.backend}").build(config)
+        judge = members[config.backend](config)
     except ModelUnavailable as error:
         raise JudgeUnavailable(str(error), error.fix) from error
     return BothOrders(judge) if config.both_orders else judge
+
+
+# torch, transformers and the providers' clients load only when a judge that needs them is wanted
+
+
+def _chat_judge(config: JudgeConfig, model: str = "", abilities: Abilities | None = None) -> ChatJudge:
+    from rlvlm.vlms.engines.transformers import TransformersEngine
+    from rlvlm.vlms.loading import load_vlm
+
+    vlm = load_vlm(replace(config, model=model or config.model))
+    return ChatJudge(config, BatchAsker(TransformersEngine(vlm, config), config), abilities)
+
+
+def _pocket_judge(config: JudgeConfig) -> ChatJudge:
+    """The small Qwen3-VL that ships with rlvlm, or any folder made like it."""
+    POCKET_ABILITIES.check(config)
+    folder = Path(config.model) if config.model else weights_folder()
+    if not folder.is_dir():
+        raise JudgeUnavailable(
+            f"the pocket judge's weights are not in {folder}",
+            "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md says",
+        )
+    return _chat_judge(config, str(folder), POCKET_ABILITIES)
+
+
+def _vllm_judge(config: JudgeConfig) -> ChatJudge:
+    from rlvlm.vlms.engines.vllm import VllmEngine
+
+    engine = VllmEngine(config, config.engine, batch_size=config.batch_size, max_pictures=MAX_PICTURES)
+    return ChatJudge(config, BatchAsker(engine, config))
+
+
+def _remote_judge(config: JudgeConfig) -> ChatJudge:
+    from rlvlm.judges.remote_asking import RemoteAsker
+    from rlvlm.vlms.engines import gemini, openai
+
+    connect = {"openai": openai.connect, "gemini": gemini.connect}[config.backend]
+    engine = connect(config.model, config.api, config.seed)
+    return ChatJudge(config, RemoteAsker(engine, config, urlsplit(config.api.base_url).netloc))
+
+
+def _likeness_judge(config: JudgeConfig) -> Judge:
+    from rlvlm.judges.likeness import blip2, clip
+
+    return {"clip": clip.build, "blip2": blip2.build}[config.backend](config)
+
+
+def _stored_judge(config: JudgeConfig) -> StoredJudge:
+    try:
+        store = open_store(Path(config.cached.store).expanduser())
+        return StoredJudge(store, pick_stamp(store, config.cached.judge, config.cached.prompt))
+    except UsageError as error:
+        raise JudgeUnavailable(str(error), error.fix) from error

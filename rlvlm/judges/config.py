@@ -1,17 +1,60 @@
 """Configuration of a judge; imports nothing heavy so that the command line starts at once."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
-from rlvlm.judges.backends.config import ApiConfig, CachedConfig, EngineConfig, SimilarityConfig
-from rlvlm.vlms.config import VLMConfig
+from rlvlm.errors import UnsupportedQuestion
+from rlvlm.vlms.config import ApiConfig, EngineConfig, VLMConfig
 
+Backend = Literal["pocket", "transformers", "vllm", "openai", "gemini", "clip", "blip2", "cached"]
+Mode = Literal["two_stage", "single_stage", "direct"]
+"""How a comparison can be asked."""
+ScoreMode = Literal["progress", "rating", "success", "video"]
+"""How the score of one clip can be asked."""
 RANDOM = "random"
 """Name of a model that nobody trained."""
 _BY_LIKENESS = ("clip", "blip2")
-WEIGHT_BACKENDS = ("transformers", "vllm", "clip", "blip2")
-"""Backends whose model is a folder of weights or the hub's name of one."""
-_NEED_MODEL = (*WEIGHT_BACKENDS, "openai", "gemini")
+_WITH_WEIGHTS = ("transformers", "vllm", *_BY_LIKENESS)
+_REMOTE = ("openai", "gemini")
+_VLLM_PYTHON = ".envs/vllm/bin/python"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimilarityConfig:
+    """How likeness of picture and goal becomes a score: backends clip and blip2."""
+
+    baseline: str = ""
+    """What the scene looks like without the goal, e.g. `a drawer`. With it only change along the line from this text
+    to the goal counts, as far as `alpha` says; empty compares picture and goal alone."""
+    alpha: float = 0.5
+    """Weight of that line, in [0, 1]: 0 is plain likeness, 1 the line alone."""
+    tie_band: float = 0.0
+    """Scores that differ by no more than this are no preference, >= 0."""
+    template: str = "{goal}"
+    """Sentence put to the text encoder, with one slot, e.g. `a picture of {goal}`; a state reads better than a task."""
+    head: Literal["match", "contrast"] = "match"
+    """How blip2 compares. match: probability of a match; contrast: cosine of picture and text, as the paper's
+    baseline."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"judge.similarity.alpha must be in [0, 1], got {self.alpha}")
+        if not 0 <= self.tie_band <= 1:
+            raise ValueError(f"judge.similarity.tie_band must be in [0, 1], got {self.tie_band}")
+        if self.template.count("{goal}") != 1 or self.template.replace("{goal}", "").count("{"):
+            raise ValueError(f"judge.similarity.template needs one slot {{goal}}, got {self.template!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachedConfig:
+    """Answers from disk alone: backend cached."""
+
+    store: str = ""
+    """Folder of the label store that is read."""
+    judge: str = ""
+    """Part of the name of the judge whose answers are wanted; may be empty where the store has only one."""
+    prompt: str = ""
+    """Part of the name of its prompt, likewise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,17 +64,17 @@ class JudgeConfig(VLMConfig):
     section: ClassVar[str] = "judge"
     """Where its options stand on the command line."""
 
-    backend: Literal["pocket", "transformers", "vllm", "openai", "gemini", "clip", "blip2", "cached"] = "pocket"
+    backend: Backend = "pocket"
     """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any Qwen-VL or LLaVA; vllm: the same, faster, in
     an environment of its own; openai, gemini: over HTTP; clip, blip2: similarity of picture and goal; cached: from
     disk."""
     model: str = ""
     """Hub name or local folder of the weights, or the API's name of the model; empty for the pocket judge's own.
     `random` gives clip and blip2 random weights: a control that knows nothing."""
-    prompt: Literal["two_stage", "single_stage", "direct"] = "direct"
+    prompt: Mode = "direct"
     """two_stage: describe, then label (the paper's); single_stage: both in one answer; direct: the label's
     probabilities from one forward pass, no text."""
-    score: Literal["progress", "rating", "success", "video"] = "progress"
+    score: ScoreMode = "progress"
     """How one clip is scored. progress: percent, in one number; rating: 1 to 5; success: probability of yes from one
     forward pass; video: percent after written reasoning, from first picture, clip and current picture."""
     both_orders: bool = False
@@ -53,7 +96,7 @@ class JudgeConfig(VLMConfig):
     cached: CachedConfig = field(default_factory=CachedConfig)
 
     def __post_init__(self) -> None:
-        if self.backend in _NEED_MODEL and not self.model:
+        if (self.wants_weights or self.is_remote) and not self.model:
             raise ValueError(
                 f"judge.backend {self.backend} needs judge.model: a hub name, a folder with the weights, "
                 "or what the API calls the model"
@@ -73,6 +116,26 @@ class JudgeConfig(VLMConfig):
         VLMConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first
 
     @property
+    def ships_weights(self) -> bool:
+        """Whether a model of its own comes with rlvlm."""
+        return self.backend == "pocket"
+
+    @property
+    def wants_weights(self) -> bool:
+        """Whether `model` is a folder of weights or the hub's name of one."""
+        return self.backend in _WITH_WEIGHTS
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it answers over somebody's API: no memory is needed here, and each question may cost money."""
+        return self.backend in _REMOTE
+
+    @property
+    def reads_clips(self) -> bool:
+        """Whether it was taught to look at more than one picture per side."""
+        return not self.ships_weights
+
+    @property
     def reads_states(self) -> bool:
         """Whether it compares pictures with a sentence about a state, and is not told what to do."""
         return self.backend in _BY_LIKENESS
@@ -81,3 +144,39 @@ class JudgeConfig(VLMConfig):
     def is_random(self) -> bool:
         """Whether its weights are random: nothing that it says means anything."""
         return self.model == RANDOM
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether its model computes outside the torch of the process that asks it: behind an API or in an engine."""
+        return self.is_remote or self.backend == "vllm"
+
+    @property
+    def python(self) -> str:
+        """Interpreter of the environment that its replica needs; empty where it runs in rlvlm's own."""
+        return (self.engine.python or _VLLM_PYTHON) if self.backend == "vllm" else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Abilities:
+    """The forms of question that a model's training covers; those of a general chat model, where nothing is said."""
+
+    compare: frozenset[Mode] = frozenset(get_args(Mode))
+    """Values of `JudgeConfig.prompt`."""
+    score: frozenset[ScoreMode] = frozenset(get_args(ScoreMode))
+    """Values of `JudgeConfig.score`."""
+    goal_pictures: bool = True
+    """Whether it may be shown a picture of the goal."""
+
+    def check(self, config: JudgeConfig) -> None:
+        """Passes when the model can be asked as `config` says.
+
+        Raises:
+            UnsupportedQuestion: its training does not cover one of the two forms.
+        """
+        for field_name, wanted, known in (("prompt", config.prompt, self.compare), ("score", config.score, self.score)):
+            if wanted not in known:
+                raise UnsupportedQuestion(
+                    f"this judge cannot be asked with judge.{field_name} {wanted}, it knows {', '.join(sorted(known))}",
+                    f"use --judge.{field_name} {sorted(known)[0]}, or a general model with "
+                    "--judge.backend transformers",
+                )

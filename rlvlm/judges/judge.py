@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from rlvlm.judges.prompts import Chat
 from rlvlm.types.judging import Clip, Query, Score, Stamp, Verdict
+from rlvlm.vlms.chats import Chat
 
 
 @runtime_checkable

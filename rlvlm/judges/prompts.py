@@ -1,6 +1,6 @@
 """What a judge is asked, as versioned data: one template, one slot for the goal, the same for every task and model.
 
-`chat.ChatJudge` sends these messages, and the pocket judge is trained on exactly them. Change any wording here and
+`dialogues` sends these messages, and the pocket judge is trained on exactly them. Change any wording here and
 `VERSION` must rise: it is part of every stamp, so that old answers are never mistaken for new ones.
 
 Sources, for the order of the parts and the scales; the wording is our own. Comparisons: RL-VLM-F, arXiv:2402.03681.
@@ -9,24 +9,16 @@ question. Video: PRIMO-R1, arXiv:2603.15600 (first picture, clip, current pictur
 clip's pictures are sent as pictures, not as a video file.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rlvlm.judges.config import Mode, ScoreMode
 from rlvlm.types.judging import Clip, Query
 from rlvlm.types.steps import Frames
+from rlvlm.vlms.chats import Chat, image_parts, tame, text_part
 
 VERSION = 1
-
-Mode = Literal["two_stage", "single_stage", "direct"]
-"""How a comparison can be asked."""
-ScoreMode = Literal["progress", "rating", "success", "video"]
-"""How the score of one clip can be asked."""
-Message = dict[str, Any]
-"""One turn in the Qwen chat format: `{"role": str, "content": [{"type": "text" | "image", ...}]}`."""
-Chat = list[Message]
 
 LABEL_TEXTS = ("0", "1", "-1")
 """How left, right and tie are written in an answer."""
@@ -34,6 +26,8 @@ MAX_FRAMES = 8
 """Pictures shown per side; longer clips are thinned evenly, first and last picture kept."""
 MAX_VIDEO_FRAMES = 16
 """Likewise for the clip of a video score."""
+MAX_PICTURES = 2 * max(MAX_FRAMES, MAX_VIDEO_FRAMES) + 3
+"""Most pictures in one chat: two clips, or a clip with start and present, and the goal."""
 MAX_GOAL_CHARS = 200
 MAX_REPORT_CHARS = 4_000
 """A stage-1 answer is cut to this length before it is pasted into stage 2."""
@@ -76,7 +70,6 @@ VIDEO_REQUEST = "How much of the task is done now? The answer is a whole number 
 ANSWERS_YES, ANSWERS_NO = ("yes", "Yes", "YES"), ("no", "No", "NO")
 """How yes and no are written in an answer."""
 
-_ROLES = ("system", "user", "assistant")
 _FORBIDDEN = frozenset("<>|{}[]`\\")
 
 
@@ -114,7 +107,7 @@ def problem_of(item: Query | Clip) -> str | None:
     return None
 
 
-def compare_messages(mode: Mode, query: Query) -> list[Message]:
+def compare_messages(mode: Mode, query: Query) -> Chat:
     """The first turn, to the vision model: intro, goal picture, tag, left pictures, tag, right pictures, questions."""
     goal = check_goal(query.goal)
     is_clip = max(len(query.left), len(query.right)) > 1
@@ -125,70 +118,45 @@ def compare_messages(mode: Mode, query: Query) -> list[Message]:
         "direct": LABEL_REQUEST,
     }[mode]
     opening = _opening(intro, query.goal_picture, TAG_LEFT)
-    content = [*opening, *_images(query.left), _text(TAG_RIGHT), *_images(query.right), _text(request)]
-    return [{"role": "user", "content": content}]
+    left, right = image_parts(thin(query.left)), image_parts(thin(query.right))
+    return [{"role": "user", "content": [*opening, *left, text_part(TAG_RIGHT), *right, text_part(request)]}]
 
 
-def label_messages(goal: str, report: str) -> list[Message]:
+def label_messages(goal: str, report: str) -> Chat:
     """Stage 2 of `two_stage`: text only, with the stage-1 answer pasted in.
 
     Args:
         goal: the query's goal.
         report: the stage-1 answer, untrusted: cut to `MAX_REPORT_CHARS` and freed of marks that could end the turn.
     """
-    clean = _tame(report[:MAX_REPORT_CHARS]).strip()
+    clean = tame(report[:MAX_REPORT_CHARS]).strip()
     text = REPORT.format(goal=check_goal(goal), questions=QUESTIONS, report=clean)
-    return [{"role": "user", "content": [_text(text + LABEL_REQUEST)]}]
+    return [{"role": "user", "content": [text_part(text + LABEL_REQUEST)]}]
 
 
-def score_messages(clip: Clip) -> list[Message]:
-    """The turn that asks for one clip's progress, in percent."""
-    return _ask_about(clip, SCORE_REQUEST)
+def score_messages(mode: ScoreMode, clip: Clip) -> Chat:
+    """The turns that ask for one clip's score.
 
-
-def rating_messages(clip: Clip) -> list[Message]:
-    """The turn that asks for a rating from 1 to 5."""
-    return _ask_about(clip, RATING_REQUEST)
-
-
-def success_messages(clip: Clip) -> list[Message]:
-    """The turn that asks whether the goal is reached: yes or no."""
-    return _ask_about(clip, SUCCESS_REQUEST)
-
-
-def video_messages(clip: Clip) -> list[Message]:
-    """The turns that ask for percent after written reasoning: first picture, whole clip, current picture."""
-    opening = _opening(f"Task: {check_goal(clip.goal)}.", clip.goal_picture, TAG_START)
-    content = [
-        *opening,
-        *_images(clip.frames[:1]),
-        _text(TAG_CLIP),
-        *_images(clip.frames, MAX_VIDEO_FRAMES),
-        _text(TAG_NOW),
-        *_images(clip.frames[-1:]),
-        _text(VIDEO_REQUEST),
-    ]
-    return [{"role": "system", "content": [_text(VIDEO_SYSTEM)]}, {"role": "user", "content": content}]
-
-
-def checked_chat(chat: Any) -> Chat:
-    """A chat from outside, once it is in the format of this file; texts freed of marks that could end a turn.
-
-    Args:
-        chat: turns `{"role", "content"}`; a content is a text or a list of parts, of type text or image.
-
-    Raises:
-        ValueError: says which turn breaks which rule.
+    `video` shows first picture, whole clip and current picture, and asks for reasoning before the answer; the others
+    show the clip once and differ in their last line alone.
     """
-    if not isinstance(chat, list) or not chat:
-        raise ValueError("a chat is a list of at least one turn")
-    return [_checked_turn(turn, number) for number, turn in enumerate(chat, start=1)]
-
-
-def pictures(messages: Sequence[Message]) -> list[NDArray[np.uint8]]:
-    """Every picture of the messages, each `[H, W, 3]`, in the order in which the processor will meet them."""
-    parts = [part for message in messages for part in message["content"]]
-    return [part["image"] for part in parts if part["type"] == "image"]
+    goal = check_goal(clip.goal)
+    if mode == "video":
+        content = [
+            *_opening(f"Task: {goal}.", clip.goal_picture, TAG_START),
+            *image_parts(clip.frames[:1]),
+            text_part(TAG_CLIP),
+            *image_parts(thin(clip.frames, MAX_VIDEO_FRAMES)),
+            text_part(TAG_NOW),
+            *image_parts(clip.frames[-1:]),
+            text_part(VIDEO_REQUEST),
+        ]
+        return [{"role": "system", "content": [text_part(VIDEO_SYSTEM)]}, {"role": "user", "content": content}]
+    request = {"progress": SCORE_REQUEST, "rating": RATING_REQUEST, "success": SUCCESS_REQUEST}[mode]
+    opening = _opening(
+        INTRO_SCORE.format(goal=goal), clip.goal_picture, TAG_SCENE if clip.goal_picture is not None else ""
+    )
+    return [{"role": "user", "content": [*opening, *image_parts(thin(clip.frames)), text_part(request)]}]
 
 
 def thin(frames: Frames, most: int = MAX_FRAMES) -> Frames:
@@ -198,48 +166,8 @@ def thin(frames: Frames, most: int = MAX_FRAMES) -> Frames:
     return frames[np.linspace(0, len(frames) - 1, most).round().astype(int)]
 
 
-def _ask_about(clip: Clip, request: str) -> list[Message]:
-    intro = INTRO_SCORE.format(goal=check_goal(clip.goal))
-    opening = _opening(intro, clip.goal_picture, TAG_SCENE if clip.goal_picture is not None else "")
-    return [{"role": "user", "content": [*opening, *_images(clip.frames), _text(request)]}]
-
-
 def _opening(intro: str, goal_picture: Frames | None, tag: str) -> list[dict[str, Any]]:
     """Intro and tag in one text, or with the goal picture between them."""
     if goal_picture is None:
-        return [_text(f"{intro}\n{tag}" if tag else intro)]
-    return [_text(f"{intro}\n{TAG_GOAL}"), *_images(goal_picture[:1]), _text(tag)]
-
-
-def _checked_turn(turn: Any, number: int) -> Message:
-    if not isinstance(turn, dict) or turn.get("role") not in _ROLES or set(turn) != {"role", "content"}:
-        raise ValueError(f"turn {number} needs a role, one of {', '.join(_ROLES)}, and a content, and nothing else")
-    content = turn["content"]
-    parts = [_text(content)] if isinstance(content, str) else content
-    if not isinstance(parts, list) or not parts:
-        raise ValueError(f"the content of turn {number} is a text or a list of parts, got {type(content).__name__}")
-    return {"role": turn["role"], "content": [_checked_part(part, number) for part in parts]}
-
-
-def _checked_part(part: Any, number: int) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        return _text(_tame(part["text"]))
-    image = part.get("image") if kind == "image" else None
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
-        if image.shape[-1] == 3 and image.size > 0:
-            return {"type": "image", "image": image}
-    raise ValueError(f"a part of turn {number} is neither a text nor a picture [H, W, 3] of uint8")
-
-
-def _tame(text: str) -> str:
-    """The text without marks that a chat template gives a meaning."""
-    return text.replace("<|", "< ").replace("|>", " >")
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def _images(frames: Frames, most: int = MAX_FRAMES) -> list[dict[str, Any]]:
-    return [{"type": "image", "image": frame} for frame in thin(frames, most)]
+        return [text_part(f"{intro}\n{tag}" if tag else intro)]
+    return [text_part(f"{intro}\n{TAG_GOAL}"), *image_parts(goal_picture[:1]), text_part(tag)]

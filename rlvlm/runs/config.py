@@ -88,7 +88,7 @@ class RunConfig:
         check_learning(self.reward, self.feedback, self.reward_model)
         self._check_waits()
         is_about_clips = self.reward.source == "preference" and self.feedback.segment_steps > 1
-        if self.asks_judge and self.judge.backend == "pocket" and is_about_clips:
+        if self.asks_judge and not self.judge.reads_clips and is_about_clips:
             raise ValueError(
                 "the pocket judge knows single pictures only, so feedback.segment_steps must be 1, "
                 f"got {self.feedback.segment_steps}; longer segments need judge.backend transformers"
@@ -98,7 +98,7 @@ class RunConfig:
         """Raises ValueError where a batch of a remote judge may take longer than whoever asked for it waits."""
         judge, api = self.judge, self.judge.api
         longest_s = math.ceil(judge.batch_size / api.concurrency) * api.deadline_s
-        if judge.backend in ("openai", "gemini") and longest_s >= self.serve.timeout_s:
+        if judge.is_remote and longest_s >= self.serve.timeout_s:
             raise ValueError(
                 f"{judge.batch_size} questions, {api.concurrency} at a time, may take {longest_s:g} s, serve.timeout_s "
                 f"is {self.serve.timeout_s:g}; raise it, or judge.api.concurrency, or lower judge.api.deadline_s"

@@ -68,7 +68,7 @@ def check_before_run(config: RunConfig) -> None:
             f"{config.task} has no goal phrase of its own, and the judge is asked about one",
             f'say it in a few words: python -m rlvlm.run {config.task} --goal "reach the flag on the hill"',
         )
-    if config.asks_judge and config.judge.backend == "pocket" and not (model or weights_folder().is_dir()):
+    if config.asks_judge and config.judge.ships_weights and not (model or weights_folder().is_dir()):
         raise JudgeUnavailable(f"the pocket judge's weights are not in {weights_folder()}", POCKET_FIX)
     if config.asks_judge and model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().is_dir():
         fix = "give the folder that holds config.json and the weights"

@@ -12,7 +12,7 @@ from ray.tune.trainable import trainable
 
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.runs.config import RunConfig
-from rlvlm.judges.backends.config import ApiConfig
+from rlvlm.vlms.config import ApiConfig
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore

@@ -16,10 +16,10 @@ from ray.serve.handle import DeploymentHandle
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
-from rlvlm.judges.prompts import Chat
 from rlvlm.serving.envelope import Kind, Receipt, Request, digest, request_key
 from rlvlm.serving.monitoring import ClientMetrics
 from rlvlm.types.judging import Clip, Query, Score, Stamp, Verdict
+from rlvlm.vlms.chats import Chat
 
 logger = logging.getLogger(__name__)
 

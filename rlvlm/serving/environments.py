@@ -7,9 +7,6 @@ from rlvlm.errors import JudgeUnavailable, UsageError
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.config import PlacementConfig
 
-VLLM_PYTHON = ".envs/vllm/bin/python"
-"""Where `make vllm` puts the interpreter, under the working folder."""
-
 
 def judge_environment(judge: JudgeConfig) -> dict[str, Any]:
     """The `runtime_env` of the judge's replicas; empty where they run in everybody's environment.
@@ -43,5 +40,5 @@ def check_environment(judge: JudgeConfig, placement: PlacementConfig) -> None:
 
 def _python(judge: JudgeConfig) -> Path | None:
     """The interpreter that the judge's backend needs; None where any will do."""
-    wanted = {"vllm": judge.engine.python or VLLM_PYTHON}.get(judge.backend)
+    wanted = judge.python
     return Path(wanted).expanduser().absolute() if wanted else None  # not resolved: a venv's python is a link

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
+from urllib.parse import urlsplit
 
 MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.safetensors", "*.model")
 """What is fetched of a hub model: no pickles, no code."""
@@ -41,4 +42,107 @@ class VLMConfig:
         if self.min_pixels < 0 or self.max_pixels < 0 or (self.max_pixels and self.min_pixels > self.max_pixels):
             raise ValueError(
                 f"need 0 <= {self.section}.min_pixels <= max_pixels, got {self.min_pixels}, {self.max_pixels}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApiConfig:
+    """A model behind somebody's HTTP API: engines openai and gemini."""
+
+    section: ClassVar[str] = "judge.api"
+    """Where these fields stand on the command line, for messages. Judges were the first to have them."""
+
+    base_url: str = ""
+    """Root of an OpenAI-compatible server, e.g. `http://127.0.0.1:8000/v1`; empty takes the provider's own."""
+    key_file: str = ""
+    """File that holds the key, readable by its owner alone (mode 0600)."""
+    key_env: str = ""
+    """Name of the environment variable that holds the key, where there is no key_file; empty takes the provider's
+    usual name, and with a base_url none: a provider's key is not sent to other servers."""
+    concurrency: int = 16
+    """Questions under way at once, >= 1."""
+    timeout_s: float = 60.0
+    """Longest wait for one request's answer, in seconds."""
+    deadline_s: float = 100.0
+    """Longest time for one question, tries and pauses included, in seconds."""
+    retries: int = 4
+    """Tries after the first, >= 0."""
+    max_requests: int = 0
+    """Requests that may be sent, tries included; 0 sets no limit."""
+    max_cost_usd: float = 0.0
+    """What may be spent, by the prices below; 0 sets no limit."""
+    usd_per_million_input: float = 0.0
+    """Price of a million input tokens."""
+    usd_per_million_output: float = 0.0
+    """Price of a million output tokens."""
+    ledger: str = ""
+    """File in which requests and spending are counted, so that both caps hold across replicas and restarts; empty
+    counts within one process."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ValueError(f"{self.section}.concurrency must be >= 1, got {self.concurrency}")
+        for name in ("timeout_s", "deadline_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{self.section}.{name} must be > 0, got {getattr(self, name)}")
+        for name in ("retries", "max_requests", "max_cost_usd", "usd_per_million_input", "usd_per_million_output"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{self.section}.{name} must be >= 0, got {getattr(self, name)}")
+        if self.max_cost_usd and not (self.usd_per_million_input or self.usd_per_million_output):
+            raise ValueError(
+                f"{self.section}.max_cost_usd needs prices: set {self.section}.usd_per_million_input and _output"
+            )
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Checks the words, of which each may be a key or a password in the wrong place: no message repeats one."""
+        parts = urlsplit(self.base_url)
+        if self.base_url and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError(f"{self.section}.base_url must look like https://host/v1")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError(f"{self.section}.base_url must hold no user, password or query; name a file with key_file")
+        if self.key_env and not (self.key_env.isidentifier() and self.key_env.isascii()):
+            raise ValueError(f"{self.section}.key_env is the name of an environment variable, never the key itself")
+        if self.key_file.startswith(("sk-", "AIza")):
+            raise ValueError(f"{self.section}.key_file is the path of a file, never the key itself")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """An inference engine in an environment of its own: vllm."""
+
+    section: ClassVar[str] = "judge.engine"
+    """Where these fields stand on the command line, for messages. Judges were the first to have them."""
+
+    python: str = ""
+    """Interpreter of the environment that holds vLLM; empty takes `.envs/vllm/bin/python` under the working folder,
+    where `make vllm` builds it. The model's replica runs there."""
+    tensor_parallel: int = 1
+    """GPUs that one copy of the model is spread over, >= 1."""
+    memory_share: float = 0.9
+    """Share of a GPU's memory that the engine takes for weights and key-value cache, in (0, 1]."""
+    cache_gib: float = 1.0
+    """Key-value cache on a CPU, in GiB, > 0; a GPU's follows from memory_share."""
+    max_tokens: int = 0
+    """Longest chat and answer together, in tokens; 0 takes the model's own."""
+    prefix_caching: bool = True
+    """Keep the computed start of a chat for the next one that begins alike."""
+    structured: bool = True
+    """Hold a reply to its choices where there are some, such as the label turn of judge.prompt two_stage."""
+    eager: bool = False
+    """Skip compilation: starts sooner, answers slower."""
+    lora: str = ""
+    """The earlier name of judge.adapter, still read."""
+    max_lora_rank: int = 64
+    """Largest rank of that adapter, >= 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_parallel", "max_lora_rank"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{self.section}.{name} must be >= 1, got {getattr(self, name)}")
+        if not 0 < self.memory_share <= 1:
+            raise ValueError(f"{self.section}.memory_share must be in (0, 1], got {self.memory_share}")
+        if self.cache_gib <= 0 or self.max_tokens < 0:
+            raise ValueError(
+                f"need {self.section}.cache_gib > 0 and max_tokens >= 0, got {self.cache_gib} and {self.max_tokens}"
             )

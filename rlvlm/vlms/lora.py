@@ -110,7 +110,7 @@ def adapter_mark(folder: str) -> str:
     return f" lora={folder_digest(Path(folder).expanduser())[:16]}" if folder else ""
 
 
-def _wrapped(model: Any, settings: peft.LoraConfig) -> peft.PeftModel:
+def _wrapped(model: Any, settings: Any) -> peft.PeftModel:
     wrapped = peft.get_peft_model(model, settings)
     assert isinstance(wrapped, peft.PeftModel)
     return wrapped

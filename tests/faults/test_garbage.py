@@ -7,11 +7,11 @@ import pytest
 from chaos import garbage
 from numpy.typing import NDArray
 
+from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.chat import ChatJudge
-from rlvlm.judges.chat_model import Reply
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.prompts import Chat
 from rlvlm.types.judging import Clip, Label, Query, Status
+from rlvlm.vlms.chats import Chat, Reply
 
 SEED = 2026
 FRAMES = np.zeros((2, 8, 8, 3), np.uint8)
@@ -19,7 +19,7 @@ QUERY, CLIP = Query(goal="open it", left=FRAMES[:1], right=FRAMES[1:]), Clip(goa
 
 
 class Babbler:
-    """A `ChatModel` that answers with what it is given."""
+    """An `Engine` that answers with what it is given."""
 
     revision = "0"
     traits = ""
@@ -33,7 +33,7 @@ class Babbler:
         self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()
     ) -> list[Reply]:
         self.num_answers += len(chats)
-        return [Reply(text, text) for text in (next(self._words) for _ in chats)]
+        return [Reply(text=text) for text in (next(self._words) for _ in chats)]
 
     def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:
         self.num_answers += len(chats)
@@ -47,7 +47,8 @@ class Babbler:
 
 def test_a_label_by_hand_comes_through() -> None:
     model = Babbler(iter(["1", "both", "Answer: -1"]))
-    verdicts = ChatJudge(JudgeConfig(prompt="single_stage"), model).compare([QUERY] * 3)
+    config = JudgeConfig(prompt="single_stage")
+    verdicts = ChatJudge(config, BatchAsker(model, config)).compare([QUERY] * 3)
     assert [(verdict.status, verdict.label) for verdict in verdicts] == [
         (Status.OK, Label.RIGHT),
         (Status.INVALID, None),
@@ -62,7 +63,7 @@ def test_garbage_makes_no_exception_and_no_label_outside_the_set(count) -> None:
     ways += [JudgeConfig(score=score) for score in ("progress", "rating", "success", "video")]
     while model.num_answers < count:
         for config in ways:
-            judge = ChatJudge(config, model)
+            judge = ChatJudge(config, BatchAsker(model, config))
             is_score = config.score != "progress"
             answers = judge.score([CLIP] * 16) if is_score or config.prompt == "direct" else judge.compare([QUERY] * 16)
             answers += judge.compare([QUERY] * 16)

@@ -5,6 +5,7 @@ import pytest
 from scripted import ScriptedModel
 
 from rlvlm.errors import UnsupportedQuestion
+from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.both_orders import SEPARATOR, BothOrders
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.chat import ChatJudge
@@ -96,7 +97,7 @@ def test_swapping_the_sides_swaps_the_verdict():
             ]
             return np.concatenate([np.log(np.random.default_rng(seed).dirichlet((3.0, 1.5, 1.0), 1)) for seed in seeds])
 
-    judge = BothOrders(ChatJudge(JudgeConfig(), ByContent()))
+    judge = BothOrders(ChatJudge(JudgeConfig(), BatchAsker(ByContent(), JudgeConfig())))
     there, back = judge.compare(queries), judge.compare(swapped)
     flip = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT, Label.TIE: Label.TIE}
     for one, other in zip(there, back, strict=True):
@@ -111,7 +112,7 @@ def test_scores_and_writing_pass_through_with_the_stamp_marked():
     assert judge.stamp.prompt.endswith("both_orders")
     with pytest.raises(UnsupportedQuestion):
         judge.generate([], max_new_tokens=1, temperature=0.0)
-    writer = BothOrders(ChatJudge(JudgeConfig(), ScriptedModel(["hi"])))
+    writer = BothOrders(ChatJudge(JudgeConfig(), BatchAsker(ScriptedModel(["hi"]), JudgeConfig())))
     assert writer.generate([[{"role": "user", "content": "a"}]], max_new_tokens=1, temperature=0.0) == ["hi"]
 
 

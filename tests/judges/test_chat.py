@@ -6,10 +6,11 @@ from scripted import ScriptedModel
 
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges import prompts
-from rlvlm.judges.abilities import Abilities
+from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.chat import ChatJudge
-from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.types.judging import Clip, Label, Query, Status
+from rlvlm.vlms.chats import pictures_of
 
 GOAL = "open the drawer"
 PICTURE = np.zeros((1, 8, 8, 3), np.uint8)
@@ -19,7 +20,8 @@ CLIP = Clip(goal=GOAL, frames=np.arange(3, dtype=np.uint8)[:, None, None, None] 
 
 
 def make_judge(model: ScriptedModel, abilities: Abilities | None = None, **changes) -> ChatJudge:
-    return ChatJudge(replace(CONFIG, **changes), model, *([abilities] if abilities else []))
+    config = replace(CONFIG, **changes)
+    return ChatJudge(config, BatchAsker(model, config), abilities)
 
 
 def test_success_is_the_share_of_yes_among_yes_and_no():
@@ -59,7 +61,7 @@ def test_a_video_score_shows_start_clip_and_present_in_this_order():
     model = ScriptedModel(["<answer>1</answer>"])
     make_judge(model, score="video").score([CLIP])
     assert [chat["role"] for chat in model.chats[0]] == ["system", "user"]
-    assert [int(picture[0, 0, 0]) for picture in prompts.pictures(model.chats[0])] == [0, 0, 1, 2, 2]
+    assert [int(picture[0, 0, 0]) for picture in pictures_of(model.chats[0])] == [0, 0, 1, 2, 2]
 
 
 def test_two_stage_keeps_both_texts_and_reads_the_second():
@@ -67,7 +69,7 @@ def test_two_stage_keeps_both_texts_and_reads_the_second():
     verdicts = make_judge(model, prompt="two_stage").compare([QUERY] * 2)
     assert [verdict.label for verdict in verdicts] == [Label.LEFT, Label.TIE]
     assert [verdict.text for verdict in verdicts] == ["1\n\n0", "0\n\n-1"]
-    assert [len(prompts.pictures(chat)) for chat in model.chats] == [2, 2, 0, 0]
+    assert [len(pictures_of(chat)) for chat in model.chats] == [2, 2, 0, 0]
     assert "Report:\n1\n" in model.chats[2][0]["content"][0]["text"]
     assert model.choices == [(), prompts.LABEL_TEXTS]
 
@@ -95,7 +97,7 @@ def test_a_goal_picture_is_shown_first_and_checked_like_the_others():
     goal_picture = PICTURE + 200
     assert judge.compare([replace(QUERY, goal_picture=goal_picture)])[0].status is Status.OK
     assert judge.score([replace(CLIP, goal_picture=goal_picture)])[0].value == 0.5
-    assert [prompts.pictures(chat)[0].max() for chat in model.chats] == [200, 200]
+    assert [pictures_of(chat)[0].max() for chat in model.chats] == [200, 200]
     bad = judge.compare([QUERY, replace(QUERY, goal_picture=goal_picture[0])])
     assert [verdict.status for verdict in bad] == [Status.OK, Status.FAILED]
 

@@ -5,11 +5,12 @@ import pytest
 
 from rlvlm.judges import prompts
 from rlvlm.types.judging import Clip, Query
+from rlvlm.vlms.chats import Chat, pictures_of
 
 BLACK, WHITE = np.zeros((1, 8, 8, 3), np.uint8), np.full((1, 8, 8, 3), 255, np.uint8)
 
 
-def texts(messages: list[prompts.Message]) -> list[str]:
+def texts(messages: Chat) -> list[str]:
     return [part.get("text", "<picture>") for message in messages for part in message["content"]]
 
 
@@ -22,7 +23,7 @@ def test_pictures_and_words_are_interleaved_in_the_order_of_the_paper():
         "<picture>",
         prompts.LABEL_REQUEST,
     ]
-    left, right = prompts.pictures(messages)
+    left, right = pictures_of(messages)
     assert left.max() == 0 and right.min() == 255
 
 
@@ -37,15 +38,15 @@ def test_only_the_last_turn_of_a_mode_asks_for_the_label(mode):
 def test_clips_show_their_frames_in_order_and_long_ones_are_thinned():
     frames = np.arange(20, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
     messages = prompts.compare_messages("direct", Query(goal="open it", left=frames[:2], right=frames))
-    shown = [int(picture[0, 0, 0]) for picture in prompts.pictures(messages)]
+    shown = [int(picture[0, 0, 0]) for picture in pictures_of(messages)]
     assert shown[:2] == [0, 1] and len(shown) == 2 + prompts.MAX_FRAMES
     assert shown[2:] == sorted(set(shown[2:])) and (shown[2], shown[-1]) == (0, 19)
     assert texts(messages)[0].startswith("Two clips")
 
 
 def test_a_score_shows_the_clip_and_asks_for_a_percentage():
-    messages = prompts.score_messages(Clip(goal="open it", frames=BLACK))
-    assert len(prompts.pictures(messages)) == 1 and "100" in texts(messages)[-1]
+    messages = prompts.score_messages("progress", Clip(goal="open it", frames=BLACK))
+    assert len(pictures_of(messages)) == 1 and "100" in texts(messages)[-1]
 
 
 def test_the_words_are_those_the_pocket_judge_was_trained_on():
@@ -57,7 +58,10 @@ def test_the_words_are_those_the_pocket_judge_was_trained_on():
         for query in (pair, clips)
         for mode in ("direct", "single_stage", "two_stage")
     ]
-    asked += [prompts.label_messages("open it", "They differ."), prompts.score_messages(Clip(goal="a", frames=BLACK))]
+    asked += [
+        prompts.label_messages("open it", "They differ."),
+        prompts.score_messages("progress", Clip(goal="a", frames=BLACK)),
+    ]
     words = "\n".join(text for messages in asked for text in texts(messages))
     assert (prompts.VERSION, hashlib.sha256(words.encode()).hexdigest()[:16]) == (1, "1366ae7242100fdb")
 
@@ -74,28 +78,27 @@ def test_a_goal_picture_comes_before_what_is_judged():
         "<picture>",
         prompts.LABEL_REQUEST,
     ]
-    scored = prompts.rating_messages(Clip(goal="open it", frames=BLACK, goal_picture=goal))
+    scored = prompts.score_messages("rating", Clip(goal="open it", frames=BLACK, goal_picture=goal))
     for messages in (compared, scored):
-        assert prompts.pictures(messages)[0].max() == 7
+        assert pictures_of(messages)[0].max() == 7
     assert texts(scored)[2] == prompts.TAG_SCENE
 
 
 @pytest.mark.parametrize(
-    ("build", "request_text"),
-    [
-        (prompts.rating_messages, prompts.RATING_REQUEST),
-        (prompts.success_messages, prompts.SUCCESS_REQUEST),
-    ],
+    ("mode", "request_text"), [("rating", prompts.RATING_REQUEST), ("success", prompts.SUCCESS_REQUEST)]
 )
-def test_other_scores_differ_in_their_last_line_alone(build, request_text):
+def test_other_scores_differ_in_their_last_line_alone(mode, request_text):
     clip = Clip(goal="open it", frames=BLACK)
-    assert texts(build(clip)) == [*texts(prompts.score_messages(clip))[:-1], request_text]
+    assert texts(prompts.score_messages(mode, clip)) == [
+        *texts(prompts.score_messages("progress", clip))[:-1],
+        request_text,
+    ]
 
 
 def test_a_video_score_shows_start_clip_and_present():
     frames = np.arange(20, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
-    messages = prompts.video_messages(Clip(goal="open it", frames=frames))
-    shown = [int(picture[0, 0, 0]) for picture in prompts.pictures(messages)]
+    messages = prompts.score_messages("video", Clip(goal="open it", frames=frames))
+    shown = [int(picture[0, 0, 0]) for picture in pictures_of(messages)]
     assert (shown[0], shown[-1]) == (0, 19) and len(shown) == 2 + prompts.MAX_VIDEO_FRAMES
     tags = [text for text in texts(messages)[2:] if text != "<picture>"]
     assert tags == [prompts.TAG_CLIP, prompts.TAG_NOW, prompts.VIDEO_REQUEST]

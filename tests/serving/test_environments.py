@@ -1,11 +1,11 @@
 import pytest
 
 from rlvlm.errors import JudgeUnavailable, UsageError
-from rlvlm.judges.backends.config import EngineConfig
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.deployments import bind_judge
 from rlvlm.serving.environments import check_environment, judge_environment
+from rlvlm.vlms.config import EngineConfig
 
 
 def vllm(**engine) -> JudgeConfig:

@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 
 from rlvlm.errors import UnsupportedQuestion
-from rlvlm.judges.backends.config import EngineConfig
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.environments import VLLM_PYTHON
 from rlvlm.testing import check_judge
 from rlvlm.types.judging import Clip, Label, Query, Status
+from rlvlm.vlms.config import EngineConfig
 from rlvlm.vlms.shipped import weights_folder
 
-PYTHON = Path(__file__).parents[2] / VLLM_PYTHON
+PYTHON = Path(__file__).parents[2] / ".envs/vllm/bin/python"
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.ray,

@@ -8,6 +8,7 @@ import numpy as np
 
 from rlvlm.judges import prompts
 from rlvlm.types.judging import Clip, Query
+from rlvlm.vlms.chats import Chat
 
 Task = Literal["direct", "single_stage", "two_stage", "label", "score"]
 TASKS: tuple[Task, ...] = ("direct", "single_stage", "two_stage", "label", "score")
@@ -60,12 +61,12 @@ def answer(task: Task, phrase: str, left: float, right: float, label: int) -> st
     return str(label)
 
 
-def messages(task: Task, goal: str, report_text: str = "") -> list[prompts.Message]:
+def messages(task: Task, goal: str, report_text: str = "") -> Chat:
     """Returns the turn the judge is asked with; its pictures are blanks that hold the place."""
     if task == "label":
         return prompts.label_messages(goal, report_text)
     if task == "score":
-        return prompts.score_messages(Clip(goal=goal, frames=_BLANK))
+        return prompts.score_messages("progress", Clip(goal=goal, frames=_BLANK))
     return prompts.compare_messages(task, Query(goal=goal, left=_BLANK, right=_BLANK))
 
 

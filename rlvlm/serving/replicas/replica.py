@@ -16,7 +16,6 @@ from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Generator, Judge
-from rlvlm.judges.prompts import Chat
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.envelope import Receipt, Request, digest
 from rlvlm.serving.monitoring import ReplicaMetrics
@@ -25,6 +24,7 @@ from rlvlm.serving.replicas.gpu import assigned_device, check_share, limit_share
 from rlvlm.serving.replicas.watchdog import Pulse, Watchdog, loading_within
 from rlvlm.serving.startup import START_TIMEOUT_S, marked
 from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
+from rlvlm.vlms.chats import Chat
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +32,6 @@ BATCH_WAIT_S = 0.005
 """How long a request waits for others to share its batch."""
 PROBE_EVERY_S = 30.0
 """An idle judge is asked something this often, to know that it would answer."""
-PAID = frozenset({"openai", "gemini"})
-"""Backends that are never probed: each question costs, and an outage of theirs is not mended by a new replica."""
-ELSEWHERE = PAID | {"vllm"}
-"""Backends whose model runs in another process and shows no sign of life in this one."""
 
 Unanswered = JudgeUnavailable | UnsupportedQuestion
 _UNANSWERED = (JudgeUnavailable, UnsupportedQuestion)
@@ -55,7 +51,8 @@ class JudgeReplica:
                 `apps.start_judge`.
         """
         self._placement = placement
-        self._is_paid = config.backend in PAID
+        # never probed: each question costs, and a new replica mends no outage of somebody else's
+        self._is_paid = config.is_remote
         self._failure = ""
         self._last_answer = time.monotonic()
         self._probing: asyncio.Task[None] | None = None
@@ -65,7 +62,7 @@ class JudgeReplica:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="pictures")
         self._device = assigned_device(config.device)
-        self._pulse = Pulse(waits_for_gpu=self._device.startswith("cuda"), is_elsewhere=config.backend in ELSEWHERE)
+        self._pulse = Pulse(waits_for_gpu=self._device.startswith("cuda"), is_elsewhere=config.runs_elsewhere)
         try:
             with loading_within(START_TIMEOUT_S):
                 self._judge = self._thread.submit(self._load, replace(config, device=self._device), build).result()

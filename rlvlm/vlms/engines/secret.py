@@ -1,12 +1,12 @@
-"""The key to a paid API: read from a place that only its owner can read, and written nowhere. Used by remote judges."""
+"""The key to a paid API: read from a place that only its owner can read, and written nowhere."""
 
 import os
 import stat
 from pathlib import Path
 from typing import NoReturn
 
-from rlvlm.errors import JudgeUnavailable
-from rlvlm.judges.backends.config import ApiConfig
+from rlvlm.errors import ModelUnavailable
+from rlvlm.vlms.config import ApiConfig
 
 MASK = "[key]"
 _MAX_BYTES = 4_096
@@ -51,16 +51,16 @@ def read_key(config: ApiConfig, *, usual: tuple[str, ...], is_needed: bool) -> S
         is_needed: whether there is no asking without a key.
 
     Raises:
-        JudgeUnavailable: there is no key where one is needed, or the file can be read by others or not at all.
+        ModelUnavailable: there is no key where one is needed, or the file can be read by others or not at all.
     """
     if config.key_file:
         return Secret(_read_file(Path(config.key_file).expanduser()))
     names = (config.key_env,) if config.key_env else () if config.base_url else usual
     value = next((os.environ[name].strip() for name in names if os.environ.get(name, "").strip()), "")
     if not value and (is_needed or config.key_env):
-        raise JudgeUnavailable(
-            f"the judge's API needs a key and {' or '.join(names) or 'no place to look for one'} is not set",
-            "write the key to a file that only you can read (chmod 600) and name it with --judge.api.key-file",
+        raise ModelUnavailable(
+            f"the API needs a key and {' or '.join(names) or 'no place to look for one'} is not set",
+            f"write the key to a file that only you can read (chmod 600) and name it with --{config.section}.key-file",
         )
     return Secret(value)
 
@@ -71,18 +71,18 @@ def _read_file(file: Path) -> str:
         with file.open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
             if stat.S_ISREG(mode) and mode & _OTHERS:
-                raise JudgeUnavailable(
+                raise ModelUnavailable(
                     f"the key in {file} can be read by others (mode {stat.S_IMODE(mode):o})", f"chmod 600 {file}"
                 )
             data = stream.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise JudgeUnavailable(
+        raise ModelUnavailable(
             f"the key file {file} cannot be read: {error.strerror or error}",
-            "name a file that holds the key with --judge.api.key-file",
+            "name a file that holds the key with key_file",
         ) from error
     key = data.decode("ascii", errors="replace").strip()
     if not key or len(data) > _MAX_BYTES or not key.isprintable() or " " in key or "\ufffd" in key:
-        raise JudgeUnavailable(
+        raise ModelUnavailable(
             f"{file} does not hold a key: one word of plain characters is expected", "write the key alone into the file"
         )
     return key

@@ -3,25 +3,21 @@
 import logging
 import math
 from typing import Any
-from urllib.parse import urlsplit
 
-from rlvlm.errors import JudgeUnavailable
-from rlvlm.judges.backends.remote import (
-    Ask,
+from rlvlm.errors import ModelUnavailable
+from rlvlm.types.judging import Usage
+from rlvlm.vlms.chats import TOP_P, Message, Reply
+from rlvlm.vlms.config import ApiConfig
+from rlvlm.vlms.engines.remote import (
+    ApiRequest,
     Passing,
     Refused,
-    RemoteModel,
-    Reply,
+    RemoteEngine,
     encode_png,
     failure_of,
     retry_after_s,
 )
-from rlvlm.judges.backends.remote_judge import RemoteJudge
-from rlvlm.judges.backends.secret import Secret, read_key
-from rlvlm.judges.chat_model import TOP_P
-from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.prompts import Message
-from rlvlm.types.judging import Usage
+from rlvlm.vlms.engines.secret import Secret, read_key
 
 logger = logging.getLogger(__name__)
 
@@ -33,55 +29,56 @@ _HARMS = ("HARASSMENT", "HATE_SPEECH", "SEXUALLY_EXPLICIT", "DANGEROUS_CONTENT")
 _ENDED_WELL = ("STOP", "MAX_TOKENS")
 
 
-def build(config: JudgeConfig) -> RemoteJudge:
-    """The judge that `config.model` names at Google, or on a server that speaks like it. Nothing is sent yet.
+def connect(model: str, api: ApiConfig, seed: int = 0) -> RemoteEngine:
+    """The model of that name at Google, or on a server that speaks like it. Nothing is sent yet.
 
     Raises:
-        JudgeUnavailable: the client library or the key is missing.
+        ModelUnavailable: the client library or the key is missing.
     """
-    key = read_key(config.api, usual=("GEMINI_API_KEY", "GOOGLE_API_KEY"), is_needed=True)
-    provider = GeminiProvider(config, key)
-    return RemoteJudge(config, RemoteModel(provider, config.api, key), urlsplit(config.api.base_url).netloc)
+    key = read_key(api, usual=("GEMINI_API_KEY", "GOOGLE_API_KEY"), is_needed=True)
+    return RemoteEngine(GeminiProvider(model, api, key), api, key, seed)
 
 
 class GeminiProvider:
     """`generateContent`, one try at a time.
 
     Args:
-        config: names model and server.
+        model: what the server calls it.
+        api: names the server.
         key: sent in a header.
 
     Raises:
-        JudgeUnavailable: the package `google-genai` is missing.
+        ModelUnavailable: the package `google-genai` is missing.
     """
 
-    def __init__(self, config: JudgeConfig, key: Secret) -> None:
+    def __init__(self, model: str, api: ApiConfig, key: Secret) -> None:
         try:
             import httpx2
             from google import genai
             from google.genai import errors, types
         except ImportError as error:
-            raise JudgeUnavailable(
-                "judge.backend gemini needs the package google-genai", "pip install 'rlvlm[api]'"
+            raise ModelUnavailable(
+                "the engine gemini needs the package google-genai", "pip install 'rlvlm[api]'"
             ) from error
-        self._model = config.model
+        self._model = model
+        self._section = api.section
         self._gives_odds = True
         self._types = types
         self._errors = errors
         self._transport_error = httpx2.HTTPError
-        client = httpx2.AsyncClient(timeout=config.api.timeout_s, follow_redirects=False)
+        client = httpx2.AsyncClient(timeout=api.timeout_s, follow_redirects=False)
         self._client = genai.Client(
             vertexai=False,
             api_key=key.reveal(),
-            http_options=types.HttpOptions(base_url=config.api.base_url or None, httpx_async_client=client),
+            http_options=types.HttpOptions(base_url=api.base_url or None, httpx_async_client=client),
         )
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, request: ApiRequest) -> Reply:
         """One reply; see `remote.Provider`."""
-        wants_odds = ask.wants_odds and self._gives_odds
-        system = [part["text"] for turn in ask.chat if turn["role"] == "system" for part in turn["content"]]
-        turns = [self._turn(turn) for turn in ask.chat if turn["role"] != "system"]
-        settings = self._settings(ask, "\n".join(system), wants_odds)
+        wants_odds = request.wants_odds and self._gives_odds
+        system = [part["text"] for turn in request.chat if turn["role"] == "system" for part in turn["content"]]
+        turns = [self._turn(turn) for turn in request.chat if turn["role"] != "system"]
+        settings = self._settings(request, "\n".join(system), wants_odds)
         try:
             response = await self._client.aio.models.generate_content(
                 model=self._model, contents=turns, config=settings
@@ -94,13 +91,13 @@ class GeminiProvider:
             raise Passing(f"the answer is not what this API promises: {error}") from None
         return _reply(response)
 
-    def _settings(self, ask: Ask, system: str, wants_odds: bool) -> Any:
-        sampling = {"top_p": TOP_P, "seed": ask.seed} if ask.temperature > 0 else {}
+    def _settings(self, request: ApiRequest, system: str, wants_odds: bool) -> Any:
+        sampling = {"top_p": TOP_P, "seed": request.seed} if request.temperature > 0 else {}
         odds = {"response_logprobs": True, "logprobs": NUM_ODDS} if wants_odds else {}
         return self._types.GenerateContentConfig.model_validate(
             {
-                "temperature": ask.temperature,
-                "max_output_tokens": ask.max_new_tokens,
+                "temperature": request.temperature,
+                "max_output_tokens": request.max_new_tokens,
                 "system_instruction": system or None,
                 "safety_settings": [{"category": f"HARM_CATEGORY_{harm}", "threshold": "OFF"} for harm in _HARMS],
                 "automatic_function_calling": {"disable": True},
@@ -127,11 +124,11 @@ class GeminiProvider:
             self._gives_odds = False
             return Passing(reason, 0.0)
         if error.code == 400 and "api key" in reason.lower():  # noqa: PLR2004 - this API's way of saying 401
-            return failure_of(401, reason)
+            return failure_of(401, reason, section=self._section)
         asked_s = _retry_delay_s(error.details)
         if asked_s is None:
             asked_s = retry_after_s(getattr(error.response, "headers", None) or {})
-        return failure_of(error.code or 500, reason, retry_after_s=asked_s)
+        return failure_of(error.code or 500, reason, retry_after_s=asked_s, section=self._section)
 
 
 def _retry_delay_s(details: Any) -> float | None:

@@ -6,10 +6,13 @@ import torch
 from tiny_vlm import save_tiny_llava_next
 
 from rlvlm.judges import prompts
-from rlvlm.judges.backends.transformers import TransformersModel, build
+from rlvlm.judges.asking import BatchAsker
+from rlvlm.judges.build import build_judge
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.types.judging import Clip, Label, Query, Status
+from rlvlm.vlms.chats import pictures_of
+from rlvlm.vlms.engines.transformers import TransformersEngine
 from rlvlm.vlms.loading import load_vlm
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -36,21 +39,21 @@ def test_direct_probabilities_are_those_of_the_whole_label_texts(tiny_vlms):
     by_hand = []
     for label in prompts.LABEL_TEXTS:
         text = vlm.processor.apply_chat_template(chat) + label
-        inputs = vlm.processor([text], [prompts.pictures(chat)])
+        inputs = vlm.processor([text], [pictures_of(chat)])
         ids = tokenizer.encode(label, add_special_tokens=False)
         with torch.inference_mode():
             log_p = vlm.model(**inputs).logits[0].double().log_softmax(-1)
         by_hand.append(sum(log_p[-len(ids) - 1 + place, token].item() for place, token in enumerate(ids)))
     assert len(tokenizer.encode("-1", add_special_tokens=False)) == 2
     expected = torch.tensor(by_hand, dtype=torch.float64).softmax(-1)
-    verdict = ChatJudge(config, TransformersModel(vlm, config)).compare([query])[0]
+    verdict = ChatJudge(config, BatchAsker(TransformersEngine(vlm, config), config)).compare([query])[0]
     assert verdict.probabilities == pytest.approx(expected.tolist(), abs=1e-5)
     assert verdict.label is (Label.LEFT, Label.RIGHT, Label.TIE)[int(expected.argmax())]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_of_unequal_lengths_answers_as_its_items_do_alone(tiny_vlms, family):
-    judge = build(make_config(tiny_vlms[family], batch_size=5))
+    judge = build_judge(make_config(tiny_vlms[family], batch_size=5))
     queries = [replace(query, goal=GOAL + " wide" * index) for index, query in enumerate(make_queries(5))]
     queries[2] = replace(queries[2], left=np.repeat(queries[2].left, 3, axis=0))
     together = judge.compare(queries)
@@ -63,7 +66,7 @@ def test_a_batch_of_unequal_lengths_answers_as_its_items_do_alone(tiny_vlms, fam
 @pytest.mark.parametrize("family", [*FAMILIES, "llava_next"])
 def test_four_bit_weights_on_a_cpu(tiny_vlms, tmp_path, family):
     folder = tiny_vlms[family] if family in tiny_vlms else save_tiny_llava_next(tmp_path / family)
-    judge = build(make_config(folder, quantization="nf4", dtype="bfloat16", score="success"))
+    judge = build_judge(make_config(folder, quantization="nf4", dtype="bfloat16", score="success"))
     verdicts = judge.compare(make_queries(3))
     assert all(verdict.probabilities for verdict in verdicts)
     assert "quantization=nf4" in judge.stamp.decoding and "bfloat16" in judge.stamp.decoding
@@ -72,7 +75,7 @@ def test_four_bit_weights_on_a_cpu(tiny_vlms, tmp_path, family):
 
 @pytest.mark.parametrize("size_px", [20, 40, 90])
 def test_tiles_of_unequal_pictures_do_not_mix(tmp_path, size_px):
-    judge = build(make_config(save_tiny_llava_next(tmp_path / "vlm"), batch_size=3))
+    judge = build_judge(make_config(save_tiny_llava_next(tmp_path / "vlm"), batch_size=3))
     queries = make_queries(3, size_px=size_px)
     queries[1] = replace(queries[1], left=queries[1].left[:, :, : size_px // 2])  # a tall one among square ones
     together = judge.compare(queries)
@@ -86,7 +89,10 @@ def test_sampling_repeats_with_the_seed_and_greedy_ignores_it(tiny_vlms):
 
     def texts(**changes) -> list[str]:
         config = make_config(tiny_vlms["qwen3_vl"], prompt="single_stage", **changes)
-        return [verdict.text for verdict in ChatJudge(config, TransformersModel(vlm, config)).compare(queries)]
+        return [
+            verdict.text
+            for verdict in ChatJudge(config, BatchAsker(TransformersEngine(vlm, config), config)).compare(queries)
+        ]
 
     assert texts(temperature=1.0, seed=1) == texts(temperature=1.0, seed=1) != texts(temperature=1.0, seed=2)
     assert texts(seed=1) == texts(seed=2)
@@ -94,14 +100,14 @@ def test_sampling_repeats_with_the_seed_and_greedy_ignores_it(tiny_vlms):
 
 def test_a_reply_torn_by_the_token_limit_loses_its_last_line(tiny_vlms):
     vlm = load_vlm(make_config(tiny_vlms["qwen3_vl"]))
-    model = TransformersModel(vlm, make_config(tiny_vlms["qwen3_vl"]))
+    model = TransformersEngine(vlm, make_config(tiny_vlms["qwen3_vl"]))
     chat = prompts.compare_messages("direct", make_queries(1)[0])
     reply = model.generate([chat], max_new_tokens=3, temperature=0.0)[0]
     assert reply.text and reply.readable == reply.text.rpartition("\n")[0]
 
 
 def test_one_bad_item_fails_alone(tiny_vlms):
-    judge = build(make_config(tiny_vlms["qwen3_vl"]))
+    judge = build_judge(make_config(tiny_vlms["qwen3_vl"]))
     queries = make_queries(6)
     expected = judge.compare(queries)
     thin_picture = np.zeros((1, 2, 900, 3), np.uint8)  # the processor refuses the aspect ratio

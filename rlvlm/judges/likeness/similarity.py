@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.judges import prompts
-from rlvlm.judges.abilities import Abilities
-from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.types.steps import Frames
 

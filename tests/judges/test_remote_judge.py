@@ -18,15 +18,15 @@ import pytest
 from api_server import CUT, ApiServer, Call, Dialect, Response, error
 
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
-from rlvlm.judges.backends.config import ApiConfig
-from rlvlm.judges.backends.remote_judge import CUT as CUT_OFF
-from rlvlm.judges.backends.remote_judge import EMPTY, REFUSAL
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.dialogues import CUT as CUT_OFF
+from rlvlm.judges.dialogues import EMPTY, REFUSAL
 from rlvlm.judges.judge import Generator
 from rlvlm.runs.folder.settings import to_yaml
 from rlvlm.testing import check_judge
 from rlvlm.types.judging import Clip, Label, Query, Status, Usage
+from rlvlm.vlms.config import ApiConfig
 
 KEY = "canary-7f3a9c5e1b"
 DIALECTS: list[Dialect] = ["openai", "gemini"]
@@ -48,7 +48,7 @@ def _own_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RLVLM_TEST_KEY", KEY)
-    monkeypatch.setattr("rlvlm.judges.backends.remote.FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("rlvlm.vlms.engines.remote.FIRST_PAUSE_S", 0.02)
 
 
 def judge(dialect: Dialect, url: str, api: dict[str, Any] | None = None, **changes: Any):
@@ -487,16 +487,16 @@ socket.socket.connect = socket.socket.connect_ex = socket.create_connection = so
 
 _EVERYTHING = """
 import pkgutil
-for module in pkgutil.iter_modules(rlvlm.judges.backends.__path__):
-    if module.name != "vllm":
-        importlib.import_module(f"rlvlm.judges.backends.{module.name}")
+for room in (rlvlm.judges, rlvlm.vlms):
+    for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+        importlib.import_module(module.name)
 """
 
 
 @pytest.mark.parametrize(
     "imports",
     [
-        "import rlvlm.judges.backends.openai, rlvlm.judges.backends.gemini",
+        "import rlvlm.vlms.engines.openai, rlvlm.vlms.engines.gemini",
         pytest.param(_EVERYTHING, marks=pytest.mark.full, id="everything"),
     ],
 )
@@ -504,7 +504,7 @@ def test_importing_opens_no_connection_and_loads_no_client(imports: str) -> None
     program = (
         _BLOCKED
         + f"""
-import importlib, rlvlm.judges.backends, rlvlm.runs.config, rlvlm.cli
+import importlib, rlvlm.judges, rlvlm.vlms, rlvlm.runs.config, rlvlm.cli
 {imports}
 assert not {{"openai", "google.genai"}} & set(sys.modules), "clients load only when they are asked for"
 print("imported")

@@ -1,4 +1,4 @@
-"""Any chat VLM that `transformers` can run: the Qwen-VL and LLaVA families, the pocket judge among them."""
+"""Any chat VLM that `transformers` can run: the Qwen-VL and LLaVA families, the pocket models among them."""
 
 from collections.abc import Sequence
 
@@ -6,32 +6,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlvlm.judges import prompts
-from rlvlm.judges.chat import ChatJudge
-from rlvlm.judges.chat_model import TOP_P, Reply
-from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.prompts import Chat
-from rlvlm.judges.thoughts import whole_answer, without_thought
 from rlvlm.types.steps import Frames
-from rlvlm.vlms.loading import LoadedVLM, load_vlm
+from rlvlm.vlms.chats import TOP_P, Chat, Reply, pictures_of, whole_answer, without_thought
+from rlvlm.vlms.config import VLMConfig
+from rlvlm.vlms.loading import LoadedVLM
 from rlvlm.vlms.lora import adapter_mark
 from rlvlm.vlms.pictures import can_replace, resize
 from rlvlm.vlms.processors import PillowProcessor
 
 
-def build(config: JudgeConfig) -> ChatJudge:
-    """The judge that `config` describes, with its weights loaded.
+class TransformersEngine:
+    """Chats in, texts or probabilities of texts out.
 
-    Raises:
-        JudgeUnavailable: its weights are missing or cannot be loaded.
+    Args:
+        vlm: from `loading.load_vlm`.
+        config: names the seed of sampling, and what the weights are, for `traits`.
     """
-    return ChatJudge(config, TransformersModel(load_vlm(config), config))
 
-
-class TransformersModel:
-    """The network behind a judge: chats in, texts or probabilities of texts out."""
-
-    def __init__(self, vlm: LoadedVLM, config: JudgeConfig) -> None:
+    def __init__(self, vlm: LoadedVLM, config: VLMConfig) -> None:
         self._vlm = vlm
         self._config = config
 
@@ -60,12 +52,7 @@ class TransformersModel:
         sampling = (
             {"do_sample": False}
             if temperature == 0
-            else {
-                "do_sample": True,
-                "temperature": temperature,
-                "top_p": TOP_P,
-                "top_k": 0,
-            }
+            else {"do_sample": True, "temperature": temperature, "top_p": TOP_P, "top_k": 0}
         )
         devices = [model.device] if model.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
@@ -76,10 +63,7 @@ class TransformersModel:
         is_whole = torch.isin(tokens, stops).any(-1).tolist()
         answers = tokenizer.batch_decode(tokens, skip_special_tokens=True)
         written = map(whole_answer, texts, answers)
-        return [
-            Reply(text, text if whole else text.rpartition("\n")[0])
-            for text, whole in zip(written, is_whole, strict=True)
-        ]
+        return [Reply(text=text, is_whole=whole) for text, whole in zip(written, is_whole, strict=True)]
 
     @torch.inference_mode()
     def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:
@@ -118,7 +102,7 @@ class TransformersModel:
     def _inputs(self, texts: Sequence[str], chats: Sequence[Chat]) -> dict[str, torch.Tensor]:
         """The model's inputs [B, N], left-padded, on its device and in its precision."""
         model = self._vlm.model
-        inputs = self._vlm.processor(texts, [prompts.pictures(chat) for chat in chats])
+        inputs = self._vlm.processor(texts, [pictures_of(chat) for chat in chats])
         return {
             name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
             for name, tensor in inputs.items()

@@ -11,25 +11,21 @@ import math
 from collections.abc import Mapping
 from json import JSONDecodeError
 from typing import Any
-from urllib.parse import urlsplit
 
-from rlvlm.errors import JudgeUnavailable
-from rlvlm.judges.backends.remote import (
-    Ask,
+from rlvlm.errors import ModelUnavailable
+from rlvlm.types.judging import Usage
+from rlvlm.vlms.chats import TOP_P, Message, Reply
+from rlvlm.vlms.config import ApiConfig
+from rlvlm.vlms.engines.remote import (
+    ApiRequest,
     Passing,
     Refused,
-    RemoteModel,
-    Reply,
+    RemoteEngine,
     encode_png,
     failure_of,
     retry_after_s,
 )
-from rlvlm.judges.backends.remote_judge import RemoteJudge
-from rlvlm.judges.backends.secret import Secret, read_key
-from rlvlm.judges.chat_model import TOP_P
-from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.prompts import Message
-from rlvlm.types.judging import Usage
+from rlvlm.vlms.engines.secret import Secret, read_key
 
 logger = logging.getLogger(__name__)
 
@@ -40,61 +36,60 @@ _LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
 _ODDS_NAMES = ("logprobs", "top_logprobs")
 
 
-def build(config: JudgeConfig) -> RemoteJudge:
-    """The judge that `config.model` names on `config.api.base_url`, or at OpenAI. Nothing is sent yet.
+def connect(model: str, api: ApiConfig, seed: int = 0) -> RemoteEngine:
+    """The model of that name on `api.base_url`, or at OpenAI. Nothing is sent yet.
 
     Raises:
-        JudgeUnavailable: the client library or the key is missing.
+        ModelUnavailable: the client library or the key is missing.
     """
-    key = read_key(config.api, usual=("OPENAI_API_KEY",), is_needed=not config.api.base_url)
-    provider = OpenAIProvider(config, key)
-    return RemoteJudge(config, RemoteModel(provider, config.api, key), urlsplit(config.api.base_url).netloc)
+    key = read_key(api, usual=("OPENAI_API_KEY",), is_needed=not api.base_url)
+    return RemoteEngine(OpenAIProvider(model, api, key), api, key, seed)
 
 
 class OpenAIProvider:
     """Chat completions, one try at a time.
 
     Args:
-        config: names model and server.
+        model: what the server calls it.
+        api: names the server.
         key: sent as bearer token; an empty one for servers without.
 
     Raises:
-        JudgeUnavailable: the package `openai` is missing.
+        ModelUnavailable: the package `openai` is missing.
     """
 
-    def __init__(self, config: JudgeConfig, key: Secret) -> None:
+    def __init__(self, model: str, api: ApiConfig, key: Secret) -> None:
         try:
             import openai
         except ImportError as error:
-            raise JudgeUnavailable(
-                "judge.backend openai needs the package openai", "pip install 'rlvlm[api]'"
-            ) from error
+            raise ModelUnavailable("the engine openai needs the package openai", "pip install 'rlvlm[api]'") from error
         self._sdk = openai
-        self._model = config.model
-        self._limit = _LIMIT_NAMES[0] if config.api.base_url else _LIMIT_NAMES[1]
+        self._model = model
+        self._section = api.section
+        self._limit = _LIMIT_NAMES[0] if api.base_url else _LIMIT_NAMES[1]
         self._gives_odds = True
         self._client = openai.AsyncOpenAI(
             api_key=key.reveal() or "none",  # the client insists on one
-            base_url=config.api.base_url or OFFICIAL_URL,
-            timeout=config.api.timeout_s,
+            base_url=api.base_url or OFFICIAL_URL,
+            timeout=api.timeout_s,
             max_retries=0,
             http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),  # a key goes where it was sent
         )
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, request: ApiRequest) -> Reply:
         """One completion; see `remote.Provider`."""
         sdk = self._sdk
-        limit, wants_odds = self._limit, ask.wants_odds and self._gives_odds
-        request: dict[str, Any] = {
+        limit, wants_odds = self._limit, request.wants_odds and self._gives_odds
+        body: dict[str, Any] = {
             "model": self._model,
-            "messages": [_turn(turn) for turn in ask.chat],
-            "temperature": ask.temperature,
-            limit: ask.max_new_tokens,
+            "messages": [_turn(turn) for turn in request.chat],
+            "temperature": request.temperature,
+            limit: request.max_new_tokens,
         }
-        request |= {"top_p": TOP_P, "seed": ask.seed} if ask.temperature > 0 else {}
-        request |= {"logprobs": True, "top_logprobs": NUM_ODDS} if wants_odds else {}
+        body |= {"top_p": TOP_P, "seed": request.seed} if request.temperature > 0 else {}
+        body |= {"logprobs": True, "top_logprobs": NUM_ODDS} if wants_odds else {}
         try:
-            completion = await self._client.chat.completions.create(**request)
+            completion = await self._client.chat.completions.create(**body)
         except sdk.APIStatusError as error:
             raise self._failure(error, limit, wants_odds) from None
         except sdk.APIConnectionError as error:
@@ -116,7 +111,7 @@ class OpenAIProvider:
                 self._limit = next(name for name in _LIMIT_NAMES if name != limit)
                 return Passing(reason, 0.0)
             if named == "temperature":
-                return JudgeUnavailable(
+                return ModelUnavailable(
                     f"{self._model} does not take this temperature: {reason}",
                     "use --judge.temperature 1 where only the model's own is allowed",
                 )
@@ -127,6 +122,7 @@ class OpenAIProvider:
             reason,
             retry_after_s=retry_after_s(error.response.headers),
             code=str(body.get("code") or ""),
+            section=self._section,
         )
 
 

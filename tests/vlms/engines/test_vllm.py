@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from rlvlm.errors import JudgeUnavailable, ModelUnavailable
-from rlvlm.judges.backends import vllm
-from rlvlm.judges.backends.config import EngineConfig
-from rlvlm.judges.backends.vllm import VllmModel
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.vlms.config import EngineConfig
+from rlvlm.vlms.engines import vllm
+from rlvlm.vlms.engines.vllm import VllmEngine
 from rlvlm.vlms.shipped import weights_folder
 
 CONFIG = JudgeConfig(backend="vllm", model=str(weights_folder()), batch_size=16)
@@ -35,9 +35,9 @@ class Engine:
         return SimpleNamespace(outputs=[SimpleNamespace(logprobs=[asked])])
 
 
-def make_model(engine) -> VllmModel:
-    model = object.__new__(VllmModel)
-    model._config, model._engine, model._lora = CONFIG, engine, None
+def make_model(engine) -> VllmEngine:
+    model = object.__new__(VllmEngine)
+    model._config, model._settings, model._engine, model._lora = CONFIG, CONFIG.engine, engine, None
     model._vllm = SimpleNamespace(SamplingParams=SimpleNamespace)
     model._tokenizer = SimpleNamespace(
         encode=lambda text, add_special_tokens: list(text.encode()),
@@ -67,12 +67,12 @@ def test_an_answer_inside_a_thought_is_asked_for_behind_it():
 
 def test_our_settings_in_the_engines_words():
     config = replace(CONFIG, quantization="nf4", max_pixels=9, engine=EngineConfig(tensor_parallel=2, max_tokens=512))
-    settings = vllm._engine_settings(config, Path("/weights"))
+    settings = vllm._engine_words(config, config.engine, Path("/weights"), 16, 35)
     assert settings["quantization"] == "bitsandbytes" and settings["tensor_parallel_size"] == 2
     assert settings["distributed_executor_backend"] == "mp" and settings["max_model_len"] == 512
     assert settings["mm_processor_kwargs"] == {"max_pixels": 9} and settings["enable_prefix_caching"]
     assert settings["trust_remote_code"] is False
-    plain = vllm._engine_settings(CONFIG, Path("/weights"))
+    plain = vllm._engine_words(CONFIG, CONFIG.engine, Path("/weights"), 16, 35)
     assert plain["quantization"] is None and plain["max_model_len"] is None and plain["mm_processor_kwargs"] is None
 
 
@@ -85,4 +85,4 @@ def test_where_vllm_is_missing_the_way_to_it_is_shown():
 
 def test_a_folder_without_an_adapter_is_refused(tmp_path):
     with pytest.raises(ModelUnavailable, match="holds no LoRA adapter"):
-        vllm._lora(replace(CONFIG, engine=EngineConfig(lora=str(tmp_path))))
+        vllm._lora(replace(CONFIG, adapter=str(tmp_path)), CONFIG.engine)

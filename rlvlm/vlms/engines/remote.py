@@ -1,4 +1,4 @@
-"""Requests to somebody's API: how many at once, how often again, until when, for how much. Used by `remote_judge`.
+"""Requests to somebody's API: how many at once, how often again, until when, for how much.
 
 A `Provider` knows one API's words; everything else is here, once. Tries follow each other with jittered, growing
 pauses, or when the server says so (`Retry-After`), which then holds back every other request too.
@@ -9,7 +9,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from email.utils import mktime_tz, parsedate_tz
 from http import HTTPStatus
@@ -28,19 +28,18 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from rlvlm.errors import JudgeUnavailable
-from rlvlm.judges import prompts
-from rlvlm.judges.backends.budget import Budget
-from rlvlm.judges.backends.config import ApiConfig
-from rlvlm.judges.backends.secret import Secret
-from rlvlm.judges.prompts import Chat
+from rlvlm.errors import ModelUnavailable
 from rlvlm.types.judging import Usage
+from rlvlm.vlms.chats import Chat, Reply, pictures_of
+from rlvlm.vlms.config import ApiConfig
+from rlvlm.vlms.engines.budget import Budget
+from rlvlm.vlms.engines.secret import Secret
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 MAX_PICTURE_TOKENS = 10_000
-"""Most tokens that any known provider counts for one picture of a judge's size."""
+"""Most tokens that any known provider counts for one picture of the size that judges look at."""
 TEMPLATE_TOKENS = 100
 """What a provider may add around a chat."""
 _MAX_REASON_CHARS = 500
@@ -69,8 +68,8 @@ class Refused(Exception):  # noqa: N818 - likewise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
-    """One request."""
+class ApiRequest:
+    """One chat that is to be sent."""
 
     chat: Chat
     max_new_tokens: int
@@ -81,59 +80,44 @@ class Ask:
     """Whether the probabilities of the reply's first token are wanted, where the server gives them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
-    """What the model wrote."""
-
-    text: str
-    is_whole: bool = True
-    """Whether it came to its end; false where the token limit tore it."""
-    is_refusal: bool = False
-    """Whether the model said that it would not answer."""
-    first_tokens: tuple[tuple[str, float], ...] | None = None
-    """The likeliest first tokens, each with its probability; None where the server does not tell."""
-    usage: Usage | None = None
-
-    @property
-    def readable(self) -> str:
-        """The text without its last line where that is torn: a cut `10` would read as 1."""
-        return self.text if self.is_whole else self.text.rpartition("\n")[0]
-
-
 class Provider(Protocol):
     """One API's words."""
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, request: ApiRequest) -> Reply:
         """One try.
 
         Raises:
             Passing: it failed and another may not.
             Refused: this question will not be answered.
-            JudgeUnavailable: no question will be: wrong key, no such model, nothing paid.
+            ModelUnavailable: no question will be: wrong key, no such model, nothing paid.
         """
         ...
 
 
-class RemoteModel:
+class RemoteEngine:
     """A provider asked with patience, within limits, and without its key in any message.
 
     Args:
         provider: the API.
         config: the limits.
         key: is masked in everything that comes back.
+        seed: of sampling.
     """
 
-    def __init__(self, provider: Provider, config: ApiConfig, key: Secret) -> None:
+    def __init__(self, provider: Provider, config: ApiConfig, key: Secret, seed: int = 0) -> None:
         self._provider = provider
         self._config = config
         self._key = key
+        self._seed = seed
+        self.gate = asyncio.Semaphore(config.concurrency)
+        """Held by each question that is under way."""
         self._picture_tokens = MAX_PICTURE_TOKENS
         self._not_before = 0.0
         self.budget = Budget(config)
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.WARNING)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="remote-judge", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="remote-vlm", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -145,17 +129,30 @@ class RemoteModel:
             future.cancel()
             raise
 
-    async def ask(self, ask: Ask, deadline: float) -> Reply:
+    def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[Reply]:
+        """One reply per chat, in order; raises as `ask` does where one does not come."""
+
+        async def write(chat: Chat) -> Reply:
+            request = ApiRequest(chat=chat, max_new_tokens=max_new_tokens, temperature=temperature, seed=self._seed)
+            async with self.gate:
+                return await self.ask(request, time.monotonic() + self._config.deadline_s)
+
+        async def write_all() -> list[Reply]:
+            return await asyncio.gather(*map(write, chats))
+
+        return self.run(write_all())
+
+    async def ask(self, request: ApiRequest, deadline: float) -> Reply:
         """The reply, after as many tries as it takes and is allowed.
 
         Args:
-            ask: the request.
+            request: what is sent.
             deadline: `time.monotonic` by which the reply must be there, waits included.
 
         Raises:
             Passing: every try failed; the last one's reason.
             Refused: the server will not answer this.
-            JudgeUnavailable: it will not answer anything, or the budget is spent.
+            ModelUnavailable: it will not answer anything, or the budget is spent.
         """
         left_s = max(0.0, deadline - time.monotonic())
         retrying = AsyncRetrying(
@@ -164,37 +161,37 @@ class RemoteModel:
             stop=stop_after_attempt(self._config.retries + 1) | stop_before_delay(left_s),
             reraise=True,
         )
-        return await retrying(self._try, ask, deadline)
+        return await retrying(self._try, request, deadline)
 
-    async def _try(self, ask: Ask, deadline: float) -> Reply:
+    async def _try(self, request: ApiRequest, deadline: float) -> Reply:
         """One request, sent as soon as the server lets us, counted, and given up when its time is over."""
         hold_s = self._not_before - time.monotonic()
         if hold_s > 0:
             if time.monotonic() + hold_s >= deadline:
-                raise Passing("the server asked to wait longer than judge.api.deadline_s allows")
+                raise Passing(f"the server asked to wait longer than {self._config.section}.deadline_s allows")
             await asyncio.sleep(hold_s)
-        reserved = self.budget.reserve(self._most_tokens(ask.chat), ask.max_new_tokens)
+        reserved = self.budget.reserve(self._most_tokens(request.chat), request.max_new_tokens)
         patience_s = min(self._config.timeout_s, max(0.0, deadline - time.monotonic()))
-        reply = await self._outcome(ask, patience_s)
+        reply = await self._outcome(request, patience_s)
         if isinstance(reply, Exception):  # raised here, where no frame knows what the server said about the key
             raise reply
-        usage = self._priced(reply.usage, ask.chat)
+        usage = self._priced(reply.usage, request.chat)
         self.budget.settle(reserved, usage)
         return replace(reply, text=self._key.scrub(reply.text), usage=usage)
 
-    async def _outcome(self, ask: Ask, patience_s: float) -> Reply | Exception:
+    async def _outcome(self, request: ApiRequest, patience_s: float) -> Reply | Exception:
         """The reply, or what to raise in its place: without the key, and without the library's own exceptions."""
         try:
-            return await asyncio.wait_for(self._provider.ask(ask), patience_s)
+            return await asyncio.wait_for(self._provider.ask(request), patience_s)
         except TimeoutError:
             return Passing(f"no answer within {patience_s:.1f} s")
-        except (Passing, Refused, JudgeUnavailable) as error:
+        except (Passing, Refused, ModelUnavailable) as error:
             reason = self._key.scrub(" ".join(str(error).split()))[:_MAX_REASON_CHARS]
-            if isinstance(error, JudgeUnavailable):
-                return JudgeUnavailable(reason, error.fix)
+            if isinstance(error, ModelUnavailable):
+                return ModelUnavailable(reason, error.fix)
             if isinstance(error, Refused):
                 return Refused(reason)
-            logger.info("a request to the judge's API failed: %s", reason)
+            logger.info("a request to an API failed: %s", reason)
             if error.retry_after_s:
                 self._not_before = max(self._not_before, time.monotonic() + error.retry_after_s)
             return Passing(reason, error.retry_after_s)
@@ -210,20 +207,22 @@ class RemoteModel:
         """No fewer than a provider will count: a token is at least a byte, a picture what the dearest one takes."""
         parts = [part for turn in chat for part in turn["content"]]
         num_bytes = sum(len(part["text"].encode()) for part in parts if part["type"] == "text")
-        return num_bytes + TEMPLATE_TOKENS + self._picture_tokens * len(prompts.pictures(chat))
+        return num_bytes + TEMPLATE_TOKENS + self._picture_tokens * len(pictures_of(chat))
 
     def _priced(self, usage: Usage | None, chat: Chat) -> Usage | None:
         """The usage with its price; the first one also tells what a picture of this run's size counts at most."""
         if usage is None:
             return None
-        if num_pictures := len(prompts.pictures(chat)):
+        if num_pictures := len(pictures_of(chat)):
             per_picture = -(-usage.tokens_in // num_pictures)
             known = 0 if self._picture_tokens == MAX_PICTURE_TOKENS else self._picture_tokens
             self._picture_tokens = max(known, per_picture)
         return replace(usage, cost_usd=self.budget.price(usage.tokens_in, usage.tokens_out))
 
 
-def failure_of(status: int, reason: str, *, retry_after_s: float | None = None, code: str = "") -> Exception:
+def failure_of(
+    status: int, reason: str, *, retry_after_s: float | None = None, code: str = "", section: str = "judge.api"
+) -> Exception:
     """What an HTTP error status means for the question that met it.
 
     Args:
@@ -231,19 +230,20 @@ def failure_of(status: int, reason: str, *, retry_after_s: float | None = None, 
         reason: the server's words, untrusted.
         retry_after_s: how long it wants to be left alone.
         code: its machine-readable reason, if any.
+        section: where the settings of this API stand on the command line.
     """
     told = f"HTTP {status}: {reason}"
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return JudgeUnavailable(
-            f"the judge's API does not accept the key ({told})", "check --judge.api.key-file or --judge.api.key-env"
+        return ModelUnavailable(
+            f"the API does not accept the key ({told})", f"check --{section}.key-file or --{section}.key-env"
         )
     if status == HTTPStatus.NOT_FOUND:
-        return JudgeUnavailable(
-            f"the judge's API has no such model or address ({told})", "check --judge.model and --judge.api.base-url"
+        return ModelUnavailable(
+            f"the API has no such model or address ({told})", f"check the model's name and --{section}.base-url"
         )
     if status == HTTPStatus.PAYMENT_REQUIRED or code == "insufficient_quota":
-        return JudgeUnavailable(
-            f"the account of the judge's API has nothing left ({told})", "top it up, then go on with `rlvlm resume`"
+        return ModelUnavailable(
+            f"the account of the API has nothing left ({told})", "top it up, then go on with `rlvlm resume`"
         )
     if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return Passing(told, retry_after_s)

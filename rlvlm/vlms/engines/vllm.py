@@ -1,7 +1,7 @@
 """Chat VLMs on vLLM, an inference engine that batches by itself, keeps what prompts share, and spreads over GPUs.
 
 vLLM pins its own torch and transformers, so this file is used in an environment of its own: `make vllm` builds it and
-`serving.environments` gives it to the judge's replica. The engine runs inside the replica's process: it ends with it,
+`serving` gives it to the replica. The engine runs inside the replica's process: it ends with it,
 and leaves no process behind that holds a GPU.
 """
 
@@ -14,18 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rlvlm.errors import JudgeUnavailable
-from rlvlm.judges import prompts
-from rlvlm.judges.chat import ChatJudge
-from rlvlm.judges.chat_model import TOP_P, Reply
-from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.prompts import Chat
-from rlvlm.judges.thoughts import whole_answer, without_thought
+from rlvlm.errors import ModelUnavailable
+from rlvlm.vlms.chats import TOP_P, Chat, Reply, pictures_of, whole_answer, without_thought
+from rlvlm.vlms.config import EngineConfig, VLMConfig
 from rlvlm.vlms.files import locate
 from rlvlm.vlms.lora import adapter_mark, check_adapter
 
-MAX_PICTURES = 2 * max(prompts.MAX_FRAMES, prompts.MAX_VIDEO_FRAMES) + 3
-"""Most pictures in one chat: two clips, or a clip with start and present, and the goal."""
 _SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives and dies with this process
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica of a machine is bound to the same cores
@@ -34,40 +28,37 @@ _SETTINGS = {
 }
 
 
-def build(config: JudgeConfig) -> ChatJudge:
-    """The judge that `config` describes, with its engine running.
+class VllmEngine:
+    """A vLLM engine, started: that takes seconds for a small model, minutes for a big one that is compiled.
+
+    Args:
+        config: names model, adapter, precision and seed.
+        settings: of the engine itself.
+        batch_size: chats at once.
+        max_pictures: in one chat.
 
     Raises:
-        JudgeUnavailable: vLLM is not installed here, or the weights are missing or cannot be loaded.
+        ModelUnavailable: vLLM is not installed here, or the weights are missing or cannot be loaded.
     """
-    return ChatJudge(config, VllmModel(config))
 
-
-class VllmModel:
-    """A vLLM engine as the network behind a judge."""
-
-    def __init__(self, config: JudgeConfig) -> None:
-        """Starts the engine: seconds for a small model, minutes for a big one that is compiled.
-
-        Raises:
-            JudgeUnavailable: vLLM is not installed here, or the weights are missing or cannot be loaded.
-        """
+    def __init__(self, config: VLMConfig, settings: EngineConfig, *, batch_size: int, max_pictures: int) -> None:
         self._config = config
+        self._settings = settings
         folder, self._revision = locate(config.model, config.revision, config.section)
-        self._vllm = _import_vllm(config)
-        self._lora, lora_digest = _lora(config)
+        self._vllm = _import_vllm(settings)
+        self._lora, lora_digest = _lora(config, settings)
         try:
-            self._engine = self._vllm.LLM(**_engine_settings(config, folder))
+            self._engine = self._vllm.LLM(**_engine_words(config, settings, folder, batch_size, max_pictures))
             self._tokenizer: Any = self._engine.get_tokenizer()
         except Exception as error:  # noqa: BLE001 - the engine raises whatever its many parts raise
-            raise JudgeUnavailable(
+            raise ModelUnavailable(
                 f"vLLM cannot run {config.model}: {_last_line(error)}",
-                "look at the replica's log; where memory is short lower judge.engine.memory_share or max_tokens",
+                f"look at the replica's log; where memory is short lower {settings.section}.memory_share or max_tokens",
             ) from error
         dtype = str(self._engine.llm_engine.model_config.dtype).removeprefix("torch.")
         self._traits = (
             f"dtype={dtype} quantization={config.quantization} vllm={self._vllm.__version__}"
-            f" structured={config.engine.structured:d}{lora_digest}"
+            f" structured={settings.structured:d}{lora_digest}"
         )
 
     @property
@@ -85,12 +76,12 @@ class VllmModel:
     ) -> list[Reply]:
         """The model's reply to each chat: greedy at temperature 0, else sampled from the config's seed.
 
-        Where there are `choices` and `judge.engine.structured` holds, a reply is one of them: the engine masks every
+        Where there are `choices` and `EngineConfig.structured` holds, a reply is one of them: the engine masks every
         token that would lead elsewhere.
         """
         from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports] as above
 
-        held = StructuredOutputsParams(choice=list(choices)) if choices and self._config.engine.structured else None
+        held = StructuredOutputsParams(choice=list(choices)) if choices and self._settings.structured else None
         sampling = (
             {"temperature": temperature, "top_p": TOP_P, "seed": self._config.seed}
             if temperature
@@ -102,7 +93,11 @@ class VllmModel:
             chats,
             self._vllm.SamplingParams(max_tokens=max_new_tokens, structured_outputs=held, **sampling),
         )
-        return [_reply(text, output) for text, output in zip(texts, outputs, strict=True)]
+        written = [output.outputs[0] for output in outputs]
+        return [
+            Reply(text=whole_answer(text, one.text), is_whole=one.finish_reason == "stop")
+            for text, one in zip(texts, written, strict=True)
+        ]
 
     def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:
         """[B, C] log-probability that the reply begins with each choice's whole token sequence.
@@ -138,7 +133,7 @@ class VllmModel:
         requests = []
         for ids, chat in zip(prompt_ids, chats, strict=True):
             request: dict[str, Any] = {"prompt_token_ids": ids}
-            if shown := [Image.fromarray(picture) for picture in prompts.pictures(chat)]:
+            if shown := [Image.fromarray(picture) for picture in pictures_of(chat)]:
                 request["multi_modal_data"] = {"image": shown}
             requests.append(request)
         return self._engine.generate(requests, sampling, lora_request=self._lora, use_tqdm=False)
@@ -150,23 +145,24 @@ class VllmModel:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def _import_vllm(config: JudgeConfig) -> Any:
+def _import_vllm(settings: EngineConfig) -> Any:
     """The package, with the settings that it reads on import."""
     os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = f"{config.engine.cache_gib:g}"
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = f"{settings.cache_gib:g}"
     try:
         import vllm
     except ImportError as error:
-        raise JudgeUnavailable(
+        raise ModelUnavailable(
             f"vLLM cannot be imported here: {_last_line(error)}",
-            "build its environment with make vllm, or name one with --judge.engine.python; the judge must be served",
+            f"build its environment with make vllm, or name one with --{settings.section}.python, and serve the model",
         ) from error
     return vllm
 
 
-def _engine_settings(config: JudgeConfig, folder: Path) -> dict[str, Any]:
+def _engine_words(
+    config: VLMConfig, engine: EngineConfig, folder: Path, batch_size: int, max_pictures: int
+) -> dict[str, Any]:
     """Our config in vLLM's words."""
-    engine = config.engine
     bounds = {"min_pixels": config.min_pixels, "max_pixels": config.max_pixels}
     return {
         "model": str(folder),
@@ -174,13 +170,13 @@ def _engine_settings(config: JudgeConfig, folder: Path) -> dict[str, Any]:
         "quantization": "bitsandbytes" if config.quantization == "nf4" else None,
         "seed": config.seed,
         "max_model_len": engine.max_tokens or None,
-        "max_num_seqs": max(config.batch_size, 1),
+        "max_num_seqs": batch_size,
         "enforce_eager": engine.eager,
         "enable_prefix_caching": engine.prefix_caching,
         "gpu_memory_utilization": engine.memory_share,
         "tensor_parallel_size": engine.tensor_parallel,
         "distributed_executor_backend": "mp" if engine.tensor_parallel > 1 else "uni",
-        "limit_mm_per_prompt": {"image": MAX_PICTURES, "video": 0},
+        "limit_mm_per_prompt": {"image": max_pictures, "video": 0},
         "mm_processor_kwargs": {name: value for name, value in bounds.items() if value} or None,
         "enable_lora": bool(config.adapter or engine.lora),
         "max_lora_rank": engine.max_lora_rank,
@@ -189,9 +185,9 @@ def _engine_settings(config: JudgeConfig, folder: Path) -> dict[str, Any]:
     }
 
 
-def _lora(config: JudgeConfig) -> tuple[Any, str]:
+def _lora(config: VLMConfig, settings: EngineConfig) -> tuple[Any, str]:
     """The adapter as vLLM wants it, and its mark in the stamp; None and nothing without one."""
-    named = config.adapter or config.engine.lora
+    named = config.adapter or settings.lora
     if not named:
         return None, ""
     folder = Path(named).expanduser()
@@ -199,13 +195,6 @@ def _lora(config: JudgeConfig) -> tuple[Any, str]:
     from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports] as above
 
     return LoRARequest("adapter", 1, str(folder.resolve())), adapter_mark(named)
-
-
-def _reply(chat: str, output: Any) -> Reply:
-    """What vLLM wrote behind a rendered chat."""
-    written = output.outputs[0]
-    text = whole_answer(chat, written.text)
-    return Reply(text, text if written.finish_reason == "stop" else text.rpartition("\n")[0])
 
 
 def _last_line(error: BaseException) -> str:

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from rlvlm.errors import JudgeUnavailable
-from rlvlm.judges.backends.config import CachedConfig
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
-from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.config import CachedConfig, JudgeConfig
 from rlvlm.labels.store import LabelStore
 from rlvlm.testing import FakeJudge, check_judge
 from rlvlm.types.judging import Clip, Query, Status

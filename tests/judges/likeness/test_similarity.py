@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 from rlvlm.errors import UnsupportedQuestion
-from rlvlm.judges.backends.config import SimilarityConfig
-from rlvlm.judges.backends.similarity import SimilarityJudge, baseline_reward, cosine_reward, to_share, unit
-from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.config import JudgeConfig, SimilarityConfig
+from rlvlm.judges.likeness.similarity import SimilarityJudge, baseline_reward, cosine_reward, to_share, unit
 from rlvlm.testing import check_judge
 from rlvlm.types.judging import Clip, Label, Query, Status
 

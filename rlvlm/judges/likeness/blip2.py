@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import Blip2ForImageTextRetrieval
 
-from rlvlm.judges.backends.encoders import Batches, Encoder, load_encoder
-from rlvlm.judges.backends.random_weights import random_blip2
-from rlvlm.judges.backends.similarity import Picture, SimilarityJudge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.likeness.encoders import Batches, Encoder, load_encoder
+from rlvlm.judges.likeness.random_weights import random_blip2
+from rlvlm.judges.likeness.similarity import Picture, SimilarityJudge
 
 _KIND = "a BLIP-2 model with a matching head, such as Salesforce/blip2-itm-vit-g"
 

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModel
 
-from rlvlm.judges.backends.encoders import Batches, Encoder, load_encoder
-from rlvlm.judges.backends.random_weights import random_clip
-from rlvlm.judges.backends.similarity import (
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.likeness.encoders import Batches, Encoder, load_encoder
+from rlvlm.judges.likeness.random_weights import random_clip
+from rlvlm.judges.likeness.similarity import (
     Picture,
     SimilarityJudge,
     Units,
@@ -22,7 +23,6 @@ from rlvlm.judges.backends.similarity import (
     to_share,
     unit,
 )
-from rlvlm.judges.config import JudgeConfig
 
 _KIND = "a model with picture and text features, such as openai/clip-vit-base-patch32 or google/siglip-base-patch16-224"
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvlm.errors import JudgeUnavailable
-from rlvlm.judges.backends.budget import Budget, BudgetSpent, Spent
-from rlvlm.judges.backends.config import ApiConfig
-from rlvlm.judges.backends.odds import label_odds, yes_odds
-from rlvlm.judges.backends.remote import encode_png, failure_of, retry_after_s
-from rlvlm.judges.backends.secret import Secret, read_key
+from rlvlm.errors import ModelUnavailable
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.dialogues import label_odds, yes_odds
 from rlvlm.runs.config import RunConfig
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.types.judging import Usage
+from rlvlm.vlms.config import ApiConfig
+from rlvlm.vlms.engines.budget import Budget, BudgetSpent, Spent
+from rlvlm.vlms.engines.remote import encode_png, failure_of, retry_after_s
+from rlvlm.vlms.engines.secret import Secret, read_key
 
 
 def test_label_odds_are_shares_of_the_first_tokens() -> None:
@@ -69,10 +69,10 @@ def test_a_servers_wish_to_be_left_alone_is_read(headers: dict[str, str], second
         (400, "Refused"),
         (413, "Refused"),
         (307, "Refused"),
-        (401, "JudgeUnavailable"),
-        (403, "JudgeUnavailable"),
-        (404, "JudgeUnavailable"),
-        (402, "JudgeUnavailable"),
+        (401, "ModelUnavailable"),
+        (403, "ModelUnavailable"),
+        (404, "ModelUnavailable"),
+        (402, "ModelUnavailable"),
         (408, "Passing"),
         (409, "Passing"),
         (429, "Passing"),
@@ -102,7 +102,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> Non
     file = tmp_path / "key"
     file.write_text("sk-secret")
     file.chmod(mode)
-    with pytest.raises(JudgeUnavailable, match=f"mode {mode:o}") as caught:
+    with pytest.raises(ModelUnavailable, match=f"mode {mode:o}") as caught:
         read_key(ApiConfig(key_file=str(file)), usual=(), is_needed=True)
     assert caught.value.fix == f"chmod 600 {file}" and "sk-secret" not in str(caught.value)
     file.chmod(0o600)
@@ -114,9 +114,9 @@ def test_a_file_that_holds_no_key_is_refused_without_showing_it(tmp_path: Path, 
     file = tmp_path / "key"
     file.write_bytes(content)
     file.chmod(0o600)
-    with pytest.raises(JudgeUnavailable, match="does not hold a key"):
+    with pytest.raises(ModelUnavailable, match="does not hold a key"):
         read_key(ApiConfig(key_file=str(file)), usual=(), is_needed=True)
-    with pytest.raises(JudgeUnavailable, match="cannot be read"):
+    with pytest.raises(ModelUnavailable, match="cannot be read"):
         read_key(ApiConfig(key_file=str(tmp_path / "none")), usual=(), is_needed=True)
 
 
@@ -126,7 +126,7 @@ def test_keys_come_from_the_named_place_alone(monkeypatch: pytest.MonkeyPatch) -
     assert read_key(ApiConfig(), usual=("ABSENT", "USUAL"), is_needed=True).reveal() == "one"
     assert read_key(ApiConfig(key_env="MINE"), usual=("USUAL",), is_needed=True).reveal() == "two"
     assert not read_key(ApiConfig(base_url="http://localhost:1/v1"), usual=("USUAL",), is_needed=False)
-    with pytest.raises(JudgeUnavailable, match="NOT_THERE is not set"):
+    with pytest.raises(ModelUnavailable, match="NOT_THERE is not set"):
         read_key(ApiConfig(key_env="NOT_THERE"), usual=("USUAL",), is_needed=False)
 
 
@@ -193,9 +193,9 @@ def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     for content in ("{", "[1]", json.dumps({"requests": "many"})):
         ledger.write_text(content)
-        with pytest.raises(JudgeUnavailable, match="ledger .* cannot be read"):
+        with pytest.raises(ModelUnavailable, match="ledger .* cannot be read"):
             Budget(ApiConfig(ledger=str(ledger))).reserve(1, 1)
-    with pytest.raises(JudgeUnavailable, match="cannot be opened"):
+    with pytest.raises(ModelUnavailable, match="cannot be opened"):
         Budget(ApiConfig(ledger=str(ledger / "below"))).reserve(1, 1)
     assert os.listdir(tmp_path) == ["ledger"]
 

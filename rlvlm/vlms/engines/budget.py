@@ -1,4 +1,4 @@
-"""What a paid judge may still send and spend. Kept in memory, or in a file that replicas and restarts share."""
+"""What may still be sent to a paid API, and spent. Kept in memory, or in a file that replicas and restarts share."""
 
 import fcntl
 import json
@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
-from rlvlm.errors import JudgeUnavailable
-from rlvlm.judges.backends.config import ApiConfig
+from rlvlm.errors import ModelUnavailable
 from rlvlm.types.judging import Usage
+from rlvlm.vlms.config import ApiConfig
 
 _ENTRY_CHARS = 120
 
 
-class BudgetSpent(JudgeUnavailable):
+class BudgetSpent(ModelUnavailable):
     """The next request would go beyond the budget; it was not sent."""
 
 
@@ -76,13 +76,13 @@ class Budget:
             if config.max_requests and spent.requests >= config.max_requests:
                 raise BudgetSpent(
                     f"the budget of {config.max_requests} requests is spent",
-                    "raise judge.api.max_requests in the run's config.yaml, then `rlvlm resume`",
+                    f"raise {config.section}.max_requests in the run's config.yaml, then `rlvlm resume`",
                 )
             if config.max_cost_usd and spent.cost_usd + worst > config.max_cost_usd:
                 raise BudgetSpent(
                     f"the next request may cost {worst:.4f} USD; {spent.cost_usd:.4f} of {config.max_cost_usd:g} are "
                     "spent",
-                    "raise judge.api.max_cost_usd in the run's config.yaml, then `rlvlm resume`",
+                    f"raise {config.section}.max_cost_usd in the run's config.yaml, then `rlvlm resume`",
                 )
             self._save(Spent(requests=spent.requests + 1, cost_usd=spent.cost_usd + worst))
         return worst
@@ -116,9 +116,9 @@ class Budget:
             ledger.parent.mkdir(parents=True, exist_ok=True)
             return open(os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600), "r+")
         except OSError as error:
-            raise JudgeUnavailable(
+            raise ModelUnavailable(
                 f"the ledger {ledger} cannot be opened: {error.strerror}",
-                "name a file that can be written with --judge.api.ledger",
+                "name a file that can be written, with ledger",
             ) from error
 
     def _read(self, text: str) -> Spent:
@@ -127,7 +127,7 @@ class Budget:
             entry = json.loads(text) if text.strip() else {}
             return Spent(requests=int(entry.get("requests", 0)), cost_usd=float(entry.get("cost_usd", 0.0)))
         except (ValueError, TypeError, AttributeError) as error:
-            raise JudgeUnavailable(
+            raise ModelUnavailable(
                 f"the ledger {self._ledger} cannot be read: {error}",
                 "restore it, or remove it to count from nothing again",
             ) from error

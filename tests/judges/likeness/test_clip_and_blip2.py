@@ -9,10 +9,9 @@ from tiny_encoders import save_tiny_encoder
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, Blip2ForImageTextRetrieval
 
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
-from rlvlm.judges.backends.config import SimilarityConfig
-from rlvlm.judges.backends.encoders import Batches
 from rlvlm.judges.build import build_judge
-from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.config import JudgeConfig, SimilarityConfig
+from rlvlm.judges.likeness.encoders import Batches
 from rlvlm.types.judging import Clip, Label, Query, Status
 
 FAMILIES = ("clip", "siglip", "blip2")

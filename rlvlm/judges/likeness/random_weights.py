@@ -13,8 +13,8 @@ from transformers import Blip2Config, Blip2ForImageTextRetrieval, CLIPConfig, CL
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from rlvlm.judges.backends.encoders import Encoder
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.likeness.encoders import Encoder
 from rlvlm.vlms.loading import pick_device
 
 _PAD, _END = "<|pad|>", "<|end|>"

@@ -1,0 +1,174 @@
+"""Who puts dialogues to a model, and the one that does it in batches, to a model of this process. numpy only."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.judges import prompts
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.dialogues import Ask, Dialogue, Odds, Reading
+from rlvlm.types.judging import Stamp, Usage
+from rlvlm.types.steps import Frames
+from rlvlm.vlms.chats import TOP_P, Chat, Engine, Reply
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Given = TypeVar("Given")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """How one question went."""
+
+    reading: Reading | None = None
+    """None where no answer came."""
+    failure: str = ""
+    """Why it did not."""
+    latency_s: float = 0.0
+    """Until it was there; in a batch, until all of the batch were."""
+    usage: Usage | None = None
+
+
+class Asker(Protocol):
+    """A model that dialogues can be put to."""
+
+    @property
+    def stamp(self) -> Stamp:
+        """Where the answers come from."""
+        ...
+
+    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Asked]:
+        """How the dialogue about each item went, in order.
+
+        Raises:
+            JudgeUnavailable: not one of them was answered.
+        """
+        ...
+
+    def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
+        """The model's reply to each chat, in order.
+
+        Raises:
+            UnsupportedQuestion: one of them cannot be replied to.
+            JudgeUnavailable: the model does not reply at all.
+        """
+        ...
+
+    def shrink(self, frames: Frames) -> Frames:
+        """The frames [L, H, W, 3] at the size at which the model will see them, where that is known."""
+        ...
+
+
+class BatchAsker:
+    """Puts dialogues to an engine of this process, as many at once as the config says.
+
+    An item on which the model breaks fails alone and leaves the rest of its batch alone; where memory runs out the
+    batch is halved and asked again.
+    """
+
+    def __init__(self, engine: Engine, config: JudgeConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._batch_size = config.batch_size
+        bounds = f"min_pixels={config.min_pixels} max_pixels={config.max_pixels}"
+        self.stamp = stamp_of(
+            config, f"{config.backend}:{config.model or config.backend}", engine.revision, f" {bounds} {engine.traits}"
+        )
+
+    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Asked]:
+        """See `Asker`."""
+        asked = self._in_batches(items, partial(self._converse, dialogue), lambda reason: Asked(failure=reason))
+        if asked and all(one.reading is None for one in asked):
+            raise JudgeUnavailable(
+                f"the judge failed on every one of {len(asked)} questions: {asked[0].failure}",
+                "run `rlvlm doctor`; with a big model try --judge.quantization nf4",
+            )
+        return asked
+
+    def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
+        """See `Asker`."""
+
+        def write(batch: Sequence[Chat]) -> list[str]:
+            replies = self._engine.generate(batch, max_new_tokens=max_new_tokens, temperature=temperature)
+            return [reply.text for reply in replies]
+
+        def failed(reason: str) -> str:
+            raise UnsupportedQuestion(f"the judge cannot reply to a chat: {reason}", "see docs/judges.md")
+
+        return self._in_batches(chats, write, failed)
+
+    def shrink(self, frames: Frames) -> Frames:
+        """See `Asker`."""
+        shrink = getattr(self._engine, "shrink", None)
+        return frames if shrink is None else shrink(frames)
+
+    def _converse(self, dialogue: Callable[[Item], Dialogue], items: Sequence[Item]) -> list[Asked]:
+        """Leads the dialogues about a batch of items, turn by turn: each turn is one batch for the model."""
+        start = time.perf_counter()
+        dialogues = [dialogue(item) for item in items]
+        asks = {place: next(each) for place, each in enumerate(dialogues)}
+        readings: dict[int, Reading] = {}
+        while asks:
+            following: dict[int, Ask] = {}
+            for place, reply in zip(asks, self._replies(list(asks.values())), strict=True):
+                try:
+                    following[place] = dialogues[place].send(reply)
+                except StopIteration as end:
+                    readings[place] = end.value
+            asks = following
+        elapsed = time.perf_counter() - start
+        return [Asked(reading=readings[place], latency_s=elapsed) for place in range(len(items))]
+
+    def _replies(self, asks: Sequence[Ask]) -> Sequence[Reply | Odds]:
+        """The replies to one turn of a batch; dialogues of one form ask alike, so the first speaks for all."""
+        chats, choices = [ask.chat for ask in asks], asks[0].choices
+        if asks[0].wants_odds:
+            return [Odds(log_p=row) for row in self._engine.choice_log_p(chats, choices)]
+        config = self._config
+        return self._engine.generate(
+            chats, max_new_tokens=config.max_new_tokens, temperature=config.temperature, choices=choices
+        )
+
+    def _in_batches(
+        self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Given]], failed: Callable[[str], Given]
+    ) -> list[Given]:
+        given: list[Given] = []
+        while len(given) < len(items):
+            given += self._ask(items[len(given) : len(given) + self._batch_size], ask, failed)
+        return given
+
+    def _ask(
+        self, batch: Sequence[Item], ask: Callable[[Sequence[Item]], list[Given]], failed: Callable[[str], Given]
+    ) -> list[Given]:
+        """What one batch gives; one that breaks is halved until the item to blame is alone."""
+        try:
+            return ask(batch)
+        except (ValueError, RuntimeError, TypeError, IndexError, MemoryError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            words = ("out of memory", "allocate memory", "not enough memory")
+            is_too_large = isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+        if len(batch) == 1:
+            logger.warning("the judge failed on a question: %s", reason)
+            return [failed(reason)]
+        half = (len(batch) + 1) // 2
+        if is_too_large:  # later batches start smaller; outside `except`, so that the traceback holds no tensors
+            logger.warning("out of memory with %d questions at once; going on with %d", len(batch), half)
+            self._batch_size = half
+            self._engine.release_memory()
+        return self._ask(batch[:half], ask, failed) + self._ask(batch[half:], ask, failed)
+
+
+def stamp_of(config: JudgeConfig, judge: str, revision: str, traits: str = "") -> Stamp:
+    """Everything that changes an answer: weights, prompts, and how the reply is decoded."""
+    sampling = f" top_p={TOP_P:g} seed={config.seed}" if config.temperature > 0 else ""
+    return Stamp(
+        judge=judge,
+        revision=revision,
+        prompt=f"{prompts.version(config.prompt)} {prompts.version(config.score)}",
+        decoding=f"temperature={config.temperature:g} max_new_tokens={config.max_new_tokens}{sampling}{traits}",
+    )

@@ -1,0 +1,174 @@
+"""How each form of question is put to a chat model and its replies are read. Pure; `asking` runs them.
+
+A dialogue is a generator: it yields what the model is to be asked next, is sent the reply, and returns what the replies
+say. So one text serves a model in this process, which answers a batch of dialogues turn by turn, and one behind an API,
+which has many of them under way side by side.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from math import fsum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.judges import prompts
+from rlvlm.judges.config import Mode, ScoreMode
+from rlvlm.judges.verdicts import parse_label, parse_rating, parse_score, parse_video_score
+from rlvlm.types.judging import Clip, Label, Query
+from rlvlm.vlms.chats import Chat, Reply
+
+MIN_CHOICE_MASS = 1e-3
+"""Where all choices together are less likely than this, the model was not answering the question: invalid."""
+MIN_TOKEN_MASS = 0.5
+"""Servers report only their likeliest tokens. Where the answers together hold less, the reply's text is read."""
+EMPTY = "(an empty reply)"
+CUT = "(cut off by judge.max_new_tokens before the reply began; models that think first need thousands)"
+REFUSAL = "(refused) "
+YES_AND_NO = (*prompts.ANSWERS_YES, *prompts.ANSWERS_NO)
+_LABELS = (Label.LEFT, Label.RIGHT, Label.TIE)
+_MINUS = ("-", "\u2212", "\u2013")
+_ROUNDING = 1.01
+_MARKS = " \t\r\n\"'`*.:"
+
+Tokens = Sequence[tuple[str, float]]
+"""First tokens and their probabilities."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """What the model is to be asked next."""
+
+    chat: Chat
+    choices: tuple[str, ...] = ()
+    """The only texts that the reply may be, for models that can be held to them."""
+    wants_odds: bool = False
+    """Whether the probabilities of the choices are wanted in the place of a text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Odds:
+    """A model's answer in log-probabilities of the choices, where it can give them exactly."""
+
+    log_p: NDArray[np.float64]
+    """[C], as `Ask.choices`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What a dialogue came to."""
+
+    value: Label | float | None
+    """The label, or the score in [0, 1]; None where it could not be read."""
+    text: str
+    """What the model wrote, untrusted."""
+    probabilities: tuple[float, float, float] | None = None
+    """Of left, right and tie, where the model gives them."""
+
+
+Dialogue = Generator[Ask, Reply | Odds, Reading]
+
+
+def label_dialogue(mode: Mode) -> Callable[[Query], Dialogue]:
+    """The dialogue that asks for a comparison in this form."""
+    return {"direct": _label_directly, "single_stage": _label_in_one, "two_stage": _label_in_two}[mode]
+
+
+def score_dialogue(mode: ScoreMode) -> Callable[[Clip], Dialogue]:
+    """The dialogue that asks for a score in this form."""
+    if mode == "success":
+        return _score_success
+    parse = {"progress": parse_score, "rating": parse_rating, "video": parse_video_score}[mode]
+
+    def score(clip: Clip) -> Dialogue:
+        reply = yield Ask(chat=prompts.score_messages(mode, clip))
+        assert isinstance(reply, Reply)
+        return Reading(value=None if reply.is_refusal else parse(reply.readable), text=_told(reply))
+
+    return score
+
+
+def _label_directly(query: Query) -> Dialogue:
+    """From the probabilities of the label texts, without a text; from the text where a server gives no odds."""
+    choices = prompts.LABEL_TEXTS
+    reply = yield Ask(chat=prompts.compare_messages("direct", query), choices=choices, wants_odds=True)
+    if isinstance(reply, Odds):
+        left, right, tie = _normalised(reply.log_p)
+        choice = int(reply.log_p.argmax())
+        label = _LABELS[choice] if np.exp(reply.log_p).sum() >= MIN_CHOICE_MASS else None
+        return Reading(value=label, text=choices[choice], probabilities=(left, right, tie))
+    odds = label_odds(reply.first_tokens) if reply.first_tokens and not reply.is_refusal else None
+    if odds is None:
+        return _label_of(reply)
+    return Reading(value=_LABELS[max(range(3), key=odds.__getitem__)], text=reply.text, probabilities=odds)
+
+
+def _label_in_one(query: Query) -> Dialogue:
+    """From one answer that holds the analysis and the label."""
+    reply = yield Ask(chat=prompts.compare_messages("single_stage", query))
+    return _label_of(reply)
+
+
+def _label_in_two(query: Query) -> Dialogue:
+    """From a report on the pictures and a second, text-only question about the report."""
+    report = yield Ask(chat=prompts.compare_messages("two_stage", query))
+    assert isinstance(report, Reply)
+    if report.is_refusal or not report.text.strip():  # nothing to ask about
+        return _label_of(report)
+    chat = prompts.label_messages(query.goal, report.text.rpartition("</think>")[2])
+    answer = yield Ask(chat=chat, choices=prompts.LABEL_TEXTS)
+    return _label_of(answer, f"{report.text}\n\n")
+
+
+def _score_success(clip: Clip) -> Dialogue:
+    """The share of yes among yes and no; without probabilities a plain yes is 1 and a plain no is 0."""
+    reply = yield Ask(chat=prompts.score_messages("success", clip), choices=YES_AND_NO, wants_odds=True)
+    if isinstance(reply, Odds):
+        p_yes = min(1.0, float(sum(_normalised(reply.log_p)[: len(prompts.ANSWERS_YES)])))  # sums of shares round up
+        is_answer = np.exp(reply.log_p).sum() >= MIN_CHOICE_MASS
+        return Reading(value=p_yes if is_answer else None, text=YES_AND_NO[int(reply.log_p.argmax())])
+    value = None
+    if not reply.is_refusal:
+        value = yes_odds(reply.first_tokens) if reply.first_tokens else None
+        value = {"yes": 1.0, "no": 0.0}.get(reply.readable.strip(" \n.!*").lower()) if value is None else value
+    return Reading(value=value, text=_told(reply))
+
+
+def label_odds(tokens: Tokens) -> tuple[float, float, float] | None:
+    """Probabilities of left, right and tie, summing to 1; None where the reply hardly begins with a label.
+
+    A tie is written `-1`, in most vocabularies two tokens: whatever begins with a minus counts as one, since no other
+    label does. Departure from models in this process, whose second token's probability is known too.
+    """
+    tie = [text for minus in _MINUS for text in (minus, f"{minus}1")]
+    masses = [fsum(p for token, p in tokens if token.strip(_MARKS) in texts) for texts in (["0"], ["1"], tie)]
+    if not MIN_TOKEN_MASS <= fsum(masses) <= _ROUNDING:
+        return None
+    left, right, neither = (mass / fsum(masses) for mass in masses)
+    return left, right, neither
+
+
+def yes_odds(tokens: Tokens) -> float | None:
+    """Probability of yes among yes and no, however they are capitalised; None where the reply hardly begins so."""
+    yes, no = (fsum(p for token, p in tokens if token.strip(_MARKS).lower() == word) for word in ("yes", "no"))
+    return yes / (yes + no) if MIN_TOKEN_MASS <= yes + no <= _ROUNDING else None
+
+
+def _label_of(reply: Reply | Odds, before: str = "") -> Reading:
+    """The label that a written reply holds; one that was refused holds none."""
+    assert isinstance(reply, Reply)
+    return Reading(value=None if reply.is_refusal else parse_label(reply.readable), text=before + _told(reply))
+
+
+def _told(reply: Reply) -> str:
+    """What is kept of a reply; where there is nothing, why."""
+    if reply.is_refusal:
+        return REFUSAL + reply.text
+    return reply.text or (EMPTY if reply.is_whole else CUT)
+
+
+def _normalised(log_p: NDArray[np.float64]) -> list[float]:
+    """Probabilities [C] that sum to 1, of log-probabilities [C]; equal where none has any."""
+    top = log_p.max()
+    shares = np.exp(log_p - top) if np.isfinite(top) else np.ones_like(log_p)
+    return (shares / shares.sum()).tolist()

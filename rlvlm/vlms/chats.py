@@ -1,0 +1,135 @@
+"""Chats with pictures, what a model replies, and what an engine offers to those who ask it. numpy only.
+
+A chat is a list of turns in the Qwen format: `{"role": str, "content": [{"type": "text" | "image", ...}]}`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.types.judging import Usage
+
+Message = dict[str, Any]
+"""One turn."""
+Chat = list[Message]
+Picture = NDArray[np.uint8]
+"""[H, W, 3]."""
+
+TOP_P = 0.9
+"""Of sampling, where the temperature is above 0."""
+_ROLES = ("system", "user", "assistant")
+_THINK, _THOUGHT_OVER = "<think>", "\n</think>\n\n"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What a model wrote."""
+
+    text: str
+    is_whole: bool = True
+    """Whether it came to its end; false where the token limit tore it."""
+    is_refusal: bool = False
+    """Whether the model said that it would not answer."""
+    first_tokens: tuple[tuple[str, float], ...] | None = None
+    """The likeliest first tokens, each with its probability, from servers that tell."""
+    usage: Usage | None = None
+
+    @property
+    def readable(self) -> str:
+        """The text without its last line where that is torn: a cut `10` would read as 1."""
+        return self.text if self.is_whole else self.text.rpartition("\n")[0]
+
+
+class Engine(Protocol):
+    """A library that runs a model on this machine; members are `engines.transformers` and `engines.vllm`."""
+
+    @property
+    def revision(self) -> str:
+        """Commit or digest of the weights; empty when unknown."""
+        ...
+
+    @property
+    def traits(self) -> str:
+        """Whatever else changes its answers at fixed weights, e.g. `dtype=float32 quantization=none`."""
+        ...
+
+    def generate(
+        self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()
+    ) -> list[Reply]:
+        """One reply per chat, greedy at temperature 0; of `choices` alone, where the library can hold it to them."""
+        ...
+
+    def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:
+        """[B, C] log-probability that the reply to each chat begins with each choice's whole text."""
+        ...
+
+    def release_memory(self) -> None:
+        """Gives unused memory back, after it ran out."""
+        ...
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """A part of a turn that is words."""
+    return {"type": "text", "text": text}
+
+
+def image_parts(frames: Sequence[Picture] | NDArray[np.uint8]) -> list[dict[str, Any]]:
+    """Parts of a turn that are pictures, one per frame [H, W, 3]."""
+    return [{"type": "image", "image": frame} for frame in frames]
+
+
+def pictures_of(chat: Chat) -> list[Picture]:
+    """Every picture of the chat, in the order in which the processor will meet them."""
+    return [part["image"] for turn in chat for part in turn["content"] if part["type"] == "image"]
+
+
+def tame(text: str) -> str:
+    """The text without marks that a chat template gives a meaning."""
+    return text.replace("<|", "< ").replace("|>", " >")
+
+
+def checked_chat(chat: Any) -> Chat:
+    """A chat from outside, once it is in the format of this file; texts freed of marks that could end a turn.
+
+    Args:
+        chat: turns `{"role", "content"}`; a content is a text or a list of parts, of type text or image.
+
+    Raises:
+        ValueError: says which turn breaks which rule.
+    """
+    if not isinstance(chat, list) or not chat:
+        raise ValueError("a chat is a list of at least one turn")
+    checked: Chat = []
+    for number, turn in enumerate(chat, start=1):
+        if not isinstance(turn, dict) or turn.get("role") not in _ROLES or set(turn) != {"role", "content"}:
+            raise ValueError(f"turn {number} needs a role, one of {', '.join(_ROLES)}, and a content, and nothing else")
+        content = turn["content"]
+        parts = [text_part(content)] if isinstance(content, str) else content
+        if not isinstance(parts, list) or not parts:
+            raise ValueError(f"the content of turn {number} is a text or a list of parts, got {type(content).__name__}")
+        checked.append({"role": turn["role"], "content": [_checked_part(part, number) for part in parts]})
+    return checked
+
+
+def _checked_part(part: Any, number: int) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return text_part(tame(part["text"]))
+    image = part.get("image") if kind == "image" else None
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
+        if image.shape[-1] == 3 and image.size > 0:
+            return {"type": "image", "image": image}
+    raise ValueError(f"a part of turn {number} is neither a text nor a picture [H, W, 3] of uint8")
+
+
+def without_thought(chat: str) -> str:
+    """A rendered chat, closed where its template lets the answer begin inside a thought: the answer comes next."""
+    return chat + _THOUGHT_OVER if chat.rstrip().endswith(_THINK) else chat
+
+
+def whole_answer(chat: str, answer: str) -> str:
+    """What was written behind the rendered `chat`, with the mark of a thought that the template had already opened."""
+    return _THINK + answer if chat.rstrip().endswith(_THINK) else answer

@@ -1,0 +1,1 @@
+"""What runs a chat VLM, one library or provider per file, each imported only when it is asked for."""
