@@ -17,6 +17,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
 from rlvlm.envs.gym_cards.games import GAMES
 from rlvlm.envs.metaworld.goals import PAPER_GOALS, STOCK_GOALS
+from rlvlm.envs.minigrid.ids import IDS, SHORT_NAMES, family
 from rlvlm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -288,3 +289,18 @@ register(
         kind="chunks",
     )
 )
+for _name, _id, _turns in [(short, *entry) for short, entry in SHORT_NAMES.items()] + [
+    (f"minigrid/{_id}", _id, 1_000) for _id in IDS
+]:
+    _goal, _goal_state, _ = family(_id)
+    register(
+        Task(
+            name=_name,
+            goal=_goal,
+            goal_state=_goal_state,
+            arguments=(_id,),
+            maker="rlvlm.envs.minigrid.world:MiniGridWorld",
+            env=EnvConfig(episode_steps=_turns),
+            kind="turns",
+        )
+    )

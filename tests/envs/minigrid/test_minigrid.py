@@ -1,0 +1,187 @@
+from collections import deque
+from copy import deepcopy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.minigrid.ids import IDS, SHORT_NAMES
+from rlvlm.envs.minigrid.world import MiniGridWorld
+from rlvlm.envs.registry import make_world, task_env, task_goal, task_kind
+from rlvlm.testing import check_turn_world
+
+LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE, DONE = range(7)
+
+
+def made(task: str, seed: int = 0, **fields) -> MiniGridWorld:
+    return make_world(task, EnvConfig(**({"episode_steps": task_env(task).episode_steps} | fields)), seed)
+
+
+def test_an_empty_room_worked_by_hand() -> None:
+    """Six by six cells: the agent starts at 1,1 facing right, the goal is at 4,4: three steps, a turn, three steps."""
+    world = made("minigrid/MiniGrid-Empty-6x6-v0")
+    assert world.snapshot()[-3:].tolist() == [1, 1, 0] and world.picture_px == (192, 192)
+    played = []
+    while not world.is_success():
+        played.append(world.expert_action())
+        _, reward, terminated, _, info = world.step(world.action_text(played[-1], world.expert_thought()))
+    assert played == [FORWARD] * 3 + [RIGHT] + [FORWARD] * 3
+    assert terminated and info["progress"] == 1.0 and reward == pytest.approx(1 - 0.9 * 7 / 144)
+
+
+def test_progress_rises_on_the_way_and_falls_off_it() -> None:
+    world = made("minigrid/MiniGrid-Empty-6x6-v0")
+    texts = {action: world.action_text(action) for action in world.legal()}
+    progress = [world.step(texts[action])[4]["progress"] for action in (FORWARD, FORWARD, LEFT, RIGHT, LEFT)]
+    assert progress == pytest.approx([1 / 7, 2 / 7, 1 / 7, 2 / 7, 1 / 7])
+
+
+@pytest.mark.parametrize(
+    "task", [*SHORT_NAMES, "minigrid/MiniGrid-Dynamic-Obstacles-6x6-v0", "minigrid/BabyAI-GoToLocal-v0"]
+)
+def test_they_keep_the_contract(task: str) -> None:
+    assert task_kind(task) == "turns"
+    check_turn_world(made(task), made(task))
+
+
+def test_legacy_rules_are_exact_after_set_state_too() -> None:
+    task = "minigrid/MiniGrid-Dynamic-Obstacles-6x6-v0"
+    check_turn_world(made(task, rules="legacy"), made(task, rules="legacy"))
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["doorkey_6x6", "four_rooms", "multi_room", "minigrid/MiniGrid-ObstructedMaze-1Dlhb-v0", "unlock", "lava_gap"],
+)
+def test_pictures_are_minigrids_own_in_true_colours(task: str) -> None:
+    world, rng = made(task), np.random.default_rng(0)
+    snapshots, frames = [], []
+    for _ in range(40):
+        turn, _, terminated, truncated, _ = world.step(world.action_text(int(rng.integers(7))))
+        snapshots.append(turn.snapshot)
+        frames.append(world._env.get_frame(highlight=True, tile_size=32))
+        if terminated or truncated:
+            world.reset()
+    np.testing.assert_array_equal(world.draw(np.stack(snapshots)), frames)
+
+
+def test_red_is_red_and_green_is_green() -> None:
+    frame = made("minigrid/MiniGrid-Empty-6x6-v0").draw(made("minigrid/MiniGrid-Empty-6x6-v0").snapshot()[None])[0]
+    red, green, _ = frame[32 + 16, 32 + 10]
+    assert red > 200 and green < 100, "the agent, in the second cell"
+    red, green, _ = frame[4 * 32 + 16, 4 * 32 + 16]
+    assert green > 200 and red < 100, "the goal, in the fifth"
+
+
+@pytest.mark.parametrize("task", SHORT_NAMES)
+def test_the_expert_always_succeeds_and_progress_never_falls(task: str) -> None:
+    world = made(task)
+    for seed in range(30):
+        world.reset(seed=seed)
+        before, is_over = 0.0, False
+        while not is_over:
+            _, _, terminated, truncated, info = world.step(world.action_text(world.expert_action()))
+            assert info["progress"] > before
+            before, is_over = info["progress"], terminated or truncated
+        assert info["success"]
+
+
+def shortest(env) -> int:
+    """By trying all seven actions on copies of the env itself: independent of the planner."""
+    queue, seen = deque([(env, 0)]), set()
+    while queue:
+        here, length = queue.popleft()
+        for action in range(7):
+            after = deepcopy(here)
+            _, reward, terminated, _, _ = after.step(action)
+            if reward > 0:
+                return length + 1
+            key = (after.grid.encode().tobytes(), tuple(after.agent_pos), int(after.agent_dir), after.carrying is None)
+            if not terminated and key not in seen:
+                seen.add(key)
+                queue.append((after, length + 1))
+    raise AssertionError("no way")
+
+
+@pytest.mark.parametrize("task", ["doorkey_5x5", "lava_gap"])
+def test_the_way_is_a_shortest_one(task: str) -> None:
+    world = made(task)
+    for seed in (2, 3):
+        world.reset(seed=seed)
+        length, env = 0, deepcopy(world._env)
+        while not world.is_success():
+            world.act(world.expert_action())
+            length += 1
+        assert length == shortest(env)
+
+
+def test_the_plan_is_the_same_whether_kept_or_made_anew() -> None:
+    world = made("doorkey_6x6", seed=3)
+    while not world.is_success():
+        kept = world._plan
+        assert kept is not None
+        world.set_state(world.get_state())
+        anew = world._new_plan()
+        assert anew is not None and len(anew.actions) == len(kept.actions) and anew.target == kept.target
+        world.act(world.expert_action())
+
+
+def test_a_key_that_was_put_down_is_fetched_again_and_the_wrong_end_of_lava_is_no_success() -> None:
+    world = made("doorkey_6x6")
+    while world._env.carrying is None:
+        world.act(world.expert_action())
+    for action in (LEFT, DROP, LEFT):
+        world.act(action)
+    while not world.is_success():
+        _, terminated, truncated = world.act(world.expert_action())
+        assert not truncated
+    lava = made("lava_gap")
+    deaths = 0
+    for seed in range(20):
+        lava.reset(seed=seed)
+        rng, is_over = np.random.default_rng(seed), False
+        while not is_over:
+            _, reward, terminated, truncated, info = lava.step(lava.action_text(int(rng.choice(lava.legal()))))
+            is_over = terminated or truncated
+        assert info["success"] == (reward > 0)
+        deaths += terminated and not info["success"]
+        assert info["success"] or info["progress"] == 0.0 or not terminated
+    assert deaths
+
+
+def test_only_useful_actions_are_legal_and_text_is_told_where_wanted() -> None:
+    world = made("empty_random_6x6")
+    assert world.legal() == (LEFT, RIGHT, FORWARD)
+    assert world.read('{"action": "pick up"}').action is None
+    assert "carries" not in world.prompt()
+    told = made("doorkey_6x6", shows_text=True)
+    while told._env.carrying is None:
+        assert "carries nothing" in told.prompt()
+        told.act(told.expert_action())
+    assert "carries the" in told.prompt() and "use the key to open the door" in told.prompt()
+    baby = made("minigrid/BabyAI-GoToLocal-v0")
+    assert baby.goal in baby.prompt() and baby.goal.startswith("go to") and not baby.has_expert
+    assert task_goal("minigrid/BabyAI-GoToLocal-v0") == "do what the mission says"
+
+
+def test_the_turns_of_an_episode_are_minigrids_or_fewer() -> None:
+    for given, expected in ((1_000, 144), (20, 20)):
+        world = made("minigrid/MiniGrid-Empty-6x6-v0", episode_steps=given)
+        turns = 1
+        while not world.step("no idea" if turns % 2 else '{"action": "turn left"}')[3]:
+            turns += 1
+        assert turns == expected
+
+
+def test_all_ids_are_those_of_the_installed_package() -> None:
+    import minigrid  # noqa: F401
+
+    installed = {name for name in gym.registry if name.startswith(("MiniGrid-", "BabyAI-"))}
+    assert {name for name in installed if not name.startswith("MiniGrid-WFC-")} == set(IDS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", IDS)
+def test_every_id_keeps_the_contract(name: str) -> None:
+    check_turn_world(made(f"minigrid/{name}"), made(f"minigrid/{name}"))
