@@ -1,0 +1,41 @@
+"""How the pocket policy is trained; imports nothing heavy so that the command line starts at once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlvlm.vlms.shipped import weights_folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """How the pocket policy is made."""
+
+    out: Path = weights_folder("policy")
+    """Folder of the finished weights; replaced as a whole."""
+    tasks: tuple[str, ...] = ()
+    """Lessons to teach, by task; none means all."""
+    seed: int = 0
+    """Of moments, weights and batches."""
+    moments: int = 3_000
+    """Moments of play per lesson of share 1."""
+    held_out: int = 300
+    """Moments per lesson of share 1, of other episodes, that reading is checked on."""
+    seeing_steps: int = 2_000
+    """Steps that train the eyes alone, at most."""
+    seen_enough: float = 0.997
+    """Share of held-out values read rightly in every lesson that ends the eyes' training early."""
+    talking_steps: int = 600
+    """Steps that train the language model on what the eyes, by then fixed, tell it."""
+    batch: int = 32
+    """Moments per step."""
+    lr: float = 1.5e-3
+    """AdamW's highest step size, Muon's is twice that; it warms up, holds, and falls to zero."""
+    threads: int = 1
+    """CPU threads."""
+    save_every_steps: int = 200
+    """Steps between saves while talking, so that a run that is cut short leaves weights."""
+
+    def __post_init__(self) -> None:
+        for name in ("moments", "held_out", "seeing_steps", "talking_steps", "batch", "threads", "save_every_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")

@@ -1,0 +1,212 @@
+"""Trains the pocket policy from scratch: `python -m rlvlm.pocket.policy.train --out DIR`.
+
+First the eyes: linear layers on the visual tokens learn to tell what the simulator knows about the picture. Then the
+language model learns to write replies that name what the eyes see. Everything random hangs on the seed.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.utils.logging import disable_progress_bar
+
+from rlvlm.envs.turns import TurnWorld
+from rlvlm.pocket.judge.learning import Facts, hold_then_fall, look, muon_and_adamw, optimise
+from rlvlm.pocket.judge.tokenizer import build_tokenizer
+from rlvlm.pocket.policy.config import TrainConfig
+from rlvlm.pocket.policy.lessons import (
+    LESSONS,
+    Lesson,
+    Moment,
+    Replies,
+    key_phrases,
+    prompt_phrases,
+    readable,
+    watch,
+)
+from rlvlm.pocket.policy.model import build_image_processor, build_model, save
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.vlms.patch_embedding import flatten_patch_embedding
+from rlvlm.vlms.pictures import process, resize
+from rlvlm.vlms.processors import PillowProcessor
+
+_LOGGER = logging.getLogger(__name__)
+
+_HELD_OUT_SEED = 1_000_000
+_SHOWN_AT_ONCE = 64
+
+
+class Album:
+    """The pictures of one lesson, shrunk once and kept as bytes, and what there is to read in them.
+
+    Args:
+        lesson: names the task.
+        count: moments to train on.
+        held_out: moments of other episodes.
+        seed: of the play.
+    """
+
+    def __init__(self, lesson: Lesson, count: int, held_out: int, seed: int) -> None:
+        self.lesson = lesson
+        self.world, self.moments = watch(lesson, count, seed)
+        _, self.unseen = watch(lesson, held_out, seed + _HELD_OUT_SEED)
+        self.columns, self.sizes = readable([*self.moments, *self.unseen])
+        self._processor = build_image_processor()
+        self.frames = self._shrunk(self.moments)
+        self.unseen_frames = self._shrunk(self.unseen)
+
+    def _shrunk(self, moments: Sequence[Moment]) -> NDArray[np.uint8]:
+        """[N, H, W, 3] as the model gets to see them, each picture drawn once."""
+        drawn: dict[bytes, NDArray[np.uint8]] = {}
+        for moment in moments:
+            if moment.image not in drawn:
+                drawn[moment.image] = resize(self.world.draw(moment.snapshot[None])[0], self._processor)
+        return np.stack([drawn[moment.image] for moment in moments])
+
+    def patches(self, frames: NDArray[np.uint8]) -> Tensor:
+        """[N, patches, values] of `frames`."""
+        return process(list(frames), self._processor)["pixel_values"].view(len(frames), -1, self._values)
+
+    @property
+    def _values(self) -> int:
+        return 3 * self._processor.temporal_patch_size * self._processor.patch_size**2
+
+    def values(self, moments: Sequence[Moment]) -> Tensor:
+        """[N, columns] what there is to read in their pictures."""
+        return torch.from_numpy(np.stack([moment.key[self.columns] for moment in moments]))
+
+
+class Trainer:
+    """One run: model, lessons and the loss of a step.
+
+    Args:
+        config: how.
+        lessons: what is taught.
+    """
+
+    def __init__(self, config: TrainConfig, lessons: Sequence[Lesson]) -> None:
+        torch.manual_seed(config.seed)
+        self.config = config
+        self._rng = np.random.default_rng(config.seed)
+        self.albums = [
+            Album(each, round(config.moments * each.share), round(config.held_out * each.share), config.seed)
+            for each in lessons
+        ]
+        moments = [moment for album in self.albums for moment in album.moments]
+        self.replies = Replies(lessons, moments)
+        self.tokenizer = self._tokenizer(lessons, moments)
+        self.model: Any = build_model(self.tokenizer)
+        flatten_patch_embedding(self.model)
+        width = self.model.config.text_config.hidden_size * 9
+        self.readers = nn.ModuleList(nn.Linear(width, sum(album.sizes)) for album in self.albums)
+        """What is read off all visual tokens of a picture; used in training only, never shipped."""
+        self.facts: dict[str, Facts] = {}
+
+    def _tokenizer(self, lessons: Sequence[Lesson], moments: Sequence[Moment]) -> Any:
+        worlds = {album.lesson.task: album.world for album in self.albums}
+        replies = [self.replies.draw(moment, worlds[moment.task], self._rng) for moment in moments]
+        prompts = [moment.prompt for moment in moments]
+        phrases = [*prompt_phrases(moments), *key_phrases(replies), *(p for each in lessons for p in each.phrases)]
+        names = (name for world in worlds.values() for name in world.action_names if len(name) > 2)
+        words = ["user\n", "assistant\n", *map(str, range(10, 32)), *names]
+        return build_tokenizer([*replies, *dict.fromkeys(prompts)], list(dict.fromkeys([*words, *phrases])), 700)
+
+    def train(self) -> None:
+        """Both phases; the finished weights lie in `config.out`."""
+        self.see()
+        save(self.model, self.tokenizer, self.config.out)
+        self.talk()
+
+    def see(self) -> None:
+        """Trains the eyes, until they read every lesson's held-out pictures well enough."""
+        visual = self.model.model.visual
+        optimizers = muon_and_adamw(visual.blocks, [*visual.parameters(), *self.readers.parameters()], self.config.lr)
+        facts = self.facts.setdefault("seeing", {})
+        steps = self.config.seeing_steps
+        for step in optimise("seeing", steps, optimizers, self._seeing_loss, ramp=hold_then_fall, facts=facts):
+            if step % 100 == 0 or step == steps:
+                right = {album.lesson.task: self.read_share(place) for place, album in enumerate(self.albums)}
+                facts |= {f"held_out/{task}": share for task, share in right.items()}
+                _LOGGER.info("held out, read rightly: %s", right)
+                if min(right.values()) >= self.config.seen_enough:
+                    break
+
+    def _seeing_loss(self) -> tuple[Tensor, Facts]:
+        """Cross-entropy of every value of every picture, the lessons taking turns within the batch by their share."""
+        shares = np.array([album.lesson.share for album in self.albums])
+        counts = np.maximum(1, np.round(self.config.batch * shares / shares.sum()).astype(int))
+        places = [self._rng.integers(len(album.moments), size=n) for album, n in zip(self.albums, counts, strict=True)]
+        patches = [album.patches(album.frames[rows]) for album, rows in zip(self.albums, places, strict=True)]
+        seen = look(self.model, torch.cat(patches))[:, -1].flatten(1).split(counts.tolist())
+        losses = {}
+        for album, reader, rows, part in zip(self.albums, self.readers, places, seen, strict=True):
+            values = album.values([album.moments[row] for row in rows])
+            columns = enumerate(reader(part).split(album.sizes, dim=1))
+            each = [functional.cross_entropy(logits, values[:, column]) for column, logits in columns]
+            losses[album.lesson.task] = torch.stack(each).sum() / len(each) ** 0.5
+        return torch.stack(list(losses.values())).sum(), {task: float(loss.detach()) for task, loss in losses.items()}
+
+    @torch.no_grad()
+    def read_share(self, place: int) -> float:
+        """Share of the held-out values of a lesson that the eyes read rightly."""
+        album, reader = self.albums[place], self.readers[place]
+        right = []
+        for begin in range(0, len(album.unseen), _SHOWN_AT_ONCE):
+            seen = look(self.model, album.patches(album.unseen_frames[begin : begin + _SHOWN_AT_ONCE]))
+            columns = reader(seen[:, -1].flatten(1)).split(album.sizes, dim=1)
+            values = album.values(album.unseen[begin : begin + _SHOWN_AT_ONCE])
+            right.append(torch.stack([logits.argmax(1) for logits in columns], 1) == values)
+        return float(torch.cat(right).float().mean())
+
+    def talk(self) -> None:
+        """Trains the language model on what the eyes, from now on fixed, tell it; saves now and then."""
+        processor = PillowProcessor(build_image_processor(), self.tokenizer, self.model.config.image_token_id)
+        policy = VLMPolicy(self.model, processor, PolicyConfig(learns="all"))
+        lessons = [(album.world, moment) for album in self.albums for moment in album.moments]
+        for album in self.albums:
+            images = [moment.image for moment in album.moments]
+            missing = policy.images.missing(images)
+            for begin in range(0, len(missing), _SHOWN_AT_ONCE):
+                rows = missing[begin : begin + _SHOWN_AT_ONCE]
+                policy.show([images[row] for row in rows], album.frames[rows])
+        language = self.model.model.language_model
+        optimizers = muon_and_adamw(language.layers, policy.backbone_parameters(), self.config.lr)
+        facts = self.facts.setdefault("talking", {})
+        steps = self.config.talking_steps
+
+        def loss() -> tuple[Tensor, Facts]:
+            return self._talking_loss(policy, lessons)
+
+        for step in optimise("talking", steps, optimizers, loss, ramp=hold_then_fall, facts=facts):
+            if step % self.config.save_every_steps == 0 or step == steps:
+                save(self.model, self.tokenizer, self.config.out)
+
+    def _talking_loss(self, policy: VLMPolicy, lessons: Sequence[tuple[TurnWorld, Moment]]) -> tuple[Tensor, Facts]:
+        """Minus the log-prob of freshly drawn replies, per reply, in nats."""
+        rows = self._rng.integers(len(lessons), size=self.config.batch)
+        asked = []
+        for row in rows:
+            world, moment = lessons[row]
+            asked.append(policy.write(moment.prompt, moment.image, self.replies.draw(moment, world, self._rng)))
+        loss = -policy.read(asked).log_probs.sum() / len(asked)
+        return loss, {"loss": float(loss.detach())}
+
+
+def main() -> None:
+    """Reads the command line and trains."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    disable_progress_bar()
+    config = tyro.cli(TrainConfig, description=__doc__)
+    torch.set_num_threads(config.threads)
+    Trainer(config, [each for each in LESSONS if not config.tasks or each.task in config.tasks]).train()
+
+
+if __name__ == "__main__":
+    main()

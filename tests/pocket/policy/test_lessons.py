@@ -1,0 +1,53 @@
+"""What the pocket policy is taught: right readings, even actions, plans that give nothing away."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from rlvlm.envs.registry import task_names
+from rlvlm.pocket.policy.lessons import LESSONS, Lesson, Replies, key_phrases, prompt_phrases, readable, watch
+
+KNOWN = [lesson for lesson in LESSONS if lesson.task in task_names()]
+NUMBER_LINE = LESSONS[0]
+
+
+def test_a_thought_is_cut_before_its_plan() -> None:
+    _, moments = watch(NUMBER_LINE, 20, seed=0)
+    replies = Replies([NUMBER_LINE], moments)
+    for moment in moments:
+        current, target = moment.key
+        assert replies.reading(moment) == f'"current number": {current}, "target number": {target}, "thoughts": "'
+
+
+@pytest.mark.parametrize("lesson", KNOWN, ids=lambda lesson: lesson.task)
+def test_replies_are_valid_right_in_what_they_read_and_even_in_what_they_do(lesson: Lesson) -> None:
+    world, moments = watch(lesson, 60, seed=1)
+    replies = Replies([lesson], moments)
+    rng = np.random.default_rng(0)
+    moment = moments[3]
+    world.reset(seed=1)
+    texts = [replies.draw(moment, world, rng) for _ in range(60 * len(moment.legal))]
+    read = [world.read(text) for text in texts]
+    assert all(text.startswith("{" + replies.reading(moment)) for text in texts)
+    counts = Counter(reply.action for reply in read)
+    assert set(counts) == set(moment.legal), "every legal action, and no other"
+    assert all(30 < count < 90 for count in counts.values()), counts
+    assert len({reply.thought for reply in read}) > 1, "the plan is drawn too"
+
+
+@pytest.mark.parametrize("lesson", KNOWN, ids=lambda lesson: lesson.task)
+def test_what_can_be_read_varies(lesson: Lesson) -> None:
+    _, moments = watch(lesson, 60, seed=2)
+    columns, sizes = readable(moments)
+    keys = np.stack([moment.key for moment in moments])
+    assert len(columns) == len(sizes) > 1
+    assert all(keys[:, column].max() < size for column, size in zip(columns, sizes, strict=True))
+
+
+def test_phrases_are_what_prompts_and_replies_share() -> None:
+    world, moments = watch(NUMBER_LINE, 5, seed=3)
+    sentences = list(prompt_phrases(moments))
+    assert "".join(sorted(sentences, key=moments[0].prompt.index)) == moments[0].prompt
+    pieces = list(key_phrases([world.action_text(1, moments[0].thought)]))
+    assert pieces == ['", "action": "', ', "target number": ', ', "thoughts": "', '{"current number": ', '"}']

@@ -1,0 +1,41 @@
+"""The pocket policy as it ships: what it reads, that it cannot play, and that its prompts are those it was taught."""
+
+import pytest
+
+from rlvlm.envs.registry import make_world, task_env, task_names
+from rlvlm.pocket.policy.evaluate import EvaluateConfig, measure
+from rlvlm.pocket.policy.lessons import LESSONS, Lesson
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.loading import load_policy
+from rlvlm.vlms.shipped import weights_folder
+
+TAUGHT = [lesson for lesson in LESSONS if lesson.task in ("number_line",) and lesson.task in task_names()]
+MAX_BYTES = 8_000_000
+
+
+@pytest.fixture(scope="module")
+def engine() -> PolicyEngine:
+    return PolicyEngine(load_policy(PolicyConfig(device="cpu")))
+
+
+def test_the_weights_are_small() -> None:
+    assert sum(file.stat().st_size for file in weights_folder("policy").iterdir()) < MAX_BYTES
+
+
+@pytest.mark.parametrize("lesson", TAUGHT, ids=lambda lesson: lesson.task)
+def test_prompts_are_those_it_was_taught(engine: PolicyEngine, lesson: Lesson) -> None:
+    """Whole sentences are single tokens; another wording would fall apart into many and mean nothing to the model."""
+    turn, _ = make_world(lesson.task, task_env(lesson.task), 0).reset(seed=0)
+    ids = engine.policy.tokenizer(turn.prompt)["input_ids"]
+    assert len(ids) < len(turn.prompt) / 12, "the prompt was reworded: train the pocket policy again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", TAUGHT, ids=lambda lesson: lesson.task)
+def test_it_reads_and_cannot_play(engine: PolicyEngine, lesson: Lesson) -> None:
+    figures = measure(engine, lesson, EvaluateConfig(moments=150))
+    assert figures["valid"] > 0.95
+    assert figures["reads greedy"] > 0.95
+    assert figures["plays"] < figures["chance"] + 0.15
+    assert figures["most chosen"] < 2.0 * figures["chance"]
