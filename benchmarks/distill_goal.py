@@ -20,7 +20,7 @@ from rlvlm.labels.records import Origin, Truth, describe
 from rlvlm.labels.store import LabelStore
 from rlvlm.pocket.judge.config import DistillConfig
 from rlvlm.pocket.judge.distill import distill
-from rlvlm.pocket.judge.scenes import draw_gap_pairs, draw_uniform_pairs, find_provider, label_of
+from rlvlm.pocket.scenes.pairs import draw_gap_pairs, draw_uniform_pairs, find_provider, label_of
 from rlvlm.types.judging import Label, Query, Stamp, Status, Verdict
 
 GOAL = "close the drawer"

@@ -120,5 +120,5 @@ def _paint(
     frame[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = colour
 
 
-TINY = Task(name="tiny", goal=TinyWorld.goal, maker="rlvlm.testing:TinyWorld")
+TINY = Task(name="tiny", goal=TinyWorld.goal, maker="rlvlm.testing.worlds:TinyWorld")
 """`make_world("rlvlm.testing:TINY", config, seed)` makes a TinyWorld without registering it, in any process."""

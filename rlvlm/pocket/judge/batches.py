@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlvlm.pocket.judge import texts
 from rlvlm.pocket.judge.model import MERGE, PATCH_PX, PICTURE_PX, build_image_processor
-from rlvlm.pocket.judge.scenes import Scenes, draw_gap_pairs, label_of
 from rlvlm.pocket.judge.tokenizer import IMAGE, STOP
+from rlvlm.pocket.scenes.pairs import Scenes, draw_gap_pairs, label_of
 from rlvlm.types.steps import FloatArray
 
 _LOGGER = logging.getLogger(__name__)

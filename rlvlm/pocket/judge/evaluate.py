@@ -22,7 +22,7 @@ from rich.table import Table
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
-from rlvlm.pocket.judge.scenes import Scenes, draw_gap_pairs, draw_uniform_pairs, find_provider
+from rlvlm.pocket.scenes.pairs import Scenes, draw_gap_pairs, draw_uniform_pairs, find_provider
 from rlvlm.types.judging import Label, Query, Status, Verdict
 from rlvlm.types.steps import FloatArray
 

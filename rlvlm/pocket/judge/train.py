@@ -29,9 +29,9 @@ from rlvlm.pocket.judge.learning import (
     save,
 )
 from rlvlm.pocket.judge.model import build_model
-from rlvlm.pocket.judge.scenes import TIE_GAP, Scenes, find_provider
 from rlvlm.pocket.judge.texts import Task, corpus, phrases
 from rlvlm.pocket.judge.tokenizer import build_tokenizer
+from rlvlm.pocket.scenes.pairs import TIE_GAP, Scenes, find_provider
 from rlvlm.vlms.patch_embedding import flatten_patch_embedding
 from rlvlm.vlms.shipped import weights_folder
 

@@ -1,12 +1,12 @@
 """Scenes for the pocket judge: episodes of rlvlm's tasks, drawn. One provider per task, and one of them all.
 
-`rlvlm.pocket.judge.train` and `evaluate` take a provider by name, because judges may not see the envs.
+`pocket.judge.train` and `pocket.judge.evaluate` take a provider by name.
 """
 
 from collections.abc import Iterator
 from functools import partial
 
-from rlvlm.pocket.judge.scenes import Scenes, Split
+from rlvlm.pocket.scenes.pairs import Scenes, Split
 from rlvlm.pocket.scenes.play import collect
 from rlvlm.pocket.scenes.tasks import TASKS
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from rlvlm.envs.registry import make_world
 from rlvlm.envs.world import World
-from rlvlm.pocket.judge.scenes import Scenes, Split
+from rlvlm.pocket.scenes.pairs import Scenes, Split
 from rlvlm.pocket.scenes.tasks import Setup, TaskScenes
 from rlvlm.types.steps import FloatArray
 

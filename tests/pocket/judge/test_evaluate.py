@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rlvlm.pocket.judge.evaluate import draw_balanced_pairs, grade, measure, table_of
-from rlvlm.pocket.judge.scenes import Scenes
+from rlvlm.pocket.scenes.pairs import Scenes
 from rlvlm.types.judging import Label, Stamp, Status, Verdict
 
 STAMP = Stamp(judge="test", revision="", prompt="direct/1", decoding="")

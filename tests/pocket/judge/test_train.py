@@ -7,10 +7,10 @@ from safetensors.torch import load_file
 
 from rlvlm.pocket.judge.batches import GRID, Album, Lessons, rope_positions, to_patches
 from rlvlm.pocket.judge.model import build_model
-from rlvlm.pocket.judge.scenes import Scenes
 from rlvlm.pocket.judge.texts import TASKS, Topic, corpus, phrases
 from rlvlm.pocket.judge.tokenizer import build_tokenizer
 from rlvlm.pocket.judge.train import TrainConfig, Trainer
+from rlvlm.pocket.scenes.pairs import Scenes
 
 LONG = Topic(goal="lengthen the bar", phrase="the bar is {percent}% long")
 TIES = np.full(2, 0.02)

@@ -9,7 +9,7 @@ from rlvlm.envs.registry import task_goal
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.pocket import scenes
-from rlvlm.pocket.judge.scenes import find_provider
+from rlvlm.pocket.scenes.pairs import find_provider
 from rlvlm.pocket.scenes.play import collect
 from rlvlm.pocket.scenes.tasks import TASKS
 from rlvlm.runs.recipes import RECIPES

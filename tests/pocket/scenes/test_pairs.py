@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlvlm.pocket.judge.scenes import Scenes, draw_gap_pairs, draw_uniform_pairs, find_provider, label_of
+from rlvlm.pocket.scenes.pairs import Scenes, draw_gap_pairs, draw_uniform_pairs, find_provider, label_of
 
 
 def make_scenes(num_pictures=200, frames=None):
@@ -54,11 +54,11 @@ def test_frames_must_name_pictures():
         make_scenes(frames=[200])
 
 
-@pytest.mark.parametrize("name", ["no.such.module:collect", "rlvlm.pocket.judge.scenes:nothing", ""])
+@pytest.mark.parametrize("name", ["no.such.module:collect", "rlvlm.pocket.scenes.pairs:nothing", ""])
 def test_a_provider_that_is_not_there_is_named(name):
     with pytest.raises(ValueError, match="scene provider"):
         find_provider(name)
 
 
 def test_a_provider_is_found_by_name():
-    assert find_provider("rlvlm.pocket.judge.scenes:label_of") is label_of
+    assert find_provider("rlvlm.pocket.scenes.pairs:label_of") is label_of

@@ -1,6 +1,7 @@
-"""What the pocket judge learns from: pictures of a task with the simulator's progress. Filled by a scene provider.
+"""What a pocket judge learns from: pictures of a task with the simulator's progress, and pairs of them.
 
-This room may not see the envs, so `train` and `evaluate` are told a provider by name (`module:function`).
+A scene provider fills it; `train` and `evaluate` take one by name (`module:function`), so that tasks of one's own can
+be taught too.
 """
 
 import importlib
