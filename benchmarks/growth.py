@@ -25,7 +25,7 @@ import psutil
 from rlvlm import metrics
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.runs.processes.memory import MemoryWatch, release_free_memory, tree_memory_mb
 from rlvlm.runs.processes.private_ray import ray_session
 from rlvlm.runs.recipes import recipe
@@ -55,7 +55,7 @@ class Window:
         return (self.cpu_s - self.session_s) / WINDOW * 1e3
 
 
-def config(steps: int) -> RunConfig:
+def config(steps: int) -> PreferenceRunConfig:
     """The default run, at random for its whole length."""
     usual = recipe("drawer_open")
     return replace(usual, steps=steps, algo=replace(usual.algo, seed_steps=steps))
@@ -77,7 +77,7 @@ def windows(algorithm: SACPebble, steps: int) -> Iterator[Window]:
         end = algorithm.env_steps + WINDOW
         while algorithm.env_steps < end:
             algorithm.train()
-            if algorithm.drain_queries():
+            if algorithm.drain_records():
                 release_free_memory()
         yield Window(
             env_steps=algorithm.env_steps,

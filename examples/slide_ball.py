@@ -8,7 +8,7 @@ import numpy as np
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import Task
 from rlvlm.envs.world import World
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.preference.config import PreferenceRunConfig
 
 RING = np.array([0.7, 0.3])
 TASK = Task(
@@ -19,9 +19,9 @@ TASK = Task(
 )
 
 
-def recipe() -> RunConfig:
+def recipe() -> PreferenceRunConfig:
     """What a run starts from; the command line overrides it."""
-    return RunConfig(task=TASK.name, steps=5_000, env=EnvConfig(episode_steps=50))
+    return PreferenceRunConfig(task=TASK.name, steps=5_000, env=EnvConfig(episode_steps=50))
 
 
 class SlideBall(World):

@@ -10,9 +10,9 @@ import pytest
 from rlvlm.envs.world import World
 from rlvlm.preferences.records import QueryRecord, ScoreRecord, record_queries, record_scores
 from rlvlm.runs.artifacts.samples import sample_rows
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.rows import query_row
 from rlvlm.runs.folder.run_folder import RunFolder, create_folder
+from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.testing import TinyWorld
 from rlvlm.types.judging import Label, Score, Stamp, Status, Verdict
 from rlvlm.types.steps import Pair, Segment
@@ -74,12 +74,12 @@ def make_scores() -> Callable[[int], list[ScoreRecord]]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
-    return RunConfig(task="drawer_open", seed=3, out=tmp_path / "run")
+def config(tmp_path: Path) -> PreferenceRunConfig:
+    return PreferenceRunConfig(task="drawer_open", seed=3, out=tmp_path / "run")
 
 
 @pytest.fixture
-def folder(config: RunConfig) -> RunFolder:
+def folder(config: PreferenceRunConfig) -> RunFolder:
     return create_folder(config, ["rlvlm", "run", "drawer_open", "--seed", "3"], datetime(2026, 1, 2, 3, 4, 5))
 
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 from malicious_files import ATTACKS, PICKLES, Attack, copy_weights
 
-from rlvlm.algorithms.checkpoint import load_policy, load_tree, save_tree
+from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
+from rlvlm.algorithms.sac_pebble.player import KIND, load_policy
 from rlvlm.errors import RunError
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
@@ -31,7 +32,7 @@ MAX_GROWTH_MIB = 300
 
 def make_checkpoint(folder: Path) -> None:
     torch.manual_seed(0)
-    save_tree(folder, {"rate": np.zeros(2)}, SquashedGaussian(3, 2, (4,)))
+    save_tree(folder, {"rate": np.zeros(2)}, PolicyFile(kind=KIND, weights=SquashedGaussian(3, 2, (4,)).state_dict()))
 
 
 def make_store(folder: Path) -> None:

@@ -7,29 +7,29 @@ every file in it carries a SHA-256 that is verified before anything is restored.
 
 import errno
 import hashlib
-import io
 import json
 import math
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.lib import format as npy
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
+from safetensors.torch import load_file as load_safetensors
+from safetensors.torch import save_file as save_safetensors
 
 from rlvlm.disk import replace_folder, sync_tree
 from rlvlm.errors import MachineError, RunError
-from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
 POLICY_FILE = "policy.safetensors"
 """The policy's weights alone, for evaluation and sharing."""
-_MANIFEST, _STATE, _ARRAYS = "manifest.json", "state.json", "arrays.npz"
+_MANIFEST, _STATE, _ARRAYS, _CARD = "manifest.json", "state.json", "arrays.npz", "policy.json"
+_FILES = (_STATE, _ARRAYS, POLICY_FILE, _CARD)
 _ARRAY_MARK = "__array__"
 _OLDER = "resume from an older checkpoint of the run"
 
@@ -40,24 +40,40 @@ class CorruptCheckpoint(RunError):  # noqa: N818 - named for what is found, as i
     exit_code = 3
 
 
-def save_tree(folder: Path, tree: dict[str, Any], policy: SquashedGaussian) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyFile:
+    """A policy's weights, and what it takes to build the network that they belong to."""
+
+    kind: str
+    """What knows how to build it, e.g. `squashed_gaussian`."""
+    weights: Mapping[str, torch.Tensor]
+    """By name, as in a `state_dict`."""
+    card: Mapping[str, Any] = field(default_factory=dict)
+    """What the builder needs besides, as JSON."""
+
+
+def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile) -> None:
     """Writes `tree` and the policy into `folder`, which appears complete or not at all.
 
-    A checkpoint of the same name is replaced only after the new one is on disk.
+    A checkpoint of the same name is replaced only after the new one is on disk. Arrays go to the disk one by one: no
+    second copy of a replay is made in memory.
 
     Raises:
         MachineError: the disk is full or cannot be written; what was there before is untouched.
     """
     folder = Path(folder).absolute()
     partial = folder.with_name(f".{folder.name}.partial")
+    arrays: dict[str, np.ndarray] = {}
+    state = _flatten(tree, "", arrays)
+    weights = {name: value.detach().cpu().contiguous() for name, value in policy.weights.items()}
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        digests = {}
-        for name, content in _files(tree, policy).items():
-            (partial / name).write_bytes(content)
-            digests[name] = hashlib.sha256(content).hexdigest()
-        (partial / _MANIFEST).write_text(json.dumps(digests, indent=1))
+        (partial / _STATE).write_text(json.dumps(state))
+        (partial / _CARD).write_text(json.dumps({"kind": policy.kind, "card": dict(policy.card)}, indent=1))
+        np.savez(partial / _ARRAYS, allow_pickle=False, **arrays)
+        save_safetensors(weights, partial / POLICY_FILE)
+        (partial / _MANIFEST).write_text(json.dumps({name: _digest(partial / name) for name in _FILES}, indent=1))
         sync_tree(partial)
         replace_folder(partial, folder)
     except OSError as error:
@@ -76,25 +92,27 @@ def load_tree(folder: Path) -> dict[str, Any]:
         CorruptCheckpoint: a file is missing, differs from what was written, or never was of a checkpoint.
     """
     folder = Path(folder)
-    contents = {name: _read(folder, name, digest) for name, digest in _digests(folder).items()}
+    for name, digest in _digests(folder).items():
+        _check(folder / name, digest)
     with _believed(folder):
-        return _unflatten(json.loads(contents[_STATE]), _load_arrays(contents[_ARRAYS]))
+        return _unflatten(json.loads((folder / _STATE).read_bytes()), _load_arrays(folder / _ARRAYS))
 
 
-def load_policy(folder: Path) -> SquashedGaussian:
+def load_policy_file(folder: Path) -> PolicyFile:
     """The policy that was saved in `folder`; reads nothing else but the manifest.
 
     Raises:
         CorruptCheckpoint: a file is missing, differs from what was written, or never was of a checkpoint.
     """
     folder = Path(folder)
-    content = _read(folder, POLICY_FILE, _digests(folder)[POLICY_FILE])
+    digests = _digests(folder)
+    _check(folder / POLICY_FILE, digests[POLICY_FILE])
+    if _CARD in digests:
+        _check(folder / _CARD, digests[_CARD])
     with _believed(folder):
-        weights = load_safetensors(content)
-        shapes = [weights[f"layers.{depth}.weight"].shape for depth in range(len(weights) // 2)]
-        policy = SquashedGaussian(shapes[0][1], shapes[-1][0] // 2, [shape[0] for shape in shapes[:-1]])
-        policy.load_state_dict(weights)
-    return policy
+        content = (folder / _CARD).read_bytes() if _CARD in digests else b'{"kind": "squashed_gaussian", "card": {}}'
+        card = json.loads(content)  # rlvlm 0.1 knew one kind, and wrote no card
+        return PolicyFile(kind=card["kind"], card=card["card"], weights=load_safetensors(folder / POLICY_FILE))
 
 
 @contextmanager
@@ -114,39 +132,29 @@ def _believed(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _load_arrays(content: bytes) -> dict[str, np.ndarray]:
+def _load_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz that bring every byte they claim: no pickles, nothing compressed, nothing unpacked.
 
     Raises:
         ValueError: a member is anything else.
     """
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+    with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise ValueError("its arrays are compressed, which ours are not")
-        if sum(member.file_size for member in members) > len(content):
+        if sum(member.file_size for member in members) > path.stat().st_size:
             raise ValueError("its arrays claim more bytes than the file has")
-        return {member.filename.removesuffix(".npy"): _load_array(archive.read(member)) for member in members}
+        return {member.filename.removesuffix(".npy"): _load_array(archive, member) for member in members}
 
 
-def _load_array(content: bytes) -> np.ndarray:
-    stream = io.BytesIO(content)
-    read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(stream)]
-    shape, is_fortran, dtype = read_header(stream)
-    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content) - stream.tell():
+def _load_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(member) as stream:
+        read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(stream)]
+        shape, is_fortran, dtype = read_header(stream)
+        content = bytearray(stream.read())
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content):
         raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its bytes")
-    flat = np.frombuffer(content, dtype, offset=stream.tell())
-    return flat.reshape(shape, order="F" if is_fortran else "C").copy(order="K")
-
-
-def _files(tree: dict[str, Any], policy: SquashedGaussian) -> dict[str, bytes]:
-    """The checkpoint's files by name."""
-    arrays: dict[str, np.ndarray] = {}
-    state = json.dumps(_flatten(tree, "", arrays)).encode()
-    packed = io.BytesIO()
-    np.savez(packed, allow_pickle=False, **arrays)
-    weights = {name: value.detach().cpu().contiguous() for name, value in policy.state_dict().items()}
-    return {_STATE: state, _ARRAYS: packed.getvalue(), POLICY_FILE: save_safetensors(weights)}
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
 def _flatten(node: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
@@ -182,21 +190,26 @@ def _unflatten(node: Any, arrays: Any) -> Any:
 def _digests(folder: Path) -> dict[str, str]:
     """The manifest: SHA-256 of each of the checkpoint's files."""
     try:
-        digests = json.loads(_read(folder, _MANIFEST))
+        digests = json.loads((folder / _MANIFEST).read_bytes())
+    except OSError as error:
+        raise CorruptCheckpoint(f"cannot read {folder / _MANIFEST}: {error.strerror}", _OLDER) from error
     except ValueError:
         digests = None
-    if not isinstance(digests, dict) or set(digests) != {_STATE, _ARRAYS, POLICY_FILE}:
+    if not isinstance(digests, dict) or set(digests) not in ({*_FILES}, {*_FILES} - {_CARD}):
         raise CorruptCheckpoint(f"{folder / _MANIFEST} is not a manifest that lists the checkpoint's files", _OLDER)
     return digests
 
 
-def _read(folder: Path, name: str, digest: str | None = None) -> bytes:
-    """A file's content, verified when `digest` is given."""
-    path = folder / name
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check(path: Path, digest: str) -> None:
+    """Raises CorruptCheckpoint where a file is not the one that was written."""
     try:
-        content = path.read_bytes()
+        found = _digest(path)
     except OSError as error:
         raise CorruptCheckpoint(f"cannot read {path}: {error.strerror}", _OLDER) from error
-    if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+    if found != digest:
         raise CorruptCheckpoint(f"{path} is not what was written: its SHA-256 differs from the manifest's", _OLDER)
-    return content

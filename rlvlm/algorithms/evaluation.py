@@ -1,37 +1,44 @@
-"""Judges a policy on the true task, in a world and with a generator of its own: training does not notice."""
+"""Episodes of a policy on the true task, in a world and with a generator of their own: training does not notice."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from rlvlm.algorithms.episodes import VectorStep, to_trajectory, to_transitions
-from rlvlm.envs.world import World
-from rlvlm.policies.squashed_gaussian import SquashedGaussian
-from rlvlm.rewards.source import RewardSource
-from rlvlm.types.steps import FloatArray, Trajectory
+from rlvlm.types.steps import FloatArray
 
 FIRST_SEED = 1_000_000
 """Evaluation episode i starts from seed FIRST_SEED + i, every time: two evaluations see the same starts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationEpisode:
-    """One episode of the deterministic policy."""
+class PlayedEpisode:
+    """One episode of T steps (or turns, or chunks), whatever kind of world it was played in."""
 
-    trajectory: Trajectory
+    snapshots: FloatArray
+    """[T, S] after each step; the world draws them."""
+    env_rewards: FloatArray
+    """[T] the true rewards."""
     learned_rewards: FloatArray
     """[T] by the reward source, for plots only; NaN where there is none to ask."""
+    success: NDArray[np.bool_]
+    """[T] the env's own test after each step."""
+    progress: FloatArray
+    """[T] in [0, 1], the simulator's."""
+    captions: tuple[str, ...] = ()
+    """[T] what the policy said before each step, untrusted; empty where it says nothing."""
 
     @property
     def is_success(self) -> bool:
         """Whether the env's own test held at any step."""
-        return bool(self.trajectory.success.any())
+        return bool(self.success.any())
 
     @property
     def env_return(self) -> float:
         """Sum of the true rewards."""
-        return float(self.trajectory.env_rewards.sum(dtype=np.float64))
+        return float(self.env_rewards.sum(dtype=np.float64))
 
     @property
     def learned_return(self) -> float:
@@ -39,51 +46,28 @@ class EvaluationEpisode:
         return float(self.learned_rewards.sum(dtype=np.float64))
 
 
-def evaluate(
-    policy: SquashedGaussian, world: World, episodes: int, source: RewardSource | None = None
-) -> list[EvaluationEpisode]:
-    """Plays whole episodes with the policy's mode.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """What an algorithm's evaluation brought."""
+
+    episodes: Sequence[PlayedEpisode]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Whatever else was measured, by names of `rlvlm.metrics`, e.g. success under the other decoding."""
+
+
+class Player(Protocol):
+    """A policy in a world of its own: `rlvlm eval` and every evaluation during training play by it."""
+
+    def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
+        """A whole episode from a reset with each seed, in their order."""
+        ...
+
+
+def evaluate(player: Player, num_episodes: int) -> list[PlayedEpisode]:
+    """The first `num_episodes` episodes of every evaluation.
 
     Args:
-        policy: on any device.
-        world: not one that training uses.
-        episodes: >= 0.
-        source: labels the episodes; it must not change by being asked.
+        player: of the policy.
+        num_episodes: >= 0.
     """
-    results = []
-    for episode in range(episodes):
-        steps = _play(policy, world, FIRST_SEED + episode)
-        rewards = (
-            np.full(len(steps), np.nan, np.float32)
-            if source is None
-            else np.asarray(source.label(to_transitions(steps)), np.float32)
-        )
-        results.append(EvaluationEpisode(trajectory=to_trajectory(steps, world=0), learned_rewards=rewards))
-    return results
-
-
-def _play(policy: SquashedGaussian, world: World, seed: int) -> list[VectorStep]:
-    """One episode, from a reset with `seed` to its end."""
-    device = next(policy.parameters()).device
-    obs, _ = world.reset(seed=seed)
-    steps, is_over = [], False
-    while not is_over:
-        action = policy.act(torch.from_numpy(obs[None]).to(device))[0].cpu().numpy()
-        next_obs, env_reward, terminated, truncated, info = world.step(action)
-        columns = {
-            "obs": obs,
-            "actions": action,
-            "next_obs": next_obs,
-            "terminated": terminated,
-            "env_rewards": env_reward,
-            "success": info["success"],
-            "snapshots": info["snapshot"],
-            "progress": info["progress"],
-        }
-        steps.append(
-            VectorStep(
-                **{field.name: np.asarray(columns[field.name], np.float32)[None] for field in fields(VectorStep)}
-            )
-        )
-        obs, is_over = next_obs, terminated or truncated
-    return steps
+    return player.play(range(FIRST_SEED, FIRST_SEED + num_episodes))

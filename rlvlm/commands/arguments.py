@@ -2,32 +2,35 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
 from rlvlm.envs.registry import task_summary
 from rlvlm.errors import UsageError
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.recipes import RECIPES, recipe, smoke
+from rlvlm.runs.recipes import RECIPES, recipe
 
 _HELP = ("-h", "--help")
 _EXAMPLE = next(iter(RECIPES))
 """The task of help texts that name none."""
 
 
+Config = TypeVar("Config", bound=RunConfig)
+
+
 @dataclass(frozen=True)
-class RunArguments:
+class RunArguments(Generic[Config]):
     """What `run` is told."""
 
-    config: Annotated[RunConfig, tyro.conf.arg(name="")]
+    config: Annotated[Config, tyro.conf.arg(name="")]
     smoke: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Cut the task to minutes: every part of a run happens, nothing is learnt to the end."""
     print_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print the resolved configuration as YAML and stop."""
 
 
-def parse_run(words: Sequence[str], prog: str) -> RunArguments:
+def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
     """What the user asked for, checked.
 
     Args:
@@ -47,12 +50,13 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments:
         )
     task, options = words[0], words[1:]
     default = recipe(task)
-    return _parse(smoke(default) if "--smoke" in options else default, options, f"{prog} {task}")
+    return _parse(default.smoke() if "--smoke" in options else default, options, f"{prog} {task}")
 
 
-def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments:
+def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments[RunConfig]:
     about = f"Learn a task ({task_summary()}); every option overrides one field of the task's recipe."
     try:
-        return tyro.cli(RunArguments, default=RunArguments(config=default), args=options, prog=prog, description=about)
+        kind: Any = RunArguments[type(default)]  # pyright: ignore[reportInvalidTypeArguments] - the task's pipeline decides
+        return tyro.cli(kind, default=RunArguments(config=default), args=options, prog=prog, description=about)
     except ValueError as error:  # a rule of RunConfig itself; those of its parts are told by the parser
         raise UsageError(str(error), f"{prog} --help") from error

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rlvlm.errors import EXIT_DONE
 from rlvlm.sweeps.config import SweepConfig, find_sweep_file, read_sweep
-from rlvlm.sweeps.plan import expand, planned_queries
+from rlvlm.sweeps.plan import expand
 
 if TYPE_CHECKING:
     from rlvlm.sweeps.folder import SweepFolder
@@ -67,7 +67,7 @@ def show_plan(sweep: SweepConfig, out: Path) -> None:
     for task in sweep.tasks:
         for source, about in sweep.sources.items():
             config = next(plan.config for plan in plans if (plan.task, plan.source) == (task, source))
-            queries = f"{planned_queries(config):,}" if config.asks_teacher else "-"
+            queries = f"{config.max_queries:,}" if config.max_queries else "-"
             seeds = ", ".join(map(str, sweep.seeds_of(task)))
             table.add_row(task, source, seeds, f"{config.steps:,}", queries, f"{about.title} ({config.reward_name})")
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH)

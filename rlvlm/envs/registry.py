@@ -48,7 +48,8 @@ class Task:
     """True episode returns that count as 0 (random play) and 1 (solved) where runs are compared; None: the task is
     compared by its success rate."""
     recipe: str = ""
-    """`module:function` that returns the `RunConfig` a run starts from; empty takes the general defaults."""
+    """`module:function` that returns the config a run starts from, e.g. a `PreferenceRunConfig`; empty takes the
+    general defaults."""
     kind: Kind = "steps"
     """What its worlds are: stepped with numbers (`World`), talked to in turns (`TurnWorld`), or driven by chunks of
     actions (`ChunkWorld`)."""

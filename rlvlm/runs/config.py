@@ -1,21 +1,18 @@
-"""One frozen tree that says everything about a run. The command line overrides its fields by dotted names.
+"""What the configs of all runs share: one frozen tree says everything, and the command line overrides its fields.
 
 Imports only the rooms' config files, never torch or ray: `rlvlm --help` starts at once.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal, Self, TypeVar
 
 import tyro
 
-from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import task_goal, task_goal_state
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning
-from rlvlm.rewards.config import RewardConfig
 from rlvlm.serving.config import PlacementConfig
 
 
@@ -60,8 +57,10 @@ class TrackConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """A whole run."""
+    """What every run has, whatever it learns from. Each pipeline's own config adds its sections to it."""
 
+    pipeline: ClassVar[str]
+    """Stands in `config.yaml`: which config, and so which pipeline, the run has."""
     task: tyro.conf.Suppress[str]
     """Name of the task in `rlvlm.envs.registry`."""
     goal: str = ""
@@ -75,27 +74,12 @@ class RunConfig:
     env: EnvConfig = field(default_factory=EnvConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     serve: PlacementConfig = field(default_factory=PlacementConfig)
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
-    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
-    algo: SACConfig = field(default_factory=SACConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be >= 1, got {self.steps}")
-        check_learning(self.reward, self.feedback, self.reward_model)
-        self._check_waits()
-        is_about_clips = self.reward.source == "preference" and self.feedback.segment_steps > 1
-        if self.asks_judge and not self.judge.reads_clips and is_about_clips:
-            raise ValueError(
-                "the pocket judge knows single pictures only, so feedback.segment_steps must be 1, "
-                f"got {self.feedback.segment_steps}; longer segments need judge.backend transformers"
-            )
-
-    def _check_waits(self) -> None:
-        """Raises ValueError where a batch of a remote judge may take longer than whoever asked for it waits."""
         judge, api = self.judge, self.judge.api
         longest_s = math.ceil(judge.batch_size / api.concurrency) * api.deadline_s
         if judge.is_remote and longest_s >= self.serve.timeout_s:
@@ -105,14 +89,28 @@ class RunConfig:
             )
 
     @property
-    def asks_teacher(self) -> bool:
-        """Whether somebody answers queries in sessions."""
-        return self.reward.is_learned
-
-    @property
     def asks_judge(self) -> bool:
         """Whether a VLM is asked at all."""
-        return self.reward.asks_judge
+        raise NotImplementedError("each pipeline's config says so")
+
+    @property
+    def max_queries(self) -> int:
+        """Most questions that a run can ask, by its sessions to the last step and its budget; 0 where nobody is."""
+        raise NotImplementedError("each pipeline's config says so")
+
+    @property
+    def num_workers(self) -> int:
+        """Processes beside the learner's for which the run needs a place."""
+        raise NotImplementedError("each pipeline's config says so")
+
+    @property
+    def reward_name(self) -> str:
+        """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
+        raise NotImplementedError("each pipeline's config says so")
+
+    def smoke(self) -> Self:
+        """This run cut to minutes: every part of it happens, nothing is learnt to the end."""
+        raise NotImplementedError("each pipeline's config says so")
 
     @property
     def judge_goal(self) -> str:
@@ -124,17 +122,14 @@ class RunConfig:
         return Path(self.judge.store).expanduser() if self.judge.store else own
 
     @property
-    def reward_name(self) -> str:
-        """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
-        marked = " (random weights)" if self.asks_judge and self.judge.is_random else ""
-        if self.reward.source == "judged":
-            return f"{self.judge.backend} score{marked}"
-        if not self.reward.is_learned:
-            return f"{self.reward.source} reward"
-        answers = {"preference": "labels", "score": "scores"}[self.reward.source]
-        return f"{self.reward.teacher}{marked} {answers}, {self.reward.model} reward"
-
-    @property
     def title(self) -> str:
         """One line that names the run, e.g. `drawer_open: judge labels, image reward, seed 0`."""
         return f"{self.task}: {self.reward_name}, seed {self.seed}"
+
+
+Section = TypeVar("Section")
+
+
+def at_most(section: Section, **bounds: int) -> Section:
+    """A config section with each named field cut to its bound where it lies above."""
+    return replace(section, **{name: min(getattr(section, name), bound) for name, bound in bounds.items()})  # pyright: ignore[reportArgumentType, reportCallIssue] - sections are dataclasses

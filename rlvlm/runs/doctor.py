@@ -200,8 +200,17 @@ def _gpu() -> Finding:
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    _python, _packages, _rendering, _pocket_weights, _memory, _disk, _temporary, _scratch,
-    _shared_memory, _ports, _gpu,
+    _python,
+    _packages,
+    _rendering,
+    _pocket_weights,
+    _memory,
+    _disk,
+    _temporary,
+    _scratch,
+    _shared_memory,
+    _ports,
+    _gpu,
 )
 
 

@@ -1,22 +1,19 @@
 """`rlvlm eval DIR`: plays a run's policy on the true task. Needs neither Ray nor the judge."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rlvlm.algorithms.checkpoint import load_policy
-from rlvlm.algorithms.evaluation import EvaluationEpisode, evaluate
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.envs.registry import make_world
+from rlvlm.algorithms.evaluation import PlayedEpisode, evaluate
+from rlvlm.disk import write_json
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.runs.artifacts.album import VIDEO_PX, write_videos
 from rlvlm.runs.folder.checkpoints import Checkpoint
 from rlvlm.runs.folder.rows import evaluation_row
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.disk import write_json
+from rlvlm.runs.pipelines import pipeline_of
 
 
 def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool) -> int:
@@ -36,13 +33,16 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool)
         raise UsageError(f"--episodes must be >= 1, got {episodes}", "leave it out for 10")
     checkpoint = choose_checkpoint(folder, path)
     config = folder.config()
-    world = make_world(config.task, config.env, config.seed)
-    played = evaluate(load_policy(checkpoint.algorithm), world, episodes)
+    player, draw = pipeline_of(config).open_player(config, checkpoint.algorithm)
+    played = evaluate(player, episodes)
     row = evaluation_row(played, checkpoint.state.env_steps, 0.0)
     result = {key: value for key, value in row.items() if key not in ("learned_return", "wall_s")}
     write_json(folder.path / "evaluation.json", result | {"each": _each(played)})
-    films = FrameStore(world, VIDEO_PX).frames
-    videos = write_videos(folder, played, checkpoint.state.env_steps, films) if with_video else []
+    videos = (
+        write_videos(folder, played, checkpoint.state.env_steps, lambda snapshots: draw(snapshots, VIDEO_PX))
+        if with_video
+        else []
+    )
     _show(checkpoint, played, videos, folder)
     return EXIT_DONE
 
@@ -63,18 +63,18 @@ def choose_checkpoint(folder: RunFolder, path: Path) -> Checkpoint:
     return best
 
 
-def _each(played: list[EvaluationEpisode]) -> list[dict[str, float | bool]]:
+def _each(played: list[PlayedEpisode]) -> list[dict[str, float | bool]]:
     return [
         {
             "success": episode.is_success,
             "return": round(episode.env_return, 3),
-            "final_progress": round(float(episode.trajectory.progress[-1]), 4),
+            "final_progress": round(float(episode.progress[-1]), 4),
         }
         for episode in played
     ]
 
 
-def _show(checkpoint: Checkpoint, played: list[EvaluationEpisode], videos: list[str], folder: RunFolder) -> None:
+def _show(checkpoint: Checkpoint, played: list[PlayedEpisode], videos: list[str], folder: RunFolder) -> None:
     console = Console(highlight=False, soft_wrap=True)
     table = Table("episode", "success", "true return", "progress at the end", box=None, padding=(0, 2))
     for number, each in enumerate(_each(played), start=1):

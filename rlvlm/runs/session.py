@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import ray
-import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.tune.trainable import trainable
 
-from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
-from rlvlm.runs.config import RunConfig
-from rlvlm.vlms.config import ApiConfig
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
+from rlvlm.runs.config import RunConfig
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.monitoring import MeteredCache
+from rlvlm.vlms.config import ApiConfig
 
 
 @contextmanager
@@ -53,27 +53,11 @@ def reachable(api: ApiConfig, ledger: Path) -> ApiConfig:
 
 
 @contextmanager
-def algorithm_session(config: RunConfig, make_judge: Callable[[], Judge] | None) -> Iterator[SACPebble]:
-    """The algorithm of a run, ready to train or to be restored; it is stopped when the context closes.
-
-    Args:
-        config: of the run.
-        make_judge: from `judge_session`.
-    """
-    torch.set_num_threads(1)  # batches of 256 are too small to share: two threads are slower than one
-    settings = SACPebbleConfig()
-    settings.worlds(task=config.task, goal=config.judge_goal, world=config.env)
-    settings.learning(sac=config.algo)
-    settings.rewards(
-        reward=config.reward, feedback=config.feedback, reward_model=config.reward_model,
-        judge_picture_px=config.judge.picture_px, make_judge=make_judge,
-    )
-    settings.debugging(seed=config.seed)
+def built(settings: AlgorithmConfig) -> Iterator[Algorithm]:
+    """The algorithm that RLlib builds of `settings`; it is stopped when the context closes."""
     # RLlib makes an empty folder per algorithm, by default in the user's home, which may not even be writable.
-    folder = ray.get_runtime_context().get_temp_dir()
-    trainable.DEFAULT_STORAGE_PATH = folder  # pyright: ignore[reportPrivateImportUsage]
+    trainable.DEFAULT_STORAGE_PATH = ray.get_runtime_context().get_temp_dir()  # pyright: ignore[reportPrivateImportUsage]
     algorithm = settings.build_algo()
-    assert isinstance(algorithm, SACPebble), "what its config builds"
     try:
         yield algorithm
     finally:

@@ -7,32 +7,28 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 
 from rlvlm import metrics
-from rlvlm.algorithms.evaluation import EvaluationEpisode
-from rlvlm.algorithms.sac_pebble.algorithm import SACPebble
-from rlvlm.algorithms.sac_pebble.panel import ROWS
-from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, RunError
-from rlvlm.runs.artifacts.album import VIDEO_PX, write_artifacts
-from rlvlm.runs.artifacts.samples import sample_rows
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder.checkpoints import Checkpoint, RunState
-from rlvlm.runs.folder.rows import evaluation_row, query_row, score_row
-from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.runs.folder.trackers import Trackers
-from rlvlm.runs.processes.memory import MemoryWatch, release_free_memory
-from rlvlm.runs.processes.private_ray import ray_session
-from rlvlm.runs.session import algorithm_session, judge_session
+from rlvlm.algorithms.contract import RunAlgorithm
+from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.console.panel import RunConsole
 from rlvlm.console.quiet import quiet_output
 from rlvlm.console.signals import StopRequest
-from rlvlm.runs.truths import label_store, truths_of
-from rlvlm.preferences.records import QueryRecord, ScoreRecord
+from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, RunError
+from rlvlm.runs.artifacts.album import VIDEO_PX, write_artifacts
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder.checkpoints import Checkpoint, RunState
+from rlvlm.runs.folder.label_store import label_store
+from rlvlm.runs.folder.rows import evaluation_row
+from rlvlm.runs.folder.run_folder import RunFolder
+from rlvlm.runs.folder.trackers import Trackers
+from rlvlm.runs.pipeline import Pipeline
+from rlvlm.runs.pipelines import pipeline_of
+from rlvlm.runs.processes.memory import MemoryWatch
+from rlvlm.runs.processes.private_ray import ray_session
+from rlvlm.runs.session import judge_session
 
-SAMPLE_PX = 200
-"""Side of the pictures kept for the judge's page."""
 SPEED_ROUNDS = 12
 """Rounds of training over which the speed shown is taken."""
 
@@ -68,13 +64,21 @@ class Training:
         folder: everything is written there.
         config: of the run.
         algorithm: built, and restored where the run goes on.
+        pipeline: of the run; its recorder and pages.
         console: shows it.
         memory: watched meanwhile.
         before: the state it goes on from.
     """
 
     def __init__(
-        self, *, folder: RunFolder, config: RunConfig, algorithm: SACPebble, console: RunConsole, memory: MemoryWatch,
+        self,
+        *,
+        folder: RunFolder,
+        config: RunConfig,
+        algorithm: RunAlgorithm,
+        pipeline: Pipeline,
+        console: RunConsole,
+        memory: MemoryWatch,
         before: RunState,
     ) -> None:
         self._folder = folder
@@ -85,10 +89,10 @@ class Training:
         self._before = before
         self._started = time.monotonic()
         self._trackers = Trackers(folder, config)
-        self._labels = label_store(folder, config)
-        self._draw_samples = algorithm.frame_store(SAMPLE_PX).frames
+        self._pipeline = pipeline
+        self._recorder = pipeline.open_recorder(folder, config, algorithm.draw)
         self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
-        self._last_evaluation: list[EvaluationEpisode] = []
+        self._last_evaluation = Evaluation(episodes=[])
 
     @property
     def state(self) -> RunState:
@@ -112,8 +116,8 @@ class Training:
         before = self._algorithm.env_steps
         self._algorithm.train()
         if self.is_over:
-            self._algorithm.finish_feedback()
-        self._keep_queries()
+            self._algorithm.finish()
+        self._recorder.keep(self._algorithm.drain_records())
         is_best = self._evaluate_if_due(before)
         self._log_if_due(before)
         if self.is_over:
@@ -136,9 +140,15 @@ class Training:
             exit_reason: `done`, or why it stopped earlier; only a run that is done is filmed.
         """
         self._console.phase("writing plots, videos and pages")
-        episodes = self._last_evaluation if exit_reason == "done" else []
-        draw = self._algorithm.frame_store(VIDEO_PX).frames
-        write_artifacts(self._folder, self._config, self.state, exit_reason, episodes, draw)
+        write_artifacts(
+            self._folder,
+            self._config,
+            self.state,
+            exit_reason,
+            self._last_evaluation.episodes if exit_reason == "done" else [],
+            lambda snapshots: self._algorithm.draw(snapshots, VIDEO_PX),
+            lambda: self._pipeline.write_pages(self._folder, self._config),
+        )
         self._trackers.close()
 
     def _try_to_save(self, is_best: bool) -> None:
@@ -148,19 +158,6 @@ class Training:
         except (MachineError, OSError) as error:
             self._console.line(f"checkpoint at step {self._algorithm.env_steps:,} not saved: {error}")
 
-    def _keep_queries(self) -> None:
-        drained = self._algorithm.drain_queries()
-        scores = [record for record in drained if isinstance(record, ScoreRecord)]
-        if scores:
-            self._folder.scores.append(map(score_row, scores))
-        records = [record for record in drained if isinstance(record, QueryRecord)]
-        self._labels.add_truths(truths_of(records))
-        self._folder.queries.append(map(query_row, records))
-        for _, session in groupby(records, key=lambda record: record.session):
-            self._folder.samples.append(sample_rows(list(session), self._draw_samples))
-        if records:
-            release_free_memory()
-
     def _evaluate_if_due(self, before: int) -> bool:
         """Evaluates on schedule and at the last step, and returns whether no evaluation was better before."""
         if not self.is_over and not self._crosses(self._config.eval.every_steps, before):
@@ -168,7 +165,7 @@ class Training:
         self._console.phase("evaluating", is_line=False)
         self._last_evaluation = self._algorithm.evaluate_policy(self._config.eval.episodes)
         state = self.state
-        row = evaluation_row(self._last_evaluation, state.env_steps, state.wall_s)
+        row = evaluation_row(self._last_evaluation.episodes, state.env_steps, state.wall_s)
         rows = self._folder.evaluations.read()
         self._folder.evaluations.append([row])
         earlier = [(float(old["success_rate"]), float(old["episode_return"])) for old in rows]
@@ -186,7 +183,7 @@ class Training:
         }
         evaluations = self._folder.evaluations.read()
         if evaluations and int(evaluations[-1]["step"]) == state.env_steps:
-            row |= _evaluation_metrics(evaluations[-1])
+            row |= _evaluation_metrics(evaluations[-1]) | dict(self._last_evaluation.metrics)
             is_due = True
         if is_due:
             self._trackers.log(row)
@@ -223,15 +220,24 @@ def open_training(
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
         port = config.track.dashboard_port if config.track.dashboard else None
-        stack.enter_context(ray_session(port, num_workers=config.algo.env_runners))
+        stack.enter_context(ray_session(port, num_workers=config.num_workers))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))
-        algorithm = stack.enter_context(algorithm_session(config, make_judge))
-        if checkpoint is not None:
-            algorithm.load_checkpoint(str(checkpoint.algorithm))
+        pipeline = pipeline_of(config)
+        algorithm = stack.enter_context(pipeline.open_algorithm(config, make_judge))
         folder.cut(before.env_steps)
+        if checkpoint is None:
+            algorithm.prepare(console.phase)
+        else:
+            algorithm.load_checkpoint(str(checkpoint.algorithm))
         console.phase(f"training in {folder.path}")
         yield Training(
-            folder=folder, config=config, algorithm=algorithm, console=console, memory=memory, before=before
+            folder=folder,
+            config=config,
+            algorithm=algorithm,
+            pipeline=pipeline,
+            console=console,
+            memory=memory,
+            before=before,
         )
 
 
@@ -261,7 +267,7 @@ def _carry_on(folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | Non
         stack.enter_context(folder.locked())
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
-        console = stack.enter_context(RunConsole(terminal, config.title, config.steps, ROWS))
+        console = stack.enter_context(RunConsole(terminal, config.title, config.steps, pipeline_of(config).rows))
         stack.enter_context(told_failures(folder))
         with open_training(folder, config, checkpoint, console) as training:
             stop.take_over()

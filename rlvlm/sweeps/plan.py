@@ -11,7 +11,7 @@ from typing import Any
 from rlvlm.errors import UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.settings import flat, override, to_yaml
-from rlvlm.runs.recipes import recipe, smoke
+from rlvlm.runs.recipes import recipe
 from rlvlm.sweeps.config import BudgetConfig, SweepConfig
 
 _OWN = ("task", "seed", "out")
@@ -57,15 +57,6 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
         for task in sweep.tasks:
             _check_equal([plan for plan in plans if plan.task == task])
     return plans
-
-
-def planned_queries(config: RunConfig) -> int:
-    """Most queries a run can ask: its sessions to the last step, up to its budget; 0 where nobody is asked."""
-    if not config.asks_teacher or config.steps < config.feedback.first_step:
-        return 0
-    feedback = config.feedback
-    sessions = (config.steps - feedback.first_step) // feedback.every_steps + 1
-    return min(sessions * feedback.queries, feedback.max_queries)
 
 
 def shared_judges(plans: Sequence[TrialPlan], judge_cpus: float, folder: Path) -> dict[str, RunConfig]:
@@ -119,7 +110,7 @@ def _plan(sweep: SweepConfig, task: str, source: str, seed: int) -> TrialPlan:
         config = override(recipe(task), settings | _budget(sweep.budget) | {"seed": seed})
     except UsageError as error:
         raise UsageError(f"source {source} on {task}: {error}", error.fix) from error
-    return TrialPlan(task=task, source=source, seed=seed, config=smoke(config) if sweep.smoke else config)
+    return TrialPlan(task=task, source=source, seed=seed, config=config.smoke() if sweep.smoke else config)
 
 
 def _budget(budget: BudgetConfig) -> dict[str, int]:
@@ -141,7 +132,7 @@ def _check_equal(plans: Sequence[TrialPlan]) -> None:
     """Raises UsageError where runs of one task would not spend alike; sources that ask nobody spend no queries."""
     for what, spent in (
         ("env steps", [plan.config.steps for plan in plans]),
-        ("queries", [planned_queries(plan.config) for plan in plans if plan.config.asks_teacher]),
+        ("queries", [most for plan in plans if (most := plan.config.max_queries)]),
     ):
         if len(set(spent)) > 1:
             each = sorted(set(spent))

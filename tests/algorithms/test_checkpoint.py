@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.checkpoint import CorruptCheckpoint, load_policy, load_tree, save_tree
+from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file, load_tree, save_tree
 from rlvlm.errors import MachineError
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
 
 @pytest.fixture
 def policy():
-    return SquashedGaussian(3, 2, (8, 5), torch.Generator().manual_seed(0))
+    network = SquashedGaussian(3, 2, (8, 5), torch.Generator().manual_seed(0))
+    return PolicyFile(kind="squashed_gaussian", weights=network.state_dict(), card={"note": [1, "a"]})
 
 
 TREE = {
@@ -52,8 +53,19 @@ def test_the_policy_can_be_read_alone(tmp_path, policy):
     save_tree(tmp_path / "one", TREE, policy)
     (tmp_path / "one" / "arrays.npz").unlink()
     (tmp_path / "one" / "state.json").unlink()
-    obs = torch.randn(4, 3)
-    torch.testing.assert_close(load_policy(tmp_path / "one").act(obs), policy.act(obs), rtol=0, atol=0)
+    got = load_policy_file(tmp_path / "one")
+    assert (got.kind, got.card) == (policy.kind, policy.card)
+    torch.testing.assert_close(got.weights, dict(policy.weights), rtol=0, atol=0)
+
+
+def test_one_of_before_there_were_cards_is_a_squashed_gaussian(tmp_path, policy):
+    save_tree(tmp_path / "one", TREE, policy)
+    (tmp_path / "one" / "policy.json").unlink()
+    manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
+    del manifest["policy.json"]
+    (tmp_path / "one" / "manifest.json").write_text(json.dumps(manifest))
+    assert load_policy_file(tmp_path / "one").kind == "squashed_gaussian"
+    assert load_tree(tmp_path / "one")["steps"] == 7
 
 
 def test_nothing_is_pickled(tmp_path, policy):
@@ -62,6 +74,7 @@ def test_nothing_is_pickled(tmp_path, policy):
         "arrays.npz",
         "state.json",
         "policy.safetensors",
+        "policy.json",
         "manifest.json",
     }
     with pytest.raises(AssertionError, match="cannot save"):
@@ -69,7 +82,7 @@ def test_nothing_is_pickled(tmp_path, policy):
     assert not (tmp_path / "two").exists()
 
 
-@pytest.mark.parametrize("name", ["arrays.npz", "state.json", "policy.safetensors"])
+@pytest.mark.parametrize("name", ["arrays.npz", "state.json", "policy.safetensors", "policy.json"])
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
 def test_a_harmed_file_is_named(tmp_path, policy, name, harm):
     save_tree(tmp_path / "one", TREE, policy)
@@ -88,7 +101,7 @@ def test_a_harmed_file_is_named(tmp_path, policy, name, harm):
 def test_a_harmed_manifest_is_named(tmp_path, policy, content):
     save_tree(tmp_path / "one", TREE, policy)
     (tmp_path / "one" / "manifest.json").write_bytes(content)
-    for load in (load_tree, load_policy):
+    for load in (load_tree, load_policy_file):
         with pytest.raises(CorruptCheckpoint, match="manifest.json"):
             load(tmp_path / "one")
 

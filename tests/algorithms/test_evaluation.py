@@ -2,6 +2,7 @@ import numpy as np
 import torch
 
 from rlvlm.algorithms.evaluation import evaluate
+from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.environment import SparseSuccess
@@ -19,34 +20,34 @@ def steady_policy(action):
 
 def test_going_right_succeeds_and_standing_still_does_not():
     world = TinyWorld(EnvConfig(episode_steps=20))
-    (right,) = evaluate(steady_policy([0.999999, 0.0]), world, 1)
-    assert right.is_success and len(right.trajectory) == 20
+    (right,) = evaluate(StepsPlayer(steady_policy([0.999999, 0.0]), world), 1)
+    assert right.is_success and len(right.success) == 20
     # The point goes from 0.2 to 0.7, where the block has come to 0.8, at just under 0.1 a step: the sixth step does it.
-    assert np.flatnonzero(right.trajectory.success)[0] == 5
-    assert right.env_return == np.float64(right.trajectory.env_rewards).sum()
-    (still,) = evaluate(steady_policy([0.0, 0.0]), world, 1)
+    assert np.flatnonzero(right.success)[0] == 5
+    assert right.env_return == np.float64(right.env_rewards).sum()
+    (still,) = evaluate(StepsPlayer(steady_policy([0.0, 0.0]), world), 1)
     assert not still.is_success and still.env_return == 0
 
 
 def test_the_source_labels_every_step_and_none_means_nan():
     world, policy = TinyWorld(EnvConfig(episode_steps=20)), steady_policy([0.999999, 0.0])
-    (episode,) = evaluate(policy, world, 1, SparseSuccess())
-    np.testing.assert_array_equal(episode.learned_rewards, episode.trajectory.success)
+    (episode,) = evaluate(StepsPlayer(policy, world, SparseSuccess()), 1)
+    np.testing.assert_array_equal(episode.learned_rewards, episode.success)
     assert episode.learned_return == 15
-    (unasked,) = evaluate(policy, world, 1)
+    (unasked,) = evaluate(StepsPlayer(policy, world), 1)
     assert np.isnan(unasked.learned_rewards).all() and np.isnan(unasked.learned_return)
 
 
 def test_two_evaluations_see_the_same_starts_and_episodes_differ():
     world, policy = TinyWorld(EnvConfig(start="random")), steady_policy([0.5, 0.1])
-    first, again = evaluate(policy, world, 3), evaluate(policy, world, 3)
+    first, again = evaluate(StepsPlayer(policy, world), 3), evaluate(StepsPlayer(policy, world), 3)
     for one, other in zip(first, again, strict=True):
-        np.testing.assert_array_equal(one.trajectory.obs, other.trajectory.obs)
-    assert not np.array_equal(first[0].trajectory.obs[0], first[1].trajectory.obs[0])
+        np.testing.assert_array_equal(one.snapshots, other.snapshots)
+    assert not np.array_equal(first[0].snapshots[0], first[1].snapshots[0])
 
 
 def test_no_randomness_is_taken_from_anybody():
     policy = steady_policy([0.5, 0.1])
     before = torch.get_rng_state()
-    evaluate(policy, TinyWorld(), 1)
+    evaluate(StepsPlayer(policy, TinyWorld()), 1)
     assert torch.equal(before, torch.get_rng_state())

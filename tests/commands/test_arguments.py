@@ -4,7 +4,7 @@ import pytest
 
 from rlvlm.commands.arguments import parse_run
 from rlvlm.errors import UsageError
-from rlvlm.runs.recipes import recipe, smoke
+from rlvlm.runs.recipes import recipe
 
 
 def test_dotted_words_override_the_recipe() -> None:
@@ -22,9 +22,9 @@ def test_dotted_words_override_the_recipe() -> None:
 
 
 def test_smoke_is_a_start_that_overrides_still_change() -> None:
-    assert parse_run(["drawer_open", "--smoke"], "rlvlm run").config == smoke(recipe("drawer_open"))
+    assert parse_run(["drawer_open", "--smoke"], "rlvlm run").config == recipe("drawer_open").smoke()
     config = parse_run(["drawer_open", "--steps", "777", "--smoke"], "rlvlm run").config
-    assert config.steps == 777 and config.eval == smoke(recipe("drawer_open")).eval
+    assert config.steps == 777 and config.eval == recipe("drawer_open").smoke().eval
 
 
 @pytest.mark.parametrize("words", [[], ["--smoke"]])

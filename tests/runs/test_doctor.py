@@ -9,11 +9,12 @@ from rlvlm.errors import MachineError, UsageError
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs import doctor
-from rlvlm.runs.config import RunConfig, TrackConfig
+from rlvlm.runs.config import TrackConfig
 from rlvlm.runs.doctor import Finding, check_before_run, examine_machine, port_is_free
+from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.runs.recipes import recipe
 
-ORACLE = RunConfig(task="drawer_open", reward=RewardConfig(teacher="oracle"))
+ORACLE = PreferenceRunConfig(task="drawer_open", reward=RewardConfig(teacher="oracle"))
 
 
 def findings(*ends: tuple[bool, bool]):
@@ -81,7 +82,7 @@ def test_a_missing_model_folder_matters_only_to_those_who_ask_a_judge(monkeypatc
     monkeypatch.setattr(doctor, "try_renderer", lambda _: None)
     lost = JudgeConfig(backend="transformers", model="/no/such/folder")
     with pytest.raises(UsageError, match="/no/such/folder is not a folder"):
-        check_before_run(RunConfig(task="drawer_open", judge=lost))
+        check_before_run(PreferenceRunConfig(task="drawer_open", judge=lost))
     check_before_run(replace(ORACLE, judge=lost))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rlvlm.envs.registry import Task, register
 from rlvlm.errors import UsageError
-from rlvlm.runs.recipes import RECIPES, recipe, smoke
+from rlvlm.runs.recipes import RECIPES, recipe
 
 
 def test_a_misspelt_task_names_the_nearest() -> None:
@@ -41,9 +41,9 @@ def numbers(config: object, prefix: str = "") -> dict[str, float]:
 
 
 def test_smoke_only_ever_makes_a_run_smaller_and_every_part_of_it_still_happens() -> None:
-    full, small = recipe("drawer_open"), smoke(recipe("drawer_open"))
+    full, small = recipe("drawer_open"), recipe("drawer_open").smoke()
     assert all(value <= numbers(full)[name] for name, value in numbers(small).items())
     assert small.algo.seed_steps < small.feedback.first_step < small.steps
     assert small.steps // small.eval.every_steps >= 3
     assert small.steps // small.track.log_every_steps <= 20  # the console stays under 40 lines
-    assert smoke(small) == small
+    assert small.smoke() == small

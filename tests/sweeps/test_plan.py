@@ -5,9 +5,9 @@ import pytest
 
 from rlvlm.commands.arguments import parse_run
 from rlvlm.errors import UsageError
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.sweeps.config import BudgetConfig, SourceConfig, SweepConfig
-from rlvlm.sweeps.plan import alone_command, app_name, expand, planned_queries, shared_judges
+from rlvlm.sweeps.plan import alone_command, app_name, expand, shared_judges
 
 JUDGE = SourceConfig(title="VLM", settings={"reward.teacher": "judge"})
 ORACLE = SourceConfig(title="oracle", settings={"reward.teacher": "oracle"})
@@ -48,12 +48,12 @@ def test_a_task_may_have_seeds_of_its_own() -> None:
 
 
 def test_queries_are_counted_session_by_session() -> None:
-    config = RunConfig(task="drawer_open")  # sessions at 3,000, 5,000, ... 19,000
-    assert planned_queries(config) == 900
-    assert planned_queries(replace(config, steps=21_000)) == 1_000  # one at the last step too
-    assert planned_queries(replace(config, steps=2_999)) == 0
-    assert planned_queries(replace(config, feedback=replace(config.feedback, max_queries=250))) == 250
-    assert planned_queries(expand(SWEEP)[2].config) == 0  # the true reward asks nobody
+    config = PreferenceRunConfig(task="drawer_open")  # sessions at 3,000, 5,000, ... 19,000
+    assert config.max_queries == 900
+    assert replace(config, steps=21_000).max_queries == 1_000  # one at the last step too
+    assert replace(config, steps=2_999).max_queries == 0
+    assert replace(config, feedback=replace(config.feedback, max_queries=250)).max_queries == 250
+    assert expand(SWEEP)[2].config.max_queries == 0  # the true reward asks nobody
 
 
 def test_budgets_are_equal_or_refused() -> None:

@@ -1,4 +1,4 @@
-"""SAC with a reward source that may change (PEBBLE), as an RLlib algorithm. Run by experiments/ and by Ray Tune.
+"""SAC with a reward source that may change (PEBBLE), as an RLlib algorithm. Run by runs/ and by Ray Tune.
 
 Sources: Haarnoja et al. 2018, arXiv:1812.05905 (SAC); Lee et al. 2021, arXiv:2106.05091 (PEBBLE); Wang et al. 2024,
 arXiv:2402.03681 (RL-VLM-F). Departures:
@@ -12,6 +12,7 @@ arXiv:2402.03681 (RL-VLM-F). Departures:
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,30 +22,27 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from ray.rllib.utils.from_config import NotProvided
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from rlvlm import metrics
-from rlvlm.algorithms.checkpoint import load_tree, save_tree
-from rlvlm.algorithms.evaluation import EvaluationEpisode, evaluate
-from rlvlm.algorithms.sac_pebble.acting import build_crew, check_crew
+from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
+from rlvlm.algorithms.crew import LocalCrew, RemoteCrew, check_places
+from rlvlm.algorithms.evaluation import Evaluation, evaluate
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.algorithms.sac_pebble.module import SACModule
-from rlvlm.algorithms.sac_pebble.runner import Sample, WorldRunner
-from rlvlm.algorithms.sac_pebble.schedule import ScheduleConfig, build_schedule
-from rlvlm.algorithms.sac_pebble.tally import Tally
+from rlvlm.algorithms.sac_pebble.player import KIND, StepsPlayer
+from rlvlm.algorithms.sac_pebble.runner import Sample, WorldRunner, join
+from rlvlm.algorithms.sac_pebble.schedule import Rewarding, build_schedule
+from rlvlm.algorithms.tally import Tally
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.registry import make_world
-from rlvlm.judges.judge import Judge
-from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning
 from rlvlm.preferences.records import Record
-from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.source import Labelling
+from rlvlm.types.steps import FloatArray, Frames
 
-_UNCHANGED: Any = NotProvided
 _NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
 
 
@@ -54,14 +52,9 @@ class SACPebbleConfig(AlgorithmConfig):
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or SACPebble)
         self.task = ""
-        self.goal = ""
         self.world = EnvConfig()
         self.sac = SACConfig()
-        self.reward = RewardConfig()
-        self.feedback = FeedbackConfig()
-        self.reward_model = RewardModelConfig()
-        self.judge_picture_px = 300
-        self.make_judge: Callable[[], Judge] | None = None
+        self.rewarding = Rewarding()
         self.seed = 0
         self.env_runner_cls = WorldRunner
         self.num_env_runners = self.num_learners = 0
@@ -71,46 +64,26 @@ class SACPebbleConfig(AlgorithmConfig):
         self.log_level = "ERROR"
         self._dont_auto_sync_env_runner_states = True
 
-    def worlds(self, *, task: str = _UNCHANGED, goal: str = _UNCHANGED, world: EnvConfig = _UNCHANGED) -> Self:
+    def worlds(self, *, task: str, world: EnvConfig | None = None) -> Self:
         """Chooses what is learned.
 
         Args:
             task: name in `rlvlm.envs.registry`.
-            goal: what the judge is told; empty takes the task's own.
-            world: start, robot, episode length and number of worlds.
+            world: start, robot, episode length and number of worlds; None keeps what it is.
         """
-        return self._take(task=task, goal=goal, world=world)
+        self.task, self.world = task, world or self.world
+        return self
 
     def learning(self, *, sac: SACConfig) -> Self:
         """Chooses the hyperparameters of SAC, and with them where its worlds are stepped."""
         self.env_runners(num_env_runners=sac.env_runners, create_local_env_runner=not sac.env_runners)
-        return self._take(sac=sac)
+        self.sac = sac
+        return self
 
-    def rewards(
-        self,
-        *,
-        reward: RewardConfig = _UNCHANGED,
-        feedback: FeedbackConfig = _UNCHANGED,
-        reward_model: RewardModelConfig = _UNCHANGED,
-        judge_picture_px: int = _UNCHANGED,
-        make_judge: Callable[[], Judge] | None = _UNCHANGED,
-    ) -> Self:
-        """Chooses where the reward comes from.
-
-        Args:
-            reward: source, teacher and what the learned reward looks at.
-            feedback: when the teacher is asked.
-            reward_model: the learned reward.
-            judge_picture_px: side of the pictures drawn for the judge.
-            make_judge: makes the judge in the process that asks it; must pickle.
-        """
-        return self._take(
-            reward=reward,
-            feedback=feedback,
-            reward_model=reward_model,
-            judge_picture_px=judge_picture_px,
-            make_judge=make_judge,
-        )
+    def rewards(self, **sections: Any) -> Self:
+        """Chooses where the reward comes from: fields of `Rewarding`; those left out keep what they are."""
+        self.rewarding = replace(self.rewarding, **sections)
+        return self
 
     def validate(self) -> None:
         """Checks what can be checked before anything starts.
@@ -128,25 +101,7 @@ class SACPebbleConfig(AlgorithmConfig):
                 f"num_env_runners is {self.num_env_runners}, that of SACConfig {self.sac.env_runners}: "
                 f"set both by .learning(sac=...); num_learners must be 0, got {self.num_learners}"
             )
-        check_learning(self.reward, self.feedback, self.reward_model)
-        if self.reward.asks_judge and self.make_judge is None:
-            raise ValueError(
-                "a judge is to be asked and there is none; call .rewards(make_judge=...), "
-                "or choose teacher oracle or random"
-            )
-
-    def schedule(self) -> ScheduleConfig:
-        """The part of this config that decides where the reward comes from."""
-        return ScheduleConfig(
-            reward=self.reward,
-            feedback=self.feedback,
-            reward_model=self.reward_model,
-            novelty_neighbour=self.sac.novelty_neighbour,
-            goal=self.goal,
-            judge_picture_px=self.judge_picture_px,
-            make_judge=self.make_judge,
-            seed=self.seed,
-        )
+        self.rewarding.check()
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """The networks of SAC, sized by `sac`."""
@@ -156,12 +111,6 @@ class SACPebbleConfig(AlgorithmConfig):
     def get_default_learner_class(self) -> type[SACLearner]:
         """The learner with the replay."""
         return SACLearner
-
-    def _take(self, **chosen: Any) -> Self:
-        for name, value in chosen.items():
-            if value is not _UNCHANGED:
-                setattr(self, name, value)
-        return self
 
 
 class SACPebble(Algorithm):
@@ -176,7 +125,10 @@ class SACPebble(Algorithm):
 
     def setup(self, config: AlgorithmConfig) -> None:
         """Builds worlds, networks and reward; called by RLlib."""
-        check_crew(config)
+        assert isinstance(config, SACPebbleConfig), "what its default config is"
+        if config.num_env_runners:
+            check_places(config.num_env_runners, config.num_cpus_per_env_runner or 0)
+            make_world(config.task, config.world, config.seed).close()  # told here, not from every runner
         super().setup(config)
         torch.set_num_threads(self.config.sac.threads)
         # RLlib asks torch for determinism, which also writes NaN to all fresh memory, the whole replay's at once.
@@ -184,9 +136,16 @@ class SACPebble(Algorithm):
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
         learners: Any = self.learner_group  # RLlib's types want a function of two
         self._learner: SACLearner = next(iter(learners.foreach_learner(lambda learner: learner))).get()
-        self._crew = build_crew(self.env_runner_group, self._learner.networks.policy, self._learner.policy_values)
+        local: Any = self.env_runner_group.local_env_runner
+        if local is None:
+            self._crew = RemoteCrew(self.env_runner_group, lambda: self._learner.policy_values.cpu().numpy(), join)
+        else:
+            local.policy = self._learner.networks.policy
+            self._crew = LocalCrew(local)
         self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
-        self._schedule = build_schedule(self.config.schedule(), self._viewer)
+        self._schedule = build_schedule(
+            self.config.rewarding, self._viewer, self.config.sac.novelty_neighbour, self.config.seed
+        )
         self._relabelling = Relabelling(self._learner.replay)
         self._tally = Tally()
         self._steps_told = 0
@@ -215,13 +174,15 @@ class SACPebble(Algorithm):
         self._start(turns[0])
         for following in (*turns[1:], None):
             sample = self._crew.collect()
-            self._tally.take_in(sample)
+            episodes = ((float(one.env_rewards.sum()), bool(one.success.any())) for one in sample.episodes)
+            self._tally.take_in(len(sample.transitions.env_rewards), episodes)
             if following:
                 self._start(following)
             yield sample
 
     def _start(self, num_steps: int) -> None:
-        self._crew.start(num_steps, random_actions=self.env_steps < self.config.sac.seed_steps)
+        is_seeding = self.env_steps < self.config.sac.seed_steps
+        self._crew.start({"num_steps": num_steps, "random_actions": is_seeding})
 
     def _learn_reward(self) -> None:
         """Asks, fits and has everything relabelled; the first learned reward finds critics without a past."""
@@ -252,23 +213,27 @@ class SACPebble(Algorithm):
         """The newest numbers by their names in `rlvlm.metrics`; returns and success are means of 10 episodes."""
         return self._tally.report() | self._learner.report()
 
-    def finish_feedback(self) -> None:
-        """Waits for answers that are still to come; call it after the last step, before the last `drain_queries`."""
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Nothing comes before the first round."""
+
+    def finish(self) -> None:
+        """Waits for answers that are still to come; call it after the last step, before the last `drain_records`."""
         self._schedule.finish_feedback()
 
-    def drain_queries(self) -> list[Record]:
+    def drain_records(self) -> list[Record]:
         """The queries asked since the last call; write them down before saving a checkpoint."""
         return self._schedule.drain_records(self.env_steps)
 
-    def evaluate_policy(self, episodes: int) -> list[EvaluationEpisode]:
+    def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Whole episodes of the deterministic policy, in a world of their own; training does not notice."""
         source = self._schedule.source
         asked = None if source.labelling is Labelling.ON_DRAW else source  # a moving source would move by being asked
-        return evaluate(self._learner.networks.policy, self._viewer, episodes, asked)
+        player = StepsPlayer(self._learner.networks.policy, self._viewer, asked)
+        return Evaluation(episodes=evaluate(player, num_episodes))
 
-    def frame_store(self, size_px: int) -> FrameStore:
-        """Draws the task's snapshots at `size_px`."""
-        return FrameStore(self._viewer, size_px)
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Images of the task's snapshots, `size_px` wide and high."""
+        return FrameStore(self._viewer, size_px, capacity=1).frames(snapshots)
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Takes env runners back in that were lost and have been started again; RLlib asks before every round."""
@@ -288,7 +253,8 @@ class SACPebble(Algorithm):
             "iteration": self._iteration,
             **self._tally.save_tree(),
         }
-        save_tree(Path(checkpoint_dir), tree, self._learner.networks.policy)
+        weights = self._learner.networks.policy.state_dict()
+        save_tree(Path(checkpoint_dir), tree, PolicyFile(kind=KIND, weights=weights))
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Goes on from a checkpoint of the same config, bit for bit as if there had been no stop.

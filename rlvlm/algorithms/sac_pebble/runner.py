@@ -1,4 +1,4 @@
-"""Steps the worlds with the learner's policy. RLlib builds runners, here or as actors, and acting.py calls them."""
+"""Steps the worlds with the learner's policy. RLlib builds runners, here or as actors, and a crew calls them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner import EnvRunner
 
-from rlvlm.algorithms.episodes import EpisodeTape, VectorStep, to_transitions
+from rlvlm.algorithms.sac_pebble.episodes import EpisodeTape, VectorStep, to_transitions
 from rlvlm.algorithms.sac_pebble.update.block import flatten
 from rlvlm.envs.registry import make_vector
 from rlvlm.envs.world import World
@@ -144,7 +144,7 @@ class WorldRunner(EnvRunner):
         self._random = np.where(holds[:, None], self._random, fresh)
         return self._random
 
-    def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
+    def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """The spaces of a single world, under the name RLlib gives to the only module."""
         return {DEFAULT_MODULE_ID: (self.env.single_observation_space, self.env.single_action_space)}
 

@@ -1,17 +1,18 @@
 """Which source rewards the agent now, and the feedback that moves it. The one place that builds sources."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlvlm.algorithms.sac_pebble.runner import Sample
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.world import World
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.preferences.answers.scorers import Scorer, build_scorer
 from rlvlm.preferences.answers.teachers import Teacher, build_teacher
 from rlvlm.preferences.build import build_loop
-from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, simulated_config
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, simulated_config
 from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.preferences.records import Record
 from rlvlm.preferences.score_log import ScoreLog
@@ -24,21 +25,30 @@ from rlvlm.rewards.source import RewardSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScheduleConfig:
-    """Everything that decides where the reward comes from."""
+class Rewarding:
+    """Everything that decides where the reward comes from: the sections of a run's config, whole."""
 
-    reward: RewardConfig
-    feedback: FeedbackConfig
-    reward_model: RewardModelConfig
-    novelty_neighbour: int
-    """k of the exploration reward."""
-    goal: str
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    goal: str = ""
     """What the judge is told; empty takes the task's own."""
-    judge_picture_px: int
-    """Side of the pictures drawn for the judge."""
-    make_judge: Callable[[], Judge] | None
-    """Called once if a judge is asked."""
-    seed: int
+    make_judge: Callable[[], Judge] | None = None
+    """Called once, in the process that asks, if a judge is asked; must pickle."""
+
+    def check(self) -> None:
+        """Passes where what is asked goes together with who is asked.
+
+        Raises:
+            ValueError: says which setting is wrong and what to do.
+        """
+        check_learning(self.reward, self.feedback, self.reward_model)
+        if self.reward.asks_judge and self.make_judge is None:
+            raise ValueError(
+                "a judge is to be asked and there is none; call .rewards(make_judge=...), "
+                "or choose teacher oracle or random"
+            )
 
 
 class RewardSchedule:
@@ -122,56 +132,38 @@ class RewardSchedule:
         self.source, self._novelty = loop.source, None
 
 
-def build_schedule(config: ScheduleConfig, viewer: World) -> RewardSchedule:
-    """The schedule that `config.reward` describes.
+def build_schedule(rewarding: Rewarding, viewer: World, novelty_neighbour: int, seed: int) -> RewardSchedule:
+    """The schedule that `rewarding` describes.
 
     Args:
-        config: what the run is rewarded by.
-        viewer: a world nobody trains in; it draws the pictures.
+        rewarding: what the run is rewarded by; it has been checked.
+        viewer: a world nobody trains in; it draws the images.
+        novelty_neighbour: k of the exploration reward.
+        seed: of whatever is drawn.
     """
-    match config.reward.source:
+    reward = rewarding.reward
+    judge = rewarding.make_judge() if reward.asks_judge and rewarding.make_judge else None
+    frames = FrameStore(viewer, rewarding.judge.picture_px, capacity=256)
+    goal = rewarding.goal or viewer.goal
+    match reward.source:
         case "environment":
             return RewardSchedule(EnvironmentReward())
         case "sparse":
             return RewardSchedule(SparseSuccess())
         case "judged":
-            assert config.make_judge is not None, "SACPebbleConfig.validate asks for one"
-            frames, goal = _shown(config, viewer)
-            judged = JudgedReward(config.make_judge(), frames, goal)
+            assert judge is not None, "`check` asks for one"
+            judged = JudgedReward(judge, frames, goal)
             return RewardSchedule(judged, log=ScoreLog(judged, frames))
-    novelty = NoveltyReward(config.novelty_neighbour, viewer.observation_space.shape[0])
-    if config.reward.source == "novelty":
+    novelty = NoveltyReward(novelty_neighbour, viewer.observation_space.shape[0])
+    if reward.source == "novelty":
         return RewardSchedule(novelty, novelty)
-    return RewardSchedule(novelty, novelty, _build_loop(config, viewer))
-
-
-def _build_loop(config: ScheduleConfig, viewer: World) -> FeedbackLoop:
-    return build_loop(
-        viewer,
-        _build_teacher(config, viewer),
-        reward=config.reward,
-        feedback=config.feedback,
-        reward_model=config.reward_model,
-        seed=config.seed,
+    teacher: Teacher | Scorer
+    if reward.source == "score":
+        teacher = build_scorer(reward.teacher, judge=judge, frames=frames, goal=goal, seed=seed)
+    else:
+        simulated = simulated_config(reward.teacher, rewarding.feedback)
+        teacher = build_teacher(reward.teacher, judge=judge, frames=frames, goal=goal, seed=seed, simulated=simulated)
+    loop = build_loop(
+        viewer, teacher, reward=reward, feedback=rewarding.feedback, reward_model=rewarding.reward_model, seed=seed
     )
-
-
-def _build_teacher(config: ScheduleConfig, viewer: World) -> Teacher | Scorer:
-    """Who answers: compares pairs, or scores frames."""
-    judge = config.make_judge() if config.reward.asks_judge and config.make_judge else None
-    frames, goal = _shown(config, viewer)
-    if config.reward.source == "score":
-        return build_scorer(config.reward.teacher, judge=judge, frames=frames, goal=goal, seed=config.seed)
-    return build_teacher(
-        config.reward.teacher,
-        judge=judge,
-        frames=frames,
-        goal=goal,
-        seed=config.seed,
-        simulated=simulated_config(config.reward.teacher, config.feedback),
-    )
-
-
-def _shown(config: ScheduleConfig, viewer: World) -> tuple[FrameStore, str]:
-    """What a judge gets: pictures at its size, and the goal."""
-    return FrameStore(viewer, config.judge_picture_px, capacity=256), config.goal or viewer.goal
+    return RewardSchedule(novelty, novelty, loop)

@@ -10,7 +10,6 @@ from rlvlm.reports.comparison.results import SOLVED, Results
 from rlvlm.reports.comparison.statistics import CONFIDENCE, RESAMPLES
 from rlvlm.reports.comparison.tables import group_rows, run_rows
 from rlvlm.runs.scores import score_name
-from rlvlm.sweeps.plan import planned_queries
 from rlvlm.templates import inline, render
 
 SHOWN = {
@@ -116,5 +115,5 @@ def _budget(results: Results, task: str) -> str:
 
     configs = [run.config for run in results.runs if run.task == task]
     steps = f"{span({config.steps for config in configs})} env steps"
-    queries = {planned_queries(config) for config in configs} - {0}
+    queries = {config.max_queries for config in configs} - {0}
     return f"{steps}, {span(queries)} queries for those who ask" if queries else steps

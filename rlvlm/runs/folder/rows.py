@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.algorithms.evaluation import EvaluationEpisode
+from rlvlm.algorithms.evaluation import PlayedEpisode
 from rlvlm.preferences.records import QueryRecord, ScoreRecord
 from rlvlm.types.judging import Label
 
 _CODES = {Label.LEFT: 0, Label.RIGHT: 1}
 
 
-def evaluation_row(episodes: Sequence[EvaluationEpisode], env_steps: int, wall_s: float) -> dict[str, Any]:
+def evaluation_row(episodes: Sequence[PlayedEpisode], env_steps: int, wall_s: float) -> dict[str, Any]:
     """A row of `eval.csv`: means over the episodes of one evaluation."""
     learned = float(np.mean([episode.learned_return for episode in episodes]))
     return {
@@ -21,7 +21,7 @@ def evaluation_row(episodes: Sequence[EvaluationEpisode], env_steps: int, wall_s
         "success_rate": float(np.mean([episode.is_success for episode in episodes])),
         "episode_return": float(np.mean([episode.env_return for episode in episodes])),
         "learned_return": learned if np.isfinite(learned) else None,
-        "final_progress": float(np.mean([episode.trajectory.progress[-1] for episode in episodes])),
+        "final_progress": float(np.mean([episode.progress[-1] for episode in episodes])),
         "episodes": len(episodes),
         "wall_s": wall_s,
     }

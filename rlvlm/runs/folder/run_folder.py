@@ -12,27 +12,53 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rlvlm.disk import write_json, write_whole
 from rlvlm.errors import MachineError, UsageError
+from rlvlm.metrics import ENV_STEPS
 from rlvlm.runs.config import RunConfig
+from rlvlm.runs.configs import config_text, read_config_text
 from rlvlm.runs.folder.environment import describe_environment
 from rlvlm.runs.folder.scratch import checkpoint_shelf
-from rlvlm.runs.folder.settings import from_yaml, to_yaml
 from rlvlm.runs.folder.tables import CsvTable, JsonLines
-from rlvlm.disk import write_json, write_whole
-from rlvlm.metrics import ENV_STEPS
 
 EVAL_COLUMNS = ("step", "success_rate", "episode_return", "learned_return", "final_progress", "episodes", "wall_s")
 QUERY_COLUMNS = (
-    "ground_truth_score_1", "ground_truth_score_2", "vlm_predicted_label", "timestamp", "train_iter",
-    "status", "p_left", "p_right", "p_tie", "session", "env_step", "index", "correct", "return_1", "return_2",
-    "latency_s", "text", "question",
+    "ground_truth_score_1",
+    "ground_truth_score_2",
+    "vlm_predicted_label",
+    "timestamp",
+    "train_iter",
+    "status",
+    "p_left",
+    "p_right",
+    "p_tie",
+    "session",
+    "env_step",
+    "index",
+    "correct",
+    "return_1",
+    "return_2",
+    "latency_s",
+    "text",
+    "question",
 )
 """The first five are the reference's; a score is the simulator's progress, a label 0 (first), 1 (second) or -1. A
 question is named as in the run's label store."""
 RAY_COPY = "_ray_pkg_"
 """How the folders begin into which Ray unpacks a job's --working-dir."""
-SCORE_COLUMNS = ("ground_truth_score", "vlm_score", "timestamp", "status", "session", "env_step", "index", "return",
-                 "latency_s", "text", "question")
+SCORE_COLUMNS = (
+    "ground_truth_score",
+    "vlm_score",
+    "timestamp",
+    "status",
+    "session",
+    "env_step",
+    "index",
+    "return",
+    "latency_s",
+    "text",
+    "question",
+)
 """A score is in [0, 1]; its truth is the simulator's progress."""
 BYTES_NEEDED = 512 * 2**20
 """Free disk that a run asks for before it starts: its checkpoints, twice."""
@@ -132,7 +158,7 @@ def read_config(path: Path) -> RunConfig:
     Raises:
         UsageError: it cannot be read.
     """
-    return from_yaml(RunConfig, (path / "config.yaml").read_text())
+    return read_config_text((path / "config.yaml").read_text())
 
 
 def create_folder(config: RunConfig, command: Sequence[str], started: datetime) -> RunFolder:
@@ -158,7 +184,7 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
         folder.checkpoints.discard_after(-1)  # of a run that had this path before, on scratch
         write_whole(path / "command.txt", shlex.join(command) + "\n")
         write_json(path / "environment.json", describe_environment())
-        write_whole(path / "config.yaml", to_yaml(config))
+        write_whole(path / "config.yaml", config_text(config))
     except OSError as error:
         folder.remove()
         raise UsageError(f"cannot write the run's folder {path}: {error.strerror}", "choose another --out") from error

@@ -33,6 +33,15 @@ def from_yaml(kind: type[T], text: str) -> T:
     return _read(kind, tree, "")
 
 
+def read_settings(kind: type[T], tree: Any) -> T:
+    """The config of `kind` that a tree of YAML values stands for. Fields that it leaves out take their defaults.
+
+    Raises:
+        UsageError: an unknown key, a value of the wrong type, or one that the config refuses.
+    """
+    return _read(kind, tree, "")
+
+
 def flat(config: Any) -> dict[str, Any]:
     """The leaves of a config tree as YAML would hold them, by dotted name, e.g. `reward.teacher`."""
     return _flat(_plain(config), "")

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.utils.tensorboard.writer import SummaryWriter
 
+from rlvlm.metrics import ENV_STEPS
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.metrics import ENV_STEPS
 from rlvlm.serving.monitoring import RunMetrics
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import Task
 from rlvlm.errors import MachineError, NumericsError
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.testing import FakeJudge, TinyWorld
@@ -41,8 +42,8 @@ class BrokenWorld(TinyWorld):
         return obs, (reward if self.total < 50 else math.nan), *rest
 
 
-SCRAMBLED = Task(name="scrambled", goal="push", maker="test_algorithm:ScrambledWorld")
-BROKEN = Task(name="broken", goal="push", maker="test_algorithm:BrokenWorld")
+SCRAMBLED = Task(name="scrambled", goal="push", maker="tests.algorithms.sac_pebble.test_algorithm:ScrambledWorld")
+BROKEN = Task(name="broken", goal="push", maker="tests.algorithms.sac_pebble.test_algorithm:BrokenWorld")
 PREFERENCE = RewardConfig(source="preference", teacher="judge", model="image")
 
 
@@ -72,7 +73,7 @@ def build(local_ray):
                 reward=reward,
                 feedback=FeedbackConfig(first_step=100, every_steps=60, queries=10),
                 reward_model=RewardModelConfig(picture_px=32, max_epochs=3, min_updates=0, hold_out_every=0),
-                judge_picture_px=32,
+                judge=JudgeConfig(picture_px=32),
                 make_judge=functools.partial(FakeJudge),
             )
             .debugging(seed=seed)
@@ -92,7 +93,7 @@ def train(algorithm, iterations):
 
 
 def act(algorithm, num_steps):
-    algorithm._crew.start(num_steps, random_actions=True)
+    algorithm._crew.start({"num_steps": num_steps, "random_actions": True})
     return algorithm._crew.collect()
 
 
@@ -124,10 +125,10 @@ def test_updates_per_step_may_be_a_fraction(build, source, updates_per_step, exp
 
 def test_phases_of_a_run_on_preferences(build):
     algorithm = train(build(PREFERENCE), 2)  # 80 steps: novelty, labelled at the draw
-    assert algorithm._schedule.learned is None and algorithm.drain_queries() == []
+    assert algorithm._schedule.learned is None and algorithm.drain_records() == []
     assert torch.isnan(algorithm._learner.replay.rewards).all()
     train(algorithm, 1)  # the first session falls due at 100 steps
-    records = algorithm.drain_queries()
+    records = algorithm.drain_records()
     assert len(records) == 10 and algorithm._schedule.learned is not None
     assert algorithm.report()[metrics.UPDATES] == 80 + 5  # and five to catch up
     train(algorithm, 4)  # 280 steps in a replay of 200: all rows carry the newest reward
@@ -144,9 +145,9 @@ def test_a_judged_run_trains_on_the_judges_word_about_every_new_picture(build):
     np.testing.assert_allclose(replay.rewards.numpy(), 2 * brightness - 1, atol=1e-6)
     assert len(np.unique(brightness)) > 5
     assert algorithm.report()[metrics.TRAIN_LEFT_OUT] == 0 and algorithm.report()[metrics.UPDATES] == 80
-    records = algorithm.drain_queries()
+    records = algorithm.drain_records()
     assert len(records) == len({record.segment.snapshots.tobytes() for record in records}) > 60
-    assert {record.env_step for record in records} == {120} and algorithm.drain_queries() == []
+    assert {record.env_step for record in records} == {120} and algorithm.drain_records() == []
 
 
 @pytest.mark.parametrize(
@@ -197,15 +198,18 @@ def test_evaluating_changes_nothing(build):
     watched, alone = build(PREFERENCE), build(PREFERENCE)
     for _ in range(5):
         train(watched, 1), train(alone, 1)
-        episodes = watched.evaluate_policy(2)
-    assert len(episodes) == 2 and len(episodes[0].trajectory) == 20
+        episodes = watched.evaluate_policy(2).episodes
+    assert len(episodes) == 2 and len(episodes[0].env_rewards) == 20
     assert np.isfinite(episodes[0].learned_rewards).all()
     assert_same(tree(watched), tree(alone))
 
 
 @pytest.mark.parametrize("reward", [PREFERENCE, RewardConfig(source="judged")], ids=lambda reward: reward.source)
 def test_with_a_judge_the_true_reward_plays_no_part_in_training(build, reward):
-    honest, scrambled = train(build(reward), 6), train(build(reward, task="test_algorithm:SCRAMBLED"), 6)
+    honest, scrambled = (
+        train(build(reward), 6),
+        train(build(reward, task="tests.algorithms.sac_pebble.test_algorithm:SCRAMBLED"), 6),
+    )
     left, right = honest._learner.save_tree(), scrambled._learner.save_tree()
     truth = [tree["replay"]["columns"].pop("env_rewards") for tree in (left, right)]
     assert not np.array_equal(*truth)
@@ -213,12 +217,12 @@ def test_with_a_judge_the_true_reward_plays_no_part_in_training(build, reward):
 
 
 def test_a_lost_reward_stops_the_run_and_leaves_the_checkpoint(build, tmp_path):
-    algorithm = build(RewardConfig(source="environment"), task="test_algorithm:BROKEN")
+    algorithm = build(RewardConfig(source="environment"), task="tests.algorithms.sac_pebble.test_algorithm:BROKEN")
     algorithm.train()
     algorithm.save_checkpoint(str(tmp_path / "checkpoint"))
     with pytest.raises(NumericsError):
         train(algorithm, 2)
-    again = build(RewardConfig(source="environment"), task="test_algorithm:BROKEN")
+    again = build(RewardConfig(source="environment"), task="tests.algorithms.sac_pebble.test_algorithm:BROKEN")
     again.load_checkpoint(str(tmp_path / "checkpoint"))
     assert again.env_steps == 40
 

@@ -21,7 +21,7 @@ from rlvlm.preferences.config import (
 )
 from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.rewards.config import RewardConfig
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.testing import TinyWorld
 from rlvlm.types.judging import Label, Status, Verdict
 from rlvlm.types.steps import Pair, Segment, Trajectory
@@ -209,6 +209,6 @@ def test_an_impossible_weakness_is_refused_by_name(field: str, value: float) -> 
 def test_skipping_and_training_ties_do_not_go_together() -> None:
     ties = FeedbackConfig(ties="equal")
     for name in ("equal", "mistake", "oracle", "judge"):
-        RunConfig(task="tiny", reward=RewardConfig(teacher=name), feedback=ties)
+        PreferenceRunConfig(task="tiny", reward=RewardConfig(teacher=name), feedback=ties)
     with pytest.raises(ValueError, match="needs feedback.ties drop"):
-        RunConfig(task="tiny", reward=RewardConfig(teacher="skip"), feedback=ties)
+        PreferenceRunConfig(task="tiny", reward=RewardConfig(teacher="skip"), feedback=ties)

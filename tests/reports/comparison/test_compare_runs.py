@@ -11,11 +11,11 @@ from rlvlm.reports.comparison.page import overall
 from rlvlm.reports.comparison.results import find_runs, run_results
 from rlvlm.reports.comparison.tables import group_rows
 from rlvlm.rewards.config import RewardConfig
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.run_folder import create_folder
+from rlvlm.runs.preference.config import PreferenceRunConfig
 
 
-def make_run(path: Path, config: RunConfig, success: list[float]) -> None:
+def make_run(path: Path, config: PreferenceRunConfig, success: list[float]) -> None:
     folder = create_folder(config, ["rlvlm"], datetime(2026, 1, 1))
     folder.evaluations.append(
         {"step": 1_000 * (number + 1), "success_rate": rate, "episode_return": rate}
@@ -36,10 +36,10 @@ def make_run(path: Path, config: RunConfig, success: list[float]) -> None:
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     for seed, success in ((1, [0.0, 1.0]), (0, [0.0, 0.5])):
-        make_run(tmp_path, RunConfig(task="drawer_open", seed=seed, out=tmp_path / f"judge{seed}"), success)
+        make_run(tmp_path, PreferenceRunConfig(task="drawer_open", seed=seed, out=tmp_path / f"judge{seed}"), success)
     oracle = RewardConfig(teacher="oracle")
-    make_run(tmp_path, RunConfig(task="drawer_open", reward=oracle, out=tmp_path / "oracle"), [0.2, 0.8])
-    make_run(tmp_path, RunConfig(task="drawer_open", reward=oracle, steps=9, out=tmp_path / "short"), [0.1])
+    make_run(tmp_path, PreferenceRunConfig(task="drawer_open", reward=oracle, out=tmp_path / "oracle"), [0.2, 0.8])
+    make_run(tmp_path, PreferenceRunConfig(task="drawer_open", reward=oracle, steps=9, out=tmp_path / "short"), [0.1])
     return tmp_path
 
 
@@ -55,7 +55,7 @@ def test_runs_that_differ_in_their_seed_have_one_source(runs: Path) -> None:
 def test_a_name_is_the_shortest_that_tells_the_runs_of_a_task_apart(tmp_path: Path) -> None:
     """The same settings on two tasks are one source, so that sources are compared over tasks."""
     for task in ("drawer_open", "cartpole"):
-        make_run(tmp_path, RunConfig(task=task, out=tmp_path / task), [0.5])
+        make_run(tmp_path, PreferenceRunConfig(task=task, out=tmp_path / task), [0.5])
     results = run_results([tmp_path])
     assert list(results.sources) == ["judge labels, image reward"]
     assert results.common_tasks == results.tasks == ["cartpole", "drawer_open"]
@@ -94,8 +94,10 @@ def test_an_unfinished_run_is_shown_as_far_as_it_came_and_not_compared(runs: Pat
 
 
 def test_sources_without_a_task_in_common_are_not_ranked(tmp_path: Path) -> None:
-    make_run(tmp_path, RunConfig(task="drawer_open", out=tmp_path / "a"), [0.5])
-    make_run(tmp_path, RunConfig(task="soccer", reward=RewardConfig(teacher="oracle"), out=tmp_path / "b"), [0.5])
+    make_run(tmp_path, PreferenceRunConfig(task="drawer_open", out=tmp_path / "a"), [0.5])
+    make_run(
+        tmp_path, PreferenceRunConfig(task="soccer", reward=RewardConfig(teacher="oracle"), out=tmp_path / "b"), [0.5]
+    )
     results = run_results([tmp_path])
     assert overall(results).startswith("There is no task on which every source has a finished run")
     assert [len(group_rows(results, task)) for task in results.tasks] == [1, 1]

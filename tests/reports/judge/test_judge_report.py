@@ -15,7 +15,7 @@ from rlvlm.reports.judge import reference
 from rlvlm.reports.judge.answers import read_sources
 from rlvlm.reports.judge.report import report_judges
 from rlvlm.runs.folder.rows import query_row
-from rlvlm.runs.truths import truths_of
+from rlvlm.runs.preference.recorder import truths_of
 from rlvlm.testing import FakeJudge
 from rlvlm.types.judging import Label, Query, Stamp, Status, Usage, Verdict
 

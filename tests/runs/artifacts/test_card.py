@@ -1,17 +1,19 @@
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.artifacts.card import run_card
 from rlvlm.runs.artifacts.summary import summarise
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import RunState
 from rlvlm.runs.folder.run_folder import RunFolder
+from rlvlm.runs.preference.config import PreferenceRunConfig
 
 
-def card(folder: RunFolder, config: RunConfig, reason: str, files: list[str]) -> str:
+def card(folder: RunFolder, config: PreferenceRunConfig, reason: str, files: list[str]) -> str:
     summary = summarise(folder, config, RunState(env_steps=4_000, wall_s=240.0, peak_rss_mb=1234.4), reason)
     return run_card(config, summary, folder.environment(), folder.command(), files)
 
 
-def test_the_card_says_what_came_of_the_run_and_how_to_do_it_again(filled: RunFolder, config: RunConfig) -> None:
+def test_the_card_says_what_came_of_the_run_and_how_to_do_it_again(
+    filled: RunFolder, config: PreferenceRunConfig
+) -> None:
     text = card(filled, config, "done", ["plots/learning_curve.png", "judge_panel.html", "videos/a.mp4"])
     assert "# drawer_open, judge labels, image reward, seed 3" in text
     assert "Finished after 4,000 env steps; the policy succeeds in 70.0 % of episodes" in text
@@ -23,7 +25,7 @@ def test_the_card_says_what_came_of_the_run_and_how_to_do_it_again(filled: RunFo
 
 
 def test_a_stopped_run_says_so_and_one_without_a_judge_names_none(folder: RunFolder) -> None:
-    config = RunConfig(task="drawer_open", reward=RewardConfig(source="environment"))
+    config = PreferenceRunConfig(task="drawer_open", reward=RewardConfig(source="environment"))
     text = card(folder, config, "SIGTERM", [])
     assert "Stopped early (SIGTERM)" in text and "not evaluated yet" in text
     assert "judge:" not in text

@@ -6,15 +6,15 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.records import ScoreRecord
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.artifacts.summary import summarise
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import RunState
 from rlvlm.runs.folder.rows import score_row
 from rlvlm.runs.folder.run_folder import RunFolder
+from rlvlm.runs.preference.config import PreferenceRunConfig
 
 STATE = RunState(env_steps=4_000, wall_s=240.0, peak_rss_mb=1234.4)
 
 
-def test_the_numbers_of_a_filled_folder(filled: RunFolder, config: RunConfig) -> None:
+def test_the_numbers_of_a_filled_folder(filled: RunFolder, config: PreferenceRunConfig) -> None:
     summary = summarise(filled, config, STATE, "done")
     assert summary["final_success_rate"] == 0.7  # mean of 0.2, 1.0 and 0.9
     assert summary["best_success_rate"] == 1.0
@@ -26,7 +26,7 @@ def test_the_numbers_of_a_filled_folder(filled: RunFolder, config: RunConfig) ->
     assert (summary["seed"], summary["exit_reason"]) == (3, "done")
 
 
-def test_a_run_that_never_got_anywhere_has_no_rates(folder: RunFolder, config: RunConfig) -> None:
+def test_a_run_that_never_got_anywhere_has_no_rates(folder: RunFolder, config: PreferenceRunConfig) -> None:
     summary = summarise(folder, config, RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0), "SIGTERM")
     assert summary["final_success_rate"] is summary["label_accuracy"] is summary["steps_per_s"] is None
     assert summary["queries"] == 0
@@ -43,7 +43,7 @@ def test_a_run_that_never_got_anywhere_has_no_rates(folder: RunFolder, config: R
     ],
 )
 def test_a_reward_has_a_name(reward: RewardConfig, name: str) -> None:
-    config = RunConfig(task="t", reward=reward)
+    config = PreferenceRunConfig(task="t", reward=reward)
     assert config.reward_name == name
     assert config.title == f"t: {name}, seed 0"
 
@@ -57,12 +57,12 @@ def test_a_reward_has_a_name(reward: RewardConfig, name: str) -> None:
     ],
 )
 def test_random_weights_are_named_where_they_are_asked(reward: RewardConfig, name: str) -> None:
-    config = RunConfig(task="t", reward=reward, judge=JudgeConfig(backend="clip", model="random"))
+    config = PreferenceRunConfig(task="t", reward=reward, judge=JudgeConfig(backend="clip", model="random"))
     assert config.reward_name == name
 
 
 def test_scores_count_as_queries_and_are_measured_against_the_truth(
-    folder: RunFolder, config: RunConfig, make_scores: Callable[..., list[ScoreRecord]]
+    folder: RunFolder, config: PreferenceRunConfig, make_scores: Callable[..., list[ScoreRecord]]
 ) -> None:
     folder.scores.append(map(score_row, make_scores(2_000)))
     summary = summarise(folder, config, STATE, "done")
@@ -77,11 +77,13 @@ def test_scores_count_as_queries_and_are_measured_against_the_truth(
 
 def test_judges_by_likeness_are_told_a_state() -> None:
     told = {
-        backend: RunConfig(task="drawer_open", judge=JudgeConfig(backend=backend, model=model)).judge_goal
+        backend: PreferenceRunConfig(task="drawer_open", judge=JudgeConfig(backend=backend, model=model)).judge_goal
         for backend, model in (("pocket", ""), ("clip", "random"), ("blip2", "random"))
     }
     assert told == {"pocket": "open the drawer", "clip": "the drawer is open", "blip2": "the drawer is open"}
     assert (
-        RunConfig(task="drawer_open", goal="shut it", judge=JudgeConfig(backend="clip", model="random")).judge_goal
+        PreferenceRunConfig(
+            task="drawer_open", goal="shut it", judge=JudgeConfig(backend="clip", model="random")
+        ).judge_goal
         == "shut it"
     )

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from rlvlm.errors import MachineError, UsageError
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import run_folder
 from rlvlm.runs.folder.checkpoints import RunState
 from rlvlm.runs.folder.run_folder import RunFolder, check_newest, create_folder, find_folder
+from rlvlm.runs.preference.config import PreferenceRunConfig
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
 
-def test_a_new_folder_says_what_will_be_run(folder: RunFolder, config: RunConfig) -> None:
+def test_a_new_folder_says_what_will_be_run(folder: RunFolder, config: PreferenceRunConfig) -> None:
     assert sorted(file.name for file in folder.path.iterdir()) == ["command.txt", "config.yaml", "environment.json"]
     assert folder.command() == "rlvlm run drawer_open --seed 3"
     assert folder.config() == config
@@ -25,7 +25,7 @@ def test_a_new_folder_says_what_will_be_run(folder: RunFolder, config: RunConfig
 
 def test_without_out_the_name_is_task_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made = [create_folder(RunConfig(task="drawer_open"), ["rlvlm"], NOW).path for _ in range(2)]
+    made = [create_folder(PreferenceRunConfig(task="drawer_open"), ["rlvlm"], NOW).path for _ in range(2)]
     names = [str(path.relative_to(tmp_path)) for path in made]
     assert names == ["runs/drawer_open/20260102-030405", "runs/drawer_open/20260102-030405-2"]
 
@@ -36,10 +36,10 @@ def test_a_job_may_not_leave_its_run_where_ray_cleans_up(tmp_path: Path, monkeyp
     monkeypatch.chdir(copy)
     for out in (None, Path("run")):
         with pytest.raises(UsageError, match="which Ray deletes") as told:
-            create_folder(RunConfig(task="drawer_open", out=out), ["rlvlm"], NOW)
+            create_folder(PreferenceRunConfig(task="drawer_open", out=out), ["rlvlm"], NOW)
         assert "absolute path" in told.value.fix
     assert list(copy.iterdir()) == []
-    assert create_folder(RunConfig(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], NOW).path.is_dir()
+    assert create_folder(PreferenceRunConfig(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], NOW).path.is_dir()
 
 
 def test_a_folder_that_moved_knows_where_it_is(folder: RunFolder, tmp_path: Path) -> None:
@@ -47,7 +47,9 @@ def test_a_folder_that_moved_knows_where_it_is(folder: RunFolder, tmp_path: Path
     assert find_folder(tmp_path / "elsewhere").config().out == tmp_path / "elsewhere"
 
 
-def test_a_used_folder_is_refused_with_the_way_on(folder: RunFolder, config: RunConfig, tmp_path: Path) -> None:
+def test_a_used_folder_is_refused_with_the_way_on(
+    folder: RunFolder, config: PreferenceRunConfig, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="already holds a run") as caught:
         create_folder(config, ["rlvlm"], NOW)
     assert f"rlvlm resume {folder.path}" in caught.value.fix
@@ -60,7 +62,7 @@ def test_a_used_folder_is_refused_with_the_way_on(folder: RunFolder, config: Run
 
 
 def test_a_full_disk_is_told_before_anything_is_made(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: PreferenceRunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_folder, "BYTES_NEEDED", shutil.disk_usage(tmp_path).total + 1)
     with pytest.raises(MachineError, match="MiB free, a run needs"):
@@ -68,7 +70,7 @@ def test_a_full_disk_is_told_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_removing_takes_the_parents_that_were_made_and_no_others(config: RunConfig, tmp_path: Path) -> None:
+def test_removing_takes_the_parents_that_were_made_and_no_others(config: PreferenceRunConfig, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     folder = create_folder(replace(config, out=tmp_path / "mine" / "a" / "b"), ["rlvlm"], NOW)
     folder.remove()

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import RunState
 from rlvlm.runs.folder.run_folder import create_folder, find_folder
 from rlvlm.runs.folder.scratch import ScratchShelf, checkpoint_shelf
+from rlvlm.runs.preference.config import PreferenceRunConfig
 
 
 def state(step: int) -> RunState:
@@ -72,7 +72,7 @@ def test_a_scratch_that_refuses_is_passed_over(home: Path, tmp_path: Path, caplo
 
 
 def test_a_new_run_does_not_inherit_what_an_old_one_left_on_scratch(home: Path, tmp_path: Path) -> None:
-    config = RunConfig(task="drawer_open", out=home.parent)
+    config = PreferenceRunConfig(task="drawer_open", out=home.parent)
     folder = create_folder(config, ["rlvlm"], datetime(2026, 1, 2))
     assert isinstance(folder.checkpoints, ScratchShelf)
     folder.checkpoints.save(state(100), write, is_best=True)

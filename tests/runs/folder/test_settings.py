@@ -5,20 +5,22 @@ import pytest
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.errors import UsageError
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.settings import from_yaml, to_yaml
+from rlvlm.runs.preference.config import PreferenceRunConfig
 
 
 def test_a_file_written_by_hand_is_read() -> None:
-    config = from_yaml(RunConfig, "task: drawer_open\nseed: 4\nenv:\n  start: random\nalgo:\n  hidden: [32, 16]\n")
+    config = from_yaml(
+        PreferenceRunConfig, "task: drawer_open\nseed: 4\nenv:\n  start: random\nalgo:\n  hidden: [32, 16]\n"
+    )
     assert (config.seed, config.env.start, config.algo.hidden) == (4, "random", (32, 16))
-    assert config.steps == RunConfig(task="drawer_open").steps
+    assert config.steps == PreferenceRunConfig(task="drawer_open").steps
 
 
 def test_a_round_trip_changes_nothing() -> None:
-    config = RunConfig(task="drawer_open", out=Path("runs/x"), env=EnvConfig(start="random", num_envs=3))
-    assert from_yaml(RunConfig, to_yaml(config)) == config
-    assert from_yaml(RunConfig, to_yaml(replace(config, out=None))).out is None
+    config = PreferenceRunConfig(task="drawer_open", out=Path("runs/x"), env=EnvConfig(start="random", num_envs=3))
+    assert from_yaml(PreferenceRunConfig, to_yaml(config)) == config
+    assert from_yaml(PreferenceRunConfig, to_yaml(replace(config, out=None))).out is None
 
 
 @pytest.mark.parametrize(
@@ -41,5 +43,5 @@ def test_a_round_trip_changes_nothing() -> None:
 )
 def test_what_is_wrong_is_named(text: str, what: str, fix: str) -> None:
     with pytest.raises(UsageError, match=what) as caught:
-        from_yaml(RunConfig, text)
+        from_yaml(PreferenceRunConfig, text)
     assert fix in caught.value.fix

@@ -1,14 +1,13 @@
-"""What a run has done so far, in numbers by their names in `rlvlm.metrics`. Kept by `algorithm`."""
+"""What a run has done so far, in numbers by their names in `rlvlm.metrics`. Kept by every algorithm."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm import metrics
-from rlvlm.algorithms.sac_pebble.runner import Sample
 
 _RECENT_EPISODES = 10
 
@@ -23,11 +22,12 @@ class Tally:
         self._recent: deque[list[float]] = deque(maxlen=_RECENT_EPISODES)
         self._facts: dict[str, float] = {}
 
-    def take_in(self, sample: Sample) -> None:
-        """Counts a turn's steps, and the episodes that ended in it."""
-        self.env_steps += len(sample.transitions.env_rewards)
-        self._num_episodes += len(sample.episodes)
-        self._recent.extend([float(one.env_rewards.sum()), float(one.success.any())] for one in sample.episodes)
+    def take_in(self, new_steps: int, episodes: Iterable[tuple[float, bool]]) -> None:
+        """Counts steps, and the true return and success of the episodes that ended in them."""
+        ended = [[env_return, float(is_success)] for env_return, is_success in episodes]
+        self.env_steps += new_steps
+        self._num_episodes += len(ended)
+        self._recent.extend(ended)
 
     def note(self, facts: Mapping[str, float]) -> None:
         """Keeps numbers until newer ones of the same names come."""

@@ -8,16 +8,15 @@ shows one turn later. Nothing depends on who is faster, so runs at a fixed seed 
 import logging
 import time
 import traceback
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from torch import Tensor
 
-from rlvlm.algorithms.sac_pebble.runner import Sample, WorldRunner, join
-from rlvlm.envs.registry import make_world
 from rlvlm.errors import MachineError
-from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
 logger = logging.getLogger(__name__)
 
@@ -25,23 +24,52 @@ _TURN = "turn"
 _REVIVAL_S = 300.0
 """Longest wait for a runner when all are lost."""
 
+Sample = TypeVar("Sample")
+"""What a turn brings: the algorithm's own."""
+Brought = TypeVar("Brought", covariant=True)
 
-class LocalCrew:
+
+class Runner(Protocol[Brought]):
+    """What a crew needs of an env runner, besides being one of RLlib's."""
+
+    worker_index: int
+    """0 in the learner's process, from 1 on elsewhere."""
+
+    def sample(self, **turn: Any) -> Brought:
+        """Acts a turn with the policy that it has."""
+        ...
+
+    def act(self, *, values: NDArray[Any], **turn: Any) -> Brought:
+        """`sample` with the policy whose weights are `values`; for actors."""
+        ...
+
+    def begin(self, restart: int) -> None:
+        """New worlds at their first episodes, with random numbers that no other runner or restart has."""
+        ...
+
+    def save_tree(self) -> dict[str, Any]:
+        """Worlds, running episodes and generators."""
+        ...
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned."""
+        ...
+
+
+class LocalCrew(Generic[Sample]):
     """The runner of this process, acting with the very policy that the learner trains: nothing is sent.
 
     Args:
-        runner: RLlib's local one.
-        policy: the learner's.
+        runner: RLlib's local one, which has the learner's policy.
     """
 
-    def __init__(self, runner: WorldRunner, policy: SquashedGaussian) -> None:
+    def __init__(self, runner: Runner[Sample]) -> None:
         self._runner = runner
-        self._runner.policy = policy
-        self._turn: dict[str, Any] = {}
+        self._turn: Mapping[str, Any] = {}
 
-    def start(self, num_steps: int, random_actions: bool) -> None:
+    def start(self, turn: Mapping[str, Any]) -> None:
         """Remembers the turn that `collect` will act."""
-        self._turn = {"num_steps": num_steps, "random_actions": random_actions}
+        self._turn = turn
 
     def collect(self) -> Sample:
         """Acts the turn that was started."""
@@ -60,27 +88,34 @@ class LocalCrew:
         self._runner.load_tree(tree)
 
 
-class RemoteCrew:
+class RemoteCrew(Generic[Sample]):
     """RLlib's env-runner actors. Each turn costs one message to every runner and one, of plain arrays, from it.
 
     A runner whose process dies is started again by Ray and taken back in by `revive`; until then a turn brings less.
 
     Args:
         group: with at least one remote runner and no local one.
-        policy_values: [P] the policy's weights, where the learner changes them.
+        weights: gives the policy's present weights, as `Runner.act` takes them.
+        join: makes one sample of those of several runners, in their order.
     """
 
-    def __init__(self, group: EnvRunnerGroup, policy_values: Tensor) -> None:
+    def __init__(
+        self,
+        group: EnvRunnerGroup,
+        weights: Callable[[], NDArray[Any]],
+        join: Callable[[Sequence[Sample]], Sample],
+    ) -> None:
         self._group: Any = group  # RLlib's types leave out that what is called may take arguments
-        self._policy_values = policy_values
-        self._turn: dict[str, Any] = {}
+        self._weights = weights
+        self._join = join
+        self._turn: Mapping[str, Any] = {}
         self._restarts = 0
 
-    def start(self, num_steps: int, random_actions: bool) -> None:
+    def start(self, turn: Mapping[str, Any]) -> None:
         """Has every runner act the turn with the policy as it is now; returns at once."""
-        self._turn = {"num_steps": num_steps, "random_actions": random_actions}
-        values = ray.put(self._policy_values.cpu().numpy())  # put copies it: the learner may go on
-        self._group.foreach_env_runner_async(_call, tag=_TURN, kwargs={"method": "act", "values": values, **self._turn})
+        self._turn = turn
+        values = ray.put(np.array(self._weights()))  # copied: the learner may go on
+        self._group.foreach_env_runner_async(_call, tag=_TURN, kwargs={"method": "act", "values": values, **turn})
 
     def collect(self) -> Sample:
         """What the turn brought, in the order of the runners. Should all be lost, it is acted again by the first back.
@@ -93,9 +128,9 @@ class RemoteCrew:
         samples = _opened([answer for _, answer in answers])
         if not samples:
             self._await_revival()
-            self.start(**self._turn)
+            self.start(self._turn)
             return self.collect()
-        return join([samples[index] for index in sorted(samples)])
+        return self._join([samples[index] for index in sorted(samples)])
 
     def revive(self) -> list[int]:
         """Takes runners that were lost and started again back in; returns their numbers.
@@ -154,31 +189,21 @@ class RemoteCrew:
             time.sleep(0.2)
 
 
-def check_crew(config: Any) -> None:
-    """Checks that a crew as in a `SACPebbleConfig` can be started; RLlib would wait, or try again and again.
+def check_places(num_runners: int, cpus_each: float) -> None:
+    """Passes where the cluster has a place for every env runner; RLlib would wait for ever.
 
     Raises:
-        MachineError: the cluster will never have a place for every runner.
-        Exception: whatever making a world raises.
+        MachineError: it has not.
     """
-    if not config.num_env_runners:
-        return
-    wanted, has = config.num_env_runners * config.num_cpus_per_env_runner, ray.cluster_resources().get("CPU", 0.0)
+    wanted, has = num_runners * cpus_each, ray.cluster_resources().get("CPU", 0.0)
     if wanted > has:
         raise MachineError(
-            f"{config.num_env_runners} env runners ask for {wanted:g} CPU, the Ray cluster has {has:g}",
+            f"{num_runners} env runners ask for {wanted:g} CPU, the Ray cluster has {has:g}",
             "lower --algo.env-runners, or use a cluster that has them",
         )
-    make_world(config.task, config.world, config.seed).close()
 
 
-def build_crew(group: EnvRunnerGroup, policy: SquashedGaussian, policy_values: Tensor) -> LocalCrew | RemoteCrew:
-    """Whoever acts for a learner with this `policy`, whose weights are `policy_values` `[P]`."""
-    local = group.local_env_runner
-    return LocalCrew(local, policy) if isinstance(local, WorldRunner) else RemoteCrew(group, policy_values)
-
-
-def _call(runner: WorldRunner, method: str, **arguments: Any) -> tuple[int, Any]:
+def _call(runner: Any, method: str, **arguments: Any) -> tuple[int, Any]:
     """Runs in the actor: its number, and what the method returned or raised.
 
     Raised there, an exception would end the actor, and RLlib would start it again without saying why.

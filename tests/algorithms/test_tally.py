@@ -1,28 +1,17 @@
 import numpy as np
-from tiny_episodes import numbered_trajectory
 
 from rlvlm import metrics
-from rlvlm.algorithms.sac_pebble.runner import Sample
-from rlvlm.algorithms.sac_pebble.tally import Tally
-from rlvlm.types.steps import Transitions
-
-
-def sample(num_steps: int, *firsts: float) -> Sample:
-    """A turn of `num_steps` in which episodes of two steps ended, whose rewards are `first` and `first` + 1."""
-    wide, column = np.zeros((num_steps, 2), np.float32), np.zeros(num_steps, np.float32)
-    steps = Transitions(
-        obs=wide, actions=wide, next_obs=wide, terminated=column, env_rewards=column, success=column, snapshots=wide
-    )
-    return Sample(steps, [numbered_trajectory(2, first) for first in firsts])
+from rlvlm.algorithms.tally import Tally
 
 
 def test_counts_and_means_by_hand():
     tally = Tally()
-    tally.take_in(sample(4))
-    tally.take_in(sample(4, 0.0, 2.0))  # returns 0 + 1 and 2 + 3
+    tally.take_in(4, [])
+    tally.take_in(4, [(1.0, False), (5.0, True)])
     report = tally.report()
     assert (report[metrics.ENV_STEPS], report[metrics.EPISODES], report[metrics.TRAIN_EPISODE_RETURN]) == (8, 2, 3)
-    tally.take_in(sample(2, *[4.0] * 10))  # 9 each; only the last ten episodes count
+    assert report[metrics.TRAIN_EPISODE_SUCCESS] == 0.5
+    tally.take_in(2, [(9.0, True)] * 10)  # only the last ten episodes count
     assert tally.report()[metrics.TRAIN_EPISODE_RETURN] == 9 and tally.report()[metrics.EPISODES] == 12
 
 
@@ -38,7 +27,7 @@ def test_rewards_are_told_per_episode_and_what_has_none_is_counted():
 
 def test_a_restored_tally_is_the_same():
     tally, other = Tally(), Tally()
-    tally.take_in(sample(3, 1.0))
+    tally.take_in(3, [(3.0, True)])
     tally.note({"reward_model/loss": 0.5})
     other.load_tree(tally.save_tree())
     assert other.report() == tally.report() and other.env_steps == 3

@@ -1,6 +1,6 @@
 import numpy as np
 
-from rlvlm.algorithms.episodes import EpisodeTape, VectorStep, to_transitions
+from rlvlm.algorithms.sac_pebble.episodes import EpisodeTape, VectorStep, to_transitions
 
 
 def step(number, num_worlds=2):

@@ -33,7 +33,7 @@ class JammedWorld(TinyWorld):
         return super().reset(seed=seed, options=options)
 
 
-JAMMED = Task(name="jammed", goal="push", maker="test_acting:JammedWorld")
+JAMMED = Task(name="jammed", goal="push", maker="tests.algorithms.test_crew:JammedWorld")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_two_runners_repeat_and_resume_bit_for_bit(build, pair, tmp_path):
 
 def test_runners_see_different_episodes_of_the_same_policy(pair):
     crew = pair._crew
-    crew.start(5, random_actions=False)
+    crew.start({"num_steps": 5, "random_actions": False})
     transitions = crew.collect().transitions
     first, second = np.split(transitions.actions, 2)
     assert first.shape == (5 * NUM_ENVS, 2) and not np.isin(first, second).any()
@@ -144,7 +144,7 @@ def test_a_killed_runner_is_missed_for_a_while_and_comes_back(pair, caplog):
 
 
 def test_what_a_world_raises_reaches_the_caller_with_its_place(build):
-    algorithm = build(1, task="test_acting:JAMMED")
+    algorithm = build(1, task="tests.algorithms.test_crew:JAMMED")
     with pytest.raises(OSError, match="the gripper is jammed") as caught:
         train(algorithm, 2)
     assert "in env runner 1:" in caught.value.__notes__[0] and "JammedWorld" not in str(caught.value)

@@ -1,0 +1,51 @@
+"""What a run does in the way of its pipeline; everything else of a run is the same for all."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlvlm.algorithms.contract import RunAlgorithm
+from rlvlm.algorithms.evaluation import Player
+from rlvlm.console.panel import PanelRow
+from rlvlm.judges.judge import Judge
+from rlvlm.runs.folder.run_folder import RunFolder
+from rlvlm.types.steps import FloatArray, Frames
+
+Draw = Callable[[FloatArray, int], Frames]
+"""Makes images [N, H, W, 3] of snapshots [N, S]; takes the side wanted, in pixels."""
+
+
+class Recorder(Protocol):
+    """Writes down a run's questions and answers, or whatever else its algorithm tells of."""
+
+    def keep(self, records: Iterable[Any]) -> None:
+        """Takes what `drain_records` gave."""
+        ...
+
+
+class Pipeline(Protocol):
+    """One kind of run. `config` is always an instance of the pipeline's own config class."""
+
+    @property
+    def rows(self) -> Sequence[PanelRow]:
+        """What the panel shows."""
+        ...
+
+    def open_algorithm(
+        self, config: Any, make_judge: Callable[[], Judge] | None
+    ) -> AbstractContextManager[RunAlgorithm]:
+        """The algorithm of a run, ready to train or to be restored; it is stopped when the context closes."""
+        ...
+
+    def open_recorder(self, folder: RunFolder, config: Any, draw: Draw) -> Recorder:
+        """Takes what the algorithm asked others, and what they answered."""
+        ...
+
+    def write_pages(self, folder: RunFolder, config: Any) -> None:
+        """Writes the pages that only this kind of run has, at its end."""
+        ...
+
+    def open_player(self, config: Any, checkpoint: Path) -> tuple[Player, Draw]:
+        """Plays the policy in a checkpoint's folder; needs neither Ray nor the judge."""
+        ...

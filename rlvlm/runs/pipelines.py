@@ -1,0 +1,12 @@
+"""The pipelines by the name of their config. Imports what they all stand on: for whoever is about to train or play."""
+
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.pipeline import Pipeline
+from rlvlm.runs.preference.pipeline import PreferencePipeline
+
+_PIPELINES: dict[str, type[Pipeline]] = {"preference": PreferencePipeline}
+
+
+def pipeline_of(config: RunConfig) -> Pipeline:
+    """What does the runs of `config` in their own way."""
+    return _PIPELINES[config.pipeline]()
