@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from rlvlm.reports.judge import reference
 from rlvlm.reports.judge.answers import Answers
 from rlvlm.reports.judge.measures import (
     GIVEN,
@@ -25,14 +24,46 @@ from rlvlm.reports.judge.measures import (
     outcomes,
     wilson,
 )
-from rlvlm.runs.artifacts.plots import INK, STYLE, save
+from rlvlm.runs.artifacts.plots import INK, STYLE, save, stack_shares
 from rlvlm.runs.artifacts.plots import OUTCOMES as OUTCOME_COLOURS
+from rlvlm.types.steps import FloatArray
 
 COLOURS = {**OUTCOME_COLOURS, "not checked": "#d9c9a3"}
 LINES = ("#2a9d8f", "#e76f51", "#457b9d", "#8d6e97", "#264653", "#b08900")
 THEIRS = "#9aa5ab"
 _MAX_NAME = 34
 _BINS = np.arange(NUM_BINS)
+
+REFERENCE = "RL-VLM-F (Wang et al. 2024), read off their figure"
+_SHARES = {
+    "CartPole": "24/13/62 29/5/66 35/1/64 37/1/62 52/1/47 69/1/30 86/0/14 93/2/6 100/0/0 100/0/0",
+    "Drawer": "42/28/30 47/42/11 53/46/1 51/49/1 57/43/0 54/43/3 61/39/0 65/33/3 68/32/0 80/19/1",
+    "Soccer": "45/45/9 42/39/18 48/41/11 51/44/5 56/42/2 64/30/6 76/21/3 84/16/0 100/0/0 100/0/0",
+    "Sweep": "24/16/60 38/20/42 42/16/43 42/38/20 14/35/51 46/10/44 54/26/19 60/25/15 58/9/33 79/8/13",
+    "Cloth": "27/25/49 33/20/47 31/19/49 46/12/43 37/10/52 42/20/38 40/13/47 58/4/38 50/0/50 55/9/36",
+    "Rope": "27/25/47 32/10/59 44/16/40 51/17/31 65/15/20 67/14/19 71/11/18 80/15/4 87/2/10 69/19/11",
+    "Water": "51/43/6 56/43/1 65/35/0 65/34/1 60/38/2 62/31/7 59/34/7 63/29/8 57/22/22 72/14/14",
+}
+SHARES: dict[str, FloatArray] = {
+    task: np.array([[float(share) for share in one.split("/")] for one in bins.split()], np.float32)
+    for task, bins in _SHARES.items()
+}
+"""[10, 3] correct, incorrect, undecided answers of the reference, in percent, the pairs with the smallest gaps first:
+to be drawn beside ours and always labelled as theirs.
+
+Source: RL-VLM-F, Wang et al. 2024, arXiv:2402.03681, and its website, read off the figure by eye (so sums may miss 100
+by one or two). The VLM was Gemini-Pro-Vision, for the cloth GPT-4V, asked in two stages.
+"""
+THEIR_TASKS = {
+    "drawer_open": "Drawer",
+    "soccer": "Soccer",
+    "sweep_into": "Sweep",
+    "cartpole": "CartPole",
+    "fold_cloth": "Cloth",
+    "straighten_rope": "Rope",
+    "pass_water": "Water",
+}
+"""What the reference calls our tasks."""
 
 
 def draw_all(sources: Sequence[Answers], folder: Path) -> dict[str, Path]:
@@ -47,14 +78,14 @@ def draw_all(sources: Sequence[Answers], folder: Path) -> dict[str, Path]:
     wanted["outcomes"] = draw_outcomes
     if any((source.latency_s > 0).any() for source in sources):
         wanted["latency"] = draw_latency
-    with plt.rc_context(STYLE):  # pyright: ignore[reportArgumentType] - names of settings are plain text elsewhere
+    with plt.rc_context(STYLE):
         return {name: save(draw(sources), folder / f"{name}.png") for name, draw in wanted.items()}
 
 
 def draw_difficulty(sources: Sequence[Answers]) -> Figure:
     """What became of the answers, by difficulty: a panel per source, and the reference's task of the same name."""
     known = [source for source in sources if np.isfinite(source.truth).any()]
-    tasks = list(dict.fromkeys(task for source in known if (task := reference.their_task(source.task))))
+    tasks = list(dict.fromkeys(THEIR_TASKS[source.task] for source in known if source.task in THEIR_TASKS))
     figure, rows = plt.subplots(
         len(known) + len(tasks),
         1,
@@ -66,14 +97,17 @@ def draw_difficulty(sources: Sequence[Answers]) -> Figure:
     for axes, source in zip(rows[:, 0], known, strict=False):
         counts = by_bin(source)
         totals = np.sum(list(counts.values()), axis=0)
-        _stack(axes, {name: 100 * counts[name] / np.maximum(totals, 1) for name in OUTCOMES if counts[name].any()})
+        shares = {name: 100 * counts[name] / np.maximum(totals, 1) for name in OUTCOMES if counts[name].any()}
+        stack_shares(axes, shares, COLOURS)
         for place, total in enumerate(totals):
             axes.text(place, 102, f"{total:,}", ha="center", va="bottom", fontsize=8, color="#6b7a80")
         axes.set_title(f"{_short(source.name)}: {totals.sum():,} answers", pad=18)
     for axes, task in zip(rows[len(known) :, 0], tasks, strict=True):
-        shares = reference.SHARES[task].T
-        _stack(axes, dict(zip(("correct", "incorrect", "no preference"), shares, strict=True)), theirs=True)
-        axes.set_title(f"theirs, for comparison: {task}, {reference.NAME}", color="#6b7a80")
+        theirs: dict[str, FloatArray] = dict(
+            zip(("correct", "incorrect", "no preference"), SHARES[task].T, strict=True)
+        )
+        stack_shares(axes, theirs, COLOURS, alpha=0.5, hatch="///", edgecolor="white")
+        axes.set_title(f"theirs, for comparison: {task}, {REFERENCE}", color="#6b7a80")
     for axes in rows[:, 0]:
         axes.set(ylabel="answers, %", ylim=(0, 100))
         axes.legend(loc="center left", bbox_to_anchor=(1.005, 0.5), fontsize=9)
@@ -84,20 +118,13 @@ def draw_difficulty(sources: Sequence[Answers]) -> Figure:
 def draw_accuracy(sources: Sequence[Answers]) -> Figure:
     """How many of the decided labels are right, by difficulty, with 95 % intervals; the reference's tasks behind."""
     figure, axes = plt.subplots(figsize=(9, 4.6), layout="constrained")
-    ours = {task for source in sources if (task := reference.their_task(source.task))}
-    for task in reference.SHARES:
-        is_same = task in ours
-        label = f"theirs: {task}" if is_same else ("theirs: other tasks" if task == _first_other(ours) else None)
-        axes.plot(
-            _BINS,
-            reference.decided_accuracy(task),
-            color="#5f6b70" if is_same else THEIRS,
-            linestyle="--",
-            linewidth=2 if is_same else 0.9,
-            alpha=1 if is_same else 0.7,
-            label=label,
-            zorder=1,
-        )
+    ours = {THEIR_TASKS.get(source.task) for source in sources}
+    for task, shares in sorted(SHARES.items(), key=lambda item: item[0] in ours):  # ours last, so on top
+        look = {"color": "#5f6b70", "linewidth": 2, "label": f"theirs: {task}"}
+        if task not in ours:
+            look = {"color": THEIRS, "linewidth": 0.9, "alpha": 0.7}
+        axes.plot(_BINS, decided_accuracy(shares), linestyle="--", zorder=1, **look)
+    axes.plot([], [], color=THEIRS, linestyle="--", linewidth=0.9, label="theirs: other tasks")
     for source, colour in _coloured(sources):
         counts = by_bin(source)
         checked = counts["correct"] + counts["incorrect"]
@@ -236,25 +263,10 @@ def draw_latency(sources: Sequence[Answers]) -> Figure:
     return figure
 
 
-def _stack(axes: Axes, shares: dict[str, np.ndarray], *, theirs: bool = False) -> None:
-    base = np.zeros(NUM_BINS)
-    for name, share in shares.items():
-        axes.bar(
-            _BINS,
-            share,
-            bottom=base,
-            color=COLOURS[name],
-            width=0.86,
-            label=name,
-            alpha=0.5 if theirs else 1,
-            hatch="///" if theirs else None,
-            edgecolor="white" if theirs else None,
-            linewidth=0,
-        )
-        for place, (height, bottom) in enumerate(zip(share, base, strict=True)):
-            if height >= 7:
-                axes.text(place, bottom + height / 2, f"{height:.0f}", ha="center", va="center", fontsize=8)
-        base = base + share
+def decided_accuracy(shares: FloatArray) -> FloatArray:
+    """[10] percent of the reference's decided labels that were right, of one task's `SHARES`."""
+    correct, incorrect, _ = shares.T
+    return 100 * correct / np.maximum(correct + incorrect, 1)
 
 
 def _label_bins(axes: Axes) -> None:
@@ -264,10 +276,6 @@ def _label_bins(axes: Axes) -> None:
 
 def _coloured(sources: Sequence[Answers]) -> list[tuple[Answers, str]]:
     return [(source, LINES[place % len(LINES)]) for place, source in enumerate(sources)]
-
-
-def _first_other(ours: set[str]) -> str:
-    return next((task for task in reference.SHARES if task not in ours), "")
 
 
 def _short(name: str) -> str:

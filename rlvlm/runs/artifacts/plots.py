@@ -111,13 +111,12 @@ def draw_accuracy(queries: Rows, title: str) -> Figure:
     )
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     totals = np.bincount(bins, minlength=NUM_BINS)
-    base = np.zeros(NUM_BINS)
-    for name, colour in OUTCOMES.items():
-        share = 100 * np.bincount(bins[outcomes == name], minlength=NUM_BINS) / np.maximum(totals, 1)
-        if share.any():
-            axes.bar(range(NUM_BINS), share, bottom=base, color=colour, label=name, width=0.86)
-            _write_shares(axes, share, base)
-        base += share
+    shares = {
+        name: 100 * np.bincount(bins[outcomes == name], minlength=NUM_BINS) / np.maximum(totals, 1)
+        for name in OUTCOMES
+        if (outcomes == name).any()
+    }
+    stack_shares(axes, shares, OUTCOMES)
     axes.set(ylabel="answers, %", ylim=(0, 100), title="Answers by difficulty: hard pairs left, easy pairs right")
     axes.legend(ncols=len(OUTCOMES), loc="upper center", bbox_to_anchor=(0.5, -0.01))
     counts.bar(range(NUM_BINS), totals, color="#b9c4c9", width=0.86)
@@ -204,7 +203,19 @@ def _draw_spent(axes: Axes, queries: Rows) -> None:
     axes.legend(loc="upper left", ncols=len(present), fontsize=8)
 
 
-def _write_shares(axes: Axes, share: NDArray[np.float64], base: NDArray[np.float64]) -> None:
-    for place, (height, bottom) in enumerate(zip(share, base, strict=True)):
-        if height >= 6:
-            axes.text(place, bottom + height / 2, f"{height:.0f}", ha="center", va="center", fontsize=8)
+def stack_shares(axes: Axes, shares: Mapping[str, NDArray[Any]], colours: Mapping[str, str], **look: Any) -> None:
+    """One bar per difficulty bin, stacked of shares [N] in percent, each with its number where there is room for it.
+
+    Args:
+        axes: to draw into.
+        shares: by name.
+        colours: by name.
+        look: further settings of the bars.
+    """
+    base = np.zeros(NUM_BINS)
+    for name, share in shares.items():
+        axes.bar(range(NUM_BINS), share, bottom=base, color=colours[name], label=name, width=0.86, linewidth=0, **look)
+        for place in np.flatnonzero(share >= 6).tolist():
+            middle = base[place] + share[place] / 2
+            axes.text(place, middle, f"{share[place]:.0f}", ha="center", va="center", fontsize=8)
+        base = base + share

@@ -24,8 +24,31 @@ def sample_rows(records: Sequence[QueryRecord], draw: Callable[[FloatArray], Fra
         records: the queries of one session.
         draw: makes pictures [N, H, W, 3] of snapshots [N, S].
     """
-    places = sorted(set(np.linspace(0, len(records) - 1, PER_SESSION).astype(int))) if records else []
-    return [_row(records[place], draw) for place in places]
+    rows = []
+    for place in sorted(set(np.linspace(0, len(records) - 1, PER_SESSION).astype(int))) if records else []:
+        record, verdict = records[place], records[place].verdict
+        # Where segments are longer than a step, their last picture stands for them.
+        left, right = draw(np.stack([side.snapshots[-1] for side in (record.pair.left, record.pair.right)]))
+        rows.append(
+            {
+                ENV_STEPS: record.env_step,
+                "session": record.session,
+                "index": record.index,
+                "left": encode_png(left),
+                "right": encode_png(right),
+                "progress": [round(float(record.progress_left), 4), round(float(record.progress_right), 4)],
+                "status": str(verdict.status),
+                "label": None if verdict.label is None else str(verdict.label),
+                "probabilities": None
+                if verdict.probabilities is None
+                else [round(p, 4) for p in verdict.probabilities],
+                "text": verdict.text,
+                "correct": record.correct,
+                "judge": verdict.stamp.judge,
+                "prompt": verdict.stamp.prompt,
+            }
+        )
+    return rows
 
 
 def encode_png(picture: NDArray[np.uint8]) -> str:
@@ -33,25 +56,3 @@ def encode_png(picture: NDArray[np.uint8]) -> str:
     data = BytesIO()
     Image.fromarray(picture).save(data, format="png", optimize=True)
     return base64.b64encode(data.getvalue()).decode()
-
-
-def _row(record: QueryRecord, draw: Callable[[FloatArray], Frames]) -> dict[str, Any]:
-    # Where segments are longer than a step, their last picture stands for them.
-    ends = np.stack([record.pair.left.snapshots[-1], record.pair.right.snapshots[-1]])
-    left, right = draw(ends)
-    verdict = record.verdict
-    return {
-        ENV_STEPS: record.env_step,
-        "session": record.session,
-        "index": record.index,
-        "left": encode_png(left),
-        "right": encode_png(right),
-        "progress": [round(float(record.progress_left), 4), round(float(record.progress_right), 4)],
-        "status": str(verdict.status),
-        "label": None if verdict.label is None else str(verdict.label),
-        "probabilities": None if verdict.probabilities is None else [round(p, 4) for p in verdict.probabilities],
-        "text": verdict.text,
-        "correct": record.correct,
-        "judge": verdict.stamp.judge,
-        "prompt": verdict.stamp.prompt,
-    }

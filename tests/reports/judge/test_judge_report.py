@@ -11,8 +11,8 @@ from rlvlm.errors import UsageError
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin, Truth
 from rlvlm.labels.store import LabelStore
-from rlvlm.reports.judge import reference
 from rlvlm.reports.judge.answers import read_sources
+from rlvlm.reports.judge.figures import REFERENCE, SHARES, THEIR_TASKS, decided_accuracy
 from rlvlm.reports.judge.report import report_judges
 from rlvlm.runs.folder.rows import query_row
 from rlvlm.runs.preference.recorder import truths_of
@@ -78,7 +78,7 @@ def test_two_judges_in_a_store_are_compared(tmp_path, capsys):
     page = (tmp_path / "out" / "judge_report.html").read_text()
     assert EVIL not in page and "<script" not in page and "liar <b>" not in page and "liar &lt;b&gt;" in page
     assert page.count("<article>") == 6 and "default-src 'none'" in page
-    assert reference.NAME.split(",")[0] not in page  # theirs is named in the pictures, and in words
+    assert REFERENCE.split(",")[0] not in page  # theirs is named in the pictures, and in words
     assert "reference" in page
     pictures = {file.stem for file in (tmp_path / "out").glob("*.png")}
     assert pictures == {"difficulty", "accuracy", "confusion", "calibration", "outcomes", "latency"}
@@ -132,8 +132,8 @@ def test_what_cannot_be_reported_is_told(tmp_path, folder):
 
 
 def test_the_figures_of_the_reference_are_whole():
-    assert len(reference.SHARES) == 7
-    for shares in reference.SHARES.values():
+    assert len(SHARES) == 7
+    for shares in SHARES.values():
         assert shares.shape == (10, 3) and np.abs(shares.sum(1) - 100).max() <= 3
-    assert reference.decided_accuracy("Drawer")[9] == pytest.approx(100 * 80 / 99)
-    assert reference.their_task("drawer_open") == "Drawer" and reference.their_task("none") is None
+    assert decided_accuracy(SHARES["Drawer"])[9] == pytest.approx(100 * 80 / 99)
+    assert set(THEIR_TASKS.values()) == SHARES.keys()
