@@ -1,4 +1,4 @@
-"""`rlvlm run | resume | eval | sweep | serve | report | fetch | slurm | doctor`: one screen, no logic."""
+"""`rlvlm run | resume | eval | collect | sweep | serve | report | fetch | slurm | doctor`: one screen, no logic."""
 
 import difflib
 import importlib
@@ -16,6 +16,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resume": ("DIR              go on with a run that was stopped", "commands:resume_command"),
     "eval": ("DIR              play the policy of a run", "commands:eval_command"),
     "sweep": ("FILE             tasks x reward sources x seeds, side by side", "sweep:sweep_command"),
+    "collect": ("TASK            episodes of a scripted expert to learn from", "collect:collect_command"),
+    "data": ("show | export | import   folders of such episodes", "collect:data_command"),
     "serve": ("NAME           put a judge behind HTTP; --list shows the apps", "serve:serve_command"),
     "report": ("DIR...           compare runs: table, curves, page", "commands:report_command"),
     "judge-report": (

@@ -28,6 +28,7 @@ FLOOR = {
     "vlms": 1,
     "judges": 2,
     "policies": 2,
+    "demonstrations": 3,
     "pocket": 3,
     "rewards": 3,
     "preferences": 4,

@@ -55,7 +55,7 @@ class PictureShelf:
         num_written = 0
         for digest, picture in pictures:
             is_picture = picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3 and picture.size
-            if is_picture and not (file := self._file(digest)).exists():
+            if is_picture and not (file := self.file(digest)).exists():
                 self._write(file, picture)
                 num_written += 1
         return num_written
@@ -68,7 +68,7 @@ class PictureShelf:
         """
         if not is_digest(digest):
             raise MissingPicture(f"a picture is named by 64 hexadecimal digits, got {digest[:80]!r}")
-        file = self._file(digest)
+        file = self.file(digest)
         try:
             picture = _decode(_read(file))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow raises all of these
@@ -79,9 +79,10 @@ class PictureShelf:
 
     def has(self, digest: str) -> bool:
         """Whether a file of that name is there; `load` tells whether it is right."""
-        return is_digest(digest) and self._file(digest).exists()
+        return is_digest(digest) and self.file(digest).exists()
 
-    def _file(self, digest: str) -> Path:
+    def file(self, digest: str) -> Path:
+        """Where the picture of that digest lies, or would lie."""
         return self._folder / digest[:2] / f"{digest}.png"
 
     def _write(self, file: Path, picture: NDArray[np.uint8]) -> None:

@@ -1,0 +1,86 @@
+"""The card of a folder of demonstrations: what is in it, in counts."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rlvlm.demonstrations.folder import DemonstrationFolder
+from rlvlm.demonstrations.records import EpisodeRecord
+from rlvlm.demonstrations.select import FilterConfig, select
+
+_BINS = 5
+
+
+@dataclass(slots=True)
+class Census:
+    """Counts of a collection."""
+
+    episodes: int = 0
+    steps: int = 0
+    successes: int = 0
+    noisy: int = 0
+    returns: float = 0.0
+    players: Counter[str] = field(default_factory=Counter)
+    actions: Counter[str] = field(default_factory=Counter)
+    qualities: Counter[int] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
+    pictures: set[str] = field(default_factory=set)
+
+
+def census(records: Iterable[EpisodeRecord], config: FilterConfig | None = None) -> Census:
+    """Counts what is there; `rejected` is what the filter would leave out, and why."""
+    counts = Census()
+    for record in records:
+        counts.episodes += 1
+        counts.steps += len(record.steps)
+        counts.successes += record.success
+        counts.returns += record.env_return
+        counts.players[record.player] += 1
+        counts.pictures |= record.digests()
+        counts.rejected += select([record], config or FilterConfig())[1]
+        for step in record.steps:
+            counts.noisy += step.is_noise
+            counts.actions[step.action or "(none)"] += 1
+            if step.quality is not None:
+                counts.qualities[min(int(step.quality * _BINS), _BINS - 1)] += 1
+    return counts
+
+
+def write_card(folder: DemonstrationFolder) -> Census:
+    """Counts the folder's episodes and writes its `README.md`."""
+    counts = census(folder.episodes())
+    lines = [
+        f"# Demonstrations of {folder.task}",
+        "",
+        f"{counts.episodes:,} episodes, {counts.steps:,} steps, {len(counts.pictures):,} distinct pictures; "
+        f"success {_share(counts.successes, counts.episodes)}, mean return "
+        f"{counts.returns / max(counts.episodes, 1):.3g}.",
+        "",
+        *_table("player", "episodes", counts.players),
+        *_table("action", "steps", counts.actions),
+        f"Spoilt on purpose: {_share(counts.noisy, counts.steps)} of steps.",
+        "",
+        *_table("left out by the default filter", "steps", counts.rejected),
+    ]
+    if counts.qualities:
+        named = {f"{bin / _BINS:.1f} to {(bin + 1) / _BINS:.1f}": counts.qualities[bin] for bin in range(_BINS)}
+        lines += _table("judge's score", "steps", Counter(named))
+    if folder.num_damaged:
+        lines += [f"{folder.num_damaged} damaged lines were left out.", ""]
+    lines += [
+        "`episodes.jsonl` has one episode per line; its pictures lie in `pictures/` under the digests of their pixels,",
+        "its arrays in `arrays/` under its id. `rlvlm data export` writes chat formats and Parquet.",
+    ]
+    folder.write_card("\n".join(lines) + "\n")
+    return counts
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / max(whole, 1):.1%}"
+
+
+def _table(name: str, unit: str, counts: Counter[str]) -> list[str]:
+    if not counts:
+        return []
+    rows = [f"| `{key}` | {count:,} |" for key, count in counts.most_common()]
+    return [f"| {name} | {unit} |", "|---|---|", *rows, ""]

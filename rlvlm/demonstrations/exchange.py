@@ -1,0 +1,195 @@
+"""Demonstrations as chats, in the formats that LLaVA and Qwen's trainers read; and such files as demonstrations."""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from rlvlm.demonstrations.folder import DemonstrationFolder
+from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
+from rlvlm.demonstrations.select import FilterConfig, select
+from rlvlm.disk import replacing
+from rlvlm.envs.replies import read_reply
+from rlvlm.errors import UsageError
+from rlvlm.labels.pictures import MAX_PIXELS, picture_digest
+
+ChatFormat = Literal["llava", "qwen"]
+_IMAGE = "<image>"
+Said = tuple[str, list[str], str]
+"""The user's words, the files of the images shown with them, and the answer."""
+
+
+def export_chats(
+    folder: DemonstrationFolder, file: Path, form: ChatFormat, config: FilterConfig
+) -> tuple[int, Counter[str]]:
+    """Writes one chat per step that passes the filter; says how many those are, and why the others were left out.
+
+    Images are named relative to the file's own folder. A LLaVA file is one JSON array, a Qwen file has a chat per line.
+
+    Raises:
+        UsageError: the folder keeps no pictures, or holds no turns.
+        OSError: the disk refused.
+    """
+    count, reasons = 0, Counter[str]()
+    build = _BUILDERS[form]
+    with replacing(file) as partial, open(partial, "w") as stream:
+        for record in folder.episodes():
+            kept, left_out = select([record], config)
+            reasons += left_out
+            for place in (place for _, places in kept for place in places):
+                if not record.steps or not record.steps[place].pictures:
+                    raise UsageError(
+                        f"{folder.path} keeps no pictures of its turns, and chats need them", "collect with --pictures"
+                    )
+                step = record.steps[place]
+                images = [os.path.relpath(folder.shelf.file(digest), file.parent) for digest in step.pictures]
+                chat = json.dumps(build(f"{record.id}-{place}", images, step), ensure_ascii=False)
+                opening = ("[\n" if not count else ",\n") if form == "llava" else ""
+                stream.write(opening + chat + ("" if form == "llava" else "\n"))
+                count += 1
+        if form == "llava":
+            stream.write("\n]\n" if count else "[]\n")
+    return count, reasons
+
+
+def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: Path | None = None) -> Counter[str]:
+    """Adds the chats of a LLaVA or Qwen file, one episode each; says how many were added and why others were not.
+
+    They hold no snapshots, rewards or successes: those are 0. Several questions and answers make several steps; a
+    system message is put before the first question.
+
+    Args:
+        file: a JSON array, or one JSON object per line; of either form, told by its keys. Untrusted.
+        folder: of a task in turns; answers are read with the words of its actions.
+        player: who gave the answers.
+        images: what image files are named relative to, and must lie in; by default the file's own folder.
+
+    Raises:
+        UsageError: the file is not of this kind.
+    """
+    counts: Counter[str] = Counter()
+    root = (images or file.parent).resolve()
+    for number, chat in enumerate(_chats(file)):
+        try:
+            said = _said(chat)
+            pictures = [[_load(root, name) for name in names] for _, names, _ in said]
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            counts["chat without pairs of question and answer, or of another form"] += 1
+            continue
+        except (OSError, SyntaxError, Image.DecompressionBombError):
+            counts["image missing or unreadable"] += 1
+            continue
+        folder.add(_record(folder, player, f"{file.stem[:60]}-{number}", number, said, pictures), sum(pictures, []))
+        counts["added"] += 1
+    return counts
+
+
+def _llava(name: str, images: list[str], step: StepRecord) -> dict[str, Any]:
+    shown = _IMAGE * len(images) + "\n" + step.prompt
+    said = [{"from": "human", "value": shown}, {"from": "gpt", "value": step.text}]
+    return {"id": name, "image": images[0] if len(images) == 1 else images, "conversations": said}
+
+
+def _qwen(name: str, images: list[str], step: StepRecord) -> dict[str, Any]:
+    shown = [{"type": "image", "image": image} for image in images]
+    question = {"role": "user", "content": [*shown, {"type": "text", "text": step.prompt}]}
+    answer = {"role": "assistant", "content": [{"type": "text", "text": step.text}]}
+    return {"id": name, "messages": [question, answer]}
+
+
+_BUILDERS: Mapping[str, Callable[[str, list[str], StepRecord], dict[str, Any]]] = {"llava": _llava, "qwen": _qwen}
+
+
+def _chats(file: Path) -> Iterator[Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+        yield from json.loads(text) if text.lstrip()[:1] == "[" else map(json.loads, text.splitlines())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{file} cannot be read as chats: {error}", "a JSON array, or one object per line") from error
+
+
+def _said(chat: dict[str, Any]) -> list[Said]:
+    """Questions and answers of a chat of either form; what is no such chat raises one of several errors."""
+    if "messages" in chat:
+        turns = [(message["role"], *_parts(message["content"])) for message in chat["messages"]]
+    else:
+        given = chat.get("image", chat.get("images", []))
+        names = iter([given] if isinstance(given, str) else list(given))
+        roles = {"human": "user", "gpt": "assistant", "system": "system"}
+        turns = []
+        for message in chat["conversations"]:
+            value = message["value"]
+            shown = [next(names) for _ in range(value.count(_IMAGE))] if message["from"] == "human" else []
+            turns.append((roles[message["from"]], re.sub(rf"\s*{_IMAGE}\s*", " ", value).strip(), shown))
+    system = "".join(f"{text}\n\n" for role, text, _ in turns if role == "system")
+    turns = [turn for turn in turns if turn[0] != "system"]
+    if not turns or [role for role, _, _ in turns] != ["user", "assistant"] * (len(turns) // 2):
+        raise ValueError("questions and answers must alternate")
+    said = [(asked[1], asked[2], answer[1]) for asked, answer in zip(turns[::2], turns[1::2], strict=True)]
+    return [(system + said[0][0], *said[0][1:]), *said[1:]]
+
+
+def _parts(content: str | list[dict[str, str]]) -> tuple[str, list[str]]:
+    """Text and image files of a Qwen message."""
+    if isinstance(content, str):
+        return content, []
+    texts = [part["text"] for part in content if part["type"] == "text"]
+    return "\n".join(texts), [part["image"].removeprefix("file://") for part in content if part["type"] == "image"]
+
+
+def _load(root: Path, name: str) -> NDArray[np.uint8]:
+    """The image [H, W, 3] in the file `name`.
+
+    Raises:
+        OSError: it is missing, lies outside `root`, or is no image of sensible size.
+    """
+    path = (root / name).resolve()
+    if not path.is_relative_to(root) or not path.is_file():
+        raise OSError(f"{name!r} is no file below {root}")
+    with Image.open(path, formats=["PNG", "JPEG", "WEBP"]) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise OSError(f"{name!r} has more than {MAX_PIXELS} pixels")
+        return np.asarray(image.convert("RGB"))
+
+
+def _record(
+    folder: DemonstrationFolder,
+    player: str,
+    name: str,
+    seed: int,
+    said: list[Said],
+    pictures: list[list[NDArray[np.uint8]]],
+) -> EpisodeRecord:
+    steps = []
+    for (prompt, _, answer), shown in zip(said, pictures, strict=True):
+        action = read_reply(answer, folder.action_names, range(len(folder.action_names))).action
+        steps.append(
+            StepRecord(
+                prompt=prompt,
+                text=answer,
+                action=None if action is None else folder.action_names[action],
+                env_reward=0.0,
+                success=False,
+                progress=0.0,
+                pictures=tuple(picture_digest(picture) for picture in shown),
+            )
+        )
+    return EpisodeRecord(
+        id=re.sub(r"[^A-Za-z0-9._-]", "-", name),
+        task=folder.task,
+        kind=folder.kind,
+        seed=seed,
+        player=player,
+        goal="",
+        env_return=0.0,
+        success=False,
+        terminated=False,
+        steps=tuple(steps),
+    )

@@ -1,0 +1,147 @@
+"""A folder of demonstrations: `episodes.jsonl`, arrays and pictures beside it, and a card that counts them."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.demonstrations.records import DamagedRecord, EpisodeRecord, from_json, to_json
+from rlvlm.disk import append_whole, replacing, write_json, write_whole
+from rlvlm.errors import UsageError
+from rlvlm.labels.pictures import PictureShelf, picture_digest
+
+SCHEMA = 1
+"""Rises when older code could no longer read what newer code writes."""
+_MARK, _WHAT = "demonstrations.json", "rlvlm demonstrations"
+_ID = re.compile(r"[A-Za-z0-9._-]{1,120}")
+
+
+class DemonstrationFolder:
+    """Episodes of one task. They are appended and never changed; what a crash tears off costs that one episode.
+
+    Args:
+        path: of a folder made by `create_folder`, or found by `open_folder`.
+        about: what `demonstrations.json` says.
+    """
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self.path = path
+        self.task: str = about["task"]
+        self.kind: str = about["kind"]
+        self.action_names: tuple[str, ...] = tuple(about["action_names"])
+        """Words of the actions of a world in turns; empty for chunks."""
+        self.shelf = PictureShelf(path / "pictures")
+        self.num_damaged = 0
+        """Lines and files that were not believed when the episodes were last read."""
+
+    def add(self, record: EpisodeRecord, pictures: Iterable[NDArray[np.uint8]] = ()) -> None:
+        """Appends an episode; the disk has it when this returns.
+
+        Args:
+            record: of this folder's task.
+            pictures: [H, W, 3] each; those that its digests name.
+
+        Raises:
+            ValueError: the record is of another task, or its id cannot name a file.
+            OSError: the disk refused.
+        """
+        if (record.task, record.kind) != (self.task, self.kind):
+            raise ValueError(f"{self.path} holds {self.task}, got an episode of {record.task} ({record.kind})")
+        if not _ID.fullmatch(record.id):
+            raise ValueError(f"an id is up to 120 letters, digits and . _ -, got {record.id!r}")
+        self.shelf.keep((picture_digest(picture), picture) for picture in pictures)
+        if record.arrays:
+            with replacing(self._arrays_file(record.id)) as partial, open(partial, "wb") as stream:
+                np.savez_compressed(stream, allow_pickle=False, **dict(record.arrays))
+        line = json.dumps(to_json(record), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+        append_whole(self._lines, self._break() + line.encode() + b"\n")
+
+    def episodes(self) -> Iterator[EpisodeRecord]:
+        """All episodes, in the order they were added; of two with one id the first. Damaged ones are counted."""
+        self.num_damaged = 0
+        seen: set[str] = set()
+        for line in self._lines.read_bytes().splitlines() if self._lines.exists() else []:
+            try:
+                found = json.loads(line)
+                record = from_json(found, self._arrays(found))
+            except (ValueError, TypeError, KeyError, RecursionError, OSError, BadZipFile):
+                self.num_damaged += 1
+                continue
+            if record.id not in seen:
+                seen.add(record.id)
+                yield record
+
+    def _arrays(self, line: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """The arrays of a line, which may not be trusted.
+
+        Raises:
+            DamagedRecord: the id is none of ours.
+            OSError, ValueError, BadZipFile: the file is missing or damaged.
+        """
+        if not line["arrays"]:
+            return {}
+        if not _ID.fullmatch(str(line["id"])):
+            raise DamagedRecord("its id cannot name a file")
+        with np.load(self._arrays_file(line["id"]), allow_pickle=False) as file:
+            return {name: file[name] for name in line["arrays"]}
+
+    def _arrays_file(self, record_id: str) -> Path:
+        return self.path / "arrays" / f"{record_id}.npz"
+
+    @property
+    def _lines(self) -> Path:
+        return self.path / "episodes.jsonl"
+
+    def _break(self) -> bytes:
+        """A line break where a crash left half a line, so that the next one stands by itself."""
+        if not self._lines.exists() or not self._lines.stat().st_size:
+            return b""
+        with open(self._lines, "rb") as file:
+            file.seek(-1, 2)
+            return b"" if file.read(1) == b"\n" else b"\n"
+
+    def write_card(self, text: str) -> None:
+        """Replaces `README.md`."""
+        write_whole(self.path / "README.md", text)
+
+
+def create_folder(path: Path, task: str, kind: str, action_names: tuple[str, ...] = ()) -> DemonstrationFolder:
+    """A new folder, or the one that is there if it holds episodes of the same task: more can be added to it.
+
+    Raises:
+        UsageError: the folder holds something else.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        folder = open_folder(path)
+        if (folder.task, folder.kind, folder.action_names) != (task, kind, action_names):
+            raise UsageError(f"{path} holds demonstrations of {folder.task}, not of {task}", "name another folder")
+        return folder
+    about = {"what": _WHAT, "schema": SCHEMA, "task": task, "kind": kind, "action_names": list(action_names)}
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(path / _MARK, about)
+    return DemonstrationFolder(path, about)
+
+
+def open_folder(path: Path) -> DemonstrationFolder:
+    """The folder of demonstrations at `path`.
+
+    Raises:
+        UsageError: it is none, or of a schema that this rlvlm does not know.
+    """
+    try:
+        about = json.loads((path / _MARK).read_text())
+        is_ours = about["what"] == _WHAT and isinstance(about["schema"], int)
+    except (OSError, ValueError, TypeError, KeyError):
+        is_ours, about = False, {}
+    if not is_ours:
+        raise UsageError(f"{path} is no folder of demonstrations", "make one with: rlvlm collect TASK --out DIR")
+    if about["schema"] > SCHEMA:
+        raise UsageError(
+            f"{path} has schema {about['schema']}; this rlvlm reads schemas up to {SCHEMA}", "use a newer rlvlm"
+        )
+    return DemonstrationFolder(path, about)

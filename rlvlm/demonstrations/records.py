@@ -1,0 +1,141 @@
+"""What a folder of demonstrations keeps of an episode, whatever kind of world it was played in."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.envs.replies import read_reply
+from rlvlm.types.turns import Reply, TurnEpisode
+
+
+class DamagedRecord(ValueError):  # noqa: N818 - named for what is found
+    """A line that is no record of ours."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """One step of an episode in words. Episodes in chunks have none: theirs are arrays."""
+
+    prompt: str
+    """What the player was told."""
+    text: str
+    """What it wrote; untrusted."""
+    action: str | None
+    """The action that was read in it; None where none could be."""
+    env_reward: float
+    success: bool
+    """The world's own success test, after the step."""
+    progress: float
+    """In [0, 1], after the step."""
+    pictures: tuple[str, ...] = ()
+    """Digests of what the player saw; empty where pictures were not kept."""
+    is_noise: bool = False
+    """Whether the player was made to write something else than it would have."""
+    quality: float | None = None
+    """A judge's score of the step in [0, 1]; None where nobody was asked, or could tell."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeRecord:
+    """One episode."""
+
+    id: str
+    """Unique in its folder, and part of a file's name."""
+    task: str
+    kind: str
+    """`turns` or `chunks`, as the task's."""
+    seed: int
+    """Of the start: episodes of one seed never end up on both sides of a split."""
+    player: str
+    """Who played, e.g. `expert`."""
+    goal: str
+    """The world's goal phrase, or the instruction of this episode."""
+    env_return: float
+    success: bool
+    """Whether the world's own success test held at the end."""
+    terminated: bool
+    """Whether it ended for good; a time limit only cuts it."""
+    steps: tuple[StepRecord, ...] = ()
+    """T of them; empty for chunks."""
+    last_pictures: tuple[str, ...] = ()
+    """Digests of what there was to see after the last step."""
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """By name: `snapshots` [T + 1, S] of turns; of chunks also `actions` [C, L, A], `proprio` [C, P] and what else
+    there is."""
+
+    def digests(self) -> set[str]:
+        """All pictures of the episode."""
+        return {digest for step in self.steps for digest in step.pictures} | set(self.last_pictures)
+
+
+def to_json(record: EpisodeRecord) -> dict[str, Any]:
+    """What goes into a line of `episodes.jsonl`: all but the arrays."""
+    return {
+        **{name: value for name, value in asdict(replace(record, arrays={})).items() if name != "arrays"},
+        "arrays": sorted(record.arrays),
+    }
+
+
+def from_json(line: Any, arrays: Mapping[str, NDArray[Any]]) -> EpisodeRecord:
+    """The record of a line, with its arrays.
+
+    Raises:
+        DamagedRecord: a field is missing, unknown, or of the wrong type.
+    """
+    try:
+        fields = dict(line)
+        steps = tuple(StepRecord(**{**step, "pictures": tuple(step["pictures"])}) for step in fields.pop("steps", ()))
+        last = tuple(fields.pop("last_pictures", ()))
+        fields.pop("arrays", None)
+        record = EpisodeRecord(**fields, steps=steps, last_pictures=last, arrays=arrays)
+        _check(record)
+    except (TypeError, KeyError, ValueError) as error:
+        raise DamagedRecord(f"no record of an episode: {error}") from error
+    return record
+
+
+def _check(record: EpisodeRecord) -> None:
+    """Raises TypeError or ValueError for values that no writer of ours writes."""
+    texts = [record.id, record.task, record.kind, record.player, record.goal]
+    texts += [text for step in record.steps for text in (step.prompt, step.text, *step.pictures)]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a text is wanted")
+    numbers = [record.env_return, record.seed]
+    numbers += [number for step in record.steps for number in (step.env_reward, step.progress)]
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise ValueError("a finite number is wanted")
+
+
+def to_turn_episode(record: EpisodeRecord, action_names: Sequence[str]) -> TurnEpisode:
+    """The episode as players of worlds in turns know it.
+
+    Args:
+        record: of kind `turns`, with its snapshots.
+        action_names: of its world.
+
+    Raises:
+        ValueError: it has no snapshots, as after an import of chats.
+    """
+    if "snapshots" not in record.arrays:
+        raise ValueError(f"the episode {record.id} keeps no snapshots, so nothing can be drawn again")
+    places = {name: place for place, name in enumerate(action_names)}
+    replies = []
+    for step in record.steps:
+        read = read_reply(step.text, action_names, range(len(action_names)))
+        action = None if step.action is None else places[step.action]
+        replies.append(Reply(text=step.text, thought=read.thought, action=action, action_span=read.action_span))
+    return TurnEpisode(
+        task=record.task,
+        seed=record.seed,
+        snapshots=np.asarray(record.arrays["snapshots"], np.float32),
+        prompts=tuple(step.prompt for step in record.steps),
+        replies=tuple(replies),
+        env_rewards=np.array([step.env_reward for step in record.steps], np.float32),
+        success=np.array([step.success for step in record.steps], bool),
+        progress=np.array([step.progress for step in record.steps], np.float32),
+        terminated=record.terminated,
+    )

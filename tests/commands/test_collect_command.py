@@ -1,0 +1,42 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from rlvlm.cli import main
+
+
+def test_collect_show_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "d")
+    assert main(["collect", "number_line", "--episodes", "4", "--out", folder]) == 0
+    assert "4 new episodes" in capsys.readouterr().out
+    assert main(["collect", "number_line", "--episodes", "6", "--out", folder, "--wrong-actions", "0.5"]) == 0
+    assert "now 10 with" in capsys.readouterr().out
+    assert main(["data", "show", folder]) == 0
+    assert "10 episodes" in capsys.readouterr().out
+    chats = tmp_path / "chats.jsonl"
+    assert main(["data", "export", folder, "--out", str(chats), "--filter.successful"]) == 0
+    assert "chats in" in capsys.readouterr().out and json.loads(chats.read_text().splitlines()[0])["messages"]
+    assert main(["data", "import", str(chats), "--task", "number_line", "--out", str(tmp_path / "e")]) == 0
+    assert "chats added" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["collect"], "name a task first"),
+        (["collect", "numberline"], "did you mean"),
+        (["collect", "drawer_open"], "no world in turns"),
+        (["collect", "minigrid/BabyAI-GoToLocal-v0"], "no scripted expert"),
+        (["collect", "number_line", "--wrong-actions", "2"], "must be in"),
+        (["collect", "number_line", "--seed", "-1"], "0 <= seed"),
+        (["data", "exprot"], "data export --help"),
+        (["data", "show", "nowhere"], "no folder of demonstrations"),
+    ],
+)
+def test_wrong_words_are_told_with_what_to_do(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert told in " ".join(capsys.readouterr().err.replace("│", " ").split())

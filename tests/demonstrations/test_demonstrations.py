@@ -1,0 +1,223 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rlvlm.demonstrations.card import census, write_card
+from rlvlm.demonstrations.collect import FIRST_SEED, collect, play
+from rlvlm.demonstrations.exchange import export_chats, import_chats
+from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder, open_folder
+from rlvlm.demonstrations.players import ScriptedExpert, Written
+from rlvlm.demonstrations.records import EpisodeRecord, StepRecord, to_turn_episode
+from rlvlm.demonstrations.select import FilterConfig, select, split
+from rlvlm.demonstrations.table import export_parquet
+from rlvlm.envs.registry import make_world, task_env
+from rlvlm.errors import UsageError
+
+
+def made(task: str):
+    return make_world(task, task_env(task), 0)
+
+
+def folder_of(path: Path, task: str, episodes: int = 5, player: ScriptedExpert | None = None) -> DemonstrationFolder:
+    world = made(task)
+    folder = create_folder(path, task, "turns", world.action_names)
+    collect(world, player or ScriptedExpert(), folder, episodes, seed=0)
+    return folder
+
+
+def step(**fields) -> StepRecord:
+    plain = {"prompt": "p", "text": "t", "action": "+", "env_reward": 0.0, "success": False, "progress": 0.0}
+    return StepRecord(**(plain | fields))
+
+
+def episode(*steps: StepRecord, **fields) -> EpisodeRecord:
+    plain = {"id": "e", "task": "number_line", "kind": "turns", "seed": 0, "player": "x", "goal": "", "env_return": 1.0}
+    return EpisodeRecord(**(plain | {"success": True, "terminated": True} | fields), steps=steps)
+
+
+def test_a_filter_worked_by_hand() -> None:
+    """Of four steps one is unreadable, one scored too low, one not at all, and of two episodes one was lost."""
+    won = episode(step(quality=0.9), step(action=None), step(quality=0.2), step())
+    lost = episode(step(quality=1.0), id="lost", success=False)
+    kept, reasons = select([won, lost], FilterConfig(successful=True, min_quality=0.5))
+    assert kept == [(won, (0,))]
+    assert reasons == {"unreadable reply": 1, "quality too low": 1, "no quality score": 1, "episode without success": 1}
+
+
+def test_what_is_kept_is_what_happened(tmp_path: Path) -> None:
+    world = made("ez_points")
+    folder = folder_of(tmp_path / "d", "ez_points", 3)
+    record = next(iter(open_folder(tmp_path / "d").episodes()))
+    assert record.seed == FIRST_SEED and record.success and record.env_return == 10.0 and record.terminated
+    whole = to_turn_episode(record, folder.action_names)
+    turn, _ = world.reset(seed=record.seed)
+    for t, reply in enumerate(whole.replies):
+        assert np.array_equal(turn.snapshot, whole.snapshots[t]) and turn.prompt == whole.prompts[t]
+        (digest,) = record.steps[t].pictures
+        assert np.array_equal(folder.shelf.load(digest), world.draw(turn.snapshot[None])[0])
+        assert reply.action_span is not None and reply.action is not None
+        assert reply.text[slice(*reply.action_span)] == world.action_names[reply.action] == record.steps[t].action
+        turn, reward, terminated, _, info = world.step(reply.text)
+        assert (reward, info["success"]) == (whole.env_rewards[t], whole.success[t])
+    assert terminated and np.array_equal(turn.snapshot, whole.snapshots[-1])
+
+
+def test_a_picture_is_kept_once(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "number_line", 60)
+    counts = census(folder.episodes())
+    assert len(list((tmp_path / "pictures").rglob("*.png"))) == len(counts.pictures) <= 36 < counts.steps
+
+
+def test_a_stopped_collection_goes_on_and_a_finished_one_stays(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "a", "number_line", 3)
+    world = made("number_line")
+    assert collect(world, ScriptedExpert(), folder, 5, seed=0) == 2
+    assert collect(world, ScriptedExpert(), folder, 5, seed=0) == 0
+    whole = folder_of(tmp_path / "b", "number_line", 5)
+    assert [record.steps for record in folder.episodes()] == [record.steps for record in whole.episodes()]
+    assert collect(world, ScriptedExpert(), folder, 2, seed=1) == 2
+
+
+def test_noise_has_the_share_that_is_asked_for_and_is_known(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "number_line", 150, ScriptedExpert(p_wrong_action=0.3, p_wrong_thought=0.2))
+    steps = [step for record in folder.episodes() for step in record.steps]
+    assert np.mean([step.is_noise for step in steps]) == pytest.approx(1 - 0.7 * 0.8, abs=0.09)
+    assert np.mean([step.env_reward < 0 for step in steps]) == pytest.approx(0.3, abs=0.09)
+    kept, reasons = select(folder.episodes(), FilterConfig(noise=False))
+    assert reasons["spoilt on purpose"] == sum(step.is_noise for step in steps)
+    text = (write_card(folder), (tmp_path / "README.md").read_text())[1]
+    assert "expert-wrong-actions-0.3-thoughts-0.2" in text and "Spoilt on purpose" in text
+
+
+def test_unreadable_replies_are_counted_as_such(tmp_path: Path) -> None:
+    class Mumbler:
+        name = "mumbler"
+
+        def begin(self, seed: int) -> None:
+            pass
+
+        def reply(self, world, turn) -> Written:
+            return Written("hm\ud800")
+
+    world = made("number_line")
+    folder = create_folder(tmp_path / "d", "number_line", "turns", world.action_names)
+    collect(world, Mumbler(), folder, 2, seed=0, rate=lambda before, text, after: float(np.array_equal(before, after)))
+    counts = write_card(folder)
+    assert counts.rejected == {"unreadable reply": 20} and counts.actions == {"(none)": 20}
+    assert counts.qualities == {4: 20}, "a judge sees both pictures: nothing moved"
+    assert export_parquet(folder, tmp_path / "t.parquet") == 20
+
+
+def test_a_split_keeps_seeds_together_and_is_stable() -> None:
+    records = [episode(step(), id=f"{seed}-{player}", seed=seed) for seed in range(400) for player in "ab"]
+    learned, held_out = split(records, 0.1)
+    assert not {record.seed for record in learned} & {record.seed for record in held_out}
+    assert len(held_out) / len(records) == pytest.approx(0.1, abs=0.05)
+    assert {record.id for record in split(records[:100], 0.1)[1]} <= {record.id for record in held_out}
+    assert split(records, 0.0)[1] == []
+
+
+@pytest.mark.parametrize("form", ["llava", "qwen"])
+def test_chats_go_out_and_come_back(tmp_path: Path, form) -> None:
+    folder = folder_of(tmp_path / "d", "blackjack", 4)
+    file = tmp_path / "chats.json"
+    count, reasons = export_chats(folder, file, form, FilterConfig())
+    steps = [step for record in folder.episodes() for step in record.steps]
+    assert count == len(steps) and not reasons
+    back = create_folder(tmp_path / "back", "blackjack", "turns", folder.action_names)
+    assert import_chats(file, back, "imported") == {"added": count}
+    returned = [step for record in back.episodes() for step in record.steps]
+    for one, other in zip(steps, returned, strict=True):
+        assert (one.prompt, one.text, one.action, one.pictures) == (
+            other.prompt,
+            other.text,
+            other.action,
+            other.pictures,
+        )
+        assert np.array_equal(back.shelf.load(other.pictures[0]), folder.shelf.load(one.pictures[0]))
+
+
+def test_an_empty_llava_file_is_valid_json(tmp_path: Path) -> None:
+    folder = create_folder(tmp_path / "d", "number_line", "turns", ("-", "+"))
+    export_chats(folder, tmp_path / "chats.json", "llava", FilterConfig())
+    assert json.loads((tmp_path / "chats.json").read_text()) == []
+
+
+def test_chats_of_others_are_read_with_system_prompts_and_several_turns(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "d", "number_line", 1)
+    image = next((tmp_path / "d" / "pictures").rglob("*.png")).relative_to(tmp_path).as_posix()
+    user = {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "now?"}]}
+    good = {
+        "messages": [{"role": "system", "content": "Play."}, user, {"role": "assistant", "content": '{"action": "+"}'}]
+    }
+    two = {
+        "image": [image, image],
+        "conversations": [{"from": "human", "value": "<image>\na"}, {"from": "gpt", "value": "b"}] * 2,
+    }
+    outside = {
+        "image": "../../etc/hostname",
+        "conversations": [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": ""}],
+    }
+    missing = {"image": "no.png", "conversations": outside["conversations"]}
+    odd = [{}, [], 3, {"messages": [user]}, {"conversations": [{"from": "x", "value": ""}]}, {"messages": "text"}]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("\n".join(json.dumps(chat) for chat in [good, two, outside, missing, *odd]))
+    back = create_folder(tmp_path / "back", "number_line", "turns", folder.action_names)
+    counts = import_chats(file, back, "someone")
+    assert (counts["added"], counts["image missing or unreadable"]) == (2, 2) and counts.total() == 4 + len(odd)
+    one, other = back.episodes()
+    assert one.steps[0].prompt == "Play.\n\nnow?" and one.steps[0].action == "+"
+    assert [step.prompt for step in other.steps] == ["a", "a"] and other.steps[0].action is None
+    file.write_text("no json")
+    with pytest.raises(UsageError, match="cannot be read as chats"):
+        import_chats(file, back, "someone")
+
+
+def test_chunks_fit_into_the_same_folder_format(tmp_path: Path) -> None:
+    arrays = {"actions": np.ones((3, 4, 7), np.float32), "proprio": np.zeros((3, 8), np.float32)}
+    record = replace(episode(kind="chunks", task="push_block", goal="push the red block"), arrays=arrays)
+    create_folder(tmp_path / "d", "push_block", "chunks").add(record)
+    (back,) = open_folder(tmp_path / "d").episodes()
+    assert back.goal == "push the red block" and back.arrays["actions"].shape == (3, 4, 7)
+    assert export_parquet(open_folder(tmp_path / "d"), tmp_path / "t.parquet") == 1
+    assert split([back], 0.5) and select([back], FilterConfig())[0] == [(back, (0,))]
+
+
+def test_damage_costs_one_episode_and_is_counted(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "number_line", 4)
+    lines = (tmp_path / "episodes.jsonl").read_bytes().splitlines(keepends=True)
+    ids = [json.loads(line)["id"] for line in lines]
+    nested = b"[" * 100_000 + b"\n"
+    stolen = json.dumps(json.loads(lines[3]) | {"id": "../../other"}).encode() + b"\n"
+    not_a_number = lines[3].replace(b'"env_return":1.0', b'"env_return":NaN')
+    (tmp_path / "arrays" / f"{ids[1]}.npz").write_bytes(b"torn")
+    (tmp_path / "episodes.jsonl").write_bytes(lines[0] + lines[1] + nested + stolen + not_a_number + lines[2][:40])
+    record = play(made("number_line"), ScriptedExpert(), "number_line", 7)[0]
+    folder.add(record)
+    assert [found.id for found in folder.episodes()] == [ids[0], record.id]
+    assert folder.num_damaged == 5
+
+
+def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="no folder of demonstrations"):
+        create_folder(tmp_path, "number_line", "turns")
+    folder = folder_of(tmp_path / "d", "number_line", 1)
+    with pytest.raises(UsageError, match="not of blackjack"):
+        create_folder(folder.path, "blackjack", "turns", ("stand", "hit"))
+    with pytest.raises(ValueError, match="holds number_line"):
+        folder.add(episode(task="blackjack"))
+    with pytest.raises(ValueError, match="an id is"):
+        folder.add(episode(id="../x"))
+
+
+def test_the_table_has_a_row_per_step(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "d", "doorkey_5x5", 2)
+    count = export_parquet(folder, tmp_path / "t.parquet")
+    table = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    assert count == len(table) == sum(len(record.steps) for record in folder.episodes())
+    assert table[0]["action"] in folder.action_names and len(table[0]["pictures"]) == 1 and table[-1]["success"]
