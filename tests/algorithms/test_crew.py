@@ -33,11 +33,7 @@ class JammedWorld(TinyWorld):
         return super().reset(seed=seed, options=options)
 
 
-<<<<<<< HEAD:tests/algorithms/test_crew.py
 JAMMED = Task(name="jammed", goal="push", maker="tests.algorithms.test_crew:JammedWorld")
-=======
-JAMMED = Task(name="jammed", goal="push", maker=f"{__name__}:JammedWorld")
->>>>>>> 74fd2d9 (Tests in parallel, types in make test, hooks, CONTRIBUTING, a log):tests/algorithms/sac_pebble/test_acting.py
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +144,7 @@ def test_a_killed_runner_is_missed_for_a_while_and_comes_back(pair, caplog):
 
 
 def test_what_a_world_raises_reaches_the_caller_with_its_place(build):
-<<<<<<< HEAD:tests/algorithms/test_crew.py
     algorithm = build(1, task="tests.algorithms.test_crew:JAMMED")
-=======
-    algorithm = build(1, task=f"{__name__}:JAMMED")
->>>>>>> 74fd2d9 (Tests in parallel, types in make test, hooks, CONTRIBUTING, a log):tests/algorithms/sac_pebble/test_acting.py
     with pytest.raises(OSError, match="the gripper is jammed") as caught:
         train(algorithm, 2)
     assert "in env runner 1:" in caught.value.__notes__[0] and "JammedWorld" not in str(caught.value)
