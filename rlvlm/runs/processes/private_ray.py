@@ -89,7 +89,7 @@ def start_ray(
                 logging_level=logging.ERROR,
                 _temp_dir=str(folder),
                 _node_ip_address=node_ip,
-                # Workers started ahead take memory, and on a busy machine Ray waits for them, without end if they are late.
+                # Workers started ahead take memory, and on a busy machine Ray waits for them, without end when late.
                 _system_config={"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 300},
             )
             # Else a job submitted to this Ray would be given the address of any Ray that it finds on this machine.
