@@ -17,6 +17,8 @@ from rlvlm.runs.config import RunConfig
 from rlvlm.runs.recipes import RECIPES, recipe
 
 _HELP = ("-h", "--help")
+_CONFIG = (tyro.conf.CascadeSubcommandArgs,)
+"""Options of a chosen member of a union may stand anywhere, and those of the default member need no choice."""
 _EXAMPLE = next(iter(RECIPES))
 """The task of help texts that name none."""
 
@@ -62,7 +64,9 @@ def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArgument
     about = f"Learn a task ({task_summary()}); every option overrides one field of the task's recipe."
     try:
         kind: Any = RunArguments[type(default)]  # pyright: ignore[reportInvalidTypeArguments] - the task's pipeline decides
-        return tyro.cli(kind, default=RunArguments(config=default), args=options, prog=prog, description=about)
+        return tyro.cli(
+            kind, default=RunArguments(config=default), args=options, prog=prog, description=about, config=_CONFIG
+        )
     except ValueError as error:  # a rule of RunConfig itself; those of its parts are told by the parser
         raise UsageError(str(error), f"{prog} --help") from error
 
