@@ -2,10 +2,9 @@
 
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.pipeline import Pipeline
-from rlvlm.runs.policy.pipeline import PolicyPipeline
 from rlvlm.runs.preference.pipeline import PreferencePipeline
 
-_PIPELINES: dict[str, type[Pipeline]] = {"preference": PreferencePipeline, "policy": PolicyPipeline}
+_PIPELINES: dict[str, type[Pipeline]] = {"preference": PreferencePipeline}
 
 
 def pipeline_of(config: RunConfig) -> Pipeline:

@@ -4,45 +4,14 @@ Sources: Shao et al. 2024, arXiv:2402.03300 (GRPO); Liu et al. 2025, arXiv:2503.
 standard deviation); Ahmadian et al. 2024, arXiv:2402.14740 (RLOO); Chen et al. 2025, arXiv:2505.17016 (RIPT-VLA).
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.algorithms.grpo.config import AdvantageConfig, Baseline
 from rlvlm.types.steps import FloatArray
 
 STD_EPSILON = 1e-6
 """Added to a group's standard deviation, in units of score."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdvantageConfig:
-    """How an episode's score becomes its advantage, and which groups teach anything."""
-
-    baseline: Literal["mean", "leave_one_out"] = "mean"
-    """What is taken off a score: the group's mean, or the mean of the others (RLOO)."""
-    divide_by_std: bool = True
-    """Whether the difference is divided by the group's unbiased standard deviation."""
-    min_spread: float = 1e-3
-    """Groups whose largest and smallest score differ by less teach nothing and are dropped; > 0."""
-    scorer_noise: float = 0.0
-    """Standard deviation of the scorer when asked again about the same episode; a group whose own standard deviation is
-    not above `noise_factor` times this is dropped. 0: the scorer repeats itself, as the env's own test does."""
-    noise_factor: float = 2.0
-    """See `scorer_noise`; > 0."""
-
-    def __post_init__(self) -> None:
-        if not self.min_spread > 0:
-            raise ValueError(f"min_spread must be > 0, got {self.min_spread}; a group of equal scores teaches nothing")
-        if self.scorer_noise < 0 or not self.noise_factor > 0:
-            raise ValueError(
-                f"need scorer_noise >= 0 and noise_factor > 0, got {self.scorer_noise} and {self.noise_factor}"
-            )
-        if self.scorer_noise == 0 and self.noise_factor != 2.0:
-            raise ValueError("noise_factor has no effect without scorer_noise; set both or neither")
-        if self.baseline == "leave_one_out" and self.divide_by_std:
-            raise ValueError("leave_one_out is used without divide_by_std; set divide_by_std to False")
 
 
 def group_scores(scores: FloatArray, groups: NDArray[np.int64]) -> tuple[FloatArray, NDArray[np.intp]]:
@@ -65,9 +34,7 @@ def group_scores(scores: FloatArray, groups: NDArray[np.int64]) -> tuple[FloatAr
     return scores[places], places
 
 
-def group_advantages(
-    scores: FloatArray, *, baseline: Literal["mean", "leave_one_out"], divide_by_std: bool
-) -> FloatArray:
+def group_advantages(scores: FloatArray, *, baseline: Baseline, divide_by_std: bool) -> FloatArray:
     """How much better each episode did than its group.
 
     Args:

@@ -3,41 +3,10 @@
 Shapes: B chunks in a batch, L env steps of a chunk, D dimensions of an action, so L * D tokens of a chunk.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-Granularity = Literal["token", "action", "chunk"]
-Averaging = Literal["trajectory", "token", "constant"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossConfig:
-    """The clipped objective."""
-
-    ratio: Granularity = "token"
-    """One ratio for each action dimension, for each env step, or for each chunk."""
-    average: Averaging = "trajectory"
-    """trajectory: every episode weighs the same, however long; token: every valid token does; constant: the sum over an
-    episode's tokens is divided by the longest possible episode's number of tokens (Dr. GRPO)."""
-    clip_low: float = 0.2
-    """A ratio below 1 - clip_low no longer pays; in (0, 1)."""
-    clip_high: float = 0.28
-    """A ratio above 1 + clip_high no longer pays; > 0."""
-    dual_clip: float | None = None
-    """At negative advantages the loss is at most dual_clip * |advantage|; > 1, or None for no such bound."""
-    kl_weight: float = 0.0
-    """Weight of the KL divergence (k3 estimate) from the policy that SFT made, >= 0; above 0 that policy is kept."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.clip_low < 1 or not self.clip_high > 0:
-            raise ValueError(f"need 0 < clip_low < 1 and clip_high > 0, got {self.clip_low} and {self.clip_high}")
-        if self.dual_clip is not None and not self.dual_clip > 1:
-            raise ValueError(f"dual_clip must be > 1 or None, got {self.dual_clip}")
-        if self.kl_weight < 0:
-            raise ValueError(f"kl_weight must be >= 0, got {self.kl_weight}")
+from rlvlm.algorithms.grpo.config import Averaging, Granularity, LossConfig
 
 
 def step_mask(steps: Tensor, chunk_steps: int) -> Tensor:

@@ -17,7 +17,7 @@ COLOUR_NAMES = ("red", "green", "blue", "yellow")
 MAX_STEP = 0.09
 """How far the hand moves at action 1, per axis."""
 HAND_RADIUS, BLOCK_HALF, PAD_HALF = 0.08, 0.14, 0.2
-PAD_TOLERANCE = 0.1
+PAD_TOLERANCE = 0.12
 """Largest distance per axis, at success, between the middles of block and pad."""
 
 _TABLE, _PAD, _HAND = (218, 208, 190), (250, 250, 250), (45, 45, 50)
@@ -29,9 +29,9 @@ _GRAIN = 1e-3
 def random_tables(rng: np.random.Generator) -> FloatArray:
     """One start `[10]`: hand on the left, two blocks of different colours in the middle, pad on the right."""
     rows = rng.permutation(2) * 2 - 1
-    hand = (rng.uniform(-0.85, -0.6), rng.uniform(-0.5, 0.5))
-    blocks = [(rng.uniform(-0.25, 0.05), row * rng.uniform(0.25, 0.6)) for row in rows]
-    pad = (rng.uniform(0.4, 0.75), rng.uniform(-0.6, 0.6))
+    hand = (rng.uniform(-0.8, -0.7), rng.uniform(-0.2, 0.2))
+    blocks = [(rng.uniform(-0.2, 0.0), row * rng.uniform(0.28, 0.45)) for row in rows]
+    pad = (rng.uniform(0.45, 0.65), rng.uniform(-0.45, 0.45))
     colours = rng.permutation(len(COLOUR_NAMES))[:2]
     return np.array([*hand, *blocks[0], *blocks[1], *pad, *colours], np.float32)
 

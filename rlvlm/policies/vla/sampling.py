@@ -38,11 +38,11 @@ def draw_bins(logits: Tensor, temperature: float, generator: torch.Generator) ->
     Returns:
         Bins [...] from 0 to 254, and their log-probabilities [...], float32.
     """
-    distribution = log_distribution(logits, temperature)
-    rising = distribution.exp().cumsum(dim=-1)
+    scaled = logits.float() / temperature
+    rising = (scaled - scaled.amax(dim=-1, keepdim=True)).exp_().cumsum(dim=-1)
     uniform = torch.rand(logits.shape[:-1], generator=generator).to(logits.device)
-    bins = (rising < uniform[..., None] * rising[..., -1:]).sum(dim=-1).clamp(max=TOP_BIN)
-    return bins, distribution.gather(-1, bins[..., None])[..., 0]
+    bins = (rising < uniform[..., None] * rising[..., -1:]).sum(dim=-1).clamp(max=TOP_BIN)  # the alias becomes the top
+    return bins, log_probs_of(logits, bins, temperature)
 
 
 def likeliest_bins(logits: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from oracles import grpo as oracle
 
-from rlvlm.algorithms.grpo.advantages import AdvantageConfig, group_advantages, group_scores, informative_groups
+from rlvlm.algorithms.grpo.advantages import group_advantages, group_scores, informative_groups
+from rlvlm.algorithms.grpo.config import AdvantageConfig
 
 
 def mean_std(scores: list[float]) -> list[float]:

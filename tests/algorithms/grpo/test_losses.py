@@ -8,10 +8,8 @@ import pytest
 import torch
 from oracles import grpo as oracle
 
+from rlvlm.algorithms.grpo.config import Averaging, Granularity, LossConfig
 from rlvlm.algorithms.grpo.losses import (
-    Averaging,
-    Granularity,
-    LossConfig,
     clipped_loss,
     kl_k3,
     log_ratios,

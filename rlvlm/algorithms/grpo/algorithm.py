@@ -1,0 +1,296 @@
+"""GRPO of a vision-language-action policy, as an RLlib algorithm. Run by runs/ and by Ray Tune.
+
+Sources: Shao et al. 2024, arXiv:2402.03300 (GRPO); Li et al. 2025, arXiv:2509.09674 (SimpleVLA-RL: GRPO for OpenVLA-OFT
+from the success of whole episodes). Departures:
+
+1. A group is dropped where its scores do not differ (or not by more than the scorer's own noise), not by fixed bounds
+   on their mean; what is dropped counts in no denominator.
+2. The step size follows how far an update has moved the policy, so that Adam's first steps cannot wreck it.
+3. The executed action is what has a probability: the two tokens of the top bin count as one.
+4. Policy, worlds and learner share one process; RLlib's episodes and connectors are not on the path.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils.from_config import NotProvided
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+
+from rlvlm import metrics
+from rlvlm.algorithms.checkpoint import load_tree, save_tree
+from rlvlm.algorithms.evaluation import Evaluation, evaluate
+from rlvlm.algorithms.grpo.config import GRPOConfig, SFTConfig
+from rlvlm.algorithms.grpo.groups import Group, gathered, sifted, weighed
+from rlvlm.algorithms.grpo.imitation import demonstrate, imitate
+from rlvlm.algorithms.grpo.learner import GRPOLearner
+from rlvlm.algorithms.grpo.module import VLAModule
+from rlvlm.algorithms.grpo.player import ChunkPlayer, policy_file
+from rlvlm.algorithms.grpo.rollouts import Eyes
+from rlvlm.algorithms.grpo.runner import GroupRunner
+from rlvlm.algorithms.tally import Tally
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import make_world
+from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.pocket import build_policy
+from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.types.chunks import ChunkEpisode
+from rlvlm.types.steps import FloatArray, Frames
+
+_UNCHANGED: Any = NotProvided
+_NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
+
+
+class VLAGRPOConfig(AlgorithmConfig):
+    """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or VLAGRPO)
+        self.task = ""
+        self.world = EnvConfig()
+        self.policy = PocketVLAConfig()
+        self.sft = SFTConfig()
+        self.grpo = GRPOConfig()
+        self.seed = 0
+        self.env_runner_cls = GroupRunner
+        self.num_env_runners = self.num_learners = 0
+        self.create_local_env_runner = True
+        self.min_time_s_per_iteration = None
+        self.log_level = "ERROR"
+        self._dont_auto_sync_env_runner_states = True
+
+    def worlds(self, *, task: str = _UNCHANGED, world: EnvConfig = _UNCHANGED) -> Self:
+        """Chooses what is learned.
+
+        Args:
+            task: name in `rlvlm.envs.registry`, of a world in chunks.
+            world: episode length.
+        """
+        return self._take(task=task, world=world)
+
+    def learning(
+        self, *, policy: PocketVLAConfig = _UNCHANGED, sft: SFTConfig = _UNCHANGED, grpo: GRPOConfig = _UNCHANGED
+    ) -> Self:
+        """Chooses the policy, its supervised start, and the hyperparameters of GRPO."""
+        return self._take(policy=policy, sft=sft, grpo=grpo)
+
+    def validate(self) -> None:
+        """Checks what can be checked before anything starts.
+
+        Raises:
+            ValueError: says which setting is wrong and what to do.
+        """
+        for name in _NOISY_LOGGERS:  # RLlib warns of its own ways as it checks and builds; users cannot act on it
+            logging.getLogger(name).setLevel(logging.ERROR)
+        super().validate()
+        if not self.task:
+            raise ValueError("no task was chosen; call .worlds(task='push_block')")
+        if (self.num_env_runners, self.num_learners) != (0, 0):
+            raise ValueError(
+                f"num_env_runners and num_learners must be 0, got {self.num_env_runners} and {self.num_learners}: "
+                "worlds and learner share one process"
+            )
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """The policy, sized by `policy` and by the task's world."""
+
+        def make_policy() -> torch.nn.Module:
+            return build_policy(self.policy, make_world(self.task, self.world, self.seed))
+
+        return RLModuleSpec(module_class=VLAModule, model_config={"make_policy": make_policy})
+
+    def get_default_learner_class(self) -> type[GRPOLearner]:
+        """The learner of groups."""
+        return GRPOLearner
+
+    def _take(self, **chosen: Any) -> Self:
+        for name, value in chosen.items():
+            if value is not _UNCHANGED:
+                setattr(self, name, value)
+        return self
+
+
+class VLAGRPO(Algorithm):
+    """One `train()` is one update of the policy; evaluations and checkpoints come between."""
+
+    config: VLAGRPOConfig  # pyright: ignore[reportIncompatibleVariableOverride] - RLlib's is any or none
+
+    @classmethod
+    def get_default_config(cls) -> VLAGRPOConfig:
+        """A config that still needs its task."""
+        return VLAGRPOConfig()
+
+    def setup(self, config: AlgorithmConfig) -> None:
+        """Builds worlds and policy; called by RLlib."""
+        super().setup(config)
+        torch.set_num_threads(self.config.grpo.threads)
+        # RLlib asks torch for determinism, which also writes NaN to all fresh memory.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+        assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
+        learners: Any = self.learner_group  # RLlib's types want a function of two
+        self._learner: GRPOLearner = next(iter(learners.foreach_learner(lambda learner: learner))).get()
+        runner: Any = self.env_runner_group.local_env_runner
+        self._runner: GroupRunner = runner
+        self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
+        self._policy: Any = self._learner.policy
+        self._learner.watch(Eyes(self._policy, self._viewer), self._viewer)
+        self._scale: ActionScale | None = None
+        self._spare: list[Group] = []
+        self._tally = Tally()
+        self._steps_told = 0
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps so far, of all worlds together; demonstrations are not among them."""
+        return self._tally.env_steps
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """The supervised start: the world's script demonstrates, the policy imitates."""
+        rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(6,)))
+        tell(f"{self.config.sft.demonstrations} demonstrations by the task's script")
+        shown = demonstrate(self._viewer, self.config.sft, rng)
+        actions = shown.actions.reshape(-1, shown.actions.shape[-1])
+        self._use_scale(ActionScale.of_actions(actions, self._viewer.scaled_actions))
+        assert self._scale is not None, "just set"
+        loss = imitate(self._policy, self._learner.eyes, shown, self._scale, self.config.sft, rng, tell)
+        self._learner.begin()
+        self._tally.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
+
+    def training_step(self) -> None:
+        """One update: roll out groups, score their episodes, learn from those groups that teach something."""
+        if self._scale is None:
+            self.prepare(logging.getLogger(__name__).info)
+        groups = self._informative_groups()
+        if groups:
+            self._learner.learn(weighed(groups, self.config.grpo.advantage))
+        self._log_round()
+
+    def _informative_groups(self) -> list[Group]:
+        """Groups of which each teaches something: at most as many as wanted, what is beyond waits for its turn."""
+        grpo, found, rolled = self.config.grpo, self._spare, 0
+        for _ in range(grpo.rounds):
+            if len(found) >= grpo.groups:
+                break
+            episodes = self._runner.sample(
+                policy=self._policy,
+                num_groups=grpo.groups,
+                group_size=grpo.group_size,
+                temperature=grpo.temperature,
+            )
+            scores = score_by_success(episodes)
+            kept = sifted(gathered(episodes, scores), grpo.advantage)
+            found, rolled = found + kept, rolled + grpo.groups
+            self._take_in(episodes, scores, len(kept) / grpo.groups)
+        self._spare = found[grpo.groups :]
+        return found[: grpo.groups]
+
+    def _take_in(self, episodes: list[ChunkEpisode], scores: FloatArray, kept: float) -> None:
+        ended = [(float(episode.env_rewards.sum()), episode.success) for episode in episodes]
+        self._tally.take_in(sum(map(len, episodes)), ended)
+        self._tally.note(
+            {
+                metrics.GRPO_KEPT: kept,
+                metrics.GRPO_SCORE: float(scores.mean()),
+                metrics.TRAIN_EPISODE_SUCCESS: float(np.mean([episode.success for episode in episodes])),
+            }
+        )
+
+    def _log_round(self) -> None:
+        """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
+        new_steps, self._steps_told = self.env_steps - self._steps_told, self.env_steps
+        self.metrics.log_value(
+            (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), new_steps, reduce="lifetime_sum", with_throughput=True
+        )
+        for name, value in self.report().items():
+            self.metrics.log_value(tuple(name.split("/")), value, window=1)
+        self.metrics.log_value("score", self.report()[metrics.TRAIN_EPISODE_SUCCESS], window=1)
+
+    def report(self) -> dict[str, float]:
+        """The newest numbers by their names in `rlvlm.metrics`; success is that of the newest update's episodes."""
+        return self._tally.report() | self._learner.report()
+
+    def evaluate_policy(self, num_episodes: int) -> Evaluation:
+        """Greedy episodes from held-out initial states, and the success rate of sampled ones from the same states."""
+        greedy = evaluate(self._player(temperature=None), num_episodes)
+        sampled = evaluate(self._player(temperature=self.config.grpo.temperature), num_episodes)
+        rate = float(np.mean([episode.is_success for episode in sampled])) if sampled else 0.0
+        return Evaluation(episodes=greedy, metrics={metrics.EVAL_SAMPLED_SUCCESS: rate})
+
+    def _player(self, temperature: float | None) -> ChunkPlayer:
+        assert self._scale is not None, "there is a policy to evaluate once it has been prepared"
+        return ChunkPlayer(self._policy, self._viewer, self._scale, temperature)
+
+    def finish(self) -> None:
+        """Nothing is still to come: success is known at once."""
+
+    def drain_records(self) -> list[Any]:
+        """Nobody is asked."""
+        return []
+
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Images [N, H, W, 3] of `snapshots` [N, S] by the first camera."""
+        return self._viewer.draw(snapshots, size_px)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Writes everything that an exact continuation needs; complete or not at all.
+
+        Raises:
+            MachineError: the disk is full or cannot be written.
+        """
+        assert self._scale is not None, "there is something to save once the policy has been prepared"
+        tree = {
+            "runner": self._runner.save_tree(),
+            "learner": self._learner.save_tree(),
+            "spare": [spare_tree(group) for group in self._spare],
+            "scale": self._scale.write("task"),
+            "steps_told": self._steps_told,
+            "iteration": self._iteration,
+            "tally": self._tally.save_tree(),
+        }
+        save_tree(Path(checkpoint_dir), tree, policy_file(self._policy, self.config.policy, self._scale))
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Goes on from a checkpoint of the same config, bit for bit as if there had been no stop.
+
+        Raises:
+            CorruptCheckpoint: a file is missing or differs from what was written.
+        """
+        tree = load_tree(Path(checkpoint_dir))
+        self._runner.load_tree(tree["runner"])
+        self._learner.load_tree(tree["learner"])
+        self._spare = [spare_group(spare) for spare in tree["spare"]]
+        self._use_scale(ActionScale.read(tree["scale"], "task"))
+        self._steps_told, self._iteration = tree["steps_told"], tree["iteration"]
+        self._tally.load_tree(tree["tally"])
+
+    def _use_scale(self, scale: ActionScale) -> None:
+        self._scale = self._runner.scale = scale
+
+    def cleanup(self) -> None:
+        """Closes the worlds and lets RLlib stop the rest."""
+        super().cleanup()
+        self._viewer.close()
+
+
+def score_by_success(episodes: list[ChunkEpisode]) -> FloatArray:
+    """[B] 1 for each successful episode, else 0: the env's own test."""
+    return np.array([episode.success for episode in episodes], np.float32)
+
+
+def spare_tree(group: Group) -> dict[str, Any]:
+    """A group as a state tree."""
+    return {
+        "scores": group.scores,
+        "episodes": [{name: getattr(e, name) for name in ChunkEpisode.__dataclass_fields__} for e in group.episodes],
+    }
+
+
+def spare_group(tree: dict[str, Any]) -> Group:
+    """The group of which `spare_tree` made `tree`."""
+    return Group(scores=tree["scores"], episodes=tuple(ChunkEpisode(**columns) for columns in tree["episodes"]))

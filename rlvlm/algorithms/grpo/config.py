@@ -1,0 +1,135 @@
+"""Hyperparameters of GRPO and of its supervised start; imports nothing heavy, so the command line starts at once."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Baseline = Literal["mean", "leave_one_out"]
+Granularity = Literal["token", "action", "chunk"]
+Averaging = Literal["trajectory", "token", "constant"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdvantageConfig:
+    """How an episode's score becomes its advantage, and which groups teach anything."""
+
+    baseline: Baseline = "mean"
+    """What is taken off a score: the group's mean, or the mean of the others (RLOO)."""
+    divide_by_std: bool = True
+    """Whether the difference is divided by the group's unbiased standard deviation."""
+    min_spread: float = 1e-3
+    """Groups whose largest and smallest score differ by less teach nothing and are dropped; > 0."""
+    scorer_noise: float = 0.0
+    """Standard deviation of the scorer when asked again about the same episode; a group whose own standard deviation is
+    not above `noise_factor` times this is dropped. 0: the scorer repeats itself, as the env's own test does."""
+    noise_factor: float = 2.0
+    """See `scorer_noise`; > 0."""
+
+    def __post_init__(self) -> None:
+        if not self.min_spread > 0:
+            raise ValueError(f"min_spread must be > 0, got {self.min_spread}; a group of equal scores teaches nothing")
+        if self.scorer_noise < 0 or not self.noise_factor > 0:
+            raise ValueError(
+                f"need scorer_noise >= 0 and noise_factor > 0, got {self.scorer_noise} and {self.noise_factor}"
+            )
+        if self.scorer_noise == 0 and self.noise_factor != 2.0:
+            raise ValueError("noise_factor has no effect without scorer_noise; set both or neither")
+        if self.baseline == "leave_one_out" and self.divide_by_std:
+            raise ValueError("leave_one_out is used without divide_by_std; set divide_by_std to False")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossConfig:
+    """The clipped objective."""
+
+    ratio: Granularity = "token"
+    """One ratio for each action dimension, for each env step, or for each chunk."""
+    average: Averaging = "trajectory"
+    """trajectory: every episode weighs the same, however long; token: every valid token does; constant: the sum over an
+    episode's tokens is divided by the longest possible episode's number of tokens (Dr. GRPO)."""
+    clip_low: float = 0.2
+    """A ratio below 1 - clip_low no longer pays; in (0, 1)."""
+    clip_high: float = 0.28
+    """A ratio above 1 + clip_high no longer pays; > 0."""
+    dual_clip: float | None = None
+    """At negative advantages the loss is at most dual_clip * |advantage|; > 1, or None for no such bound."""
+    kl_weight: float = 0.0
+    """Weight of the KL divergence (k3 estimate) from the policy that SFT made, >= 0; above 0 that policy is kept."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip_low < 1 or not self.clip_high > 0:
+            raise ValueError(f"need 0 < clip_low < 1 and clip_high > 0, got {self.clip_low} and {self.clip_high}")
+        if self.dual_clip is not None and not self.dual_clip > 1:
+            raise ValueError(f"dual_clip must be > 1 or None, got {self.dual_clip}")
+        if self.kl_weight < 0:
+            raise ValueError(f"kl_weight must be >= 0, got {self.kl_weight}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SFTConfig:
+    """The supervised start: a script's demonstrations, learned by cross-entropy of their action tokens."""
+
+    demonstrations: int = 400
+    """Episodes of the script, each from an initial state of its own; only successes are learned from."""
+    noise: float = 0.05
+    """Standard deviation of what is added to the script's actions, in units of their range."""
+    label_width: float = 0.15
+    """Standard deviation of the bell over bins that a token is taught as, in units of the range [-1, 1] of normalised
+    actions; 0 teaches the single bin. It decides how widely the policy tries things out: much less and the episodes of
+    a group are all alike; much more and sampled actions miss. Dimensions that never change, and those that are not
+    scaled, are always taught as single bins."""
+    steps: int = 600
+    """Gradient steps; 0 starts from the policy as it is."""
+    batch_size: int = 32
+    """Chunks in a step."""
+    lr: float = 2e-3
+    """Largest step size of AdamW; it rises over 20 steps and falls along a cosine."""
+    weight_decay: float = 1e-4
+    """Of AdamW."""
+
+    def __post_init__(self) -> None:
+        if self.demonstrations < 1 or self.steps < 0 or self.batch_size < 1:
+            raise ValueError(f"need demonstrations and batch_size >= 1 and steps >= 0, got {self}")
+        if min(self.noise, self.label_width, self.weight_decay) < 0 or not self.lr > 0:
+            raise ValueError(f"need noise, label_width and weight_decay >= 0 and lr > 0, got {self}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GRPOConfig:
+    """Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300) on the policy that SFT made."""
+
+    groups: int = 32
+    """Groups of an update, each of one initial state."""
+    group_size: int = 8
+    """Episodes of a group, >= 2."""
+    rounds: int = 1
+    """Most times that `groups` groups are rolled out to find as many that teach something; what is found beyond is kept
+    for the next update."""
+    temperature: float = 1.0
+    """Of sampling, in rollouts and in the update."""
+    lr: float = 6e-4
+    """First step size of Adam."""
+    warm_up: int = 5
+    """Updates over which the step size rises to `lr`."""
+    kl_target: float | None = 0.3
+    """Divergence per chunk, in nats, that an update should move the policy by: the step size grows or shrinks by 1.3
+    where an update moved it by less than 2/3 or more than 3/2 of this, and an update that has moved it by twice as much
+    stops. None: the step size stays."""
+    epochs: int = 1
+    """Passes over the episodes of an update."""
+    minibatches: int = 4
+    """Gradient steps of a pass."""
+    max_grad_norm: float = 1.0
+    """Longer gradients are cut to this norm."""
+    threads: int = 1
+    """Threads of torch, >= 1."""
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+
+    def __post_init__(self) -> None:
+        counts = (self.groups, self.rounds, self.epochs, self.minibatches, self.threads)
+        if min(counts) < 1 or self.group_size < 2 or self.warm_up < 0:
+            raise ValueError(f"need group_size >= 2, warm_up >= 0 and all other counts >= 1, got {self}")
+        if not (self.temperature > 0 and self.lr > 0 and self.max_grad_norm > 0):
+            raise ValueError(f"need temperature, lr and max_grad_norm > 0, got {self}")
+        if self.kl_target is not None and not self.kl_target > 0:
+            raise ValueError(f"kl_target must be > 0 or None, got {self.kl_target}")

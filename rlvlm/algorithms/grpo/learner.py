@@ -1,0 +1,246 @@
+"""Trains the policy on groups of episodes. RLlib builds the learner; the algorithm hands it each update.
+
+Log-probabilities are computed anew from exactly the observations and tokens that were stored.
+"""
+# pyright: reportAttributeAccessIssue=false
+# RLlib types configs and modules by their base classes
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from torch import Tensor, nn
+
+from rlvlm import metrics
+from rlvlm.algorithms.grpo.config import GRPOConfig
+from rlvlm.algorithms.grpo.groups import Update
+from rlvlm.algorithms.grpo.losses import kl_k3, token_weights, update_loss
+from rlvlm.algorithms.grpo.rollouts import Eyes, seen_at_chunks
+from rlvlm.envs.chunks import ChunkWorld
+from rlvlm.errors import NumericsError
+from rlvlm.policies.vla.sampling import entropy, log_probs_of
+
+_LR_FACTOR = 1.3
+"""By how much the step size changes after an update that moved the policy too little or too far."""
+_LR_RANGE = (1e-3, 10.0)
+"""Bounds of the step size, in units of the first one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """The chunks of an update, one row for each, ready to be cut into minibatches."""
+
+    images: Tensor
+    """[B, cameras, H, W, 3] uint8."""
+    words: Tensor
+    """[B, W]."""
+    proprio: Tensor
+    """[B, P]."""
+    bins: Tensor
+    """[B, L * A]."""
+    old_log_probs: Tensor
+    """[B, L * A] when they were drawn."""
+    advantages: Tensor
+    """[B] of the episode."""
+    weights: Tensor
+    """[B, L * A] as `losses.token_weights` gives them."""
+
+
+class GRPOLearner(TorchLearner):
+    """The clipped update of GRPO, with a step size that follows how far updates move the policy."""
+
+    policy: nn.Module
+    eyes: Eyes
+    _world: ChunkWorld
+    _grpo: GRPOConfig
+
+    def build(self) -> None:
+        """Makes the policy and its optimiser."""
+        super().build()
+        self._grpo = self.config.grpo
+        self.policy = self.module[DEFAULT_MODULE_ID].policy
+        assert self.config.seed is not None, "VLAGRPOConfig always has a seed"
+        self._order = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(4,)))
+        self._reference: nn.Module | None = None
+        self._latest: dict[str, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts anew from the policy as it is now: a fresh optimiser, and a copy of the policy where KL is charged."""
+        self._optimizer = torch.optim.Adam(self.policy.parameters(), self._grpo.lr, betas=(0.9, 0.99))
+        self.num_updates, self._lr_scale = 0, 1.0
+        if self._grpo.loss.kl_weight > 0:
+            self._reference = copy.deepcopy(self.policy).requires_grad_(False)
+
+    def watch(self, eyes: Eyes, world: ChunkWorld) -> None:
+        """Takes what draws what the policy saw, and a world of the task; called once, before anything is learned."""
+        self.eyes, self._world = eyes, world
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
+        """Nothing to register: the learner's own optimiser takes the steps."""
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
+        """RLlib's own path from episodes to a loss, which this learner does not take.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("GRPOLearner learns from groups of episodes; call `learn`")
+
+    def learn(self, update: Update) -> None:
+        """Some passes over the episodes of an update; one that has moved the policy far enough stops.
+
+        Raises:
+            NumericsError: the loss or the gradient is not finite.
+        """
+        columns, grpo = self._columns(update), self._grpo
+        warmth = min(1.0, (self.num_updates + 1) / (grpo.warm_up + 1))
+        for group in self._optimizer.param_groups:
+            group["lr"] = grpo.lr * self._lr_scale * warmth
+        readings = []
+        for rows in self._minibatches(len(columns.bins)):
+            readings.append(self._step(columns, rows))
+            if grpo.kl_target is not None and readings[-1]["kl"] > 2 * grpo.kl_target:
+                break
+        self.num_updates += 1
+        self._follow(readings[-1]["kl"])
+        self._note(readings, len(columns.bins))
+
+    def _minibatches(self, num: int) -> list[Tensor]:
+        """Rows of each gradient step, in an order drawn anew for each pass."""
+        passes = [torch.from_numpy(self._order.permutation(num)) for _ in range(self._grpo.epochs)]
+        return [rows for one in passes for rows in one.tensor_split(self._grpo.minibatches) if len(rows)]
+
+    def _step(self, columns: Columns, rows: Tensor) -> dict[str, float]:
+        """One gradient step; what it found before it moved."""
+        config, temperature = self._grpo.loss, self._grpo.temperature
+        seen = (columns.images[rows], columns.words[rows], columns.proprio[rows])
+        bins, old, weights = columns.bins[rows], columns.old_log_probs[rows], columns.weights[rows]
+        logits = self.policy(*seen).logits
+        log_probs = log_probs_of(logits, bins, temperature)
+        reference = None
+        if self._reference is not None:
+            with torch.no_grad():
+                reference = log_probs_of(self._reference(*seen).logits, bins, temperature)
+        loss = update_loss(
+            log_probs, old, columns.advantages[rows], weights, config, len(self._world.action_low), reference
+        )
+        self._optimizer.zero_grad()
+        (loss * self._grpo.minibatches).backward()  # minibatches' losses add up to the update's
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self._grpo.max_grad_norm)
+        if not (loss.isfinite() and norm.isfinite()):
+            raise NumericsError(
+                f"the loss ({loss.item()}) or its gradient ({norm.item()}) is not finite",
+                "resume from the last checkpoint with a smaller --algo.lr",
+            )
+        self._optimizer.step()
+        with torch.no_grad():
+            mask = (weights > 0).float()
+            total, ratios = mask.sum(), (log_probs - old).exp()
+            clipped = ((ratios < 1 - config.clip_low) | (ratios > 1 + config.clip_high)).float()
+            return {
+                "kl": (kl_k3(old, log_probs) * mask).sum().item() / total.item() * mask.shape[1],
+                "ratio": (((ratios - 1).abs() * mask).sum() / total).item(),
+                "clipped": ((clipped * mask).sum() / total).item(),
+                "entropy": ((entropy(logits, temperature) * mask).sum() / total).item(),
+                "norm": norm.item(),
+                "loss": loss.item(),
+            }
+
+    def _columns(self, update: Update) -> Columns:
+        """What is learned from, with images drawn once."""
+        obs = seen_at_chunks(update.episodes)
+        images, words, proprio = self.eyes.look(obs)
+        counts = [len(episode.steps) for episode in update.episodes]
+        episodes = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
+        steps = torch.from_numpy(np.concatenate([episode.steps for episode in update.episodes]))
+        weights = token_weights(
+            steps,
+            episodes,
+            len(counts),
+            chunk_steps=self._world.chunk_steps,
+            action_size=len(self._world.action_low),
+            average=self._grpo.loss.average,
+            longest_steps=self._world.episode_steps,
+        )
+        return Columns(
+            images=images,
+            words=words,
+            proprio=proprio,
+            bins=torch.from_numpy(np.concatenate([e.bins for e in update.episodes]).astype(np.int64)).to(self.device),
+            old_log_probs=torch.from_numpy(np.concatenate([e.log_probs for e in update.episodes])).to(self.device),
+            advantages=torch.from_numpy(update.advantages)[episodes].to(self.device),
+            weights=weights.to(self.device),
+        )
+
+    def _follow(self, kl: float) -> None:
+        """Sets the next update's step size by how far this one has moved the policy; not while it warms up."""
+        target = self._grpo.kl_target
+        if target is None or self.num_updates <= self._grpo.warm_up:
+            return
+        if kl > 1.5 * target:
+            self._lr_scale /= _LR_FACTOR
+        elif kl < target / 1.5:
+            self._lr_scale *= _LR_FACTOR
+        self._lr_scale = min(max(self._lr_scale, _LR_RANGE[0]), _LR_RANGE[1])
+
+    def _note(self, readings: list[dict[str, float]], num_chunks: int) -> None:
+        first, last = readings[0], readings[-1]
+        self._latest = {
+            metrics.GRPO_FIRST_RATIO: first["ratio"],
+            metrics.GRPO_KL: last["kl"],
+            metrics.GRPO_CLIPPED: last["clipped"],
+            metrics.GRPO_ENTROPY: float(np.mean([reading["entropy"] for reading in readings])),
+            metrics.GRPO_GRADIENT: float(np.mean([reading["norm"] for reading in readings])),
+            metrics.GRPO_LR: self._optimizer.param_groups[0]["lr"],
+            metrics.GRPO_CHUNKS: float(num_chunks),
+        }
+
+    def report(self) -> dict[str, float]:
+        """The newest update's numbers, none before the first, and the number of updates so far."""
+        return {**self._latest, metrics.GRPO_UPDATES: float(self.num_updates)}
+
+    def save_tree(self) -> dict[str, Any]:
+        """Everything a bit-identical continuation needs, as a state tree."""
+        named = dict(self.policy.named_parameters())
+        adam = {name: self._optimizer.state.get(parameter, {}) for name, parameter in named.items()}
+        return {
+            "policy": _arrays(self.policy),
+            "reference": None if self._reference is None else _arrays(self._reference),
+            "adam": {
+                name: {key: value.cpu().numpy() for key, value in moments.items()} for name, moments in adam.items()
+            },
+            "order": self._order.bit_generator.state,
+            "num_updates": self.num_updates,
+            "lr_scale": self._lr_scale,
+            "latest": self._latest,
+        }
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned."""
+        _restore(self.policy, tree["policy"])
+        self.begin()
+        if self._reference is not None:
+            _restore(self._reference, tree["reference"])
+        for name, parameter in self.policy.named_parameters():
+            moments = tree["adam"][name]
+            if moments:
+                self._optimizer.state[parameter] = {
+                    key: torch.as_tensor(value).to(parameter.device if np.ndim(value) else "cpu")
+                    for key, value in moments.items()
+                }
+        self._order.bit_generator.state = tree["order"]
+        self.num_updates, self._lr_scale = tree["num_updates"], tree["lr_scale"]
+        self._latest = dict(tree["latest"])
+
+
+def _arrays(policy: nn.Module) -> dict[str, np.ndarray]:
+    return {name: value.detach().cpu().numpy() for name, value in policy.state_dict().items()}
+
+
+def _restore(policy: nn.Module, arrays: dict[str, Any]) -> None:
+    policy.load_state_dict({name: torch.as_tensor(value) for name, value in arrays.items()})

@@ -1,0 +1,95 @@
+"""Whole episodes of a VLA for evaluations and `rlvlm eval`, and how a checkpoint holds it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file
+from rlvlm.algorithms.evaluation import PlayedEpisode
+from rlvlm.algorithms.grpo.rollouts import Eyes, Sampler, Starts, decoded_by, roll_out
+from rlvlm.envs.chunks import ChunkWorld
+from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.pocket import PocketVLA, build_policy
+from rlvlm.policies.vla.policy import VLAPolicy
+from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.types.chunks import ChunkEpisode
+
+KIND = "pocket_vla"
+"""Of the policy's file in a checkpoint."""
+_SCALE_KEY = "task"
+
+
+class ChunkPlayer:
+    """Plays a VLA in worlds side by side; a seed is the number of an initial state.
+
+    Args:
+        policy: on any device.
+        world: draws, and makes the worlds; not one that training uses.
+        scale: of its actions.
+        temperature: of sampling; None takes the likeliest token of each distribution.
+    """
+
+    def __init__(
+        self, policy: VLAPolicy, world: ChunkWorld, scale: ActionScale, temperature: float | None = None
+    ) -> None:
+        self._policy = policy
+        self._world = world
+        self._scale = scale
+        self._temperature = temperature
+
+    def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
+        """An episode from the initial state of each seed."""
+        if not seeds:
+            return []
+        ids = np.array(seeds, np.int64)
+        sampler = Sampler(self._policy, Eyes(self._policy, self._world), self._temperature)
+        starts = Starts(task="", state_ids=ids, groups=np.arange(len(ids)))
+        to_actions = decoded_by(self._scale, self._world.chunk_steps)
+        return [as_played(episode) for episode in roll_out(self._world.many(), starts, sampler.choose, to_actions)]
+
+
+def as_played(episode: ChunkEpisode) -> PlayedEpisode:
+    """The episode in env steps, as every pipeline's pages take it; all of them carry the progress at the end."""
+    steps = len(episode)
+    success = np.zeros(steps, bool)
+    success[-1] = episode.success
+    return PlayedEpisode(
+        snapshots=episode.snapshots[1:],
+        env_rewards=episode.env_rewards,
+        learned_rewards=np.full(steps, np.nan, np.float32),
+        success=success,
+        progress=np.full(steps, episode.progress, np.float32),
+        captions=(episode.instruction,) * steps,
+    )
+
+
+def policy_file(policy: torch.nn.Module, config: PocketVLAConfig, scale: ActionScale) -> PolicyFile:
+    """What a checkpoint holds of a pocket VLA: weights, widths, and the scale of its actions."""
+    card: dict[str, Any] = {"config": asdict(config), "statistics": scale.write(_SCALE_KEY)}
+    return PolicyFile(kind=KIND, weights=policy.state_dict(), card=card)
+
+
+def load_policy(folder: Path, world: ChunkWorld) -> tuple[PocketVLA, ActionScale]:
+    """The policy of the checkpoint in `folder`, and the scale of its actions.
+
+    Raises:
+        CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
+    """
+    file = load_policy_file(folder)
+    try:
+        if file.kind != KIND:
+            raise ValueError(f"its policy is a {file.kind}, not a {KIND}")
+        sizes = dict(file.card["config"])
+        policy = build_policy(PocketVLAConfig(**{**sizes, "channels": tuple(sizes["channels"])}), world)
+        policy.load_state_dict(dict(file.weights))
+        return policy, ActionScale.read(file.card["statistics"], _SCALE_KEY)
+    except Exception as error:  # strange weights break a network in any way
+        reason = " ".join(str(error).split())[:200]
+        raise CorruptCheckpoint(
+            f"{folder} holds no policy that can be played: {type(error).__name__} {reason}",
+            "use a checkpoint that rlvlm wrote",
+        ) from error

@@ -1,0 +1,162 @@
+"""Drives worlds by a VLA, chunk after chunk, and gathers whole episodes: for training and for players."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlvlm.envs.chunks import ChunkWorld, ChunkWorlds
+from rlvlm.policies.vla.policy import VLAPolicy
+from rlvlm.policies.vla.sampling import draw_bins, likeliest_bins
+from rlvlm.policies.vla.tokens import ActionScale, decode
+from rlvlm.types.chunks import ChunkEpisode, ChunkObs, ChunkStep
+from rlvlm.types.steps import FloatArray
+
+Choice = tuple[NDArray[np.int64], FloatArray]
+"""Bins [N, L * A] and their log-probabilities, [N, L * A]."""
+
+
+class Eyes:
+    """Turns observations into what a policy takes: images of every camera, words, and proprioception.
+
+    Args:
+        policy: says how large images are and how words are written.
+        world: draws.
+    """
+
+    def __init__(self, policy: VLAPolicy, world: ChunkWorld) -> None:
+        self._policy = policy
+        self._world = world
+
+    def look(self, obs: ChunkObs) -> tuple[Tensor, Tensor, Tensor]:
+        """Images [N, cameras, H, W, 3] uint8, words [N, W] and proprioception [N, P], on the policy's device."""
+        device = next(self._policy.parameters()).device
+        images = np.stack(
+            [self._world.draw(obs.snapshots, self._policy.image_px, camera) for camera in self._world.cameras], axis=1
+        )
+        words = self._policy.read(obs.instructions)
+        return torch.from_numpy(images).to(device), words, torch.from_numpy(obs.proprio).to(device)
+
+
+class Sampler:
+    """Draws chunks from a policy at a temperature, or takes its likeliest tokens.
+
+    Args:
+        policy: of the tokens.
+        eyes: what it is shown.
+        temperature: > 0, or None for the likeliest token of each distribution.
+        generator: of the draws, on the CPU.
+    """
+
+    def __init__(
+        self, policy: VLAPolicy, eyes: Eyes, temperature: float | None, generator: torch.Generator | None = None
+    ) -> None:
+        self._policy = policy
+        self._eyes = eyes
+        self._temperature = temperature
+        self._generator = generator or torch.Generator().manual_seed(0)
+
+    @torch.no_grad()
+    def choose(self, obs: ChunkObs) -> Choice:
+        """Bins of a chunk for each of N worlds and their log-probabilities; 0 where the likeliest are taken."""
+        logits = self._policy(*self._eyes.look(obs)).logits
+        if self._temperature is None:
+            bins = likeliest_bins(logits)
+            return bins.cpu().numpy(), np.zeros(bins.shape, np.float32)
+        bins, log_probs = draw_bins(logits, self._temperature, self._generator)
+        return bins.cpu().numpy(), log_probs.cpu().numpy()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Starts:
+    """Where N episodes begin."""
+
+    task: str
+    state_ids: NDArray[np.int64]
+    """[N] initial states."""
+    groups: NDArray[np.int64]
+    """[N] the group that each belongs to: equal groups, equal initial states."""
+
+    def __post_init__(self) -> None:
+        states = {}
+        for group, state_id in zip(self.groups.tolist(), self.state_ids.tolist(), strict=True):
+            if states.setdefault(group, state_id) != state_id:
+                raise ValueError(f"group {group} has two initial states, {states[group]} and {state_id}")
+
+
+def roll_out(
+    worlds: ChunkWorlds,
+    starts: Starts,
+    choose: Callable[[ChunkObs], Choice],
+    to_actions: Callable[[NDArray[np.int64]], FloatArray],
+) -> list[ChunkEpisode]:
+    """Whole episodes, in the order of `starts`; those that end early are neither driven nor looked at any more.
+
+    Args:
+        worlds: driven side by side.
+        starts: initial states and groups.
+        choose: gives the action tokens for what is observed.
+        to_actions: bins [n, L * A] to actions [n, L, A] in the env's units.
+    """
+    obs = worlds.begin(starts.state_ids)
+    first, rows = obs, np.arange(len(obs))
+    told: list[tuple[NDArray[np.intp], ChunkObs, Choice, ChunkStep]] = []
+    while len(rows):
+        choice = choose(obs)
+        came = worlds.step(rows, to_actions(choice[0]))
+        told.append((rows, obs, choice, came))
+        running = np.flatnonzero(~came.ended)
+        rows = rows[running]
+        obs = ChunkObs(
+            snapshots=came.obs.snapshots[running],
+            instructions=tuple(came.obs.instructions[index] for index in running),
+            proprio=came.obs.proprio[running],
+        )
+    return [_episode(row, starts, first, told) for row in range(len(first))]
+
+
+def _episode(
+    row: int, starts: Starts, first: ChunkObs, told: list[tuple[NDArray[np.intp], ChunkObs, Choice, ChunkStep]]
+) -> ChunkEpisode:
+    """The episode of world `row` from what all of them were told; `rows` of every chunk ascend."""
+    parts = []
+    for rows, obs, (bins, log_probs), came in told:
+        place = int(np.searchsorted(rows, row))
+        if place == len(rows) or rows[place] != row:
+            break
+        parts.append((place, obs, bins, log_probs, came))
+    place, *_, last = parts[-1]
+    return ChunkEpisode(
+        task=starts.task,
+        instruction=first.instructions[row],
+        state_id=int(starts.state_ids[row]),
+        group=int(starts.groups[row]),
+        snapshots=np.concatenate(
+            [first.snapshots[row : row + 1], *(came.snapshots[at, : came.steps[at]] for at, *_, came in parts)]
+        ),
+        proprio=np.stack([obs.proprio[at] for at, obs, *_ in parts]),
+        bins=np.stack([bins[at] for at, _, bins, *_ in parts]).astype(np.int16),
+        log_probs=np.stack([log_probs[at] for at, _, _, log_probs, _ in parts]),
+        steps=np.array([came.steps[at] for at, *_, came in parts], np.int64),
+        env_rewards=np.concatenate([came.env_rewards[at, : came.steps[at]] for at, *_, came in parts]),
+        success=any(bool(came.success[at]) for at, *_, came in parts),
+        progress=float(last.progress[place]),
+        terminated=bool(last.terminated[place]),
+    )
+
+
+def decoded_by(scale: ActionScale, chunk_steps: int) -> Callable[[NDArray[np.int64]], FloatArray]:
+    """Bins [n, L * A] to actions [n, L, A] in the env's units, with the demonstrations' scale."""
+    return lambda bins: scale.to_env(decode(bins).reshape(len(bins), chunk_steps, -1))
+
+
+def seen_at_chunks(episodes: list[ChunkEpisode]) -> ChunkObs:
+    """What the policy was given before each chunk of `episodes`, one after the other."""
+    return ChunkObs(
+        snapshots=np.concatenate([episode.chunk_snapshots for episode in episodes]),
+        instructions=tuple(episode.instruction for episode in episodes for _ in episode.steps),
+        proprio=np.concatenate([episode.proprio for episode in episodes]),
+    )

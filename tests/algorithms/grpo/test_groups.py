@@ -1,0 +1,63 @@
+"""Groups are homogeneous, found by their number, and sifted by their scores."""
+
+import numpy as np
+import pytest
+
+from rlvlm.algorithms.grpo.config import AdvantageConfig
+from rlvlm.algorithms.grpo.groups import Group, gathered, sifted, weighed
+from rlvlm.types.chunks import ChunkEpisode
+
+
+def episode(group: int, state_id: int, success: bool = False) -> ChunkEpisode:
+    """Two chunks, of 8 steps and of 3."""
+    return ChunkEpisode(
+        task="push_block",
+        instruction="push the red block onto the pad",
+        state_id=state_id,
+        group=group,
+        snapshots=np.arange(12, dtype=np.float32)[:, None],
+        proprio=np.zeros((2, 2), np.float32),
+        bins=np.zeros((2, 56), np.int16),
+        log_probs=np.zeros((2, 56), np.float32),
+        steps=np.array([8, 3]),
+        env_rewards=np.zeros(11, np.float32),
+        success=success,
+        progress=0.0,
+        terminated=success,
+    )
+
+
+def test_by_hand() -> None:
+    # In the order they came: groups 5, 4, 5, 4; group 4 succeeds once, group 5 never.
+    episodes = [episode(5, 50), episode(4, 40, success=True), episode(5, 50), episode(4, 40)]
+    scores = np.array([e.success for e in episodes], np.float32)
+    groups = gathered(episodes, scores)
+    assert [group.scores.tolist() for group in groups] == [[1, 0], [0, 0]]
+    kept = sifted(groups, AdvantageConfig())
+    assert [group.episodes[0].state_id for group in kept] == [40]
+    update = weighed(kept, AdvantageConfig(divide_by_std=False))
+    assert update.episodes == [episodes[1], episodes[3]]
+    assert update.advantages.tolist() == [0.5, -0.5]
+
+
+def test_a_group_of_two_initial_states_is_refused() -> None:
+    with pytest.raises(AssertionError, match="one task, instruction and initial state"):
+        Group(episodes=(episode(1, 10), episode(1, 11)), scores=np.zeros(2, np.float32))
+
+
+def test_what_the_policy_saw_is_the_state_before_each_chunk() -> None:
+    assert episode(0, 0).chunk_snapshots[:, 0].tolist() == [0, 8]
+    assert len(episode(0, 0)) == 11
+
+
+def test_an_episode_whose_parts_do_not_fit_is_refused() -> None:
+    good = episode(0, 0)
+    columns = {name: getattr(good, name) for name in ChunkEpisode.__dataclass_fields__}
+    with pytest.raises(ValueError, match="one entry per chunk"):
+        ChunkEpisode(**{**columns, "proprio": good.proprio[:1]})
+    with pytest.raises(ValueError, match="11 env steps need as many rewards and one snapshot more"):
+        ChunkEpisode(**{**columns, "snapshots": good.snapshots[:-1]})
+
+
+def test_nothing_in_nothing_out() -> None:
+    assert sifted([], AdvantageConfig()) == []

@@ -1,0 +1,98 @@
+"""The whole algorithm on RLlib: rounds, evaluation, and a continuation that repeats to the bit."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlvlm import metrics
+from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, SFTConfig
+from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import make_world
+from rlvlm.policies.vla.config import PocketVLAConfig
+
+pytestmark = pytest.mark.ray
+
+Build = Callable[..., VLAGRPO]
+
+
+@pytest.fixture
+def build(local_ray: None) -> Iterator[Build]:
+    """Builds small algorithms and stops them after the test."""
+    built: list[VLAGRPO] = []
+
+    def make(seed: int = 0, **grpo: object) -> VLAGRPO:
+        config = (
+            VLAGRPOConfig()
+            .worlds(task="push_block", world=EnvConfig(episode_steps=32))
+            .learning(
+                policy=PocketVLAConfig(image_px=16, hidden=64),
+                sft=SFTConfig(demonstrations=20, steps=60),
+                grpo=GRPOConfig(**{"groups": 6, "group_size": 4, "rounds": 2, **grpo}),  # pyright: ignore[reportArgumentType]
+            )
+            .debugging(seed=seed)
+        )
+        algorithm = config.build_algo()
+        assert isinstance(algorithm, VLAGRPO)
+        built.append(algorithm)
+        return algorithm
+
+    yield make
+    for algorithm in built:
+        algorithm.stop()
+
+
+def numbers(algorithm: VLAGRPO) -> dict[str, float]:
+    return {name: value for name, value in algorithm.report().items() if np.isfinite(value)}
+
+
+def test_rounds_from_demonstrations_to_evaluation(build: Build, tmp_path: Path) -> None:
+    algorithm = build()
+    told: list[str] = []
+    algorithm.prepare(told.append)
+    assert "20 demonstrations" in told[0] and algorithm.env_steps == 0
+    result = algorithm.train()
+    assert algorithm.env_steps > 0 and np.isfinite(result["score"])
+    assert algorithm.report()[metrics.EPISODES] % 24 == 0
+    assert 0 <= algorithm.report()[metrics.GRPO_KEPT] <= 1
+    evaluation = algorithm.evaluate_policy(5)
+    assert len(evaluation.episodes) == 5
+    assert 0 <= evaluation.metrics[metrics.EVAL_SAMPLED_SUCCESS] <= 1
+    algorithm.save_checkpoint(str(tmp_path / "checkpoint"))
+    world = make_world("push_block", EnvConfig(episode_steps=32), 0)
+    policy, scale = load_policy(tmp_path / "checkpoint", world)
+    again = ChunkPlayer(policy, world, scale).play(range(1_000_000, 1_000_005))
+    for one, other in zip(again, evaluation.episodes, strict=True):
+        assert np.array_equal(one.snapshots, other.snapshots)
+
+
+def test_an_evaluation_changes_nothing(build: Build) -> None:
+    looked, alone = build(), build()
+    for algorithm in (looked, alone):
+        algorithm.prepare(lambda line: None)
+    looked.evaluate_policy(3)
+    for algorithm in (looked, alone):
+        algorithm.train()
+    assert numbers(looked) == numbers(alone)
+
+
+def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path) -> None:
+    algorithm = build()
+    algorithm.prepare(lambda line: None)
+    algorithm.train()
+    algorithm.save_checkpoint(str(tmp_path / "half"))
+    algorithm.train()
+    algorithm.save_checkpoint(str(tmp_path / "whole"))
+    other = build()
+    other.load_checkpoint(str(tmp_path / "half"))
+    other.train()
+    other.save_checkpoint(str(tmp_path / "again"))
+    assert numbers(algorithm) == numbers(other)
+    assert (tmp_path / "whole" / "state.json").read_bytes() == (tmp_path / "again" / "state.json").read_bytes()
+    with np.load(tmp_path / "whole" / "arrays.npz") as one, np.load(tmp_path / "again" / "arrays.npz") as two:
+        assert one.files == two.files and len(one.files) > 20
+        for name in one.files:
+            np.testing.assert_array_equal(one[name], two[name], err_msg=name)

@@ -1,0 +1,136 @@
+"""One update of GRPO on real episodes: where it starts, where it moves, and what it remembers."""
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rlvlm import metrics
+from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, LossConfig
+from rlvlm.algorithms.grpo.groups import Update
+from rlvlm.algorithms.grpo.learner import GRPOLearner
+from rlvlm.algorithms.grpo.rollouts import Eyes
+from rlvlm.algorithms.grpo.runner import GroupRunner
+from rlvlm.envs.config import EnvConfig
+from rlvlm.errors import NumericsError
+from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.sampling import log_probs_of
+from rlvlm.policies.vla.tokens import ActionScale
+
+SCALE = ActionScale(low=(-1.0,) * 6 + (0.0,), high=(1.0,) * 7, scaled=(True,) * 6 + (False,))
+
+
+def make(seed: int = 0, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
+    config = (
+        VLAGRPOConfig()
+        .worlds(task="push_block", world=EnvConfig(episode_steps=16))
+        .learning(policy=PocketVLAConfig(image_px=16, hidden=32), grpo=GRPOConfig(**{"warm_up": 0, **grpo}))  # pyright: ignore[reportArgumentType]
+        .debugging(seed=seed)
+    )
+    runner = GroupRunner(config=config)
+    runner.scale = SCALE
+    torch.manual_seed(seed)
+    learner = GRPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
+    learner.build()
+    learner.watch(Eyes(learner.policy, runner.world), runner.world)  # pyright: ignore[reportArgumentType]
+    assert learner.module is not None and DEFAULT_MODULE_ID in learner.module
+    return learner, runner
+
+
+def sample(learner: GRPOLearner, runner: GroupRunner) -> Update:
+    episodes = runner.sample(policy=learner.policy, num_groups=2, group_size=4, temperature=1.0)  # pyright: ignore[reportArgumentType]
+    advantages = np.array([1, -1, 0.5, -0.5] * 2, np.float32)
+    return Update(episodes=episodes, advantages=advantages)
+
+
+def log_prob_of_good_tokens(learner: GRPOLearner, update: Update) -> float:
+    columns = learner._columns(update)
+    logits = learner.policy(columns.images, columns.words, columns.proprio).logits
+    found = log_probs_of(logits, columns.bins, 1.0) * columns.weights * columns.advantages[:, None]
+    return found.sum().item()
+
+
+def test_the_first_minibatch_has_ratios_of_one() -> None:
+    learner, runner = make()
+    learner.learn(sample(learner, runner))
+    assert learner.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5
+    assert learner.report()[metrics.GRPO_UPDATES] == 1
+
+
+def test_an_update_makes_what_did_well_more_likely() -> None:
+    learner, runner = make(lr=1e-3)
+    update = sample(learner, runner)
+    before = log_prob_of_good_tokens(learner, update)
+    learner.learn(update)
+    assert log_prob_of_good_tokens(learner, update) > before
+
+
+def test_the_step_size_follows_how_far_the_policy_moves() -> None:
+    learner, runner = make(lr=1e-2, kl_target=1e-3)
+    update = sample(learner, runner)
+    rates = []
+    for _ in range(3):
+        learner.learn(update)
+        rates.append(learner.report()[metrics.GRPO_LR])
+    assert rates[0] > rates[1] > rates[2]
+    timid, runner = make(lr=1e-7, kl_target=1.0)
+    update = sample(timid, runner)
+    for _ in range(2):
+        timid.learn(update)
+    assert timid.report()[metrics.GRPO_LR] == pytest.approx(1.3e-7)
+
+
+def test_an_update_that_moved_the_policy_too_far_stops() -> None:
+    learner, runner = make(lr=0.05, kl_target=1e-4, epochs=5)
+    taken: list[int] = []
+    step = learner._optimizer.step
+    learner._optimizer.step = lambda *a, **k: (taken.append(1), step(*a, **k))[1]  # pyright: ignore[reportAttributeAccessIssue]
+    learner.learn(sample(learner, runner))
+    assert len(taken) < 5
+
+
+def test_a_weight_on_kl_pulls_back_to_the_start() -> None:
+    learner, runner = make(loss=LossConfig(kl_weight=50.0), kl_target=None, lr=3e-3)
+    free, _ = make(kl_target=None, lr=3e-3)
+    update = sample(learner, runner)
+    start = {name: value.clone() for name, value in learner.policy.state_dict().items()}
+    for _ in range(4):
+        learner.learn(update)
+        free.learn(update)
+
+    def moved(one: GRPOLearner) -> float:
+        columns = one._columns(update)
+        now = log_probs_of(one.policy(columns.images, columns.words, columns.proprio).logits, columns.bins, 1.0)
+        return (now - columns.old_log_probs).abs().mean().item()
+
+    assert moved(learner) < moved(free)
+    assert any(not torch.equal(value, start[name]) for name, value in learner.policy.state_dict().items())
+
+
+def test_a_saved_learner_goes_on_to_the_bit() -> None:
+    learner, runner = make(loss=LossConfig(kl_weight=0.1))
+    first, second = sample(learner, runner), sample(learner, runner)
+    learner.learn(first)
+    tree, runner_tree = learner.save_tree(), runner.save_tree()
+    tree = {**tree, "policy": {name: value.copy() for name, value in tree["policy"].items()}}
+    tree["adam"] = {name: {key: v.copy() for key, v in moments.items()} for name, moments in tree["adam"].items()}
+    learner.learn(second)
+    third = sample(learner, runner)
+    other, other_runner = make(seed=1, loss=LossConfig(kl_weight=0.1))
+    other.load_tree(tree)
+    other_runner.load_tree(runner_tree)
+    other.learn(second)
+    for name, value in learner.policy.state_dict().items():
+        assert torch.equal(value, other.policy.state_dict()[name]), name
+    assert other.report() == learner.report()
+    again = sample(other, other_runner)
+    assert all(np.array_equal(one.bins, two.bins) for one, two in zip(third.episodes, again.episodes, strict=True))
+
+
+def test_numbers_that_are_not_finite_stop_the_run() -> None:
+    learner, runner = make()
+    update = sample(learner, runner)
+    spoiled = Update(episodes=update.episodes, advantages=np.full(8, np.nan, np.float32))
+    with pytest.raises(NumericsError, match="is not finite"):
+        learner.learn(spoiled)

@@ -1,0 +1,116 @@
+"""Whole episodes of a policy in real worlds, and the supervised start."""
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm.algorithms.grpo.config import SFTConfig
+from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, imitation_loss, soft_targets
+from rlvlm.algorithms.grpo.player import ChunkPlayer
+from rlvlm.algorithms.grpo.rollouts import Choice, Eyes, Sampler, Starts, decoded_by, roll_out, seen_at_chunks
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.push_block.world import PushBlock
+from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.pocket import PocketVLA, build_policy
+from rlvlm.policies.vla.sampling import log_probs_of
+from rlvlm.policies.vla.tokens import ActionScale, encode
+from rlvlm.types.chunks import ChunkObs
+
+SCALE = ActionScale(low=(-1.0,) * 6 + (0.0,), high=(1.0,) * 7, scaled=(True,) * 6 + (False,))
+
+
+def world(episode_steps: int = 20) -> PushBlock:
+    return PushBlock(EnvConfig(episode_steps=episode_steps), seed=0)
+
+
+def policy() -> PocketVLA:
+    torch.manual_seed(0)
+    return build_policy(PocketVLAConfig(image_px=16, hidden=32), world())
+
+
+def starts(*state_ids: int) -> Starts:
+    return Starts(task="push_block", state_ids=np.array(state_ids), groups=np.array(state_ids))
+
+
+def test_an_episode_has_its_own_chunks_and_stops_at_its_end() -> None:
+    one = world()
+    calls: list[int] = []
+
+    def stay(obs: ChunkObs) -> Choice:
+        calls.append(len(obs))
+        still = encode(SCALE.from_env(np.zeros((len(obs), 8, 7), np.float32))).reshape(len(obs), -1)
+        return still, np.zeros(still.shape, np.float32)
+
+    episodes = roll_out(one.many(), starts(3, 4), stay, decoded_by(SCALE, 8))
+    assert calls == [2, 2, 2]  # 8 + 8 + 4 of 20 steps
+    assert [episode.steps.tolist() for episode in episodes] == [[8, 8, 4]] * 2
+    assert not any(episode.success or episode.terminated for episode in episodes)
+    one.reset(options={"state_id": 4})
+    assert np.array_equal(episodes[1].snapshots[0], one.snapshot())
+
+
+def test_one_episode_is_the_same_alone_and_among_others() -> None:
+    net, one = policy(), world()
+    eyes, to_actions = Eyes(net, one), decoded_by(SCALE, 8)
+    greedy = Sampler(net, eyes, None)
+    together = roll_out(one.many(), starts(1, 2, 3), greedy.choose, to_actions)
+    alone = roll_out(one.many(), starts(2), greedy.choose, to_actions)[0]
+    assert np.array_equal(together[1].bins, alone.bins)
+    assert np.array_equal(together[1].snapshots, alone.snapshots)
+
+
+def test_stored_log_probs_are_those_of_the_stored_tokens_where_they_were_seen() -> None:
+    net, one = policy(), world()
+    eyes = Eyes(net, one)
+    sampler = Sampler(net, eyes, 1.6, torch.Generator().manual_seed(1))
+    episodes = roll_out(one.many(), starts(5, 6, 7), sampler.choose, decoded_by(SCALE, 8))
+    logits = net(*eyes.look(seen_at_chunks(episodes))).logits
+    bins = torch.from_numpy(np.concatenate([episode.bins for episode in episodes]).astype(np.int64))
+    stored = np.concatenate([episode.log_probs for episode in episodes])
+    assert np.abs(log_probs_of(logits, bins, 1.6).detach().numpy() - stored).max() < 1e-4
+
+
+def test_a_group_has_one_initial_state() -> None:
+    with pytest.raises(ValueError, match="group 0 has two initial states, 1 and 2"):
+        Starts(task="push_block", state_ids=np.array([1, 2]), groups=np.array([0, 0]))
+
+
+def test_imitation_learns_what_the_script_shows() -> None:
+    one, net = world(32), policy()
+    config = SFTConfig(demonstrations=6, steps=60, batch_size=16, label_width=0.0)
+    shown = demonstrate(one, config, np.random.default_rng(0))
+    assert shown.num_episodes == 6 and len(shown.obs) == len(shown.actions) > 6
+    scale = ActionScale.of_actions(shown.actions.reshape(-1, 7), one.scaled_actions)
+    told: list[str] = []
+    rng = np.random.default_rng(0)
+    before = imitate(net, Eyes(net, one), shown, scale, SFTConfig(steps=1, label_width=0.0), rng, told.append)
+    after = imitate(net, Eyes(net, one), shown, scale, config, rng, told.append)
+    assert after < 0.8 * before
+
+
+def test_a_player_plays_the_same_states_again() -> None:
+    net = policy()
+    player = ChunkPlayer(net, world(), SCALE)
+    first, again = player.play([1_000_000, 1_000_001]), player.play([1_000_000, 1_000_001])
+    assert [episode.env_return for episode in first] == [episode.env_return for episode in again]
+    assert np.array_equal(first[0].snapshots, again[0].snapshots)
+    assert len(first[0].snapshots) == len(first[0].env_rewards) == len(first[0].captions)
+
+
+def test_soft_targets_are_bells_and_a_width_of_zero_single_bins() -> None:
+    bells = soft_targets(0.1)
+    assert torch.allclose(bells.sum(dim=1), torch.ones(256), atol=1e-5)
+    bins = torch.arange(256.0)
+    mean = (bells[100] * bins).sum()
+    assert mean.item() == pytest.approx(100, abs=0.01)
+    assert ((bells[100] * (bins - mean) ** 2).sum().sqrt()).item() == pytest.approx(12.75, abs=0.05)  # 0.1 of 127.5
+    assert torch.equal(soft_targets(0.0), torch.eye(256))
+
+
+def test_only_soft_dimensions_are_taught_softly() -> None:
+    logits, bins = torch.zeros(1, 1, 2, 256), torch.tensor([[[7, 9]]])
+    logits[0, 0, 1, 9] = 100.0  # sure of bin 9 in both readings of dimension 1
+    targets, only_first = soft_targets(0.1), torch.tensor([True, False])
+    loss = imitation_loss(logits, bins, targets, only_first)
+    assert loss.item() == pytest.approx(np.log(256) / 2, abs=1e-4)
+    assert imitation_loss(logits, bins, targets, torch.tensor([True, True])).item() > 10
