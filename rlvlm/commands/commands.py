@@ -13,7 +13,7 @@ import tyro
 
 from rlvlm.commands.arguments import parse_run
 from rlvlm.commands.sweep import resume_sweep
-from rlvlm.envs.registry import task_summary
+from rlvlm.envs.registry import task_kind, task_summary
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.runs.doctor import check_before_run
 from rlvlm.runs.folder.run_folder import check_newest, create_folder, find_folder
@@ -137,7 +137,13 @@ def check_task_command(words: Sequence[str], prog: str) -> int:
         raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}")
     name = arguments.task.replace("/", "-").replace(":", ".")
     out = arguments.out or Path("contact_sheets") / f"{name}.png"
-    return check_task(arguments.task, out, arguments.episodes, arguments.seed)
+    kind = task_kind(arguments.task)
+    if kind == "chunks":
+        raise UsageError(f"{arguments.task} is a world in chunks, which check-task does not draw yet", f"{prog} --list")
+    from rlvlm.reports.task.turns import check_turn_task
+
+    check = check_turn_task if kind == "turns" else check_task
+    return check(arguments.task, out, arguments.episodes, arguments.seed)
 
 
 def doctor_command(words: Sequence[str], prog: str) -> int:

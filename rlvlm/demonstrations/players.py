@@ -74,3 +74,17 @@ class ScriptedExpert:
         if is_wrong_thought:
             thought = earlier[int(self._noise.integers(len(earlier)))]
         return Written(world.action_text(action, thought), is_wrong_action or is_wrong_thought)
+
+
+class RandomPlayer:
+    """Any legal action, without a thought: what a task gives to those who cannot play it."""
+
+    name = "random"
+
+    def begin(self, seed: int) -> None:
+        """Actions depend on the seed."""
+        self._noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(2,)))
+
+    def reply(self, world: TurnWorld, turn: Turn) -> Written:
+        """A reply that can be read."""
+        return Written(world.action_text(int(self._noise.choice(world.legal()))))

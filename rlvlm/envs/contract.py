@@ -201,8 +201,10 @@ def _check_reading(world: TurnWorld) -> None:
         _, reward, _, _, info = world.step(text)
         assert info["is_invalid"], "a reply that cannot be read is flagged"
         if world.rules == "mended":
-            assert info["action"] is None and np.array_equal(world.snapshot(), before), "and it does nothing"
-            assert reward < 0, "for a price"
+            assert info["action"] is None and np.array_equal(world.snapshot(), before), (
+                "a reply that cannot be read does nothing"
+            )
+            assert reward < 0, "a reply that cannot be read has a price"
         world.set_state(state)
 
 
