@@ -1,13 +1,15 @@
 # Set-up, run and tests of rlvlm. Every target can be repeated; what is done is skipped.
 #   make run [ARGS="--smoke"]   learn to open the drawer
 #   make vllm                   build the environment of vLLM judges
-#   make test                   all tests;  make fast: those without Ray and long runs
+#   make check                  style and types
+#   make test                   check, then all tests;  make fast: the tests without Ray and long ones
+#   make hooks                  check at every commit, by pre-commit
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup run test fast check clean
+.PHONY: setup run test fast check hooks clean
 setup: $(STAMP) rendering
 
 $(BIN)/python:
@@ -37,17 +39,24 @@ vllm: setup
 run: setup
 	$(BIN)/python -m rlvlm.run drawer_open $(ARGS)
 
-test: setup
-	$(BIN)/ruff check .
-	$(BIN)/python -m pytest $(ARGS)
+# Each test process is one xdist worker with a Ray of its own; a file's tests stay together, as they share fixtures.
+# Tests with Ray wait for a third of their time, so one worker more than there are cores keeps these busy.
+CORES    := $(shell nproc)
+PARALLEL  = --dist loadfile --no-loadscope-reorder
+
+test: check
+	$(BIN)/python -m pytest -n $$(( $(CORES) + 1 )) $(PARALLEL) $(ARGS)
 
 fast: setup
-	$(BIN)/python -m pytest -m "not ray and not slow and not gpu and not full and not vllm" $(ARGS)
+	$(BIN)/python -m pytest -n $(CORES) $(PARALLEL) -m "not ray and not slow and not gpu and not full and not vllm" $(ARGS)
 
-# Style and types; pyright fetches its own runtime the first time.
 check: setup
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/ruff format --check .
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+hooks: setup
+	$(BIN)/pre-commit install
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache

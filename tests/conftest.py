@@ -47,8 +47,8 @@ def ray_address() -> Iterator[str]:
         "_system_config": {"prestart_worker_first_driver": False},
     }
     with pytest.MonkeyPatch.context() as patch:  # workers find what test files define
-        folders = sorted({str(file.parent) for file in Path(__file__).parent.rglob("test_*.py")})
-        patch.setenv("PYTHONPATH", os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]))
+        tests = Path(__file__).parent
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(tests.parent), str(tests), os.environ.get("PYTHONPATH", "")]))
         cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster.address
     cluster.shutdown()

@@ -1,17 +1,24 @@
-"""The words after `rlvlm run`: a task, and dotted overrides of its recipe. Imports neither torch nor ray."""
+"""What the words of several commands have in common: a task and its overrides, or one of several forms.
 
-from collections.abc import Sequence
+Imports neither torch nor ray.
+"""
+
+import difflib
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
 from rlvlm.envs.registry import task_summary
-from rlvlm.errors import UsageError
+from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.recipes import RECIPES, recipe
 
 _HELP = ("-h", "--help")
+_CONFIG = (tyro.conf.CascadeSubcommandArgs,)
+"""Options of a chosen member of a union may stand anywhere, and those of the default member need no choice."""
 _EXAMPLE = next(iter(RECIPES))
 """The task of help texts that name none."""
 
@@ -57,6 +64,33 @@ def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArgument
     about = f"Learn a task ({task_summary()}); every option overrides one field of the task's recipe."
     try:
         kind: Any = RunArguments[type(default)]  # pyright: ignore[reportInvalidTypeArguments] - the task's pipeline decides
-        return tyro.cli(kind, default=RunArguments(config=default), args=options, prog=prog, description=about)
+        return tyro.cli(
+            kind, default=RunArguments(config=default), args=options, prog=prog, description=about, config=_CONFIG
+        )
     except ValueError as error:  # a rule of RunConfig itself; those of its parts are told by the parser
         raise UsageError(str(error), f"{prog} --help") from error
+
+
+def run_form(words: Sequence[str], prog: str, forms: Mapping[str, tuple[type, Callable[..., str]]]) -> int:
+    """Runs a command of several forms, such as `labels show`, and prints the outcome.
+
+    Args:
+        words: the name of a form first, then its own.
+        prog: how the user called the command.
+        forms: arguments and function by name; the function returns what is printed.
+
+    Raises:
+        UsageError: there is no such form, or a value breaks a rule.
+    """
+    wanted = words[0] if words else ""
+    if wanted not in forms:
+        near = difflib.get_close_matches(wanted, forms, n=1) or list(forms)
+        found = f"{prog} is followed by {', '.join(forms)}; got {wanted or 'nothing'}"
+        raise UsageError(found, f"{prog} {near[0]} --help")
+    kind, act = forms[wanted]
+    try:
+        arguments = tyro.cli(kind, args=words[1:], prog=f"{prog} {wanted}")
+    except ValueError as error:  # a rule of its settings
+        raise UsageError(str(error), f"{prog} {wanted} --help") from error
+    sys.stdout.write(act(arguments))
+    return EXIT_DONE

@@ -71,6 +71,67 @@ class SlurmConfig:
                 raise ValueError(f"options for sbatch are single words without dashes, got {option!r}; like qos=high")
 
 
+@dataclass(frozen=True)
+class SlurmArguments:
+    """Run a task as a SLURM job that saves, requeues itself and goes on. The run's own options follow after a --."""
+
+    task: tyro.conf.Positional[str]
+    """The task, as for rlvlm run."""
+    job: Annotated[SlurmConfig, tyro.conf.arg(name="")] = field(default_factory=SlurmConfig)
+    out: Path | None = None
+    """The run's folder, on a disk that all nodes share; by default runs/TASK/<time>. Script and log lie beside it."""
+    show: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the script and stop."""
+
+
+def command(words: Sequence[str], prog: str) -> int:
+    """`slurm TASK [options] [-- options of the run]`: the job's id, and what to do with it."""
+    place = list(words).index("--") if "--" in words else len(words)
+    own, options = words[:place], words[place + 1 :]
+    try:
+        arguments = tyro.cli(SlurmArguments, args=own, prog=prog)
+    except ValueError as error:  # a rule of SlurmConfig
+        raise UsageError(str(error), f"{prog} --help") from error
+    run_words = [arguments.task, *options]
+    config = parse_run(run_words, f"{prog} --").config  # what is wrong with it is said now, not by a job tomorrow
+    if config.out is not None:
+        raise UsageError("--out belongs before the --", f"{prog} {arguments.task} --out {config.out} -- ...")
+    if config.asks_judge and not config.serve.app:
+        _check_judge(arguments.job, config)
+    out = (arguments.out or default_path(config.task, datetime.now())).absolute()
+    if arguments.show:
+        sys.stdout.write(job_script(arguments.job, out, run_words))
+        return EXIT_DONE
+    script = write_job(arguments.job, out, run_words)
+    job = submit(script)
+    sys.stdout.write(
+        f"job {job} submitted: {config.title}\n"
+        f"  script  {script}\n"
+        f"  follow  tail -F {log_file(out)}\n"
+        f"  state   squeue --job {job}\n"
+        f"  stop    scancel --batch --signal=TERM {job}   (saves first; go on with: sbatch {script})\n"
+        f"  result  {out}\n"
+    )
+    return EXIT_DONE
+
+
+def _check_judge(job: SlurmConfig, config: RunConfig) -> None:
+    """Raises UsageError where the run's judge wants GPUs or weights that the job will not have."""
+    wanted, there = config.serve.num_gpus * config.serve.num_replicas, job.gpus_per_node * job.nodes
+    if wanted > there:
+        fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"
+        raise UsageError(f"the judge asks for {wanted:g} GPUs, the job for {there}", fix)
+    if not job.offline or not config.judge.wants_weights:
+        return
+    from rlvlm.commands.judging.fetch import is_here  # imports the hub's client
+
+    if not is_here(config.judge.model, config.judge.revision):
+        raise UsageError(
+            f"{config.judge.model} is not on this disk, and the job will not look for it on the network",
+            f"rlvlm fetch {config.judge.model}  (or --no-offline, before the --)",
+        )
+
+
 def job_script(config: SlurmConfig, out: Path, words: Sequence[str]) -> str:
     """The whole script: the settings on top, below them the part that all jobs share.
 
@@ -97,9 +158,15 @@ def job_script(config: SlurmConfig, out: Path, words: Sequence[str]) -> str:
     options += [f"--account={config.account}"] if config.account else []
     options += [f"--{option}" for option in config.extra]
     lines = ["#!/usr/bin/env bash", *(f"#SBATCH {option}" for option in options)]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in _variables(config).items()]
+    variables = {"RLVLM_PYTHON": sys.executable, "RLVLM_MAX_RESTARTS": str(config.restarts)}
+    variables |= {"RLVLM_IMAGE": os.path.abspath(os.path.expanduser(config.image))} if config.image else {}
+    variables |= {"RLVLM_SCRATCH": os.path.expanduser(config.scratch)} if config.scratch else {}
+    variables |= {"HF_HUB_OFFLINE": "1"} if config.offline else {}
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     lines += [f"set -- {shlex.join([str(out), *words])}", ""]
-    return "\n".join(lines) + _template().split(BODY)[1]
+    package = Path(__file__).resolve().parents[1]  # the script is in the checkout, else in the installed package
+    template = next(path for root in (package.parent, package) if (path := root / "cluster" / "slurm.sh").is_file())
+    return "\n".join(lines) + template.read_text().split(BODY)[1]
 
 
 def write_job(config: SlurmConfig, out: Path, words: Sequence[str]) -> Path:
@@ -140,87 +207,3 @@ def submit(script: Path) -> str:
 def log_file(out: Path) -> Path:
     """Where the job's output goes."""
     return out.with_name(f"{out.name}.log")
-
-
-def _variables(config: SlurmConfig) -> dict[str, str]:
-    found = {"RLVLM_PYTHON": sys.executable, "RLVLM_MAX_RESTARTS": str(config.restarts)}
-    found |= {"RLVLM_IMAGE": os.path.abspath(os.path.expanduser(config.image))} if config.image else {}
-    found |= {"RLVLM_SCRATCH": os.path.expanduser(config.scratch)} if config.scratch else {}
-    return found | ({"HF_HUB_OFFLINE": "1"} if config.offline else {})
-
-
-def _template() -> str:
-    """The script in `cluster/`: of the checkout, else of the installed package."""
-    package = Path(__file__).resolve().parents[1]
-    return next(
-        file for root in (package.parent, package) if (file := root / "cluster" / "slurm.sh").is_file()
-    ).read_text()
-
-
-_SPLIT = "--"
-
-
-@dataclass(frozen=True)
-class SlurmArguments:
-    """Run a task as a SLURM job that saves, requeues itself and goes on. The run's own options follow after a --."""
-
-    task: tyro.conf.Positional[str]
-    """The task, as for rlvlm run."""
-    job: Annotated[SlurmConfig, tyro.conf.arg(name="")] = field(default_factory=SlurmConfig)
-    out: Path | None = None
-    """The run's folder, on a disk that all nodes share; by default runs/TASK/<time>. Script and log lie beside it."""
-    show: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print the script and stop."""
-
-
-def slurm_command(words: Sequence[str], prog: str) -> int:
-    """`slurm TASK [options] [-- options of the run]`."""
-    own, options = _split(words)
-    try:
-        arguments = tyro.cli(SlurmArguments, args=own, prog=prog)
-    except ValueError as error:  # a rule of SlurmConfig
-        raise UsageError(str(error), f"{prog} --help") from error
-    run_words = [arguments.task, *options]
-    config = parse_run(run_words, f"{prog} {_SPLIT}").config  # what is wrong with it is said now, not by a job tomorrow
-    if config.out is not None:
-        raise UsageError("--out belongs before the --", f"{prog} {arguments.task} --out {config.out} -- ...")
-    if config.asks_judge and not config.serve.app:
-        _check_judge(arguments.job, config)
-    out = (arguments.out or default_path(config.task, datetime.now())).absolute()
-    if arguments.show:
-        sys.stdout.write(job_script(arguments.job, out, run_words))
-        return EXIT_DONE
-    script = write_job(arguments.job, out, run_words)
-    job = submit(script)
-    sys.stdout.write(
-        f"job {job} submitted: {config.title}\n"
-        f"  script  {script}\n"
-        f"  follow  tail -F {log_file(out)}\n"
-        f"  state   squeue --job {job}\n"
-        f"  stop    scancel --batch --signal=TERM {job}   (saves first; go on with: sbatch {script})\n"
-        f"  result  {out}\n"
-    )
-    return EXIT_DONE
-
-
-def _check_judge(job: SlurmConfig, config: RunConfig) -> None:
-    """Raises UsageError where the run's judge wants GPUs or weights that the job will not have."""
-    wanted, there = config.serve.num_gpus * config.serve.num_replicas, job.gpus_per_node * job.nodes
-    if wanted > there:
-        fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"
-        raise UsageError(f"the judge asks for {wanted:g} GPUs, the job for {there}", fix)
-    if not job.offline or not config.judge.wants_weights:
-        return
-    from rlvlm.commands.fetch import is_here  # imports the hub's client
-
-    if not is_here(config.judge.model, config.judge.revision):
-        raise UsageError(
-            f"{config.judge.model} is not on this disk, and the job will not look for it on the network",
-            f"rlvlm fetch {config.judge.model}  (or --no-offline, before the --)",
-        )
-
-
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before the first `--`, and those after it."""
-    place = list(words).index(_SPLIT) if _SPLIT in words else len(words)
-    return list(words[:place]), list(words[place + 1 :])

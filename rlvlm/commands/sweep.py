@@ -1,10 +1,10 @@
-"""The command behind `rlvlm sweep`."""
+"""`rlvlm sweep FILE`."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -13,9 +13,6 @@ from rich.table import Table
 from rlvlm.errors import EXIT_DONE
 from rlvlm.sweeps.config import SweepConfig, find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand
-
-if TYPE_CHECKING:
-    from rlvlm.sweeps.folder import SweepFolder
 
 WIDTH = 160
 """Columns of a table in a file or pipe."""
@@ -35,8 +32,8 @@ class SweepArguments:
     """Show the runs and what each may spend, and stop."""
 
 
-def sweep_command(words: Sequence[str], prog: str) -> int:
-    """`sweep FILE [--out DIR] [--smoke] [--plan]`."""
+def command(words: Sequence[str], prog: str) -> int:
+    """`sweep FILE [--out DIR] [--smoke] [--plan]`: runs what is left of it, or shows what it would run."""
     arguments = tyro.cli(SweepArguments, args=words, prog=prog)
     file = find_sweep_file(arguments.file)
     sweep = read_sweep(file)
@@ -46,12 +43,9 @@ def sweep_command(words: Sequence[str], prog: str) -> int:
     if arguments.plan:
         show_plan(sweep, out)
         return EXIT_DONE
-    return _run(out, sweep)
+    from rlvlm.sweeps.sweep import run_sweep  # torch and ray, after all that can be checked without
 
-
-def resume_sweep(folder: "SweepFolder") -> int:
-    """Goes on with a sweep as it was last started."""
-    return _run(folder.path, folder.config())
+    return run_sweep(out, sweep)
 
 
 def show_plan(sweep: SweepConfig, out: Path) -> None:
@@ -74,9 +68,3 @@ def show_plan(sweep: SweepConfig, out: Path) -> None:
     console.print(sweep.title, style="bold")
     console.print(table)
     console.print(f"{len(plans)} runs, in {out}")
-
-
-def _run(out: Path, sweep: SweepConfig) -> int:
-    from rlvlm.sweeps.sweep import run_sweep  # torch and ray, after all that can be checked without
-
-    return run_sweep(out, sweep)

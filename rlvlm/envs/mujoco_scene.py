@@ -97,8 +97,9 @@ class MujocoScene(ABC):
             raise ValueError('each actuator needs a range, e.g. <motor joint="elbow" ctrlrange="-1 1"/>')
         axes = np.empty(9)
         mujoco.mju_quat2Mat(axes, self.model.cam_quat[0])
-        place, (right, up, _) = self.model.cam_pos[0].tolist(), axes.reshape(3, 3).T.tolist()
-        self.camera = camera or Camera(position=place, right=right, up=up, fovy_deg=float(self.model.cam_fovy[0]))
+        (x, y, z), fovy = self.model.cam_pos[0].tolist(), float(self.model.cam_fovy[0])
+        right, up = (axes[0], axes[3], axes[6]), (axes[1], axes[4], axes[7])
+        self.camera = camera or Camera(position=(x, y, z), right=right, up=up, fovy_deg=fovy)
         self.drawn, self.action_size, self._substeps = self.model, self.model.nu, substeps
 
     @abstractmethod

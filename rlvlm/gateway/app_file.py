@@ -1,9 +1,9 @@
 """An app file: the YAML of `serve deploy` with one or more judges and their gateway. Read without starting Ray."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from rlvlm.errors import UsageError
 from rlvlm.gateway.config import DEFAULT_PORT, LOOPBACK_NAMES, HttpConfig
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.serving.config import PlacementConfig
+from rlvlm.serving.config import PlacementConfig, refuse_unknown_keys
 
 JUDGE_APP = "rlvlm.serving.deployments:judge_app"
 GATEWAY_APP = "rlvlm.gateway.gateway:gateway_app"
@@ -103,7 +103,8 @@ def read_app_file(path: Path) -> AppFile:
         reason = " ".join(str(error).split())
         raise UsageError(f"{path} is no YAML file that can be read: {reason}", "rlvlm serve --list") from error
     try:
-        return _file(path.stem, _about(text), content)
+        first = text.lstrip().partition("\n")[0]
+        return _file(path.stem, first.lstrip("# ").strip() if first.startswith("#") else "", content)
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{path.name}: {_first_reason(error)}", "compare it with serve_apps/pocket.yaml") from error
 
@@ -161,11 +162,7 @@ def _build(config: type[Config], values: Any, place: str) -> Config:
         ValueError: an unknown key, a value of the wrong type, or one that breaks a rule.
     """
     given = {} if values is None else values
-    hints = get_type_hints(config)
-    _check_keys(given, set(hints), place)
-    for name, value in given.items():
-        if is_dataclass(hints[name]):
-            _check_keys(value, set(get_type_hints(hints[name])), f"{place}.{name}")
+    refuse_unknown_keys(config, given, place)
     try:
         return TypeAdapter(config).validate_python(given)
     except ValidationError as error:
@@ -178,11 +175,6 @@ def _check_keys(content: Any, known: set[str], place: str) -> None:
     unknown = sorted(str(key) for key in content if key not in known)
     if unknown:
         raise ValueError(f"{place} has unknown keys {unknown}; known are {sorted(known)}")
-
-
-def _about(text: str) -> str:
-    first = text.lstrip().partition("\n")[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
 def _first_reason(error: Exception) -> str:

@@ -1,6 +1,5 @@
 """The gateway as a Ray Serve deployment: guard outside, routes inside, judges reached by the names of their apps."""
 
-import dataclasses
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -16,6 +15,7 @@ from rlvlm.gateway.media.files import MediaRoot
 from rlvlm.gateway.reference import add_reference_routes
 from rlvlm.gateway.routes import Desk, build_app
 from rlvlm.gateway.token_file import make_token, read_token
+from rlvlm.serving.config import refuse_unknown_keys
 from rlvlm.serving.refusal import RETRY_AFTER_S
 from rlvlm.serving.startup import marked
 
@@ -71,10 +71,7 @@ class GatewayArgs(BaseModel):
     @field_validator("http", mode="before")
     @classmethod
     def _no_unknown_keys(cls, value: Any) -> Any:
-        known = {field.name for field in dataclasses.fields(HttpConfig)}
-        unknown = sorted(set(value) - known) if isinstance(value, dict) else []
-        if unknown:
-            raise ValueError(f"unknown http keys {unknown}; known are {sorted(known)}")
+        refuse_unknown_keys(HttpConfig, value, "http")
         return value
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlvlm.gateway.config import HttpConfig
-from rlvlm.serving.refusal import Refusal, as_json, overloaded, send_refusal
+from rlvlm.serving.refusal import Refusal, overloaded, send_json, send_refusal
 
 MAX_DEPTH = 32
 """Deepest nesting of a JSON body."""
@@ -17,6 +17,7 @@ MAX_MARKS = 20_000
 """Most brackets, quotes or commas in a JSON body: what they make costs far more memory than their byte."""
 OPEN_PATH = "/health"
 """Answered without a token, and then says only that somebody listens."""
+_HOST = re.compile(rb"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{1,5})?")
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 
 
@@ -48,7 +49,8 @@ class Guard:
         body = _Body(self)
         try:
             is_known = self._has_token(scope)
-            if not is_known and not _is_open(scope):
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            if not is_known and not (path == OPEN_PATH and scope["method"] in ("GET", "HEAD")):
                 raise Refusal(
                     401,
                     "token",
@@ -57,7 +59,7 @@ class Guard:
                 )
             self._check_host(scope)
             if not is_known:
-                await _send_alive(send)
+                await send_json(send, 200, {"status": "ok"})
                 return
             await self._read(scope, receive, body)
             body.close()
@@ -81,9 +83,10 @@ class Guard:
         return scheme.lower() == b"bearer" and matches
 
     def _check_host(self, scope: Scope) -> None:
+        """Refuses a name, compared without port and in lower case, that the server does not go by."""
         given = _header(scope, b"host")
-        name = _host_name(given[0]) if len(given) == 1 else ""
-        if name not in self._hosts:
+        found = _HOST.fullmatch(given[0].strip().lower()) if len(given) == 1 else None
+        if not found or (found[1] or found[2]).decode() not in self._hosts:
             raise Refusal(
                 400,
                 "host",
@@ -233,21 +236,3 @@ def _count(body: bytes, mark: bytes) -> int:
 def _header(scope: Scope, name: bytes) -> list[bytes]:
     headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
     return [value for key, value in headers if key.lower() == name]
-
-
-def _is_open(scope: Scope) -> bool:
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path == OPEN_PATH and scope["method"] in ("GET", "HEAD")
-
-
-def _host_name(host: bytes) -> str:
-    """The name in a Host header, without port and in lower case; empty when it is malformed."""
-    found = re.fullmatch(rb"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{1,5})?", host.strip().lower())
-    return (found[1] or found[2]).decode() if found else ""
-
-
-async def _send_alive(send: Send) -> None:
-    body = as_json({"status": "ok"})
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

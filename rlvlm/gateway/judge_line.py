@@ -72,9 +72,15 @@ class JudgeLine:
 
     async def _ask(self, method: str, *args: Any) -> Any:
         """The answer of one call, or what became of it as a `Refusal`."""
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(1 + self._retries),
+            wait=wait_random_exponential(multiplier=0.2, max=5.0),
+            retry=retry_if_exception_type(_DIED),
+            reraise=True,
+        )
         try:
             async with asyncio.timeout(self._timeout_s):
-                outcome = await self._try(method, *args)
+                outcome = await retrying(self._try_once, method, *args)
         except BackPressureError:
             raise overloaded("the judge's queue is full") from None
         except TimeoutError:
@@ -94,16 +100,7 @@ class JudgeLine:
             raise Refusal(503, "judge", "the judge broke on this request", "try again; its operator sees why")
         return outcome
 
-    async def _try(self, method: str, *args: Any) -> Any:
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(1 + self._retries),
-            wait=wait_random_exponential(multiplier=0.2, max=5.0),
-            retry=retry_if_exception_type(_DIED),
-            reraise=True,
-        )
-        return await retrying(self._once, method, *args)
-
-    async def _once(self, method: str, *args: Any) -> Any:
+    async def _try_once(self, method: str, *args: Any) -> Any:
         start = time.monotonic()
         if self._handle is None:
             self._handle = await asyncio.to_thread(serve.get_app_handle, self._app)

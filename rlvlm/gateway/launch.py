@@ -13,9 +13,10 @@ from ray.serve.schema import ApplicationStatus
 from rlvlm.errors import JudgeUnavailable, MachineError, UsageError
 from rlvlm.gateway.app_file import AppFile
 from rlvlm.gateway.gateway import bind_gateway
-from rlvlm.serving.deployments import bind_judge
-from rlvlm.serving.environments import check_environment
-from rlvlm.serving.startup import NO_RESOURCES_S, POLL_S, START_TIMEOUT_S, cause_of
+from rlvlm.serving.deployments import bind_judge, check_environment
+from rlvlm.serving.startup import NO_RESOURCES_S, POLL_S, START_TIMEOUT_S, cause_of, check_cluster
+
+_LOWER = "lower num_{resource}s in the app file, or use a cluster that has them: RAY_ADDRESS=..."
 
 
 @contextmanager
@@ -59,7 +60,9 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
         if ray.is_initialized():
             for name in names:
                 serve.delete(name, _blocking=False)
-            _wait_until_gone(names)
+            deadline = time.monotonic() + 10  # what is left then ends with Ray
+            while time.monotonic() < deadline and set(names) & serve.status().applications.keys():
+                time.sleep(0.1)
 
 
 def unhealthy(file: AppFile) -> list[str]:
@@ -99,7 +102,7 @@ def _wait(
         waited_s = time.monotonic() - start
         report(f"loading {', '.join(loading)}", waited_s)
         if waited_s > NO_RESOURCES_S:
-            _check_resources(file)
+            check_cluster(_wanted(file), file.name, _LOWER)
         if waited_s > START_TIMEOUT_S:
             raise JudgeUnavailable(
                 f"{', '.join(loading)} did not load within {START_TIMEOUT_S:.0f} s",
@@ -108,24 +111,10 @@ def _wait(
         time.sleep(POLL_S)
 
 
-def _check_resources(file: AppFile) -> None:
-    """Raises JudgeUnavailable where the whole cluster has less than the file's apps ask for together."""
-    total = ray.cluster_resources()
+def _wanted(file: AppFile) -> dict[str, float]:
+    """What the file's apps ask for together."""
     placements = [entry.placement for entry in file.judges]
-    wanted = {
+    return {
         "CPU": sum(p.num_replicas * p.num_cpus for p in placements) + file.http.num_replicas * file.http.num_cpus,
         "GPU": sum(p.num_replicas * p.num_gpus for p in placements),
     }
-    for resource, amount in wanted.items():
-        if amount > total.get(resource, 0.0):
-            raise JudgeUnavailable(
-                f"{file.name} asks for {amount:g} {resource}, the Ray cluster has {total.get(resource, 0.0):g}",
-                f"lower num_{resource.lower()}s in the app file, or use a cluster that has them: RAY_ADDRESS=...",
-            )
-
-
-def _wait_until_gone(names: list[str]) -> None:
-    """Returns when the apps are gone, or after ten seconds: what is left ends with Ray."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and set(names) & serve.status().applications.keys():
-        time.sleep(0.1)

@@ -216,7 +216,9 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         is_json = not any(problem["type"] == "json_invalid" for problem in error.errors())
-        problems = [f"{_place(problem['loc'])}: {problem['msg']}" for problem in error.errors()[:5]]
+        found = error.errors()[:5]
+        places = [".".join(str(part)[:40] for part in problem["loc"][1:]) or "body" for problem in found]
+        problems = [f"{place}: {problem['msg']}" for place, problem in zip(places, found, strict=True)]
         refusal = Refusal(
             422 if is_json else 400,
             "field" if is_json else "json",
@@ -236,7 +238,3 @@ def _answer_errors(app: FastAPI) -> None:
         logger.error("a request broke the gateway: %s", type(error).__name__)
         refusal = Refusal(500, "internal", "the gateway broke on this request", "please report it with the request")
         return AsciiJSON(refusal.body, refusal.status, refusal.headers)
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part)[:40] for part in location[1:]) or "body"

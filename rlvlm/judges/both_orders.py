@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rlvlm.errors import UnsupportedQuestion
 from rlvlm.judges.judge import Generator, Judge
-from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
+from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.vlms.chats import Chat
 
 SEPARATOR = "\n\n--- the other order ---\n\n"
@@ -35,7 +35,7 @@ class BothOrders:
         both = [one for query in queries for one in (query, replace(query, left=query.right, right=query.left))]
         verdicts = self._judge.compare(both)
         stamp = self.stamp
-        return [_joined(verdicts[i], _swapped(verdicts[i + 1]), stamp) for i in range(0, len(verdicts), 2)]
+        return [_joined(verdicts[i], verdicts[i + 1], stamp) for i in range(0, len(verdicts), 2)]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order."""
@@ -53,51 +53,25 @@ class BothOrders:
         return self._judge.generate(chats, max_new_tokens=max_new_tokens, temperature=temperature)
 
 
-def _swapped(verdict: Verdict) -> Verdict:
-    """The verdict on a swapped query, as one on the query itself."""
-    shares = verdict.probabilities
-    return replace(
-        verdict,
-        label=_SWAPPED[verdict.label],
-        probabilities=None if shares is None else (shares[1], shares[0], shares[2]),
-    )
-
-
 def _joined(straight: Verdict, swapped: Verdict, stamp: Stamp) -> Verdict:
-    """One verdict out of two on the same query."""
+    """One verdict on a query, out of one on it and one on the same with its sides exchanged."""
     pair = (straight, swapped)
-    label = straight.label if straight.label is swapped.label else Label.TIE
+    label = straight.label if straight.label is _SWAPPED[swapped.label] else Label.TIE
     statuses = {verdict.status for verdict in pair}
     lost = next((status for status in (Status.FAILED, Status.INVALID) if status in statuses), None)
     if lost:
         label = None
-    status = lost or (Status.NO_PREFERENCE if label is Label.TIE else Status.OK)
+    shares = None
+    if straight.probabilities and swapped.probabilities:
+        (left, right, tie), (swapped_left, swapped_right, swapped_tie) = straight.probabilities, swapped.probabilities
+        shares = ((left + swapped_right) / 2, (right + swapped_left) / 2, (tie + swapped_tie) / 2)
+    spent = [verdict.usage for verdict in pair if verdict.usage is not None]
     return Verdict(
-        status=status,
+        status=lost or (Status.NO_PREFERENCE if label is Label.TIE else Status.OK),
         label=label,
         stamp=stamp,
-        probabilities=_mean(pair),
+        probabilities=shares,
         text=straight.text + SEPARATOR + swapped.text,
         latency_s=max(verdict.latency_s for verdict in pair),
-        usage=_sum(pair),
-    )
-
-
-def _mean(pair: tuple[Verdict, Verdict]) -> tuple[float, float, float] | None:
-    one, other = pair[0].probabilities, pair[1].probabilities
-    if one is None or other is None:
-        return None
-    left, right, tie = ((a + b) / 2 for a, b in zip(one, other, strict=True))
-    return left, right, tie
-
-
-def _sum(pair: tuple[Verdict, Verdict]) -> Usage | None:
-    spent = [verdict.usage for verdict in pair if verdict.usage is not None]
-    if not spent:
-        return None
-    costs = [usage.cost_usd for usage in spent]
-    return Usage(
-        tokens_in=sum(usage.tokens_in for usage in spent),
-        tokens_out=sum(usage.tokens_out for usage in spent),
-        cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        usage=sum(spent[1:], start=spent[0]) if spent else None,
     )

@@ -15,7 +15,6 @@ from rlvlm.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion
 from rlvlm.judges.asking import Asked, stamp_of
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import Dialogue
-from rlvlm.types.judging import Usage
 from rlvlm.types.steps import Frames
 from rlvlm.vlms.chats import Chat
 from rlvlm.vlms.engines.remote import ApiRequest, Passing, Refused, RemoteEngine
@@ -105,19 +104,8 @@ class RemoteAsker:
                 wants_odds=ask.wants_odds,
             )
             reply = await self._engine.ask(request, deadline)
-            usage = _sum(usage, reply.usage)
+            usage = usage + reply.usage if usage and reply.usage else usage or reply.usage
             try:
                 ask = dialogue.send(reply)
             except StopIteration as end:
                 return Asked(reading=end.value, latency_s=time.perf_counter() - start, usage=usage)
-
-
-def _sum(one: Usage | None, other: Usage | None) -> Usage | None:
-    if one is None or other is None:
-        return one or other
-    costs = [usage.cost_usd for usage in (one, other) if usage.cost_usd is not None]
-    return Usage(
-        tokens_in=one.tokens_in + other.tokens_in,
-        tokens_out=one.tokens_out + other.tokens_out,
-        cost_usd=sum(costs) if costs else None,
-    )

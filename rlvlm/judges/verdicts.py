@@ -157,8 +157,10 @@ def _readings(lines: list[str], grammar: _Grammar) -> Iterator[_Reading]:
         is_last = number == len(lines)
         bare = grammar.bare.fullmatch(line)
         if bare:
-            if is_last or not (is_list or _is_list_head(bare)):
-                yield from [] if _is_open_bracket(bare) else [_Reading(bare["value"], is_strong=True)]
+            heads_list = bare["value"] == "1" and bare["tail"].startswith(".")  # `1.` may be the first item's number
+            numbers_item = ")" in bare["tail"] and "(" not in bare["head"]  # `1)` is an item's number
+            if (is_last or not (is_list or heads_list)) and not numbers_item:
+                yield _Reading(bare["value"], is_strong=True)
             continue
         for match in grammar.marked.finditer(line):
             yield _Reading(match["boxed"] or match["tagged"], is_strong=True)
@@ -172,13 +174,3 @@ def _named_readings(line: str, grammar: _Grammar) -> Iterator[_Reading]:
         rest = line[match.end() : following.start() if following else len(line)]
         if _AFTER_VALUE.match(rest) and not grammar.value.search(rest):
             yield _Reading(match["value"], is_strong=bool(match["final"]))
-
-
-def _is_list_head(bare: re.Match[str]) -> bool:
-    """Whether the line is `1.` and so may be the number of a list's first item."""
-    return bare["value"] == "1" and bare["tail"].startswith(".")
-
-
-def _is_open_bracket(bare: re.Match[str]) -> bool:
-    """Whether the line is `1)`, the number of a list's item."""
-    return ")" in bare["tail"] and "(" not in bare["head"]

@@ -1,6 +1,5 @@
 """A store as one Parquet file, one row per answer with the truth beside it: for DuckDB, pandas, or a colleague."""
 
-from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 from rlvlm.disk import replacing
 from rlvlm.labels.records import StoredAnswer, Truth, truth_about
 from rlvlm.labels.store import LabelStore
-from rlvlm.types.judging import Label, Verdict
+from rlvlm.types.judging import Label, Status, Verdict
 
 ROWS_AT_ONCE = 10_000
 """In memory, and per row group of the file."""
@@ -64,16 +63,10 @@ def export_parquet(store: LabelStore, file: Path) -> int:
     rows = (_row(item, truth_about(item.question, truths)) for item in store.answers())
     count = 0
     with replacing(file) as partial, pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
-        for part in _parts(rows):
+        while part := list(islice(rows, ROWS_AT_ONCE)):
             writer.write_table(pa.Table.from_pylist(part, SCHEMA))
             count += len(part)
     return count
-
-
-def _parts(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    iterator = iter(rows)
-    while part := list(islice(iterator, ROWS_AT_ONCE)):
-        yield part
 
 
 def _row(item: StoredAnswer, truth: Truth | None) -> dict[str, Any]:
@@ -82,6 +75,7 @@ def _row(item: StoredAnswer, truth: Truth | None) -> dict[str, Any]:
     p_left, p_right, p_tie = (answer.probabilities if is_verdict else None) or (None, None, None)
     progress = (truth.progress if truth else None) or (None, None)
     returns = (truth.returns if truth else None) or (None, None)
+    is_comparable = truth is not None and truth.better is not Label.TIE and answer.status is Status.OK
     return {
         "key": item.key,
         "question": question.id,
@@ -113,11 +107,5 @@ def _row(item: StoredAnswer, truth: Truth | None) -> dict[str, Any]:
         "progress_right": progress[1],
         "return_left": returns[0],
         "return_right": returns[1],
-        "correct": _is_correct(answer, truth) if is_verdict else None,
+        "correct": answer.label is truth.better if is_verdict and truth and is_comparable else None,
     }
-
-
-def _is_correct(verdict: Verdict, truth: Truth | None) -> bool | None:
-    if truth is None or verdict.label not in (Label.LEFT, Label.RIGHT) or truth.values[0] == truth.values[1]:
-        return None
-    return verdict.label is (Label.LEFT if truth.values[0] > truth.values[1] else Label.RIGHT)

@@ -7,6 +7,7 @@ out by hand on plain values, and refuses every other. Used to import label files
 import os
 import pickletools
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -151,43 +152,17 @@ class _Machine:
     def _since_mark(self) -> list[Any]:
         return self._take(len(self._stack) - self._marks.pop())
 
-    def _mark(self, _: Any) -> None:
-        self._marks.append(len(self._stack))
-
-    def _list(self, _: Any) -> None:
-        self._stack.append([])
-
-    def _tuple(self, _: Any) -> None:
-        self._stack.append(tuple(self._since_mark()))
-
-    def _empty_tuple(self, _: Any) -> None:
-        self._stack.append(())
-
-    def _append(self, _: Any) -> None:
-        (item,) = self._take(1)
-        self._grow([item])
-
-    def _appends(self, _: Any) -> None:
-        self._grow(self._since_mark())
-
     def _grow(self, items: list[Any]) -> None:
         if not isinstance(self._stack[-1], list):
             raise RefusedPickle("it appends to what is no list")
         self._stack[-1].extend(items)
-
-    def _global(self, argument: str) -> None:
-        module, _, name = argument.partition(" ")
-        self._name(module, name)
-
-    def _stack_global(self, _: Any) -> None:
-        self._name(*self._take(2))
 
     def _name(self, module: Any, name: Any) -> None:
         if not (isinstance(module, str) and isinstance(name, str)) or (module, name) not in _NAMES:
             raise RefusedPickle(f"it names {str(module)[:60]!r} {str(name)[:60]!r}, which no array needs")
         self._stack.append(_Name(_NAMES[module, name]))
 
-    def _reduce(self, _: Any) -> None:
+    def _reduce(self) -> None:
         """Where unpickling would call, this makes a placeholder."""
         callee, arguments = self._take(2)
         what = callee.what if isinstance(callee, _Name) else ""
@@ -205,7 +180,7 @@ class _Machine:
         else:
             raise RefusedPickle("it calls something in a way that no array needs")
 
-    def _build(self, _: Any) -> None:
+    def _build(self) -> None:
         """Where unpickling would set a state, this fills a placeholder."""
         target, state = self._take(2)
         if isinstance(target, _Type) and len(state) == 8 and state[1] in ("<", ">", "|", "="):
@@ -218,17 +193,17 @@ class _Machine:
         self._stack.append(target)
 
 
-_HANDLERS = {
-    "MARK": _Machine._mark,
-    "EMPTY_LIST": _Machine._list,
-    "TUPLE": _Machine._tuple,
-    "EMPTY_TUPLE": _Machine._empty_tuple,
-    "APPEND": _Machine._append,
-    "APPENDS": _Machine._appends,
-    "GLOBAL": _Machine._global,
-    "STACK_GLOBAL": _Machine._stack_global,
-    "REDUCE": _Machine._reduce,
-    "BUILD": _Machine._build,
+_HANDLERS: dict[str, Callable[[_Machine, Any], None]] = {
+    "MARK": lambda machine, _: machine._marks.append(len(machine._stack)),
+    "EMPTY_LIST": lambda machine, _: machine._stack.append([]),
+    "TUPLE": lambda machine, _: machine._stack.append(tuple(machine._since_mark())),
+    "EMPTY_TUPLE": lambda machine, _: machine._stack.append(()),
+    "APPEND": lambda machine, _: machine._grow(machine._take(1)),
+    "APPENDS": lambda machine, _: machine._grow(machine._since_mark()),
+    "GLOBAL": lambda machine, argument: machine._name(*argument.split(" ", 1)),
+    "STACK_GLOBAL": lambda machine, _: machine._name(*machine._take(2)),
+    "REDUCE": lambda machine, _: machine._reduce(),
+    "BUILD": lambda machine, _: machine._build(),
 }
 
 

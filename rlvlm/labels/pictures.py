@@ -56,7 +56,10 @@ class PictureShelf:
         for digest, picture in pictures:
             is_picture = picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3 and picture.size
             if is_picture and not (file := self.file(digest)).exists():
-                self._write(file, picture)
+                data = BytesIO()
+                Image.fromarray(np.ascontiguousarray(picture)).save(data, format="png", compress_level=_FAST)
+                # its name tells whether it is right, so it can be redrawn
+                write_whole(file, data.getvalue(), is_synced=False)
                 num_written += 1
         return num_written
 
@@ -84,11 +87,6 @@ class PictureShelf:
     def file(self, digest: str) -> Path:
         """Where the picture of that digest lies, or would lie."""
         return self._folder / digest[:2] / f"{digest}.png"
-
-    def _write(self, file: Path, picture: NDArray[np.uint8]) -> None:
-        data = BytesIO()
-        Image.fromarray(np.ascontiguousarray(picture)).save(data, format="png", compress_level=_FAST)
-        write_whole(file, data.getvalue(), is_synced=False)  # its name tells whether it is right, so it can be redrawn
 
 
 def is_digest(text: object) -> bool:

@@ -88,6 +88,12 @@ class Truth:
         return values
 
     @property
+    def better(self) -> Label:
+        """The side nearer to the goal, tie where both are equally near."""
+        left, right = self.values
+        return Label.TIE if left == right else Label.LEFT if left > right else Label.RIGHT
+
+    @property
     def swapped(self) -> "Truth":
         """What is true where left and right are exchanged; still named after the question as it was."""
         progress, returns = self.progress, self.returns

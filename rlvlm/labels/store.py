@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -118,18 +118,7 @@ class LabelStore:
             OSError: the disk refused; nothing was added.
         """
         now = time.time()
-        self._append(
-            [
-                Truth(
-                    question=truth.question,
-                    progress=truth.progress,
-                    returns=truth.returns,
-                    when=now,
-                    origin=self._origin,
-                )
-                for truth in truths
-            ]
-        )
+        self._append([replace(truth, when=now, origin=self._origin) for truth in truths])
 
     def keep_pictures(self, pictures: Pictures) -> None:
         """Writes the pictures that are not there yet. Keep them before the answers about them.
@@ -199,18 +188,14 @@ class LabelStore:
     def census(self) -> Counter[str]:
         """How many lines there are of each kind, damaged and unfinished ones among them."""
         reader, counts = SegmentReader(self.folder / "lines"), Counter[str]()
-        for place, record in reader.new_records():
-            try:
-                item = from_record(record)
-            except DamagedLine as damage:
-                reader.report(place, str(damage))
-            else:
-                is_verdict = isinstance(item, StoredAnswer) and isinstance(item.answer, Verdict)
-                counts["truth" if isinstance(item, Truth) else "verdict" if is_verdict else "score"] += 1
+        for item in self._items(reader):
+            is_verdict = isinstance(item, StoredAnswer) and isinstance(item.answer, Verdict)
+            counts["truth" if isinstance(item, Truth) else "verdict" if is_verdict else "score"] += 1
         return counts + Counter(damaged=len(reader.damaged), unfinished=reader.num_unfinished())
 
-    def _items(self) -> Iterator[StoredAnswer | Truth]:
-        reader = SegmentReader(self.folder / "lines")
+    def _items(self, reader: SegmentReader | None = None) -> Iterator[StoredAnswer | Truth]:
+        """Every line that makes sense, read from the start."""
+        reader = reader or SegmentReader(self.folder / "lines")
         for place, record in reader.new_records():
             try:
                 yield from_record(record)
@@ -237,7 +222,8 @@ class LabelStore:
 
     def _mark(self) -> None:
         if not self._is_marked:
-            _write_mark(self.folder)
+            # in one move; several writers may do so at once, with the same words
+            write_whole(self.folder / _MARK, json.dumps({"what": _WHAT, "schema": SCHEMA}) + "\n")
             self._is_marked = True
 
 
@@ -270,7 +256,11 @@ def _check_mark(folder: Path) -> bool:
     """
     file = folder / _MARK
     if not file.is_file():
-        is_used = folder.exists() and (not folder.is_dir() or any(map(_is_foreign, folder.iterdir())))
+        # a draft of the mark is another writer's, who is about to make it
+        is_foreign = (
+            not entry.name.startswith(f".{_MARK}.") for entry in (folder.iterdir() if folder.is_dir() else ())
+        )
+        is_used = folder.exists() and (not folder.is_dir() or any(is_foreign))
         if is_used and not file.is_file():  # another writer may have marked and filled it meanwhile
             raise UsageError(f"{folder} is no label store and not empty", "name a new folder, or one with store.json")
         if not is_used:
@@ -298,13 +288,3 @@ def _schema_of(file: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return schema if type(schema) is int and schema >= 1 else None
-
-
-def _is_foreign(file: Path) -> bool:
-    """Whether a file without a mark beside it is none that another writer is about to make the mark of."""
-    return not file.name.startswith(f".{_MARK}.")
-
-
-def _write_mark(folder: Path) -> None:
-    """Marks the folder in one move; several writers may do so at once, with the same words."""
-    write_whole(folder / _MARK, json.dumps({"what": _WHAT, "schema": SCHEMA}) + "\n")

@@ -7,9 +7,10 @@ import yaml
 from rlvlm.errors import UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.settings import read_settings, to_yaml
+from rlvlm.runs.policy.config import PolicyRunConfig
 from rlvlm.runs.preference.config import PreferenceRunConfig
 
-CONFIGS: dict[str, type[RunConfig]] = {config.pipeline: config for config in (PreferenceRunConfig,)}
+CONFIGS: dict[str, type[RunConfig]] = {config.pipeline: config for config in (PreferenceRunConfig, PolicyRunConfig)}
 
 
 def config_text(config: RunConfig) -> str:

@@ -2,9 +2,10 @@
 
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.pipeline import Pipeline
+from rlvlm.runs.policy.pipeline import PolicyPipeline
 from rlvlm.runs.preference.pipeline import PreferencePipeline
 
-_PIPELINES: dict[str, type[Pipeline]] = {"preference": PreferencePipeline}
+_PIPELINES: dict[str, type[Pipeline]] = {"preference": PreferencePipeline, "policy": PolicyPipeline}
 
 
 def pipeline_of(config: RunConfig) -> Pipeline:

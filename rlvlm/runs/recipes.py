@@ -6,12 +6,16 @@ from dataclasses import replace
 
 from rlvlm.envs.registry import task_env, task_recipe
 from rlvlm.runs.config import RunConfig
+from rlvlm.runs.policy import recipes as policy
 from rlvlm.runs.preference import recipes as preference
 from rlvlm.runs.preference.config import PreferenceRunConfig
 
-RECIPES: Mapping[str, Callable[[], RunConfig]] = {**preference.RECIPES}
+RECIPES: Mapping[str, Callable[[], RunConfig]] = {**preference.RECIPES, **policy.RECIPES}
 """By task: one complete, tuned configuration each."""
-FAMILY_RECIPES: Mapping[str, Callable[[str], RunConfig]] = {**preference.FAMILY_RECIPES}
+FAMILY_RECIPES: Mapping[str, Callable[[str], RunConfig]] = {
+    **preference.FAMILY_RECIPES,
+    **policy.FAMILY_RECIPES,
+}
 """For tasks named FAMILY/NAME, called with the task."""
 
 

@@ -10,17 +10,16 @@ from typing import Self
 import ray
 from ray import serve
 from ray.serve.context import _get_global_client
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+from ray.serve.schema import ApplicationStatus
 
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.client import IN_FLIGHT, ServedJudge
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.deployments import bind_judge
-from rlvlm.serving.environments import check_environment
+from rlvlm.serving.deployments import bind_judge, check_environment
 from rlvlm.serving.replicas.replica import Builder
-from rlvlm.serving.startup import NO_RESOURCES_S, POLL_S, START_TIMEOUT_S, cause_of
+from rlvlm.serving.startup import NO_RESOURCES_S, POLL_S, START_TIMEOUT_S, cause_of, check_cluster
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,10 @@ def start_judge(
         JudgeUnavailable: the app to attach to is not running, or the judge cannot be loaded or placed; says why.
     """
     if placement.app:
-        return RunningJudge(judge=_attach(judge, placement, name), app=placement.app, is_ours=False)
+        client = _client(placement.app, judge, placement, name)
+        stamp = client.stamp  # asks, so that an app that is not there ends the run now
+        logger.info("attached to Serve app %s: %s, prompt %s", placement.app, stamp.judge, stamp.prompt)
+        return RunningJudge(judge=client, app=placement.app, is_ours=False)
     check_environment(judge, placement)
     app = app or f"judge-{_plain(name)}-{uuid.uuid4().hex[:8]}"
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
@@ -103,13 +105,6 @@ def _plain(name: str) -> str:
     return re.sub("[^A-Za-z0-9_-]+", "-", name)
 
 
-def _attach(judge: JudgeConfig, placement: PlacementConfig, name: str) -> ServedJudge:
-    """A client of the running app, once it has answered."""
-    client = _client(placement.app, judge, placement, name)
-    logger.info("attached to Serve app %s: %s, prompt %s", placement.app, client.stamp.judge, client.stamp.prompt)
-    return client
-
-
 def _wait_until_running(app: str, placement: PlacementConfig) -> None:
     """Returns when the app is running; reports while it is not.
 
@@ -117,12 +112,15 @@ def _wait_until_running(app: str, placement: PlacementConfig) -> None:
         JudgeUnavailable: its constructor failed, the cluster cannot hold it, or it takes too long.
     """
     start = last_report = time.monotonic()
-    while (status := _status(app)) is None or status.status is not ApplicationStatus.RUNNING:
+    while (status := serve.status().applications.get(app)) is None or status.status is not ApplicationStatus.RUNNING:
         waited_s = time.monotonic() - start
         if status is not None and (cause := cause_of(status)):
             raise cause
         if waited_s > NO_RESOURCES_S:
-            _check_resources(placement)
+            copies, several = placement.num_replicas, f" for {placement.num_replicas} replicas"
+            wanted = {"CPU": placement.num_cpus * copies, "GPU": placement.num_gpus * copies}
+            who = f"the judge{several if copies > 1 else ''}"
+            check_cluster(wanted, who, "lower --serve.num-{resource}s, or use a cluster that has them")
         if waited_s > ALL_TAKEN_S and status is not None:
             _check_free(app, placement)
         if waited_s > START_TIMEOUT_S:
@@ -136,27 +134,13 @@ def _wait_until_running(app: str, placement: PlacementConfig) -> None:
         time.sleep(POLL_S)
 
 
-def _status(app: str) -> ApplicationStatusOverview | None:
-    return serve.status().applications.get(app)
-
-
-def _check_resources(placement: PlacementConfig) -> None:
-    """Raises JudgeUnavailable where the whole cluster has less than all replicas ask for."""
-    total = ray.cluster_resources()
-    for resource, each in (("CPU", placement.num_cpus), ("GPU", placement.num_gpus)):
-        wanted = each * placement.num_replicas
-        if wanted > total.get(resource, 0.0):
-            copies = f" for {placement.num_replicas} replicas" if placement.num_replicas > 1 else ""
-            raise JudgeUnavailable(
-                f"the judge asks for {wanted:g} {resource}{copies}, the Ray cluster has {total.get(resource, 0.0):g}",
-                f"lower --serve.num-{resource.lower()}s, or use a cluster that has them",
-            )
-
-
 def _check_free(app: str, placement: PlacementConfig) -> None:
     """Raises JudgeUnavailable where no replica of ours is placed because others hold what it asks for."""
-    if _is_placed(app):
-        return
+    client = _get_global_client()
+    details = client.get_serve_details() if client else {}
+    deployments = details.get("applications", {}).get(app, {}).get("deployments", {})
+    if any(replica.get("node_id") for deployment in deployments.values() for replica in deployment["replicas"]):
+        return  # a node has taken one, which may still be loading
     free, total = ray.available_resources(), ray.cluster_resources()
     for resource, each in (("GPU", placement.num_gpus), ("CPU", placement.num_cpus)):
         if each > free.get(resource, 0.0):
@@ -167,11 +151,3 @@ def _check_free(app: str, placement: PlacementConfig) -> None:
                 f"{free.get(resource, 0.0):g} is free{holders}",
                 f"stop one of them, lower --serve.num-{resource.lower()}s, or use a running judge with --serve.app",
             )
-
-
-def _is_placed(app: str) -> bool:
-    """Whether a node has taken a replica of the app, which may still be loading."""
-    client = _get_global_client()
-    details = client.get_serve_details() if client else {}
-    deployments = details.get("applications", {}).get(app, {}).get("deployments", {})
-    return any(replica.get("node_id") for deployment in deployments.values() for replica in deployment["replicas"])

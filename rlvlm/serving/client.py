@@ -15,7 +15,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion, first_line
 from rlvlm.serving.envelope import Kind, Receipt, Request, digest, request_key
 from rlvlm.serving.monitoring import ClientMetrics
 from rlvlm.types.judging import Clip, Query, Score, Stamp, Verdict
@@ -92,7 +92,7 @@ class ServedJudge:
         Raises:
             JudgeUnavailable: a request was not answered within its tries.
         """
-        return self._ask_kind("compare", queries)
+        return self._in_pieces(queries, partial(self._ask_piece, "compare", uuid.uuid4().hex))
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order.
@@ -100,7 +100,7 @@ class ServedJudge:
         Raises:
             JudgeUnavailable: a request was not answered within its tries.
         """
-        return self._ask_kind("score", clips)
+        return self._in_pieces(clips, partial(self._ask_piece, "score", uuid.uuid4().hex))
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
         """The model's reply to each chat, in order; see `judges.judge.Generator`.
@@ -109,19 +109,11 @@ class ServedJudge:
             UnsupportedQuestion: the judge cannot write, or cannot read one of the chats.
             JudgeUnavailable: a request was not answered within its tries.
         """
-
-        def ask(_: int, piece: list[Chat]) -> list[Any]:
-            return self._request("generate", piece, max_new_tokens, temperature)
-
-        return self._in_pieces(chats, ask)
+        return self._in_pieces(chats, lambda _, piece: self._request("generate", piece, max_new_tokens, temperature))
 
     @cached_property
     def _metrics(self) -> ClientMetrics:
         return ClientMetrics()
-
-    def _ask_kind(self, kind: Kind, items: Sequence[Any]) -> list[Any]:
-        """The answers to queries or clips, each checked to be about what was sent."""
-        return self._in_pieces(items, partial(self._ask_piece, kind, uuid.uuid4().hex))
 
     def _in_pieces(self, items: Sequence[Item], ask: Callable[[int, list[Item]], list[Any]]) -> list[Any]:
         """Sends the items in pieces, several at a time, and joins the answers in order."""
@@ -134,20 +126,20 @@ class ServedJudge:
         return [answer for part in parts for answer in part]
 
     def _ask_piece(self, kind: Kind, call: str, index: int, items: list[Any]) -> list[Any]:
-        """The answers to one piece of a call."""
+        """The answers to one piece of a call, once they are known to be about the pictures that were sent."""
         digests = [digest(item) for item in items]
         request = Request(key=request_key(call, index, digests), run=self._run, kind=kind, items=items)
-        return self._request("ask", request, check=partial(self._opened, digests)).answers
 
-    def _opened(self, digests: list[bytes], receipt: Receipt) -> Receipt:
-        """The receipt, once it is known to be about the pictures that were sent."""
-        if receipt.digests != digests or len(receipt.answers) != len(digests):
-            self._metrics.crossed(self._run)
-            raise JudgeUnavailable(
-                f"judge app {self._app!r} answered a question that was not asked",
-                "client and server must run the same version of rlvlm",
-            )
-        return receipt
+        def opened(receipt: Receipt) -> list[Any]:
+            if receipt.digests != digests or len(receipt.answers) != len(digests):
+                self._metrics.crossed.inc(1, {"run": self._run})
+                raise JudgeUnavailable(
+                    f"judge app {self._app!r} answered a question that was not asked",
+                    "client and server must run the same version of rlvlm",
+                )
+            return receipt.answers
+
+        return self._request("ask", request, check=opened)
 
     def _request(self, method: str, *args: Any, check: Callable[[Any], Any] | None = None) -> Any:
         """One request's answer, after as many tries as it takes."""
@@ -165,7 +157,8 @@ class ServedJudge:
             raise
         except (*_PASSING, RayTaskError, RayServeException) as error:
             raise JudgeUnavailable(
-                f"judge app {self._app!r} gave no answer in {1 + self._retries} tries: {_first_line(error)}",
+                f"judge app {self._app!r} gave no answer in {1 + self._retries} tries: "
+                f"{type(error).__name__}: {first_line(error)}",
                 "look at `serve status`, or raise --serve.timeout-s, --serve.retries or --serve.num-replicas",
             ) from error
 
@@ -173,26 +166,21 @@ class ServedJudge:
         """One try. A full queue is no failure: it is met again soon, until the try's time is over."""
         give_up = time.monotonic() + self._timeout_s
         while True:
+            response = method.remote(*args)
             try:
-                outcome = self._call(method, args)
+                outcome = response.result(timeout_s=self._timeout_s)
+            except TimeoutError:
+                response.cancel()
+                raise
             except BackPressureError:
-                self._metrics.refused(self._run)
+                self._metrics.refused.inc(1, {"run": self._run})
                 if time.monotonic() > give_up:
                     raise
                 time.sleep(random.uniform(*REFUSED_WAIT_S))
                 continue
+            if isinstance(outcome, JudgeUnavailable | UnsupportedQuestion):
+                raise outcome
             return check(outcome) if check else outcome
-
-    def _call(self, method: DeploymentHandle, args: tuple[Any, ...]) -> Any:
-        response = method.remote(*args)
-        try:
-            outcome = response.result(timeout_s=self._timeout_s)
-        except TimeoutError:
-            response.cancel()
-            raise
-        if isinstance(outcome, JudgeUnavailable | UnsupportedQuestion):
-            raise outcome
-        return outcome
 
     def _connect(self) -> DeploymentHandle:
         """The app's handle, looked up on first use in this process."""
@@ -208,12 +196,7 @@ class ServedJudge:
 
     def _note_retry(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        self._metrics.retry(self._run, type(error).__name__)
+        self._metrics.retries.inc(1, {"run": self._run, "reason": type(error).__name__})
         logger.warning(
             "judge app %s: try %d failed (%s); trying again", self._app, state.attempt_number, type(error).__name__
         )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

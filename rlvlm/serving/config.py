@@ -1,6 +1,8 @@
 """Where a judge runs on Ray Serve; imports nothing heavy so that the command line starts at once."""
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any, get_type_hints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,3 +53,22 @@ class PlacementConfig:
             raise ValueError(f"serve.stall_s must be >= 1, got {self.stall_s}; a short pause is no fault")
         if self.timeout_s <= 0 or self.retries < 0:
             raise ValueError(f"need serve.timeout_s > 0 and retries >= 0, got {self.timeout_s} and {self.retries}")
+
+
+def refuse_unknown_keys(config: Any, value: Any, place: str) -> None:
+    """Passes when every key of `value`, and of the mappings inside it, is a field of the config class.
+
+    Raises:
+        ValueError: one is not, or there is no mapping where one should be; names the place.
+    """
+    if isinstance(value, config) or value is None:
+        return
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} must be a mapping of names to values, got {type(value).__name__}")
+    hints = get_type_hints(config)
+    known = {field.name for field in dataclasses.fields(config)}
+    if unknown := sorted(map(str, value.keys() - known)):
+        raise ValueError(f"{place} has unknown keys {unknown}; known are {sorted(known)}")
+    for name, inner in value.items():
+        if dataclasses.is_dataclass(hints[name]):
+            refuse_unknown_keys(hints[name], inner, f"{place}.{name}")

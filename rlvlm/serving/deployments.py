@@ -1,17 +1,17 @@
 """The judge as a Ray Serve deployment. `apps` starts it for a run, `serve deploy` from the YAML in serve_apps/."""
 
-import dataclasses
 import re
-from typing import Any, get_type_hints
+from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 from ray import serve
 from ray.serve.config import AutoscalingConfig, BackpressureConfig
 
+from rlvlm.errors import JudgeUnavailable, UsageError
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.environments import judge_environment
+from rlvlm.serving.config import PlacementConfig, refuse_unknown_keys
 from rlvlm.serving.refusal import RETRY_AFTER_S
 from rlvlm.serving.replicas.replica import Builder, JudgeReplica
 
@@ -40,21 +40,8 @@ class JudgeAppArgs(BaseModel):
     @classmethod
     def _no_unknown_keys(cls, value: Any, info: Any) -> Any:
         config = {"judge": JudgeConfig, "placement": PlacementConfig}[info.field_name]
-        _refuse_unknown_keys(config, value, info.field_name)
+        refuse_unknown_keys(config, value, info.field_name)
         return value
-
-
-def _refuse_unknown_keys(config: Any, value: Any, place: str) -> None:
-    """Raises ValueError where `value`, or a mapping inside it, has a key that the config class does not know."""
-    if not isinstance(value, dict):
-        return
-    hints = get_type_hints(config)
-    known = {field.name for field in dataclasses.fields(config)}
-    if unknown := sorted(set(value) - known):
-        raise ValueError(f"unknown {place} keys {unknown}; known are {sorted(known)}")
-    for name, inner in value.items():
-        if dataclasses.is_dataclass(hints[name]):
-            _refuse_unknown_keys(hints[name], inner, f"{place}.{name}")
 
 
 def judge_app(args: JudgeAppArgs) -> serve.Application:
@@ -70,14 +57,23 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = 
         placement: with which resources, in how many copies.
         build: makes the judge inside each replica; your own judges come in here. It must pickle.
     """
+    autoscaling = AutoscalingConfig(  # how Serve may change the number of copies
+        min_replicas=placement.num_replicas,
+        max_replicas=max(placement.num_replicas, placement.max_replicas),
+        target_ongoing_requests=placement.target_ongoing_requests,
+        upscale_delay_s=placement.upscale_delay_s,
+        downscale_delay_s=placement.downscale_delay_s,
+        look_back_period_s=max(2.0, placement.upscale_delay_s),
+    )
     make_deployment = serve.deployment(
         name=deployment_name(judge),
         num_replicas="auto" if placement.max_replicas else placement.num_replicas,
-        autoscaling_config=_autoscaling(placement),
+        autoscaling_config=autoscaling if placement.max_replicas else None,
         ray_actor_options={
             "num_cpus": placement.num_cpus,
             "num_gpus": placement.num_gpus,
-            "runtime_env": judge_environment(judge),
+            # Ray starts the replica with this interpreter: the same Python and Ray, and rlvlm, must be there
+            "runtime_env": {"py_executable": str(python)} if (python := _interpreter(judge)) else {},
         },
         max_ongoing_requests=max(MAX_ONGOING_REQUESTS, 2 * judge.batch_size),
         max_queued_requests=MAX_QUEUED_REQUESTS,
@@ -92,22 +88,33 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = 
     return make_deployment(JudgeReplica).bind(judge, placement, build)
 
 
+def check_environment(judge: JudgeConfig, placement: PlacementConfig) -> None:
+    """Passes when the environment that the judge needs is on this machine and it has a GPU for each of its parts.
+
+    Raises:
+        JudgeUnavailable: the interpreter is missing; Ray would wait for it without a word.
+        UsageError: the model is to be spread over more GPUs than its replica gets.
+    """
+    python = _interpreter(judge)
+    if python and not python.is_file():
+        raise JudgeUnavailable(
+            f"judge.backend {judge.backend} needs an environment of its own; {python} is missing",
+            "build it with make vllm, or name another with --judge.engine.python",
+        )
+    parts = judge.engine.tensor_parallel
+    if parts > 1 and placement.num_gpus < parts:
+        raise UsageError(
+            f"judge.engine.tensor_parallel {parts} needs {parts} GPUs a replica, got {placement.num_gpus:g}",
+            f"add --serve.num-gpus {parts}",
+        )
+
+
+def _interpreter(judge: JudgeConfig) -> Path | None:
+    return Path(judge.python).expanduser().absolute() if judge.python else None  # not resolved: a venv's is a link
+
+
 def deployment_name(judge: JudgeConfig) -> str:
     """What the Ray dashboard and all metrics call this judge, e.g. `judge-Qwen3-VL-8B-Instruct-nf4-two_stage`."""
     model = judge.model.rstrip("/").rpartition("/")[2] or judge.backend
     parts = ["judge", model, *([judge.quantization] if judge.quantization != "none" else []), judge.prompt]
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(parts))
-
-
-def _autoscaling(placement: PlacementConfig) -> AutoscalingConfig | None:
-    """How Serve may change the number of copies; None where it is fixed."""
-    if not placement.max_replicas:
-        return None
-    return AutoscalingConfig(
-        min_replicas=placement.num_replicas,
-        max_replicas=placement.max_replicas,
-        target_ongoing_requests=placement.target_ongoing_requests,
-        upscale_delay_s=placement.upscale_delay_s,
-        downscale_delay_s=placement.downscale_delay_s,
-        look_back_period_s=max(2.0, placement.upscale_delay_s),
-    )

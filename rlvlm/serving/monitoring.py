@@ -64,7 +64,7 @@ class ReplicaMetrics:
     def __init__(self) -> None:
         tags: Any = ("kind", "status", "run")  # Serve's own annotation allows one tag only
         self._answers = serve_metrics.Counter(ANSWERS, "Questions answered.", tag_keys=tags)
-        self._batch_size = serve_metrics.Histogram(BATCH_SIZE, "Questions per batch.", SIZES, tag_keys=("kind",))
+        self.batch_size = serve_metrics.Histogram(BATCH_SIZE, "Questions per batch.", SIZES, tag_keys=("kind",))
         self._latency_s = serve_metrics.Histogram(LATENCY_S, "Seconds per request.", SECONDS, tag_keys=("kind",))
         self._queue = serve_metrics.Gauge(QUEUE, "Questions waiting for a batch.")
         self._gpu_bytes = serve_metrics.Gauge(GPU_BYTES, "Most GPU memory held, in bytes.")
@@ -74,10 +74,6 @@ class ReplicaMetrics:
         for status, count in Tally(answer.status for answer in answers).items():
             self._answers.inc(count, {"kind": kind, "status": status.value, "run": run or "unnamed"})
         self._latency_s.observe(seconds, {"kind": kind})
-
-    def batch(self, kind: str, size: int) -> None:
-        """Notes the size of a batch as it starts."""
-        self._batch_size.observe(size, {"kind": kind})
 
     def state(self, num_waiting: int, gpu_bytes: int = 0) -> None:
         """Notes how the replica stands."""
@@ -89,21 +85,9 @@ class ClientMetrics:
     """What the caller's side observes: tries that went wrong."""
 
     def __init__(self) -> None:
-        self._retries = ray_metrics.Counter(RETRIES, "Requests sent again.", tag_keys=("run", "reason"))
-        self._refused = ray_metrics.Counter(REFUSED, "Requests refused: queue full.", tag_keys=("run",))
-        self._crossed = ray_metrics.Counter(CROSSED, "Answers about other pictures than were sent.", tag_keys=("run",))
-
-    def retry(self, run: str, reason: str) -> None:
-        """Counts a try that failed and is made again."""
-        self._retries.inc(1, {"run": run, "reason": reason})
-
-    def refused(self, run: str) -> None:
-        """Counts a request that met a full queue."""
-        self._refused.inc(1, {"run": run})
-
-    def crossed(self, run: str) -> None:
-        """Counts an answer that was about something else."""
-        self._crossed.inc(1, {"run": run})
+        self.retries = ray_metrics.Counter(RETRIES, "Requests sent again.", tag_keys=("run", "reason"))
+        self.refused = ray_metrics.Counter(REFUSED, "Requests refused: queue full.", tag_keys=("run",))
+        self.crossed = ray_metrics.Counter(CROSSED, "Answers about other pictures than were sent.", tag_keys=("run",))
 
 
 class MeteredCache:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.types import Send
@@ -54,10 +55,15 @@ def overloaded(what: str) -> Refusal:
     )
 
 
+async def send_json(send: Send, status: int, content: Any, headers: Mapping[str, str] | None = None) -> None:
+    """Sends a whole answer."""
+    body = as_json(content)
+    all_headers = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    pairs = [(name.encode(), value.encode()) for name, value in all_headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
 async def send_refusal(send: Send, refusal: Refusal) -> None:
     """Sends `refusal` as a whole answer and closes the connection, whose body may be unread."""
-    body = as_json(refusal.body)
-    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-    pairs = [(name.encode(), value.encode()) for name, value in (headers | refusal.headers).items()]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})
+    await send_json(send, refusal.status, refusal.body, {"connection": "close", **refusal.headers})

@@ -5,7 +5,9 @@ Serve shows a constructor's error only as text in its status, so cause and mendi
 
 import json
 import re
+from collections.abc import Mapping
 
+import ray
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from rlvlm.errors import JudgeUnavailable, MachineError, RunError
@@ -42,3 +44,23 @@ def cause_of(status: ApplicationStatusOverview) -> RunError | None:
         f"it could not start: {lines[-1] if lines else status.status.value}",
         "look at the replica's log in Ray's session folder",
     )
+
+
+def check_cluster(wanted: Mapping[str, float], who: str, fix: str) -> None:
+    """Passes where the whole cluster has what is asked for, whoever holds it now.
+
+    Args:
+        wanted: amount of each resource, by Ray's name.
+        who: asks, for the message.
+        fix: what to do, with the slot `{resource}` in lower case.
+
+    Raises:
+        JudgeUnavailable: it has less.
+    """
+    total = ray.cluster_resources()
+    for resource, amount in wanted.items():
+        if amount > total.get(resource, 0.0):
+            raise JudgeUnavailable(
+                f"{who} asks for {amount:g} {resource}, the Ray cluster has {total.get(resource, 0.0):g}",
+                fix.format(resource=resource.lower()),
+            )

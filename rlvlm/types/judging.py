@@ -77,6 +77,15 @@ class Usage:
     cost_usd: float | None = None
     """None where nobody charges, or the price is unknown."""
 
+    def __add__(self, other: "Usage") -> "Usage":
+        """Of both together; its price is unknown where one of the two is."""
+        costs = (self.cost_usd, other.cost_usd)
+        return Usage(
+            tokens_in=self.tokens_in + other.tokens_in,
+            tokens_out=self.tokens_out + other.tokens_out,
+            cost_usd=None if costs[0] is None or costs[1] is None else costs[0] + costs[1],
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:

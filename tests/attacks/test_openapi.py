@@ -57,6 +57,7 @@ def attack(tmp_path, count: int) -> Counter:
     return statuses
 
 
+@pytest.mark.slow
 def test_no_request_breaks_the_gateway(tmp_path):
     statuses = attack(tmp_path, SHORT)
     assert statuses.total() >= SHORT and statuses[200] >= 10 and statuses[422] > 0, statuses

@@ -71,6 +71,7 @@ def fetch(home: Path, endpoint: str, *words: str) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, env=known, timeout=300)
 
 
+@pytest.mark.slow
 def test_what_was_fetched_by_name_loads_by_name_when_the_hub_is_gone(hub: str, tmp_path: Path) -> None:
     told = fetch(tmp_path, hub, NAME)
     assert told.returncode == 0, told.stderr
@@ -81,6 +82,7 @@ def test_what_was_fetched_by_name_loads_by_name_when_the_hub_is_gone(hub: str, t
     assert told.returncode != 0 and "fix:" in told.stderr
 
 
+@pytest.mark.slow
 def test_what_was_fetched_into_a_folder_is_used_from_there(hub: str, tmp_path: Path) -> None:
     told = fetch(tmp_path / "home", hub, NAME, "--to", str(tmp_path / "model"))
     assert told.returncode == 0, told.stderr

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from rlvlm.cli import main
-from rlvlm.commands import serve
-from rlvlm.commands.serve import find_app
+from rlvlm.commands.judging import serve
+from rlvlm.commands.judging.serve import find_app
 from rlvlm.errors import UsageError
 from rlvlm.gateway.app_file import AppFile
 

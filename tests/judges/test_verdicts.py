@@ -231,6 +231,7 @@ def test_swapping_the_two_labels_swaps_the_verdict(text):
     assert {parse_label(text), parse_label(swapped)} == {LEFT, RIGHT}
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=400))
 def test_any_text_has_an_outcome(text):

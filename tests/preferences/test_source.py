@@ -30,7 +30,7 @@ def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits() -> 
     comparisons = Examples(num_sides=2)
     comparisons.add(decided(pairs, truth(pairs), "equal"))
     model.fit(comparisons)
-    one, two, three = model.predict(Steps.of(batch))
+    one, two, three = model.ensemble.predict(Steps.of(batch))
     rewards = source.label(batch)
     np.testing.assert_allclose(rewards, (one + two + three) / 3, rtol=1e-6)
     assert rewards.shape == (20,) and rewards.dtype == np.float32 and rewards.any()

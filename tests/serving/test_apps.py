@@ -177,7 +177,7 @@ def test_the_figures_reach_rays_prometheus_endpoint(running):
     bad = Query(goal="", left=make_queries(1, 0)[0].left, right=make_queries(1, 0)[0].right)
     running.judge.compare([*make_queries(7, seed=5), bad])
     running.judge.score([Clip(goal="open the drawer", frames=query.left) for query in make_queries(2, seed=6)])
-    ClientMetrics().retry("a-run", "ActorDiedError")
+    ClientMetrics().retries.inc(1, {"run": "a-run", "reason": "ActorDiedError"})
     RunMetrics("a-run").publish({metrics.LABEL_ACCURACY: 0.9, "sac/alpha": 1.0})
     cache = MeteredCache(CachedJudge(FakeJudge()), "a-run")
     assert cache.compare(stub_queries(3, 0)) == cache.compare(stub_queries(3, 0))

@@ -3,8 +3,7 @@ import pytest
 from rlvlm.errors import JudgeUnavailable, UsageError
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.deployments import bind_judge
-from rlvlm.serving.environments import check_environment, judge_environment
+from rlvlm.serving.deployments import bind_judge, check_environment
 from rlvlm.vlms.config import EngineConfig
 
 
@@ -13,19 +12,14 @@ def vllm(**engine) -> JudgeConfig:
 
 
 def test_only_a_judge_that_needs_it_gets_a_python_of_its_own(tmp_path, monkeypatch):
+    def environment(judge: JudgeConfig) -> dict:
+        return bind_judge(judge, PlacementConfig())._bound_deployment.ray_actor_options.get("runtime_env") or {}
+
     monkeypatch.chdir(tmp_path)
-    assert judge_environment(JudgeConfig()) == {}
-    assert judge_environment(JudgeConfig(engine=EngineConfig(python="/opt/python"))) == {}
-    assert judge_environment(vllm()) == {"py_executable": str(tmp_path / ".envs/vllm/bin/python")}
-    assert judge_environment(vllm(python="/opt/python")) == {"py_executable": "/opt/python"}
-
-
-def test_the_deployment_carries_it():
-    def options(judge: JudgeConfig) -> dict:
-        return bind_judge(judge, PlacementConfig())._bound_deployment.ray_actor_options
-
-    assert options(vllm(python="/opt/python"))["runtime_env"] == {"py_executable": "/opt/python"}
-    assert not options(JudgeConfig()).get("runtime_env")
+    assert environment(JudgeConfig()) == {}
+    assert environment(JudgeConfig(engine=EngineConfig(python="/opt/python"))) == {}
+    assert environment(vllm()) == {"py_executable": str(tmp_path / ".envs/vllm/bin/python")}
+    assert environment(vllm(python="/opt/python")) == {"py_executable": "/opt/python"}
 
 
 def test_a_missing_environment_is_named_with_the_command_that_builds_it(tmp_path):

@@ -38,5 +38,5 @@ def test_the_panels_lie_beside_one_another() -> None:
 def test_observing_without_ray_does_nothing() -> None:
     figures = ReplicaMetrics()
     figures.request("compare", "", FakeJudge().compare([]), 0.1)
-    figures.batch("compare", 3)
+    figures.batch_size.observe(3, {"kind": "compare"})
     figures.state(0)

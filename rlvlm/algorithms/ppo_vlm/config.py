@@ -4,6 +4,9 @@ An estimator of advantages and the loss that goes with it are one choice: a memb
 """
 
 from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import tyro
 
 
 def _check_shares(owner: object, section: str, *names: str) -> None:
@@ -31,6 +34,7 @@ def _check_weights(owner: object, section: str, *names: str) -> None:
 class RL4VLMConfig:
     """One ratio per reply, in which thoughts weigh less than the action (Zhai 2024, arXiv:2405.10292)."""
 
+    choice: ClassVar[str] = "rl4vlm"
     gamma: float = 0.9
     """Discount per turn, in [0, 1]."""
     gae_lambda: float = 0.95
@@ -56,6 +60,7 @@ class RL4VLMConfig:
 class TokenPPOConfig:
     """A ratio per token, the turn's advantage for all tokens of its reply (VL-DAC's form)."""
 
+    choice: ClassVar[str] = "token_ppo"
     gamma: float = 0.9
     """Discount per turn, in [0, 1]."""
     gae_lambda: float = 0.95
@@ -81,6 +86,7 @@ class TokenPPOConfig:
 class BiLevelConfig:
     """Advantages of turns first, then of the tokens within each turn (VAGEN); the critic judges every token."""
 
+    choice: ClassVar[str] = "bi_level"
     turn_gamma: float = 0.9
     """Discount per turn, in [0, 1]."""
     turn_lambda: float = 0.95
@@ -110,6 +116,7 @@ class BiLevelConfig:
 class GRPOConfig:
     """No critic: an episode is compared with others from the same start (Shao 2024, arXiv:2402.03300)."""
 
+    choice: ClassVar[str] = "grpo"
     group_size: int = 8
     """Episodes from each start, >= 2; it must divide the number of worlds."""
     is_scaled: bool = True
@@ -131,6 +138,7 @@ class GRPOConfig:
 class GiGPOConfig:
     """GRPO that also compares turns of a group which saw the very same image (Feng 2025, arXiv:2505.10978)."""
 
+    choice: ClassVar[str] = "gigpo"
     group_size: int = 8
     """Episodes from each start, >= 2; it must divide the number of worlds."""
     gamma: float = 0.95
@@ -157,6 +165,7 @@ class GiGPOConfig:
 class HeadConfig:
     """PPO for a policy whose action comes from a head over the legal actions, without any text."""
 
+    choice: ClassVar[str] = "head"
     gamma: float = 0.99
     """Discount per turn, in [0, 1]."""
     gae_lambda: float = 0.95
@@ -187,7 +196,14 @@ ObjectiveConfig = TokenPPOConfig | RL4VLMConfig | BiLevelConfig | GiGPOConfig | 
 class PPOConfig:
     """PPO whose actions are replies in text (Schulman 2017, arXiv:1707.06347; Zhai 2024, arXiv:2405.10292)."""
 
-    objective: ObjectiveConfig = field(default_factory=TokenPPOConfig)
+    objective: (
+        Annotated[TokenPPOConfig, tyro.conf.subcommand("token_ppo")]
+        | Annotated[RL4VLMConfig, tyro.conf.subcommand("rl4vlm")]
+        | Annotated[BiLevelConfig, tyro.conf.subcommand("bi_level")]
+        | Annotated[GiGPOConfig, tyro.conf.subcommand("gigpo")]
+        | Annotated[GRPOConfig, tyro.conf.subcommand("grpo")]
+        | Annotated[HeadConfig, tyro.conf.subcommand("head")]
+    ) = field(default_factory=TokenPPOConfig)
     """How advantages are estimated, and the loss that uses them."""
     num_worlds: int = 32
     """Worlds played side by side; their replies are sampled as one batch."""

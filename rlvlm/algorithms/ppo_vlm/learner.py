@@ -26,6 +26,9 @@ from rlvlm.errors import NumericsError
 from rlvlm.policies.vlm.policy import NO_REPLY, ReadReplies, VLMPolicy
 from rlvlm.types.sampling import ReplyTokens
 
+_FARTHEST = 2.0
+"""Log-ratios beyond count as this when the divergence of an update is measured."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
@@ -347,7 +350,8 @@ def _measure(batch: Minibatch, loss: Loss) -> dict[str, float]:
     """What a minibatch is logged by."""
     with torch.no_grad():
         log_ratio = torch.where(batch.is_reply, batch.log_probs - batch.old_log_probs, 0.0)
-        divergence = (log_ratio.exp() - 1 - log_ratio).sum(-1).mean()
+        near = log_ratio.clamp(-_FARTHEST, _FARTHEST)  # one rare token would decide otherwise
+        divergence = (near.exp() - 1 - near).sum(-1).mean()
         error = (log_ratio.exp() - 1).abs().sum() / batch.is_reply.sum().clamp_min(1)
     return {
         metrics.PPO_POLICY_LOSS: float(loss.policy.detach()),

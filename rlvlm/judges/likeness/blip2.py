@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import Blip2ForImageTextRetrieval
 
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.likeness.encoders import Batches, Encoder, load_encoder
+from rlvlm.judges.likeness.encoders import Encoder, Pieces, load_encoder
 from rlvlm.judges.likeness.random_weights import random_blip2
 from rlvlm.judges.likeness.similarity import Picture, SimilarityJudge
 
@@ -35,7 +35,7 @@ def build(config: JudgeConfig) -> SimilarityJudge:
     encoder = (
         random_blip2(config)
         if config.is_random
-        else load_encoder(config, Blip2ForImageTextRetrieval, lambda model: hasattr(model, "itm_head"), _KIND)
+        else load_encoder(config, Blip2ForImageTextRetrieval, ("itm_head",), _KIND)
     )
     return SimilarityJudge(config, Blip2Likeness(encoder, config))
 
@@ -54,32 +54,26 @@ class Blip2Likeness:
         self.revision = encoder.revision
         head = config.similarity.head
         self.traits = f"{'' if head == 'match' else f'head={head} '}dtype={encoder.dtype}"
-        self._ask = {"match": self._match, "contrast": self._contrast}[head]
+        self._head = head
         self._encoder = encoder
-        self._batches = Batches(config.batch_size)
+        self._pieces = Pieces(config.batch_size)
 
     def rate(self, pictures: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
         """[N] in [0, 1]; see `similarity.Likeness`."""
-        return self._batches.run(self._ask, list(zip(pictures, goals, strict=True))).numpy()
+        return self._pieces.run(self._ask, list(zip(pictures, goals, strict=True))).numpy()
 
-    def _match(self, pairs: Sequence[tuple[Picture, str | Picture]]) -> torch.Tensor:
-        """[N] probability of the second of the head's two classes."""
-        return self._logits(pairs, is_match=True).softmax(-1)[:, 1]
-
-    def _contrast(self, pairs: Sequence[tuple[Picture, str | Picture]]) -> torch.Tensor:
-        """[N] cosine of each picture and its own text, the nearest of the query tokens counted, as a share."""
-        return (1 + self._logits(pairs, is_match=False).diagonal()) / 2
-
-    def _logits(self, pairs: Sequence[tuple[Picture, str | Picture]], *, is_match: bool) -> torch.Tensor:
-        """[N, 2] of the matching head, or [N, N] cosines of pictures and texts."""
+    def _ask(self, pairs: Sequence[tuple[Picture, str | Picture]]) -> torch.Tensor:
+        """[N]: the probability of a match, or the cosine as a share, the nearest of the query tokens counted."""
         encoder = self._encoder
         assert all(isinstance(text, str) for _, text in pairs), "goal pictures are refused before"
         inputs = encoder.read([str(text) for _, text in pairs], padding_side="right")
-        return encoder.model(
+        is_match = self._head == "match"
+        logits = encoder.model(
             **encoder.see([picture for picture, _ in pairs]),
             **self._with_query_places(inputs["input_ids"], inputs["attention_mask"]),
             use_image_text_matching_head=is_match,
-        ).logits_per_image.double()
+        ).logits_per_image.double()  # [N, 2] classes of the matching head, or [N, N] cosines
+        return logits.softmax(-1)[:, 1] if is_match else (1 + logits.diagonal()) / 2
 
     def _with_query_places(self, tokens: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
         """Tokens and mask with places for the query tokens in front, where the checkpoint counts on them."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import AutoModel
 
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.likeness.encoders import Batches, Encoder, load_encoder
+from rlvlm.judges.likeness.encoders import Encoder, Pieces, load_encoder
 from rlvlm.judges.likeness.random_weights import random_clip
 from rlvlm.judges.likeness.similarity import (
     Picture,
@@ -34,7 +34,11 @@ def build(config: JudgeConfig) -> SimilarityJudge:
         JudgeUnavailable: it cannot be loaded.
         UnsupportedQuestion: it is to be asked what it cannot read.
     """
-    encoder = random_clip(config) if config.is_random else load_encoder(config, AutoModel, _has_features, _KIND)
+    encoder = (
+        random_clip(config)
+        if config.is_random
+        else load_encoder(config, AutoModel, ("get_image_features", "get_text_features"), _KIND)
+    )
     return SimilarityJudge(config, ClipLikeness(encoder, config))
 
 
@@ -52,7 +56,7 @@ class ClipLikeness:
         settings = config.similarity
         self.revision = encoder.revision
         self._encoder = encoder
-        self._batches = Batches(config.batch_size)
+        self._pieces = Pieces(config.batch_size)
         # SigLIP was trained on texts of one length, padding included and unmasked.
         self._is_padded = encoder.model.config.model_type.startswith("siglip")
         self._alpha = settings.alpha
@@ -76,12 +80,12 @@ class ClipLikeness:
         def look(piece: Sequence[Picture]) -> torch.Tensor:
             return _pooled(self._encoder.model.get_image_features(**self._encoder.see(piece)))
 
-        return unit(self._batches.run(look, pictures).numpy())
+        return unit(self._pieces.run(look, pictures).numpy())
 
     def _of_text(self, text: str) -> NDArray[np.float64]:
         """[E] unit vector; remembered, since a run has one goal."""
         if text not in self._texts:
-            self._texts[text] = unit(self._batches.run(self._read, [text]).numpy())[0]
+            self._texts[text] = unit(self._pieces.run(self._read, [text]).numpy())[0]
         return self._texts[text]
 
     def _read(self, texts: Sequence[str]) -> torch.Tensor:
@@ -89,10 +93,6 @@ class ClipLikeness:
         if self._is_padded:
             inputs.pop("attention_mask", None)
         return _pooled(self._encoder.model.get_text_features(**inputs))
-
-
-def _has_features(model: object) -> bool:
-    return hasattr(model, "get_image_features") and hasattr(model, "get_text_features")
 
 
 def _pooled(features: torch.Tensor) -> torch.Tensor:

@@ -56,13 +56,13 @@ class Encoder:
         }
 
 
-def load_encoder(config: JudgeConfig, model_class: Any, suits: Callable[[Any], bool], kind: str) -> Encoder:
+def load_encoder(config: JudgeConfig, model_class: Any, parts: Sequence[str], kind: str) -> Encoder:
     """The model that `config.model` names.
 
     Args:
         config: names model, revision, device and precision.
         model_class: of transformers, with `from_pretrained`.
-        suits: whether a loaded model is of the kind that is wanted.
+        parts: attributes that a loaded model of the kind that is wanted has.
         kind: what that is called in messages, with an example.
 
     Raises:
@@ -100,7 +100,7 @@ def load_encoder(config: JudgeConfig, model_class: Any, suits: Callable[[Any], b
             f"{folder} lacks {len(missing)} of the weights of a {type(model).__name__}, such as {missing[0]}",
             f"choose {kind}",
         )
-    if not suits(encoder.model):
+    if not all(hasattr(encoder.model, part) for part in parts):
         raise JudgeUnavailable(
             f"{folder} holds a {encoder.model.config.model_type} model, which backend {config.backend} cannot use",
             f"choose {kind}",
@@ -109,7 +109,7 @@ def load_encoder(config: JudgeConfig, model_class: Any, suits: Callable[[Any], b
     return encoder
 
 
-class Batches:
+class Pieces:
     """Runs a network on pieces of at most `size` items; where memory runs out they become smaller, and stay so.
 
     Args:

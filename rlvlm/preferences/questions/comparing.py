@@ -45,7 +45,7 @@ class Comparing:
         )
         if len(pairs) > num:
             sides = [(pair.left, pair.right) for pair in pairs]
-            chosen = choose(sides, num, sampling=config.sampling, model=self._model, known=self.examples)
+            chosen = choose(sides, num, sampling=config.sampling, ensemble=self._model.ensemble, known=self.examples)
             pairs = [pairs[place] for place in chosen]
         return pairs, num_look_alike
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rlvlm.preferences.config import Sampling
 from rlvlm.preferences.dataset import Examples, Steps
-from rlvlm.preferences.model.reward_model import RewardModel
+from rlvlm.preferences.model.ensemble import Ensemble
 from rlvlm.types.steps import FloatArray, Segment
 
 Values = NDArray[np.float64]
@@ -74,7 +74,7 @@ def farthest_first(points: FloatArray, centres: FloatArray, num: int) -> Places:
 
 
 def choose(
-    candidates: Sequence[tuple[Segment, ...]], num: int, *, sampling: Sampling, model: RewardModel, known: Examples
+    candidates: Sequence[tuple[Segment, ...]], num: int, *, sampling: Sampling, ensemble: Ensemble, known: Examples
 ) -> Places:
     """Which `num` of the candidates to ask about, in the order in which they were drawn.
 
@@ -82,21 +82,23 @@ def choose(
         candidates: N of S segments each, all of one length; N >= num.
         num: >= 1.
         sampling: not uniform.
-        model: fitted at least once; each distinct picture is read once.
+        ensemble: fitted at least once; each distinct picture is read once.
         known: what was answered before.
     """
     steps = Steps.of_segments([segment for sides in candidates for segment in sides])
     shape = len(candidates), len(candidates[0])
     if sampling == "k_center":
-        return farthest_first(_embed(model, steps, *shape), _embed(model, known.steps(), len(known), shape[1]), num)
-    returns = model.predict(steps)
+        return farthest_first(
+            _embed(ensemble, steps, *shape), _embed(ensemble, known.steps(), len(known), shape[1]), num
+        )
+    returns = ensemble.predict(steps)
     returns = returns.reshape(len(returns), *shape, -1).sum(axis=-1)
     return largest({"disagreement": disagreement, "entropy": entropy}[sampling](returns), num)
 
 
-def _embed(model: RewardModel, steps: Steps, num: int, num_sides: int) -> FloatArray:
+def _embed(ensemble: Ensemble, steps: Steps, num: int, num_sides: int) -> FloatArray:
     """[N, S * E] a point per question: the mean features of the steps of each side, side by side."""
-    features = model.features(steps)
+    features = ensemble.features(steps)
     return features.reshape(num, num_sides, -1, features.shape[-1]).mean(axis=2).reshape(num, -1)
 
 

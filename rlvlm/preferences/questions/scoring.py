@@ -51,7 +51,9 @@ class Scoring:
         frames = _frames_at(recent, rows)
         if len(frames) > num:
             sides = [(frame,) for frame in frames]
-            chosen = choose(sides, num, sampling=self._config.sampling, model=self._model, known=self.examples)
+            chosen = choose(
+                sides, num, sampling=self._config.sampling, ensemble=self._model.ensemble, known=self.examples
+            )
             frames = [frames[place] for place in chosen]
         self._asked.update(self._keys(frames))
         return frames, 0

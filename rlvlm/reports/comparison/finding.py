@@ -72,9 +72,10 @@ def _sentences(results: Results, standings: Sequence[Standing], num_seeds: int) 
         return f"There is nothing to compare {name} with: its score is {_scored(best.score)}."
     second = others[0]
     assert second.behind is not None
+    behind = second.behind  # finer than scores, so that it is seen whether zero is in the interval
     lead = (
         f"{name}: {_scored(best.score)}; {results.sources[second.source]}: {_scored(second.score)}; "
-        f"difference {_led(second.behind)}."
+        f"difference {behind.value:.3f} ({behind.low:.3f} to {behind.high:.3f})."
     )
     if num_seeds < FEW_SEEDS:
         seeds = "one finished run" if num_seeds == 1 else f"{num_seeds} finished runs"
@@ -99,11 +100,6 @@ def _sentences(results: Results, standings: Sequence[Standing], num_seeds: int) 
 def _scored(score: Estimate) -> str:
     """A score with its interval, for readers."""
     return f"{score.value:.2f} ({100 * CONFIDENCE:.0f} % interval {score.low:.2f} to {score.high:.2f})"
-
-
-def _led(lead: Estimate) -> str:
-    """A difference with its interval, finer than scores, so that it is seen whether zero is in it."""
-    return f"{lead.value:.3f} ({lead.low:.3f} to {lead.high:.3f})"
 
 
 def _names(results: Results, standings: Sequence[Standing]) -> str:

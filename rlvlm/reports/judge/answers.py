@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from rlvlm.errors import UsageError
 from rlvlm.labels.records import StoredAnswer, Truth, answer_key, truth_about
 from rlvlm.labels.store import LabelStore, is_store, open_store
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.run_folder import RunFolder, find_folder
 from rlvlm.types.judging import Stamp, Verdict
 
@@ -89,8 +88,13 @@ def read_run(folder: RunFolder) -> Answers:
     """The answers in a run's query log, with pictures and prices from its store where it has one."""
     config = folder.config()
     rows = folder.queries.read()
-    store = _store_of(folder, config)
-    items = _items_of(store, {row["question"] for row in rows if row.get("question")}) if store else {}
+    place = config.labels(folder.labels)
+    store = open_store(place) if is_store(place) else None  # none for runs without a judge, or whose store is gone
+    asked = {row["question"] for row in rows if row.get("question")}
+    items: dict[str, StoredAnswer] = {}
+    for item in store.answers() if store else ():
+        if item.question.id in asked:
+            items.setdefault(item.question.id, item)  # of several judges' answers the first
     chosen = [items.get(row.get("question", "")) for row in rows]
     stamps = {item.answer.stamp for item in chosen if item is not None}
     judge = f"{_describe(next(iter(stamps)))}; " if len(stamps) == 1 else ""
@@ -155,21 +159,6 @@ def _of_items(
         text=[verdict.text[:MAX_TEXT] for verdict in verdicts],
         store=store,
     )
-
-
-def _store_of(folder: RunFolder, config: RunConfig) -> LabelStore | None:
-    """The store that a run wrote to; None for runs that asked no judge, or whose store is gone."""
-    place = config.labels(folder.labels)
-    return open_store(place) if is_store(place) else None
-
-
-def _items_of(store: LabelStore, questions: set[str]) -> dict[str, StoredAnswer]:
-    """The answers to these questions, by question; of several judges' the first."""
-    found: dict[str, StoredAnswer] = {}
-    for item in store.answers():
-        if item.question.id in questions:
-            found.setdefault(item.question.id, item)
-    return found
 
 
 def _swapped_label(store: LabelStore | None, item: StoredAnswer) -> str:

@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402 - the backend must be chosen first
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -217,5 +218,6 @@ def stack_shares(axes: Axes, shares: Mapping[str, NDArray[Any]], colours: Mappin
         axes.bar(range(NUM_BINS), share, bottom=base, color=colours[name], label=name, width=0.86, linewidth=0, **look)
         for place in np.flatnonzero(share >= 6).tolist():
             middle = base[place] + share[place] / 2
-            axes.text(place, middle, f"{share[place]:.0f}", ha="center", va="center", fontsize=8)
+            ink = "white" if sum(to_rgb(colours[name])) < 1.4 and "alpha" not in look else "black"
+            axes.text(place, middle, f"{share[place]:.0f}", ha="center", va="center", fontsize=8, color=ink)
         base = base + share

@@ -13,6 +13,8 @@ import yaml
 from rlvlm.errors import UsageError
 
 T = TypeVar("T")
+_CHOICE = "choice"
+"""Class variable of the members of a union of configs; stands in YAML before the member's own fields."""
 
 
 def to_yaml(config: Any) -> str:
@@ -57,6 +59,9 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
     Raises:
         UsageError: a name that the tree does not have, a value of the wrong type, or one that the config refuses.
     """
+    choices = {name: value for name, value in settings.items() if name.split(".")[-1] == _CHOICE}
+    if any(flat(config).get(name, value) != value for name, value in choices.items()):
+        config = _choose(config, choices)  # the other settings may be fields of the new member
     tree = _plain(config)
     known = flat(config)
     for name, value in settings.items():
@@ -71,6 +76,19 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
     return _read(type(config), tree, "")
 
 
+def _choose(config: T, choices: Mapping[str, Any]) -> T:
+    """A copy of a config tree with other members of its unions, each with the defaults of that member."""
+    tree = _plain(config)
+    for name, value in choices.items():
+        *groups, union, _ = name.split(".")
+        branch = tree
+        for group in groups:
+            branch = branch.get(group, {})
+        if union in branch and _CHOICE in branch[union]:
+            branch[union] = {_CHOICE: value}
+    return _read(type(config), tree, "")
+
+
 def _flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
@@ -80,7 +98,8 @@ def _flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        choice = {_CHOICE: getattr(value, _CHOICE)} if hasattr(value, _CHOICE) else {}
+        return choice | {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple):
@@ -104,6 +123,8 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in members:
             return None
+        if any(hasattr(_bare(member), _CHOICE) for member in members):
+            return _read_choice([_bare(member) for member in members], value, place)
         return _read(next(member for member in members if member is not type(None)), value, place)
     if origin is tuple:
         _checked(isinstance(value, list), value, place, "a list")
@@ -112,6 +133,20 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         _checked(isinstance(value, Mapping), value, place, "a mapping")
         return {str(key): _read(members[1], item, f"{place}.{key}") for key, item in value.items()}
     return _read_leaf(kind, value, place)
+
+
+def _bare(kind: Any) -> Any:
+    """A type without its annotations."""
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+
+
+def _read_choice(members: list[type], value: Any, place: str) -> Any:
+    """The member of a union of dataclasses that the value's `choice` names; its other keys are the member's own."""
+    _checked(isinstance(value, Mapping), value, place, "a mapping")
+    known = {getattr(member, _CHOICE): member for member in members}
+    chosen = value.get(_CHOICE)
+    _checked(chosen in known, chosen, f"{place}.{_CHOICE}", f"one of {', '.join(known)}")
+    return _read_dataclass(known[chosen], {key: item for key, item in value.items() if key != _CHOICE}, place)
 
 
 def _read_leaf(kind: Any, value: Any, place: str) -> Any:

@@ -5,7 +5,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import ray
@@ -45,30 +45,16 @@ def ray_session(dashboard_port: int | None = None, num_workers: int = 0) -> Iter
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if ray.is_initialized():
         yield
-    elif os.environ.get("RAY_ADDRESS"):
-        yield from _attached()
-    else:
-        yield from _private(dashboard_port, num_workers)
-
-
-def _attached() -> Iterator[None]:
-    ray.init(log_to_driver=False, logging_level=logging.ERROR)
-    try:
+        return
+    with ExitStack() as stack:
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        else:
+            parent = make_parent()
+            stack.enter_context(guarded_folder(parent))
+            start_ray(parent, dashboard_port, num_workers)
+        stack.callback(ray.shutdown)  # from a cluster that is not ours it only disconnects
         yield
-    finally:
-        ray.shutdown()  # disconnects; the cluster is not ours
-
-
-def _private(dashboard_port: int | None, num_workers: int) -> Iterator[None]:
-    parent = make_parent()
-    with guarded_folder(parent):
-        start_ray(parent, dashboard_port, num_workers)
-        if dashboard_port is None:
-            _end_onlookers()
-        try:
-            yield
-        finally:
-            ray.shutdown()
 
 
 def start_ray(
@@ -91,44 +77,39 @@ def start_ray(
     for number in range(START_TRIES):
         folder = parent / f"r{number}"
         try:
-            _init(folder, dashboard_port, num_workers, node_ip)
-            return
+            ray.init(
+                address="local",
+                # the judge's replica and Serve's own actors need a place each
+                num_cpus=max(usable_cores(), 2 + num_workers),
+                include_dashboard=dashboard_port is not None,
+                dashboard_host="127.0.0.1",
+                dashboard_port=dashboard_port,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(folder),
+                _node_ip_address=node_ip,
+                # Workers started ahead take memory, and on a busy machine Ray waits for them, without end when late.
+                _system_config={"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 300},
+            )
+            # Else a job submitted to this Ray would be given the address of any Ray that it finds on this machine.
+            write_ray_address(ray.get_runtime_context().gcs_address, str(folder))
+            break
         except Exception as error:  # Ray raises bare Exceptions here, for one when it had no answer in 30 seconds
             failure = next(iter(str(error).strip().splitlines()), type(error).__name__)
             logger.warning("Ray did not start: %s", failure)
             ray.shutdown()
             sweep(folder, spared=os.getpid())
-    raise MachineError(f"Ray does not start: {failure}", "rlvlm doctor  (memory, /dev/shm, ports)")
-
-
-def _init(folder: Path, dashboard_port: int | None, num_workers: int, node_ip: str | None) -> None:
-    ray.init(
-        address="local",
-        num_cpus=max(usable_cores(), 2 + num_workers),  # the judge's replica and Serve's own actors need a place each
-        include_dashboard=dashboard_port is not None,
-        dashboard_host="127.0.0.1",
-        dashboard_port=dashboard_port,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _temp_dir=str(folder),
-        _node_ip_address=node_ip,
-        # Workers started ahead take memory, and on a busy machine Ray waits for them, without end if they are late.
-        _system_config={"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 300},
-    )
-    # Else a job submitted to this Ray would be given the address of any Ray that it finds on this machine.
-    write_ray_address(ray.get_runtime_context().gcs_address, str(folder))
-
-
-def _end_onlookers() -> None:
-    """Ends three processes that Ray always starts, and that a run nobody looks into has no use for: some 160 MiB.
-
-    The dashboard's, which without a dashboard only counts usage for Ray's makers; the monitor, which would start and
-    stop machines; the log monitor, which copies what workers print to drivers that want it.
-    """
-    node = global_worker.node
-    for end in (node.kill_dashboard, node.kill_monitor, node.kill_log_monitor):
-        end(check_alive=False)
+    else:
+        raise MachineError(f"Ray does not start: {failure}", "rlvlm doctor  (memory, /dev/shm, ports)")
+    if dashboard_port is None and node_ip is None:
+        # Three processes that Ray always starts, and that a run nobody looks into has no use for, some 160 MiB: the
+        # dashboard's, which then only counts usage for Ray's makers; the monitor, which would start and stop machines;
+        # the log monitor, which copies what workers print to drivers that want it.
+        node = global_worker.node
+        assert node is not None, "Ray has started"
+        for end in (node.kill_dashboard, node.kill_monitor, node.kill_log_monitor):
+            end(check_alive=False)
 
 
 def make_parent() -> Path:
@@ -137,14 +118,10 @@ def make_parent() -> Path:
     Raises:
         MachineError: no temporary folder has a short enough path.
     """
-    roots = [root for root in (tempfile.gettempdir(), "/tmp") if len(root) + 24 <= MAX_TEMP_PATH and _is_writable(root)]
-    if not roots:
-        raise MachineError("Ray needs a temporary folder with a short path", "export TMPDIR=/tmp")
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-", dir=roots[0]))
-
-
-def _is_writable(root: str) -> bool:
-    return os.path.isdir(root) and os.access(root, os.W_OK | os.X_OK)
+    for root in (tempfile.gettempdir(), "/tmp"):
+        if len(root) + 24 <= MAX_TEMP_PATH and os.path.isdir(root) and os.access(root, os.W_OK | os.X_OK):
+            return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-", dir=root))
+    raise MachineError("Ray needs a temporary folder with a short path", "export TMPDIR=/tmp")
 
 
 def write_token(parent: Path) -> Path:

@@ -157,22 +157,16 @@ class FairBatches:
             shares = [[next(answers) for _ in request.items] for request in batch]
         except Exception as error:  # every kind belongs to the callers, none to this task
             for request in batch:
-                self._close(request)
+                self._open.pop(request.key, None)
                 if not request.answers.done():
                     request.answers.set_exception(error)
                     request.answers.exception()  # read: a caller may have left
             return
         for request, share in zip(batch, shares, strict=True):
-            self._close(request)
-            self._remember(request.key, share)
+            self._open.pop(request.key, None)
+            if not request.key.startswith("#"):
+                self._finished[request.key] = share
+                if len(self._finished) > MAX_REMEMBERED:
+                    self._finished.popitem(last=False)
             if not request.answers.done():
                 request.answers.set_result(share)
-
-    def _close(self, request: _Waiting) -> None:
-        self._open.pop(request.key, None)
-
-    def _remember(self, key: str, answers: list[Any]) -> None:
-        if not key.startswith("#"):
-            self._finished[key] = answers
-            if len(self._finished) > MAX_REMEMBERED:
-                self._finished.popitem(last=False)

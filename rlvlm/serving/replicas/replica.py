@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion, first_line
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Generator, Judge
@@ -66,9 +66,15 @@ class JudgeReplica:
         try:
             with loading_within(START_TIMEOUT_S):
                 self._judge = self._thread.submit(self._load, replace(config, device=self._device), build).result()
+        except _UNANSWERED as error:
+            logger.exception("the judge cannot be loaded")
+            raise marked(JudgeUnavailable(str(error), error.fix)) from error
         except Exception as error:  # whatever it is, Serve would hide it in a traceback
             logger.exception("the judge cannot be loaded")
-            raise marked(_cause(error)) from error
+            name, line = type(error).__name__, first_line(error)
+            what = f"the judge cannot be loaded: {name}{'' if line == name else f': {line}'}"
+            fix = "the traceback is in the replica's log in Ray's session folder"
+            raise marked(JudgeUnavailable(what, fix)) from error
         self._compares = self._make_batches("compare", self._judge.compare)
         self._scores = self._make_batches("score", self._judge.score)
 
@@ -152,7 +158,7 @@ class JudgeReplica:
 
     def _make_batches(self, kind: str, ask: Callable[[Sequence[Any]], list[Any]]) -> FairBatches:
         async def run(items: list[Any]) -> list[Any]:
-            self._metrics.batch(kind, len(items))
+            self._metrics.batch_size.observe(len(items), {"kind": kind})
             return await self._run(ask, items)
 
         return FairBatches(run, batch_size=self._batch_size, wait_s=BATCH_WAIT_S)
@@ -177,42 +183,27 @@ class JudgeReplica:
     async def _probe(self) -> None:
         """Learns whether the judge would answer; `_run` notes it."""
         try:
-            await self._run(_probe_answers, [self._judge])
+            await self._run(lambda judges: [_check_probe(judge) for judge in judges], [self._judge])
         except _UNANSWERED as error:
             logger.warning("the judge failed on a probe: %s", error)
 
     async def _run(self, ask: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
         """Runs the model in its one thread, so that the event loop stays free for health checks."""
+
+        def timed() -> list[Any]:
+            with self._pulse.working():
+                return ask(items)
+
         try:
-            answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, ask, items)
+            answers = await asyncio.get_running_loop().run_in_executor(self._thread, timed)
         except JudgeUnavailable as error:
             self._failure = "" if self._is_paid else str(error)
             raise
         self._failure, self._last_answer = "", time.monotonic()
         return answers
 
-    def _timed(self, ask: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
-        with self._pulse.working():
-            return ask(items)
-
     def _parts(self, items: list[Any]) -> list[list[Any]]:
         return [items[start : start + self._batch_size] for start in range(0, len(items), self._batch_size)]
-
-
-def _cause(error: Exception) -> JudgeUnavailable:
-    if isinstance(error, _UNANSWERED):
-        return JudgeUnavailable(str(error), error.fix)
-    lines = str(error).strip().splitlines()
-    return JudgeUnavailable(
-        f"the judge cannot be loaded: {type(error).__name__}{': ' if lines else ''}{''.join(lines[:1])}",
-        "the traceback is in the replica's log in Ray's session folder",
-    )
-
-
-def _probe_answers(judges: Sequence[Judge]) -> list[Any]:
-    for judge in judges:
-        _check_probe(judge)
-    return []
 
 
 def _check_probe(judge: Judge) -> None:

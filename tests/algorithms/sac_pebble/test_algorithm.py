@@ -42,8 +42,8 @@ class BrokenWorld(TinyWorld):
         return obs, (reward if self.total < 50 else math.nan), *rest
 
 
-SCRAMBLED = Task(name="scrambled", goal="push", maker="tests.algorithms.sac_pebble.test_algorithm:ScrambledWorld")
-BROKEN = Task(name="broken", goal="push", maker="tests.algorithms.sac_pebble.test_algorithm:BrokenWorld")
+SCRAMBLED = Task(name="scrambled", goal="push", maker=f"{__name__}:ScrambledWorld")
+BROKEN = Task(name="broken", goal="push", maker=f"{__name__}:BrokenWorld")
 PREFERENCE = RewardConfig(source="preference", teacher="judge", model="image")
 
 
@@ -206,10 +206,7 @@ def test_evaluating_changes_nothing(build):
 
 @pytest.mark.parametrize("reward", [PREFERENCE, RewardConfig(source="judged")], ids=lambda reward: reward.source)
 def test_with_a_judge_the_true_reward_plays_no_part_in_training(build, reward):
-    honest, scrambled = (
-        train(build(reward), 6),
-        train(build(reward, task="tests.algorithms.sac_pebble.test_algorithm:SCRAMBLED"), 6),
-    )
+    honest, scrambled = train(build(reward), 6), train(build(reward, task=f"{__name__}:SCRAMBLED"), 6)
     left, right = honest._learner.save_tree(), scrambled._learner.save_tree()
     truth = [tree["replay"]["columns"].pop("env_rewards") for tree in (left, right)]
     assert not np.array_equal(*truth)
@@ -217,12 +214,12 @@ def test_with_a_judge_the_true_reward_plays_no_part_in_training(build, reward):
 
 
 def test_a_lost_reward_stops_the_run_and_leaves_the_checkpoint(build, tmp_path):
-    algorithm = build(RewardConfig(source="environment"), task="tests.algorithms.sac_pebble.test_algorithm:BROKEN")
+    algorithm = build(RewardConfig(source="environment"), task=f"{__name__}:BROKEN")
     algorithm.train()
     algorithm.save_checkpoint(str(tmp_path / "checkpoint"))
     with pytest.raises(NumericsError):
         train(algorithm, 2)
-    again = build(RewardConfig(source="environment"), task="tests.algorithms.sac_pebble.test_algorithm:BROKEN")
+    again = build(RewardConfig(source="environment"), task=f"{__name__}:BROKEN")
     again.load_checkpoint(str(tmp_path / "checkpoint"))
     assert again.env_steps == 40
 

@@ -24,7 +24,7 @@ def make_learner(seed=0, **sac):
         SACPebbleConfig()
         .worlds(task="rlvlm.testing:TINY")
         .debugging(seed=seed)
-        .learning(sac=SACConfig(**{"hidden": (32, 32), "batch_size": 64, **sac}))
+        .learning(sac=SACConfig(**{"hidden": (32, 32), "batch_size": 64, "replay_capacity": 5_000, **sac}))
         .rewards(reward=RewardConfig(source="environment"))
     )
     world = make_world(config.task, config.world, seed)

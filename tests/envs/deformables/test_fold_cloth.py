@@ -61,6 +61,7 @@ def test_the_nearer_to_the_corner_the_better(world: SceneWorld) -> None:
     assert sideways[1] < rewards[2] and not sideways[4]["success"]
 
 
+@pytest.mark.slow
 def test_it_is_a_world(world: SceneWorld) -> None:
     different = np.stack([fold(world, *target)[4]["snapshot"] for target in ((0.0, 0.0), (0.1, -0.1), (0.1, 0.0))])
     check_world(make(start="random"), make(start="random"), different)

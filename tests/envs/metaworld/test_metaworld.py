@@ -50,6 +50,7 @@ def test_the_papers_start_by_hand() -> None:
     assert info["progress"] < 1e-3 and not info["success"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"start": "random", "robot": "visible"}], ids=["paper", "random"])
 def test_it_is_a_world(fields: dict[str, Any]) -> None:
     world = make(episode_steps=25, **fields)

@@ -41,6 +41,7 @@ def test_the_papers_starts_by_hand() -> None:
     assert info["progress"] == 0.0 and not info["success"]
 
 
+@pytest.mark.slow
 @SCENES
 @pytest.mark.parametrize("fields", [{}, {"start": "random", "robot": "visible"}], ids=["paper", "random"])
 def test_they_are_worlds(scene: Scene, fields: dict[str, Any]) -> None:

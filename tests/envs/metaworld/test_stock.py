@@ -24,6 +24,7 @@ def test_every_stock_task_has_a_goal_in_words() -> None:
     assert task_goal_state("metaworld/door-open-v3") == "the door is open"
 
 
+@pytest.mark.slow
 # one with two objects that measures no distance, one that notes its first step
 @pytest.mark.parametrize(("name", "start"), [("hammer-v3", "fixed"), ("bin-picking-v3", "random")])
 def test_they_are_worlds(name: str, start: str) -> None:

@@ -36,6 +36,7 @@ def test_every_task_with_a_recipe_is_played_and_has_a_provider_of_its_own():
     assert scenes.soccer.args == (TASKS["soccer"],)
 
 
+@pytest.mark.slow
 def test_pictures_range_from_untouched_to_far_on_the_way(found):
     assert found.goal == task_goal(found.task)
     assert found.pictures.shape == (len(found.progress), 300, 300, 3)

@@ -55,6 +55,7 @@ def test_the_generator_passed_in_decides_and_the_global_one_is_not_touched(netwo
     assert not torch.equal(ResNetNetwork(rng(1)).head.weight, again.head.weight)
 
 
+@pytest.mark.slow
 def test_a_picture_is_worth_the_same_in_any_company_and_after_a_restart() -> None:
     def build(seed: int):
         loop = build_loop(
@@ -72,8 +73,8 @@ def test_a_picture_is_worth_the_same_in_any_company_and_after_a_restart() -> Non
     one, other = build(0), build(1)
     assert metrics.REWARD_LOSS in one.run_session(10)
     model, steps = one._model, _steps()
-    together = model.predict(steps)
-    alone = np.concatenate([model.predict(_part(steps, place)) for place in range(len(steps))], axis=1)
+    together = model.ensemble.predict(steps)
+    alone = np.concatenate([model.ensemble.predict(_part(steps, place)) for place in range(len(steps))], axis=1)
     np.testing.assert_allclose(alone, together, atol=1e-4)  # normalised by running statistics, not by the batch
     other.set_state(one.get_state())
     for loop in (one, other):

@@ -101,11 +101,11 @@ def test_a_planted_preference_is_learned(sees: str) -> None:
     model = RewardModel(build_input(sees), CONFIG, seed=0)
     told = model.fit(comparisons_of(telling_pairs(60)))
     steps, progress = all_steps()
-    rewards = model.predict(steps)
+    rewards = model.ensemble.predict(steps)
     assert rewards.shape == (3, len(progress)) and np.abs(rewards).max() <= BOUND
     pairs = telling_pairs(200, seed=9)
     held_out = comparisons_of(pairs)
-    returns = model.predict(held_out.steps()).mean(axis=0).reshape(-1, 2)
+    returns = model.ensemble.predict(held_out.steps()).mean(axis=0).reshape(-1, 2)
     right = (returns[:, 1] > returns[:, 0]) == (held_out.targets > 0.5)
     assert right.mean() > 0.9
     assert told[metrics.REWARD_LOSS] < math.log(2)
@@ -133,24 +133,25 @@ def test_a_fit_goes_on_for_its_least_updates_although_it_is_right() -> None:
         model = RewardModel(build_input("image"), config, seed=0)
         model.fit(comparisons)
         assert model.get_state()["adam"]["0"]["step"] >= least
-        spreads.append(model.predict(steps).mean(axis=0).std())
+        spreads.append(model.ensemble.predict(steps).mean(axis=0).std())
     assert spreads[1] > 3 * spreads[0]
 
 
+@pytest.mark.slow
 def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on() -> None:
     steps, _ = all_steps()
     pairs = telling_pairs(150)
     good = RewardModel(build_input("image"), CONFIG, seed=0)
     told = good.fit(comparisons_of(pairs))
     assert told[metrics.REWARD_IS_TRUSTED] == 1 and told[metrics.REWARD_HELD_OUT_ACCURACY] > 0.8
-    np.testing.assert_allclose(good.rewards(steps), good.predict(steps).mean(axis=0))
+    np.testing.assert_allclose(good.rewards(steps), good.ensemble.predict(steps).mean(axis=0))
     coin = Examples(num_sides=2)
     tosses = np.random.default_rng(0).integers(2, size=len(pairs))
     coin.add(decided(pairs, [verdict([Label.LEFT, Label.RIGHT][toss]) for toss in tosses], "drop"))
     fooled = RewardModel(build_input("image"), CONFIG, seed=0)
     told = fooled.fit(coin)
     assert told[metrics.REWARD_IS_TRUSTED] == 0 and told[metrics.REWARD_HELD_OUT_ACCURACY] < 0.7
-    assert fooled.predict(steps).std() > 0 and not fooled.rewards(steps).any()
+    assert fooled.ensemble.predict(steps).std() > 0 and not fooled.rewards(steps).any()
     blind = RewardModel(build_input("image"), RewardModelConfig(picture_px=16, hold_out_every=0), seed=0)
     assert metrics.REWARD_IS_TRUSTED not in blind.fit(coin) and blind.rewards(steps).any()
 
@@ -230,10 +231,10 @@ def test_scores_that_say_nothing_give_no_reward(say: Callable[[np.random.Generat
 def test_features_are_what_the_first_members_last_layer_reads() -> None:
     model = RewardModel(build_input("image"), CONFIG, seed=0)
     steps, _ = all_steps()
-    features = model.features(steps)
+    features = model.ensemble.features(steps)
     weights = model.get_state()["members"][0]
     values = features @ weights["layers.9.weight"][0] + weights["layers.9.bias"][0]
-    np.testing.assert_allclose(BOUND * np.tanh(values / BOUND), model.predict(steps)[0], atol=1e-5)
+    np.testing.assert_allclose(BOUND * np.tanh(values / BOUND), model.ensemble.predict(steps)[0], atol=1e-5)
 
 
 def test_the_first_fit_alone_sets_the_scale_of_the_inputs() -> None:
@@ -266,13 +267,13 @@ def test_a_restored_model_goes_on_bit_for_bit_without_touching_the_global_genera
     other.set_state(one.get_state())
     assert one.fit(comparisons) == other.fit(comparisons)
     steps, _ = all_steps()
-    np.testing.assert_array_equal(one.predict(steps), other.predict(steps))
+    np.testing.assert_array_equal(one.ensemble.predict(steps), other.ensemble.predict(steps))
     assert one.num_fits == other.num_fits == 2
     torch.manual_seed(3)
     again = RewardModel(build_input(sees), short, seed=0)
     again.fit(comparisons)
     again.fit(comparisons)
-    np.testing.assert_array_equal(one.predict(steps), again.predict(steps))
+    np.testing.assert_array_equal(one.ensemble.predict(steps), again.ensemble.predict(steps))
 
 
 def test_a_state_is_a_copy() -> None:
@@ -289,9 +290,9 @@ def test_each_distinct_picture_is_drawn_once() -> None:
     frames = FrameStore(TinyWorld(), 16)
     model = RewardModel(PictureInput(frames, partial(PictureNetwork, 16)), CONFIG, seed=0)
     steps, _ = all_steps()
-    first = model.predict(steps)
+    first = model.ensemble.predict(steps)
     assert frames.num_drawn == len(frames.distinct(steps.snapshots)[0]) < len(steps) / 2
-    np.testing.assert_array_equal(model.predict(steps), first)
+    np.testing.assert_array_equal(model.ensemble.predict(steps), first)
 
 
 def test_a_picture_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,18 +305,18 @@ def test_a_picture_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(PictureNetwork, "forward", counted)
     model, (steps, _) = RewardModel(build_input("image"), CONFIG, seed=0), all_steps()
     num_kinds = len(FRAMES.distinct(steps.snapshots)[0])
-    before = model.predict(steps)
+    before = model.ensemble.predict(steps)
     assert num_kinds < 32 and num_read == [32] * 3, "one pass of each member, filled up"
     num_read.clear()
     model.rewards(steps)
-    model.predict(part(steps, slice(7, 30)))
+    model.ensemble.predict(part(steps, slice(7, 30)))
     assert not num_read
     state = model.get_state()
     model.fit(comparisons_of(telling_pairs(8)))
     num_read.clear()
-    assert (model.predict(steps) != before).any() and num_read == [32] * 3
+    assert (model.ensemble.predict(steps) != before).any() and num_read == [32] * 3
     model.set_state(state)
-    np.testing.assert_array_equal(model.predict(steps), before)
+    np.testing.assert_array_equal(model.ensemble.predict(steps), before)
 
 
 def test_the_leading_rewards_end_where_too_many_pictures_differ() -> None:

@@ -86,9 +86,11 @@ def candidates(num: int) -> list[tuple[Segment, ...]]:
 def test_candidates_are_chosen_by_what_the_members_make_of_them(sees: str, sampling: str) -> None:
     model, known = fitted(sees)
     sides = candidates(60)
-    chosen = choose(sides, 15, sampling=sampling, model=model, known=known)
+    chosen = choose(sides, 15, sampling=sampling, ensemble=model.ensemble, known=known)
     assert len(set(chosen.tolist())) == 15 and (np.diff(chosen) > 0).all()
-    returns = np.array([[model.predict(Steps.of_segments([side])).sum(axis=1) for side in pair] for pair in sides])
+    returns = np.array(
+        [[model.ensemble.predict(Steps.of_segments([side])).sum(axis=1) for side in pair] for pair in sides]
+    )
     p = 1 / (1 + np.exp(returns[:, 0] - returns[:, 1]))  # [N, K]
     values = p.std(axis=1) if sampling == "disagreement" else -(p * np.log(p) + (1 - p) * np.log(1 - p)).mean(axis=1)
     assert values[chosen].min() >= np.delete(values, chosen).max() - 1e-6
@@ -99,11 +101,14 @@ def test_the_first_centre_is_the_candidate_farthest_from_all_that_is_known(sees:
     model, known = fitted(sees)
     sides = candidates(40)
     points = np.array(
-        [np.concatenate([model.features(Steps.of_segments([side])).mean(axis=0) for side in pair]) for pair in sides]
+        [
+            np.concatenate([model.ensemble.features(Steps.of_segments([side])).mean(axis=0) for side in pair])
+            for pair in sides
+        ]
     )
-    centres = model.features(known.steps()).reshape(len(known), 2, 2, -1).mean(axis=2).reshape(len(known), -1)
+    centres = model.ensemble.features(known.steps()).reshape(len(known), 2, 2, -1).mean(axis=2).reshape(len(known), -1)
     distances = np.linalg.norm(points[:, None] - centres, axis=-1).min(axis=1)
-    assert choose(sides, 1, sampling="k_center", model=model, known=known).tolist() == [distances.argmax()]
+    assert choose(sides, 1, sampling="k_center", ensemble=model.ensemble, known=known).tolist() == [distances.argmax()]
 
 
 def test_the_farthest_candidate_is_one_that_looks_like_nothing_seen() -> None:
@@ -112,5 +117,7 @@ def test_the_farthest_candidate_is_one_that_looks_like_nothing_seen() -> None:
     known.add(decided([pair_of(0.0, 0.1)] * 4, truth([pair_of(0.0, 0.1)] * 4), "drop"))
     model.fit(known)
     pairs = [pair_of(0.0, 0.1), pair_of(0.0, 0.15), pair_of(0.9, 1.0), pair_of(0.05, 0.1)]
-    chosen = choose([(pair.left, pair.right) for pair in pairs], 1, sampling="k_center", model=model, known=known)
+    chosen = choose(
+        [(pair.left, pair.right) for pair in pairs], 1, sampling="k_center", ensemble=model.ensemble, known=known
+    )
     assert chosen.tolist() == [2]

@@ -31,8 +31,8 @@ class Forgetful(TinyWorld):
         super().set_state(state | {"steps": 0})
 
 
-FROZEN = Task(name="frozen", goal=TinyWorld.goal, maker="tests.reports.task.test_check_task:Frozen")
-FORGETFUL = Task(name="forgetful", goal=TinyWorld.goal, maker="tests.reports.task.test_check_task:Forgetful")
+FROZEN = Task(name="frozen", goal=TinyWorld.goal, maker=f"{__name__}:Frozen")
+FORGETFUL = Task(name="forgetful", goal=TinyWorld.goal, maker=f"{__name__}:Forgetful")
 OTHER_GOAL = Task(name="other", goal="push the block away", maker="rlvlm.testing:TinyWorld")
 
 
@@ -83,7 +83,7 @@ def test_a_sound_task_gets_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture
 )
 def test_a_broken_promise_is_named(task: str, promise: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=promise):
-        check_task(f"tests.reports.task.test_check_task:{task}", tmp_path / "sheet.png", num_episodes=4, seed=0)
+        check_task(f"{__name__}:{task}", tmp_path / "sheet.png", num_episodes=4, seed=0)
     assert not (tmp_path / "sheet.png").exists()
 
 

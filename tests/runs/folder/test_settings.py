@@ -1,11 +1,12 @@
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.errors import UsageError
-from rlvlm.runs.folder.settings import from_yaml, to_yaml
+from rlvlm.runs.folder.settings import flat, from_yaml, override, to_yaml
 from rlvlm.runs.preference.config import PreferenceRunConfig
 
 
@@ -45,3 +46,37 @@ def test_what_is_wrong_is_named(text: str, what: str, fix: str) -> None:
     with pytest.raises(UsageError, match=what) as caught:
         from_yaml(PreferenceRunConfig, text)
     assert fix in caught.value.fix
+
+
+@dataclass(frozen=True)
+class Walk:
+    choice: ClassVar[str] = "walk"
+    steps: int = 3
+
+
+@dataclass(frozen=True)
+class Ride:
+    choice: ClassVar[str] = "ride"
+    wheels: int = 2
+
+
+@dataclass(frozen=True)
+class Trip:
+    way: Walk | Ride = field(default_factory=Walk)
+    length: int = 1
+
+
+def test_a_member_of_a_union_comes_back_as_itself():
+    trip = Trip(way=Ride(wheels=4))
+    assert from_yaml(Trip, to_yaml(trip)) == trip
+    assert flat(trip) == {"way.choice": "ride", "way.wheels": 4, "length": 1}
+
+
+def test_another_member_brings_its_own_fields():
+    assert override(Trip(), {"way.choice": "ride", "way.wheels": 3, "length": 5}) == Trip(way=Ride(wheels=3), length=5)
+    assert override(Trip(way=Walk(steps=9)), {"way.choice": "walk"}) == Trip(way=Walk(steps=9))
+
+
+def test_a_member_that_does_not_exist_is_named():
+    with pytest.raises(UsageError, match="way.choice must be one of walk, ride, got 'swim'"):
+        from_yaml(Trip, "way: {choice: swim}")

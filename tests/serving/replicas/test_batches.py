@@ -94,7 +94,8 @@ def test_a_request_sent_twice_is_judged_once():
         book, batches = make()
         book.gate.clear()
         first = asyncio.create_task(batches.put([1, 2], key="k"))
-        await asyncio.sleep(0.02)
+        while not book.batches:
+            await asyncio.sleep(0.001)
         first.cancel()  # its caller gave up while the batch was at work
         again = asyncio.create_task(batches.put([1, 2], key="k"))
         await asyncio.sleep(0.02)

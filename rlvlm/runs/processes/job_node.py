@@ -1,4 +1,4 @@
-"""One node of a job's own Ray: `python -m rlvlm.commands.job_node FOLDER`, once per node.
+"""One node of a job's own Ray: `python -m rlvlm.runs.processes.job_node FOLDER`, once per node.
 
 `cluster/slurm.sh` starts it. The nodes meet in a folder that all of them see: the first writes its token and its
 address there, the others read them, and `ready` appears when all have joined. They end when the folder goes away, and

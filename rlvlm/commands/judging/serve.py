@@ -6,8 +6,8 @@ import io
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,46 @@ from rlvlm.runs.processes.private_ray import ray_session
 REPORT_S = 15.0
 """Seconds after which a line about the same thing is repeated, where there is no terminal."""
 WATCH_S = 1.0
+FOLDER = "serve_apps"
+
+
+@dataclass(frozen=True)
+class ServeArguments:
+    """Put judges behind HTTP, with a token, until Ctrl-C. On a private Ray, or on the one that RAY_ADDRESS names."""
+
+    name: tyro.conf.Positional[str] = ""
+    """An app of the list, or the path of an app file (YAML)."""
+    list: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show the apps that there are, and stop."""
+    host: str = ""
+    """Address to listen on; empty keeps the file's, which is this machine alone."""
+    port: int = 0
+    """Port to listen on; 0 keeps the file's."""
+    token_file: str = ""
+    """File with the bearer token (mode 0600); made with a random one if absent. Empty keeps the file's."""
+    media_root: str = ""
+    """Folder that `video_path` may name videos of; empty keeps the file's, which is none."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which callers may call; empty keeps the file's, which are those of this machine."""
+
+
+def command(words: Sequence[str], prog: str) -> int:
+    """`serve NAME [options]` and `serve --list`: serves until Ctrl-C."""
+    arguments = tyro.cli(ServeArguments, args=words, prog=prog)
+    if arguments.list:
+        show_list(Console())
+        return EXIT_DONE
+    if not arguments.name:
+        names = ", ".join(path.stem for path in list_app_files(app_folder()))
+        raise UsageError(f"name an app first: {prog} NAME; apps: {names}", f"{prog} --list")
+    file = find_app(arguments.name).with_options(
+        host=arguments.host,
+        port=arguments.port,
+        hosts=arguments.allowed_hosts,
+        token_file=arguments.token_file,
+        media_root=str(Path(arguments.media_root).expanduser().absolute()) if arguments.media_root else "",
+    )
+    return serve_apps(file)
 
 
 def serve_apps(file: AppFile) -> int:
@@ -54,7 +94,8 @@ def serve_apps(file: AppFile) -> int:
         log = Path(tempfile.mkstemp(prefix="rlvlm-serve-", suffix=".log")[1])
         console = Console(file=stack.enter_context(quiet_output(log)), highlight=False, soft_wrap=True)
         stop = stack.enter_context(StopRequest())
-        progress = stack.enter_context(_progress(console))
+        progress = Progress(console)
+        stack.callback(progress.end)
         progress.say("starting Ray")
         stack.enter_context(ray_session())
         stop.take_over()
@@ -63,8 +104,14 @@ def serve_apps(file: AppFile) -> int:
         if stop:
             return EXIT_INTERRUPTED
         progress.end()
-        _show_ready(console, file, time.monotonic() - start, is_new)
-        _watch(console, file, stop)
+        show_ready(console, file, time.monotonic() - start, is_new)
+        down: list[str] = []
+        while not stop:
+            time.sleep(WATCH_S)
+            now = unhealthy(file)
+            if now != down:
+                console.print(f"{', '.join(now)}: being replaced" if now else "all answer again")
+                down = now
         console.print(f"{stop.signal_name}: stopping")
     log.unlink()
     return EXIT_DONE
@@ -100,19 +147,13 @@ class Progress:
             self._status.stop()
 
 
-@contextmanager
-def _progress(console: Console) -> Iterator[Progress]:
-    progress = Progress(console)
-    try:
-        yield progress
-    finally:
-        progress.end()
-
-
-def _show_ready(console: Console, file: AppFile, seconds: float, is_new: bool) -> None:
+def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool) -> None:
     """Where it listens, what it needs, and lines to paste."""
     token = file.http.token_path
     reach = "this machine only" if file.is_loopback else "every machine that reaches it; put TLS in front"
+    # what another process needs to join this Ray: where it is, and the file of its token
+    variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
+    variables |= {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in os.environ}
     lines = [
         f"{file.name} is ready after {seconds:.0f} s",
         f"  listens   {file.url}  ({reach})",
@@ -123,90 +164,27 @@ def _show_ready(console: Console, file: AppFile, seconds: float, is_new: bool) -
         for entry in file.judges
     ]
     videos = f"below {file.http.media_root}" if file.http.media_root else "not by name; --media-root DIR allows it"
-    lines += [f"  videos    {videos}"]
-    lines += [f"  try       {_curl(file)}", f"  fields    {_header(token)} {file.url}/docs"]
+    # the token comes from the file as it is sent, so the list of processes does not show it (bash and zsh)
+    curl = f"""curl -s -H @<(printf 'Authorization: Bearer %s' "$(cat {token})")"""
     lines += [
-        f"  in a run  {_ray_variables()} python -m rlvlm.run drawer_open --serve.app {file.judges[0].app}",
+        f"  videos    {videos}",
+        f"  try       {curl} -H 'Content-Type: application/json' -d '{example_question()}' {file.url}/v1/preference",
+        f"  fields    {curl} {file.url}/docs",
+        f"  in a run  {' '.join(f'{name}={value}' for name, value in variables.items())} "
+        f"python -m rlvlm.run drawer_open --serve.app {file.judges[0].app}",
         "Ctrl-C stops it.",
     ]
     console.print(Text("\n".join(lines)))
 
 
-def _ray_variables() -> str:
-    """What another process needs to join this Ray: where it is, and the file of its token."""
-    variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
-    variables |= {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in os.environ}
-    return " ".join(f"{name}={value}" for name, value in variables.items())
-
-
-def _header(token: Path) -> str:
-    """A curl that sends the token without showing it in the list of processes (bash and zsh)."""
-    return f"""curl -s -H @<(printf 'Authorization: Bearer %s' "$(cat {token})")"""
-
-
-def _curl(file: AppFile) -> str:
+def example_question() -> str:
     """A whole question, ready to paste: which of two grey squares is nearer to an open drawer?"""
-    left, right = (_square(level) for level in (64, 192))
-    body = f'{{"goal":"open the drawer","left":["{left}"],"right":["{right}"]}}'
-    return f"{_header(file.http.token_path)} -H 'Content-Type: application/json' -d '{body}' {file.url}/v1/preference"
-
-
-def _square(level: int) -> str:
-    stream = io.BytesIO()
-    Image.new("L", (32, 32), level).save(stream, "PNG")
-    return base64.b64encode(stream.getvalue()).decode()
-
-
-def _watch(console: Console, file: AppFile, stop: StopRequest) -> None:
-    """Returns when a signal asks for it; says when an app stops or starts answering."""
-    down: list[str] = []
-    while not stop:
-        time.sleep(WATCH_S)
-        now = unhealthy(file)
-        if now != down:
-            console.print(f"{', '.join(now)}: being replaced" if now else "all answer again")
-            down = now
-
-
-FOLDER = "serve_apps"
-
-
-@dataclass(frozen=True)
-class ServeArguments:
-    """Put judges behind HTTP, with a token, until Ctrl-C. On a private Ray, or on the one that RAY_ADDRESS names."""
-
-    name: tyro.conf.Positional[str] = ""
-    """An app of the list, or the path of an app file (YAML)."""
-    list: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show the apps that there are, and stop."""
-    host: str = ""
-    """Address to listen on; empty keeps the file's, which is this machine alone."""
-    port: int = 0
-    """Port to listen on; 0 keeps the file's."""
-    token_file: str = ""
-    """File with the bearer token (mode 0600); made with a random one if absent. Empty keeps the file's."""
-    media_root: str = ""
-    """Folder that `video_path` may name videos of; empty keeps the file's, which is none."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Names under which callers may call; empty keeps the file's, which are those of this machine."""
-
-
-def serve_command(words: Sequence[str], prog: str) -> int:
-    """`serve NAME [options]` and `serve --list`."""
-    arguments = tyro.cli(ServeArguments, args=words, prog=prog)
-    if arguments.list:
-        _show_list(Console())
-        return EXIT_DONE
-    if not arguments.name:
-        raise UsageError(f"name an app first: {prog} NAME; apps: {', '.join(_names())}", f"{prog} --list")
-    file = find_app(arguments.name).with_options(
-        host=arguments.host,
-        port=arguments.port,
-        hosts=arguments.allowed_hosts,
-        token_file=arguments.token_file,
-        media_root=str(Path(arguments.media_root).expanduser().absolute()) if arguments.media_root else "",
-    )
-    return serve_apps(file)
+    squares = []
+    for level in (64, 192):
+        stream = io.BytesIO()
+        Image.new("L", (32, 32), level).save(stream, "PNG")
+        squares.append(base64.b64encode(stream.getvalue()).decode())
+    return f'{{"goal":"open the drawer","left":["{squares[0]}"],"right":["{squares[1]}"]}}'
 
 
 def find_app(name: str) -> AppFile:
@@ -217,12 +195,12 @@ def find_app(name: str) -> AppFile:
     """
     if name.endswith((".yaml", ".yml")):
         return read_app_file(Path(name))
-    path = app_folder() / f"{name}.yaml"
-    if path.parent != app_folder() or not path.is_file():
-        near = difflib.get_close_matches(name, _names(), n=1)
+    known = {path.stem: path for path in list_app_files(app_folder())}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean rlvlm serve {near[0]}?" if near else "rlvlm serve --list"
-        raise UsageError(f"there is no app {name!r}; apps: {', '.join(_names())}", hint)
-    return read_app_file(path)
+        raise UsageError(f"there is no app {name!r}; apps: {', '.join(known)}", hint)
+    return read_app_file(known[name])
 
 
 def app_folder() -> Path:
@@ -238,11 +216,7 @@ def app_folder() -> Path:
     raise UsageError(f"there is no folder {FOLDER} here", "give the path of an app file: rlvlm serve FILE.yaml")
 
 
-def _names() -> list[str]:
-    return [path.stem for path in list_app_files(app_folder())]
-
-
-def _show_list(console: Console) -> None:
+def show_list(console: Console) -> None:
     """One line per judge, and below them what each app is for."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("app", "backend", "model", "takes"):

@@ -1,0 +1,322 @@
+"""PPO for policies that look, think and act in text, as an RLlib algorithm. Run by runs/ and by Ray Tune.
+
+Sources: Schulman et al. 2017, arXiv:1707.06347 (PPO); Zhai et al. 2024, arXiv:2405.10292 (RL4VLM). Departures from
+RL4VLM:
+
+1. Many worlds are played side by side and their replies sampled as one batch; every turn's own prompt is stored and
+   log-probs are computed anew from exactly those ids.
+2. A reply that cannot be read changes nothing and costs the task's penalty; it is never turned into a random action.
+3. Values of states that a time limit cut off are bootstrapped.
+4. There is no dropout, neither in playing nor in learning, and log-probs are float32.
+5. Step sizes fall along half a cosine, once over the run.
+6. Evaluations are greedy and sampled, on seeds of their own.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils.from_config import NotProvided
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+
+from rlvlm import metrics
+from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file, load_tree, save_tree
+from rlvlm.algorithms.evaluation import Evaluation
+from rlvlm.algorithms.ppo_vlm.config import HeadConfig, PPOConfig
+from rlvlm.algorithms.ppo_vlm.learner import ReplyLearner
+from rlvlm.algorithms.ppo_vlm.module import VLMModule
+from rlvlm.algorithms.ppo_vlm.monitors import watch_replies
+from rlvlm.algorithms.ppo_vlm.play import Hand, Move
+from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer
+from rlvlm.algorithms.ppo_vlm.runner import Rollout, TurnRunner
+from rlvlm.algorithms.seats import Seat
+from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.algorithms.sft.demonstrations import demonstrate
+from rlvlm.algorithms.sft.in_process import teach
+from rlvlm.algorithms.tally import Tally
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import make_world
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.types.turns import TurnEpisode
+
+logger = logging.getLogger(__name__)
+
+POLICY_KIND = "vlm"
+"""Of the policy's file in a checkpoint."""
+_UNCHANGED: Any = NotProvided
+_NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
+
+
+class PPOVLMConfig(AlgorithmConfig):
+    """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or PPOVLM)
+        self.task = ""
+        self.world = EnvConfig()
+        self.ppo = PPOConfig()
+        self.sft = SFTConfig()
+        self.make_policy: Callable[[int], VLMPolicy] | None = None
+        self.total_steps = 15_000
+        self.seed = 0
+        self.env_runner_cls = TurnRunner
+        self.num_env_runners = self.num_learners = 0
+        self.min_time_s_per_iteration = None
+        self.log_level = "ERROR"
+        self._dont_auto_sync_env_runner_states = True
+
+    def worlds(self, *, task: str = _UNCHANGED, world: EnvConfig = _UNCHANGED) -> Self:
+        """Chooses what is learned.
+
+        Args:
+            task: name in `rlvlm.envs.registry` of a task in turns.
+            world: rules and length of episodes.
+        """
+        return self._take(task=task, world=world)
+
+    def acting(self, *, make_policy: Callable[[int], VLMPolicy]) -> Self:
+        """Chooses the policy.
+
+        Args:
+            make_policy: makes it, for a number of actions, in the process that trains it; must pickle.
+        """
+        return self._take(make_policy=make_policy)
+
+    def learning(
+        self, *, ppo: PPOConfig = _UNCHANGED, sft: SFTConfig = _UNCHANGED, total_steps: int = _UNCHANGED
+    ) -> Self:
+        """Chooses how it learns.
+
+        Args:
+            ppo: hyperparameters, objective and number of worlds.
+            sft: the supervised start.
+            total_steps: env steps over which the step sizes fall.
+        """
+        return self._take(ppo=ppo, sft=sft, total_steps=total_steps)
+
+    def validate(self) -> None:
+        """Checks what can be checked before anything starts.
+
+        Raises:
+            ValueError: says which setting is wrong and what to do.
+        """
+        for name in _NOISY_LOGGERS:  # RLlib warns of its own ways as it checks and builds; users cannot act on it
+            logging.getLogger(name).setLevel(logging.ERROR)
+        super().validate()
+        if not self.task:
+            raise ValueError("no task was chosen; call .worlds(task='number_line')")
+        if self.make_policy is None:
+            raise ValueError("there is no policy; call .acting(make_policy=...)")
+        if (self.num_env_runners, self.num_learners) != (0, 0):
+            raise ValueError(
+                "worlds, policy and learner share one process: num_env_runners and num_learners must be 0, "
+                f"got {self.num_env_runners} and {self.num_learners}"
+            )
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """The policy, with what makes it."""
+        return RLModuleSpec(module_class=VLMModule, model_config={"make_policy": self.make_policy})
+
+    def get_default_learner_class(self) -> type[ReplyLearner]:
+        """The learner of all objectives."""
+        return ReplyLearner
+
+    def _take(self, **chosen: Any) -> Self:
+        for name, value in chosen.items():
+            if value is not _UNCHANGED:
+                setattr(self, name, value)
+        return self
+
+
+class PPOVLM(Algorithm):
+    """One `train()` is one rollout and its update; evaluations and checkpoints come between."""
+
+    config: PPOVLMConfig  # pyright: ignore[reportIncompatibleVariableOverride] - RLlib's is any or none
+
+    @classmethod
+    def get_default_config(cls) -> PPOVLMConfig:
+        """A config that still needs its task and its policy."""
+        return PPOVLMConfig()
+
+    def setup(self, config: AlgorithmConfig) -> None:
+        """Builds worlds, policy and learner; called by RLlib."""
+        super().setup(config)
+        torch.set_num_threads(self.config.ppo.threads)
+        # RLlib asks torch for determinism: that forbids sampling on a GPU and fills all fresh memory with NaN.
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+        assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
+        learners: Any = self.learner_group  # RLlib's types want a function of two
+        self._learner: ReplyLearner = next(iter(learners.foreach_learner(lambda learner: learner))).get()
+        runner = self.env_runner_group.local_env_runner
+        assert isinstance(runner, TurnRunner), "what the config names"
+        self._runner = runner
+        ppo, policy = self.config.ppo, self._learner.policy
+        if isinstance(ppo.objective, HeadConfig) != (policy.config.acts == "head"):
+            raise ValueError(
+                f"the policy acts by {policy.config.acts}, the objective is {type(ppo.objective).__name__}: "
+                "set policy.acts head together with the objective head, or neither"
+            )
+        self._engine = PolicyEngine(policy, ppo.num_worlds)
+        self._hand = runner.hand = Hand(self._engine, ppo.max_reply_tokens, ppo.temperature)
+        self._player = TurnsPlayer(self._hand, self._make_seat, ppo.num_worlds)
+        self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
+        self.last_played: list[tuple[TurnEpisode, list[Move]]] = []
+        """The greedy episodes of the last evaluation, with the moves that made them."""
+        self._tally = Tally()
+        self._steps_told = 0
+        self._is_prepared = False
+
+    @property
+    def env_steps(self) -> int:
+        """Turns so far, of all worlds together."""
+        return self._tally.env_steps
+
+    def prepare(self, tell: Callable[[str], None] = logger.info) -> None:
+        """Demonstrations and the supervised start, once; PPO's reference is the policy after it.
+
+        Args:
+            tell: takes a line on what is being done now.
+        """
+        if self._is_prepared:
+            return
+        sft, seat = self.config.sft, self._make_seat()
+        if sft.turns:
+            tell(f"collecting {sft.turns:,} turns of the scripted expert")
+            episodes = demonstrate(seat, sft.turns, sft.p_wrong, self.config.seed)
+            measured = teach(
+                self._learner.policy, seat, episodes, sft, self.config.seed, self.config.ppo.max_reply_tokens, tell
+            )
+            self._tally.note(measured)
+            tell(
+                f"supervised start: {sft.updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, held-out turns: "
+                f"{measured.get(metrics.SFT_EXACT_ACTION, float('nan')):.0%} with the demonstrated action"
+            )
+        self._learner.begin()
+        self._is_prepared = True
+
+    def training_step(self) -> None:
+        """A rollout, each turn's credit, some epochs of updates."""
+        self.prepare()
+        began = time.monotonic()
+        rollout = self._play()
+        between = time.monotonic()
+        self._learner.learn(rollout, progress=self.env_steps / self.config.total_steps)
+        self._engine.version += 1
+        self._log_round(rollout, between - began, time.monotonic() - between)
+
+    def _play(self) -> Rollout:
+        """What every world does before the next update."""
+        group_size = self._learner.objective.group_size
+        if group_size > 1:
+            return self._runner.sample_groups(group_size=group_size)
+        return self._runner.sample(num_turns=self.config.ppo.turns_per_world)
+
+    def _log_round(self, rollout: Rollout, rollout_s: float, update_s: float) -> None:
+        """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
+        ended = [(float(one.env_rewards.sum()), bool(one.success.any())) for one in rollout.episodes]
+        self._tally.take_in(len(rollout), ended)
+        turns = [played for row in rollout.turns for played in row if played is not None]
+        self._tally.note(watch_replies(turns, self.config.ppo.max_reply_tokens))
+        self._tally.note({metrics.PPO_ROLLOUT_S: rollout_s, metrics.PPO_UPDATE_S: update_s})
+        new_steps, self._steps_told = self.env_steps - self._steps_told, self.env_steps
+        self.metrics.log_value(
+            (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), new_steps, reduce="lifetime_sum", with_throughput=True
+        )
+        for name, value in self.report().items():
+            self.metrics.log_value(tuple(name.split("/")), value, window=1)
+        self.metrics.log_value("score", self.report()[metrics.TRAIN_EPISODE_SUCCESS], window=1)
+
+    def report(self) -> dict[str, float]:
+        """The newest numbers by their names in `rlvlm.metrics`."""
+        return self._tally.report() | self._learner.report()
+
+    def finish(self) -> None:
+        """Nothing is waited for: replies are sampled in this process."""
+
+    def drain_records(self) -> list[Any]:
+        """Nobody else is asked anything."""
+        return []
+
+    def evaluate_policy(self, num_episodes: int) -> Evaluation:
+        """Episodes of the present policy, greedy and sampled, in worlds of their own."""
+        evaluation, self.last_played = self._player.evaluate(num_episodes)
+        return evaluation
+
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Images [N, H, W, 3] of `snapshots` [N, S], in the task's own size."""
+        return self._viewer.draw(snapshots)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Writes everything that an exact continuation needs; complete or not at all.
+
+        Features of images are forgotten: a continuation begins without them, and encoding them in other batches would
+        change their last bits.
+
+        Raises:
+            MachineError: the disk is full or cannot be written.
+        """
+        tree = {
+            "runner": self._runner.save_tree(),
+            "learner": self._learner.save_tree(),
+            "tally": self._tally.save_tree(),
+            "is_prepared": self._is_prepared,
+            "version": self._engine.version,
+            "iteration": self._iteration,
+        }
+        trained = {name: value.contiguous() for name, value in self._learner.policy.trained_state().items()}
+        save_tree(Path(checkpoint_dir), tree, PolicyFile(kind=POLICY_KIND, weights=trained))
+        self._learner.policy.images.clear()
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Goes on from a checkpoint of the same config, bit for bit as if there had been no stop.
+
+        Raises:
+            CorruptCheckpoint: a file is missing or differs from what was written.
+        """
+        tree = load_tree(Path(checkpoint_dir))
+        self._runner.load_tree(tree["runner"])
+        self._learner.load_tree(tree["learner"])
+        self._tally.load_tree(tree["tally"])
+        self._is_prepared, self._engine.version = tree["is_prepared"], tree["version"]
+        self._iteration = tree["iteration"]
+        self._steps_told = self.env_steps
+        self._learner.policy.images.clear()
+
+    def cleanup(self) -> None:
+        """Closes the worlds and lets RLlib stop the rest."""
+        super().cleanup()
+        self._viewer.close()
+
+    def _make_seat(self) -> Seat:
+        return make_seat(self.config.task, self.config.world)
+
+
+def make_seat(task: str, world: EnvConfig) -> Seat:
+    """A new world of `task` for demonstrations or evaluations; every episode in it begins with a seed of its own."""
+    return Seat(make_world(task, world, 0), task)
+
+
+def load_trained_policy(policy: VLMPolicy, folder: Path) -> None:
+    """Gives `policy` what was trained by the time of the checkpoint in `folder`; what was not, it brings itself.
+
+    Raises:
+        CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
+    """
+    file = load_policy_file(folder)
+    try:
+        if file.kind != POLICY_KIND:
+            raise ValueError(f"its policy is a {file.kind}, not a {POLICY_KIND}")
+        policy.load_trained_state(file.weights)
+    except ValueError as error:
+        raise CorruptCheckpoint(
+            f"{folder} holds no policy that can be played: {error}", "use a checkpoint of this run, with its own config"
+        ) from error

@@ -1,0 +1,89 @@
+"""Whole episodes of a VLM policy, for evaluations and `rlvlm eval`."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from rlvlm import metrics
+from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
+from rlvlm.algorithms.ppo_vlm.play import Hand, Move, play_episodes
+from rlvlm.algorithms.seats import Seat
+from rlvlm.types.turns import TurnEpisode
+
+_FIRST_SAMPLED_SEED = 2 * FIRST_SEED
+"""Sampled evaluations start here: no seed is shared with greedy ones or with training."""
+
+
+class TurnsPlayer:
+    """Plays a policy in worlds of its own; training does not notice.
+
+    Args:
+        hand: asks the policy.
+        make_seat: makes a seat with a new world.
+        num_seats: episodes under way at once.
+        greedy: the likeliest token each time.
+    """
+
+    def __init__(self, hand: Hand, make_seat: Callable[[], Seat], num_seats: int, greedy: bool = True) -> None:
+        self._hand = hand
+        self._make_seat = make_seat
+        self._num_seats = num_seats
+        self._greedy = greedy
+
+    def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
+        """An episode from a reset with each seed."""
+        return [played_episode(episode) for episode, _ in self.play_whole(seeds, self._greedy)]
+
+    def play_whole(self, seeds: Sequence[int], greedy: bool) -> list[tuple[TurnEpisode, list[Move]]]:
+        """The same with everything that is known of each turn."""
+        return play_episodes(self._hand, self._make_seat, seeds, self._num_seats, greedy)
+
+    def evaluate(self, num_episodes: int) -> tuple[Evaluation, list[tuple[TurnEpisode, list[Move]]]]:
+        """As many episodes greedy as sampled, each kind from its own fixed seeds; and the greedy ones themselves."""
+        greedy = self.play_whole(range(FIRST_SEED, FIRST_SEED + num_episodes), True)
+        sampled = self.play_whole(range(_FIRST_SAMPLED_SEED, _FIRST_SAMPLED_SEED + num_episodes), False)
+        moves = [move for _, moves in greedy for move in moves]
+        invalid = [reply.action is None for episode, _ in greedy for reply in episode.replies]
+        measured = {
+            metrics.EVAL_STRICT_SUCCESS: share(is_strict_success(episode) for episode, _ in greedy),
+            metrics.EVAL_SAMPLED_SUCCESS: share(bool(episode.success.any()) for episode, _ in sampled),
+            metrics.EVAL_SAMPLED_STRICT_SUCCESS: share(is_strict_success(episode) for episode, _ in sampled),
+            metrics.EVAL_INVALID: share(invalid),
+            metrics.EVAL_REPLY_TOKENS: float(np.mean([len(move.tokens.reply_ids) for move in moves])) if moves else 0.0,
+        }
+        return Evaluation(episodes=[played_episode(episode) for episode, _ in greedy], metrics=measured), greedy
+
+
+def played_episode(episode: TurnEpisode) -> PlayedEpisode:
+    """An episode as evaluations keep it; the captions are the replies."""
+    return PlayedEpisode(
+        snapshots=episode.snapshots[1:],
+        env_rewards=episode.env_rewards,
+        learned_rewards=np.full(len(episode), np.nan, np.float32),
+        success=episode.success,
+        progress=episode.progress,
+        captions=tuple(reply.text for reply in episode.replies),
+    )
+
+
+def is_strict_success(episode: TurnEpisode) -> bool:
+    """Whether the episode's return is above 0: RL4VLM's test, which in some tasks one wrong turn fails."""
+    return float(episode.env_rewards.sum(dtype=np.float64)) > 0
+
+
+def share(truths: Iterable[bool]) -> float:
+    """Share of those that are true; 0 of none."""
+    listed = list(truths)
+    return float(np.mean(listed)) if listed else 0.0
+
+
+def wilson_interval(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Bounds of a share of `hits` among `count` >= 1 trials, at 95 % for the usual `z`.
+
+    Source: Wilson 1927, JASA 22, p. 209. Right near 0 and 1 too, where the normal interval has no width.
+    """
+    rate, weight = hits / count, z * z / count
+    centre = (rate + weight / 2) / (1 + weight)
+    reach = z * math.sqrt(rate * (1 - rate) / count + weight / (4 * count)) / (1 + weight)
+    return max(0.0, centre - reach), min(1.0, centre + reach)

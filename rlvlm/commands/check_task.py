@@ -1,0 +1,48 @@
+"""`rlvlm check-task TASK`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from rlvlm.envs.registry import task_kind, task_summary
+from rlvlm.errors import UsageError
+
+
+@dataclass(frozen=True)
+class CheckTaskArguments:
+    """Hold a task to its contract, and draw a contact sheet: random and scripted play, a spread of progress, starts."""
+
+    task: tyro.conf.Positional[str] = ""
+    """A task by name, `gym:ID`, or `package.module:NAME` for one of your own."""
+    list: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show the tasks that there are, and stop."""
+    out: Path | None = None
+    """The sheet to write, a picture; by default contact_sheets/TASK.png."""
+    episodes: int = 7
+    """Episodes of each way to play, from each start."""
+    seed: int = 0
+    """Of the first episode; the others follow."""
+
+
+def command(words: Sequence[str], prog: str) -> int:
+    """`check-task TASK [--out FILE] [--episodes N] [--seed N]` and `check-task --list`."""
+    arguments = tyro.cli(CheckTaskArguments, args=words, prog=prog)
+    from rlvlm.reports.task.check import check_task, list_tasks
+
+    if arguments.list:
+        return list_tasks()
+    if not arguments.task:
+        raise UsageError(f"name a task first: {prog} TASK; tasks: {task_summary()}", f"{prog} --list")
+    if arguments.episodes < 1:
+        raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}")
+    name = arguments.task.replace("/", "-").replace(":", ".")
+    out = arguments.out or Path("contact_sheets") / f"{name}.png"
+    kind = task_kind(arguments.task)
+    if kind == "chunks":
+        raise UsageError(f"{arguments.task} is a world in chunks, which check-task does not draw yet", f"{prog} --list")
+    from rlvlm.reports.task.turns import check_turn_task
+
+    check = check_turn_task if kind == "turns" else check_task
+    return check(arguments.task, out, arguments.episodes, arguments.seed)

@@ -1,0 +1,156 @@
+"""`rlvlm doctor`: tries what a run needs of this machine, and says the fix for what fails."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import tyro
+from rich.console import Console
+from rich.text import Text
+
+from rlvlm.envs.rendering import BACKENDS, FIX, try_renderer
+from rlvlm.errors import EXIT_DONE, MachineError
+from rlvlm.runs.doctor import POCKET_FIX, free_port, port_is_free
+from rlvlm.runs.folder.environment import PACKAGES, gpu_names, package_version, usable_cores
+from rlvlm.runs.folder.scratch import VARIABLE as SCRATCH
+from rlvlm.vlms.shipped import weights_folder
+
+GIB = 2**30
+DISK_BYTES = 2 * GIB
+MEMORY_BYTES = 4 * GIB
+SHM_BYTES = 256 * 2**20
+DASHBOARD_PORT = 8265
+
+
+@dataclass(frozen=True)
+class DoctorArguments:
+    """Try what a run needs of this machine, and say the fix for what fails."""
+
+    json: bool = False
+    """Print one JSON object instead of lines."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    name: str
+    is_ok: bool
+    found: str
+    fix: str = ""
+    """What mends it; empty when it is ok."""
+    is_essential: bool = True
+    """Whether a run can do without."""
+
+
+def command(words: Sequence[str], prog: str) -> int:
+    """`doctor [--json]`: the findings, and whether a run can work here."""
+    arguments = tyro.cli(DoctorArguments, args=words, prog=prog)
+    findings = [finding for check in CHECKS for finding in check()]
+    is_fit = all(finding.is_ok for finding in findings if finding.is_essential)
+    if arguments.json:
+        report = {"is_fit": is_fit, "findings": [asdict(finding) for finding in findings]}
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        failed = {True: ("FAIL", "red"), False: ("note", "yellow")}
+        for finding in findings:
+            mark = ("ok  ", "green") if finding.is_ok else failed[finding.is_essential]
+            console.print(Text.assemble(mark, f"  {finding.name:<18}{finding.found}"))
+            if finding.fix:
+                console.print(Text(f"      fix: {finding.fix}", style="bold"))
+        console.print("This machine can run rlvlm." if is_fit else "This machine needs the fixes above first.")
+    return EXIT_DONE if is_fit else MachineError.exit_code
+
+
+def software() -> Iterator[Finding]:
+    """Python, the packages and the pocket judge's weights."""
+    is_ok = sys.version_info[:2] == (3, 11)
+    yield Finding(name="python", is_ok=is_ok, found=sys.version.split()[0], fix="" if is_ok else "use Python 3.11")
+    versions = {name: package_version(name) for name in PACKAGES}
+    missing = [name for name, version in versions.items() if version is None]
+    found = f"missing: {', '.join(missing)}" if missing else ", ".join(f"{n} {v}" for n, v in versions.items())
+    yield Finding(name="packages", is_ok=not missing, found=found, fix="make setup" if missing else "")
+    folder = weights_folder()
+    size = sum(file.stat().st_size for file in folder.iterdir()) if any(folder.glob("*.safetensors")) else 0
+    found = f"{size / 2**20:.0f} MiB of weights" if size else f"no weights in {folder}"
+    yield Finding(name="pocket judge", is_ok=size > 0, found=found, fix="" if size else POCKET_FIX)
+
+
+def rendering() -> Iterator[Finding]:
+    """Whether images can be drawn off-screen, and with what."""
+    tried = {backend: try_renderer(backend) for backend in BACKENDS}
+    working = [backend for backend, failure in tried.items() if failure is None]
+    found = "; ".join(f"{backend}: {failure or 'draws'}" for backend, failure in tried.items())
+    forced = os.environ.get("MUJOCO_GL", "").strip().lower()
+    if forced and forced not in working:
+        found, fix = f"MUJOCO_GL={forced}; {found}", "unset MUJOCO_GL" if working else FIX
+    else:
+        fix = "" if working else FIX
+    yield Finding(name="rendering", is_ok=not fix, found=found, fix=fix)
+
+
+def memory() -> Iterator[Finding]:
+    """Main memory with the cores, shared memory, and GPUs."""
+    free = psutil.virtual_memory().available
+    fix = "" if free >= MEMORY_BYTES else f"end other programs: a run takes up to {MEMORY_BYTES / GIB:.0f} GiB"
+    found = f"{free / GIB:.1f} GiB available, {usable_cores()} cores"
+    yield Finding(name="memory and cores", is_ok=not fix, found=found, fix=fix)
+    shm = Path("/dev/shm")
+    free = shutil.disk_usage(shm).free if shm.is_dir() else 0
+    fix = "" if free >= SHM_BYTES else "give the container more: docker run --shm-size=1g"
+    found = f"{free / GIB:.1f} GiB in {shm}"
+    yield Finding(name="shared memory", is_ok=not fix, found=found, fix=fix, is_essential=False)
+    gpus = ", ".join(gpu_names()) or "none; the pocket judge does not need one"
+    yield Finding(name="gpu", is_ok=True, found=gpus)
+
+
+def disks() -> Iterator[Finding]:
+    """Room where runs lie, where temporary files do, and where checkpoints do."""
+    free = shutil.disk_usage(Path.cwd()).free
+    fix = "" if free >= DISK_BYTES else "free some space, or use --out on another disk"
+    yield Finding(name="disk here", is_ok=not fix, found=f"{free / GIB:.1f} GiB free", fix=fix)
+    root = Path(tempfile.gettempdir())
+    found, is_ok = _tried_folder(root, GIB)
+    fix = "" if is_ok else f"free some space in {root}, or export TMPDIR=/tmp"
+    yield Finding(name="temporary folder", is_ok=is_ok, found=found, fix=fix)
+    scratch = os.environ.get(SCRATCH, "")
+    found, is_ok = f"{SCRATCH} is not set; checkpoints lie in the run's folder", True
+    if scratch:
+        found, is_ok = _tried_folder(Path(scratch).expanduser(), 0)
+    fix = "" if is_ok else f"unset {SCRATCH}, or name a folder you may write to"
+    yield Finding(name="scratch", is_ok=is_ok, found=found, fix=fix, is_essential=False)
+
+
+def network() -> Iterator[Finding]:
+    """Ports on the loopback address."""
+    try:
+        free_port()
+    except OSError as error:
+        yield Finding(name="ports", is_ok=False, found=f"no loopback port: {error.strerror}", fix="ip link set lo up")
+        return
+    if port_is_free(DASHBOARD_PORT):
+        yield Finding(name="ports", is_ok=True, found=f"loopback works, {DASHBOARD_PORT} is free for a dashboard")
+        return
+    fix = "only for --track.dashboard: choose another with --track.dashboard-port"
+    yield Finding(name="ports", is_ok=False, found=f"{DASHBOARD_PORT} is taken", fix=fix, is_essential=False)
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (software, rendering, memory, disks, network)
+
+
+def _tried_folder(folder: Path, least_bytes: int) -> tuple[str, bool]:
+    """How much room there is in a folder or why it cannot be written, and whether that is enough."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return f"{folder}: {error.strerror}", False
+    return f"{folder}, {free / GIB:.1f} GiB free", free >= least_bytes

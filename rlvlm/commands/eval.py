@@ -1,0 +1,30 @@
+"""`rlvlm eval DIR`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from rlvlm.runs.folder.run_folder import find_folder
+
+
+@dataclass(frozen=True)
+class EvalArguments:
+    """Play the best policy of a run."""
+
+    path: tyro.conf.Positional[Path]
+    """The run's folder, a checkpoint in it, or any file in it."""
+    episodes: int = 10
+    """Episodes to play, with the deterministic policy."""
+    video: bool = False
+    """Whether to write one video per episode into the run's folder."""
+
+
+def command(words: Sequence[str], prog: str) -> int:
+    """`eval DIR [--episodes N] [--video]`: a table of the episodes."""
+    arguments = tyro.cli(EvalArguments, args=words, prog=prog)
+    folder = find_folder(arguments.path)
+    from rlvlm.runs.evaluate import evaluate_run
+
+    return evaluate_run(folder, arguments.path, arguments.episodes, arguments.video)

@@ -1,0 +1,1 @@
+"""The words about judges and their labels: served, fetched, reported on, distilled."""

@@ -1,0 +1,39 @@
+"""`rlvlm distill --from STORE --out DIR`."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rlvlm.errors import EXIT_DONE, UsageError
+from rlvlm.pocket.judge.config import DistillConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillArguments:
+    """Train a pocket judge on another judge's labels, and report how far the two agree."""
+
+    store: Annotated[Path, tyro.conf.arg(name="from")]
+    """Folder of the label store to learn from."""
+    out: Path
+    """New folder of the weights and their card."""
+    settings: Annotated[DistillConfig, tyro.conf.arg(name="")] = field(default_factory=DistillConfig)
+
+
+def command(words: Sequence[str], prog: str) -> int:
+    """`distill --from STORE --out DIR [options]`: a folder of weights, and how far they agree with the labels."""
+    try:
+        arguments = tyro.cli(DistillArguments, args=words, prog=prog)
+    except ValueError as error:  # a rule of the settings
+        raise UsageError(str(error), f"{prog} --help") from error
+    from rlvlm.pocket.judge.distill import distill, graded_table
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    outcome = distill(arguments.store, arguments.out, arguments.settings)
+    sys.stdout.write(graded_table(outcome))
+    sys.stdout.write(f"\nuse it with: --judge.backend pocket --judge.model {arguments.out}\n")
+    return EXIT_DONE

@@ -1,0 +1,31 @@
+"""`rlvlm judge-report RUN|STORE...`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+
+@dataclass(frozen=True)
+class JudgeReportArguments:
+    """How right, sure, consistent and fast a judge was: figures here, a page with pictures and tables in a folder."""
+
+    paths: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs or of label stores; several are compared."""
+    out: Path = Path("judge_report")
+    """Folder for the page, the pictures and the tables."""
+    ask_swapped: int = 0
+    """Questions of each run that are put to its judge again in the other order; loads the judge here."""
+
+    def __post_init__(self) -> None:
+        if self.ask_swapped < 0:
+            raise ValueError(f"--ask-swapped must be >= 0, got {self.ask_swapped}")
+
+
+def command(words: Sequence[str], prog: str) -> int:
+    """`judge-report RUN|STORE... [--out DIR] [--ask-swapped N]`: figures, and a page of them."""
+    arguments = tyro.cli(JudgeReportArguments, args=words, prog=prog)
+    from rlvlm.reports.judge.report import report_judges
+
+    return report_judges(arguments.paths, arguments.out, arguments.ask_swapped)

@@ -1,0 +1,25 @@
+"""`rlvlm report DIR...`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+
+@dataclass(frozen=True)
+class ReportArguments:
+    """Compare runs, or the sources of a sweep: a table here; report.html, report.csv and report.png in a folder."""
+
+    paths: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs; runs that differ only in their seed form a group. Or the folder of one sweep."""
+    out: Path | None = None
+    """Folder for the page, the tables and the pictures; by default `report`, or the sweep's own folder."""
+
+
+def command(words: Sequence[str], prog: str) -> int:
+    """`report DIR... [--out DIR]`: what came of runs, or of a sweep."""
+    arguments = tyro.cli(ReportArguments, args=words, prog=prog)
+    from rlvlm.reports.comparison.comparison import compare
+
+    return compare(arguments.paths, arguments.out)

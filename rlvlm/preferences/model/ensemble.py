@@ -1,0 +1,111 @@
+"""K networks that read the same steps. Fitted by the reward model; read by the source and by who chooses queries."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rlvlm.preferences.dataset import Examples, Steps
+from rlvlm.preferences.model.networks import RewardInput
+from rlvlm.preferences.model.readings import Readings, read_in_passes
+from rlvlm.types.steps import FloatArray
+
+
+class Ensemble:
+    """K networks that differ in their first weights; steps that look the same are read once.
+
+    Whoever changes the weights calls `forget`, after which pictures are read anew.
+
+    Args:
+        inputs: what the networks look at.
+        num_members: K.
+        rng: of the first weights.
+    """
+
+    def __init__(self, inputs: RewardInput, num_members: int, rng: torch.Generator) -> None:
+        self.inputs = inputs
+        self.members = [inputs.build_network(rng) for _ in range(num_members)]
+        self._readings = Readings(num_members)
+        self.train(False)
+
+    def train(self, is_training: bool) -> None:
+        """Switches all members between training and reading."""
+        for member in self.members:
+            member.train(is_training)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The weights of all members."""
+        return [weight for member in self.members for weight in member.parameters()]
+
+    def forget(self) -> None:
+        """Forgets what was read, since the weights change."""
+        self._readings.forget()
+
+    def rewards(self, steps: Steps) -> FloatArray:
+        """The members' mean `[N]`."""
+        first, kind = self.inputs.distinct(steps)
+        return self._look_up(steps, first).mean(axis=1)[kind]
+
+    def leading_rewards(self, steps: Steps) -> FloatArray:
+        """`rewards` `[M]` of the leading steps, as many as are read within a good half second, M >= 1."""
+        first, kind = self.inputs.distinct(steps)
+        num_kinds = self.inputs.affordable_kinds
+        num_steps = len(steps) if len(first) <= num_kinds else int(first[num_kinds])
+        return self._look_up(steps, first[:num_kinds]).mean(axis=1)[kind[:num_steps]]
+
+    def predict(self, steps: Steps) -> FloatArray:
+        """Each member's reward of each step, `[K, N]`."""
+        first, kind = self.inputs.distinct(steps)
+        return self._look_up(steps, first)[kind].T
+
+    def features(self, steps: Steps) -> FloatArray:
+        """`[N, E]` what the first member sees in each step: its last layer's input, or its scaled state."""
+        first, kind = self.inputs.distinct(steps)
+        return self._read(self.members[0].features, steps, first)[kind]
+
+    def rows(self, examples: Examples) -> tuple[Tensor, Tensor]:
+        """What the networks read of all examples: rows `[U, ...]`, and `[N, S, L]` which one each step shows."""
+        steps = examples.steps()
+        first, kind = self.inputs.distinct(steps)
+        places = torch.from_numpy(kind).view(len(examples), examples.num_sides, examples.segment_steps)
+        return self.inputs.rows(steps, first), places
+
+    def mean_returns(self, rows: Tensor, places: Tensor) -> Tensor:
+        """The members' mean return `[N, S]` of sides of `rows` at `places` `[N, S, L]`."""
+        shown, place = places.unique(return_inverse=True)
+        rewards = read_in_passes(
+            self._every_member, lambda part: rows[shown[part]], len(shown), self.inputs.rows_per_pass
+        )
+        return rewards.mean(dim=1)[place].sum(-1)
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """Copies of the members' weights, as arrays."""
+        return [
+            {name: weight.numpy().copy() for name, weight in member.state_dict().items()} for member in self.members
+        ]
+
+    def set_state(self, state: list[dict[str, Any]]) -> None:
+        """Restores what `get_state` returned."""
+        for member, weights in zip(self.members, state, strict=True):
+            member.load_state_dict({name: torch.tensor(weight) for name, weight in weights.items()})
+        self.forget()
+
+    def _look_up(self, steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
+        """Each member's reward `[U, K]` of chosen steps `[U]`; pictures are read when first met after a fit."""
+        names = self.inputs.names(steps, chosen)
+        if names is None:
+            return self._read(self._every_member, steps, chosen)
+        return self._readings.of(names, lambda places: self._read(self._every_member, steps, chosen[places]))
+
+    def _read(self, read: Callable[[Tensor], Tensor], steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
+        """`[M, ...]` what `read` makes of the chosen steps `[M]`."""
+        return read_in_passes(
+            read, lambda part: self.inputs.rows(steps, chosen[part]), len(chosen), self.inputs.rows_per_pass
+        ).numpy()
+
+    def _every_member(self, rows: Tensor) -> Tensor:
+        """`[M, K]` what each member makes of `rows` `[M, ...]`."""
+        return torch.stack([member(rows) for member in self.members], dim=1)

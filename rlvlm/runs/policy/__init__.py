@@ -1,0 +1,1 @@
+"""Runs of a vision-language model that acts: demonstrations, a supervised start, PPO, evaluation."""

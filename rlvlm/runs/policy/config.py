@@ -1,0 +1,61 @@
+"""A whole run of the second pipeline: a vision-language model that looks, thinks and acts.
+
+Imports only the rooms' config files, never torch or ray: `rlvlm --help` starts at once.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+from rlvlm.algorithms.ppo_vlm.config import PPOConfig
+from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.runs.config import RunConfig, at_most
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyRunConfig(RunConfig):
+    """A whole run."""
+
+    pipeline: ClassVar[str] = "policy"
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    sft: SFTConfig = field(default_factory=SFTConfig)
+    algo: PPOConfig = field(default_factory=PPOConfig)
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        if (self.policy.acts == "head") != (self.algo.objective.choice == "head"):
+            raise ValueError(
+                f"policy.acts is {self.policy.acts} and algo.objective is {self.algo.objective.choice}: an action head "
+                "goes with the objective head, and text with any other"
+            )
+
+    @property
+    def asks_judge(self) -> bool:
+        """The reward is the env's."""
+        return False
+
+    @property
+    def max_queries(self) -> int:
+        """Nobody is asked."""
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        """Worlds and learner share one process."""
+        return 0
+
+    @property
+    def reward_name(self) -> str:
+        """What learns, and from which reward."""
+        return f"{self.algo.objective.choice}, env reward"
+
+    def smoke(self) -> Self:
+        """This run cut to minutes: every part of it happens, nothing is learnt to the end."""
+        algo = replace(at_most(self.algo, epochs=1), num_worlds=16, rollout_turns=128, objective=self.algo.objective)
+        return replace(
+            at_most(self, steps=256),
+            sft=at_most(self.sft, turns=64, updates=10),
+            algo=algo,
+            eval=at_most(self.eval, every_steps=128, episodes=8),
+            track=at_most(self.track, checkpoint_every_steps=128, log_every_steps=128),
+        )

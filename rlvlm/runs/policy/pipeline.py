@@ -1,0 +1,113 @@
+"""How a run of a VLM policy is built, written down and shown."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlvlm.algorithms.evaluation import Player
+from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig, load_trained_policy, make_seat
+from rlvlm.algorithms.ppo_vlm.panel import ROWS
+from rlvlm.algorithms.ppo_vlm.play import Hand
+from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer
+from rlvlm.disk import write_whole
+from rlvlm.judges.judge import Judge
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.loading import load_policy
+from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.runs.artifacts.episodes import Caption, ShownEpisode, episodes_page
+from rlvlm.runs.folder.run_folder import RunFolder
+from rlvlm.runs.pipeline import Draw
+from rlvlm.runs.policy.config import PolicyRunConfig
+from rlvlm.runs.session import built
+from rlvlm.types.steps import FloatArray, Frames
+
+
+class PolicyPipeline:
+    """PPO for a policy that looks, thinks and acts in text."""
+
+    rows = ROWS
+
+    def __init__(self) -> None:
+        self._algorithm: PPOVLM | None = None
+
+    @contextmanager
+    def open_algorithm(self, config: PolicyRunConfig, make_judge: Callable[[], Judge] | None) -> Iterator[PPOVLM]:
+        """The algorithm, until the context closes."""
+        torch.set_num_threads(config.algo.threads)
+        settings = (
+            PPOVLMConfig()
+            .worlds(task=config.task, world=config.env)
+            .acting(make_policy=partial(make_policy, config.policy))
+            .learning(ppo=config.algo, sft=config.sft, total_steps=config.steps)
+            .debugging(seed=config.seed)
+        )
+        with built(settings) as algorithm:
+            assert isinstance(algorithm, PPOVLM), "what its config builds"
+            self._algorithm = algorithm
+            yield algorithm
+            self._algorithm = None
+
+    def open_recorder(self, folder: RunFolder, config: PolicyRunConfig, draw: Draw) -> "NoRecords":
+        """Nobody is asked, so there is nothing to record."""
+        return NoRecords()
+
+    def write_pages(self, folder: RunFolder, config: PolicyRunConfig) -> None:
+        """`episodes.html`: the last evaluation's episodes, image by image, with what the policy said."""
+        if self._algorithm is None or not self._algorithm.last_played:
+            return
+        shown = [
+            ShownEpisode(
+                title=config.task,
+                frames=self._algorithm.draw(episode.snapshots[:-1], 0),
+                captions=[
+                    Caption(
+                        thought=reply.thought,
+                        action=reply.text[slice(*reply.action_span)] if reply.action_span else reply.text,
+                        reward=float(reward),
+                        value=move.value / config.algo.reward_scale,
+                    )
+                    for reply, reward, move in zip(episode.replies, episode.env_rewards, moves, strict=True)
+                ],
+                is_success=bool(episode.success.any()),
+                episode_return=float(episode.env_rewards.sum()),
+                seed=episode.seed,
+            )
+            for episode, moves in self._algorithm.last_played[:_PAGE_EPISODES]
+        ]
+        note = "Greedy replies of the last evaluation; the thought is everything that the reply says before its action."
+        write_whole(folder.path / "episodes.html", episodes_page(shown, config.title, note))
+
+    def open_player(self, config: PolicyRunConfig, checkpoint: Path) -> tuple[Player, Draw]:
+        """Plays the policy's greedy replies in worlds of its own."""
+        torch.set_num_threads(config.algo.threads)
+        seat = make_seat(config.task, config.env)
+        policy = make_policy(config.policy, len(seat.world.action_names))
+        load_trained_policy(policy, checkpoint)
+        hand = Hand(PolicyEngine(policy, config.algo.num_worlds), config.algo.max_reply_tokens, config.algo.temperature)
+        player = TurnsPlayer(hand, partial(make_seat, config.task, config.env), config.algo.num_worlds)
+
+        def draw(snapshots: FloatArray, size_px: int) -> Frames:
+            return seat.world.draw(snapshots)
+
+        return player, draw
+
+
+class NoRecords:
+    """Takes nothing down."""
+
+    def keep(self, records: Iterable[Any]) -> None:
+        """There are none."""
+
+
+def make_policy(config: PolicyConfig, num_actions: int) -> VLMPolicy:
+    """The policy of `config`, for a world with so many actions; `partial(make_policy, config)` pickles."""
+    return load_policy(config, num_actions)
+
+
+_PAGE_EPISODES = 24
+"""Episodes on the page, at most."""

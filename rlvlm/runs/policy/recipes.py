@@ -1,0 +1,58 @@
+"""One complete, tuned configuration per task of the second pipeline. docs/policies.md has their runs."""
+
+from collections.abc import Callable
+
+from rlvlm.algorithms.ppo_vlm.config import PPOConfig, TokenPPOConfig
+from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.envs.registry import task_env
+from rlvlm.runs.config import EvalConfig, TrackConfig
+from rlvlm.runs.policy.config import PolicyRunConfig
+
+
+def number_line() -> PolicyRunConfig:
+    """gym-cards NumberLine. The start is kept short and noisy, so that what PPO adds can be seen."""
+    return _recipe("number_line", steps=6_144)
+
+
+def ez_points() -> PolicyRunConfig:
+    """gym-cards EZPoints: 12 from two cards."""
+    return _recipe("ez_points", steps=10_240, gamma=0.95, reward_scale=0.1)
+
+
+def blackjack() -> PolicyRunConfig:
+    """gym-cards Blackjack."""
+    return _recipe("blackjack", steps=20_480)
+
+
+def points24() -> PolicyRunConfig:
+    """gym-cards Points24: 24 from four cards."""
+    return _recipe("points24", steps=40_960, gamma=0.95, reward_scale=0.1)
+
+
+def _recipe(task: str, *, steps: int, gamma: float = 0.9, reward_scale: float = 1.0) -> PolicyRunConfig:
+    return PolicyRunConfig(
+        task=task,
+        steps=steps,
+        env=task_env(task),
+        sft=SFTConfig(turns=128, p_wrong=0.4, updates=20),
+        algo=PPOConfig(objective=TokenPPOConfig(gamma=gamma), reward_scale=reward_scale),
+        eval=EvalConfig(every_steps=2_048, episodes=100),
+        track=TrackConfig(log_every_steps=512, checkpoint_every_steps=2_048),
+    )
+
+
+RECIPES: dict[str, Callable[[], PolicyRunConfig]] = {
+    "number_line": number_line,
+    "ez_points": ez_points,
+    "blackjack": blackjack,
+    "points24": points24,
+}
+
+
+def minigrid(task: str) -> PolicyRunConfig:
+    """Any env of MiniGrid, not tuned."""
+    return _recipe(task, steps=40_960, gamma=0.97)
+
+
+FAMILY_RECIPES: dict[str, Callable[[str], PolicyRunConfig]] = {"minigrid": minigrid}
+"""For tasks named FAMILY/NAME, called with the task."""

@@ -1,0 +1,141 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm import metrics
+from rlvlm.algorithms.ppo_vlm.config import (
+    BiLevelConfig,
+    GiGPOConfig,
+    GRPOConfig,
+    HeadConfig,
+    RL4VLMConfig,
+    TokenPPOConfig,
+)
+from tests.algorithms.ppo_vlm.tiny_runs import build
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def make(local_ray: Any, tmp_path: Path):
+    """Builds small algorithms and stops them after the test."""
+    built = []
+
+    def one(*arguments: Any, **settings: Any) -> Any:
+        built.append(build(tmp_path / "model", *arguments, **settings))
+        return built[-1]
+
+    yield one
+    for algorithm in built:
+        algorithm.stop()
+
+
+def weights(algorithm: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in algorithm._learner.policy.trained_state().items()}
+
+
+def assert_equal_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert torch.equal(value, right[name]), name
+
+
+@pytest.mark.parametrize(
+    ("objective", "policy"),
+    [
+        (TokenPPOConfig(kl_weight=0.05, entropy_weight=0.01), {}),
+        (RL4VLMConfig(), {}),
+        (BiLevelConfig(), {}),
+        (GRPOConfig(group_size=2), {}),
+        (GiGPOConfig(group_size=2), {}),
+        (HeadConfig(), {"acts": "head"}),
+    ],
+    ids=lambda one: type(one).__name__ if not isinstance(one, dict) else "",
+)
+def test_a_round_with_every_objective(make: Any, objective: Any, policy: dict[str, Any]):
+    algorithm = make(objective, policy)
+    before = weights(algorithm)
+    algorithm.train()
+    report = algorithm.report()
+    assert algorithm.env_steps >= 12
+    assert all(np.isfinite(value) for value in report.values())
+    assert report[metrics.PPO_FIRST_RATIO_ERROR] <= 1e-4, "the learner must see what the engine sampled"
+    # Replies of random weights are alike in worth, so groups have nothing to compare; all others learn.
+    moved = any(not torch.equal(value, before[name]) for name, value in weights(algorithm).items())
+    assert moved or algorithm._learner.objective.group_size > 1
+
+
+def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
+    whole, parts = make(BiLevelConfig(), microbatch_turns=8), make(BiLevelConfig(), microbatch_turns=3)
+    gradients = []
+    for algorithm in (whole, parts):
+        learner = algorithm._learner
+        columns = learner._columns(algorithm._play())
+        learner._step(columns, torch.arange(8))
+        gradients.append([parameter.grad.clone() for parameter in learner._parameters if parameter.grad is not None])
+    for left, right in zip(*gradients, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
+
+
+def test_a_continuation_is_bit_equal(make: Any, tmp_path: Path):
+    first = make(TokenPPOConfig(kl_weight=0.05))
+    first.train()
+    first.save_checkpoint(str(tmp_path / "saved"))
+    first.train()
+    second = make(TokenPPOConfig(kl_weight=0.05))
+    second.load_checkpoint(str(tmp_path / "saved"))
+    second.train()
+    assert_equal_weights(weights(first), weights(second))
+    assert first._runner.save_tree()["noise"] == second._runner.save_tree()["noise"]
+    times = (metrics.PPO_ROLLOUT_S, metrics.PPO_UPDATE_S)
+    left, right = ({k: v for k, v in one.report().items() if k not in times} for one in (first, second))
+    assert left == right
+
+
+def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
+    algorithm = make(rollout_turns=40, num_worlds=4)  # 10 turns a world: random replies meet the time limit
+    head = algorithm._learner.policy.value_head[-1]
+    torch.nn.init.constant_(head.bias, 3.0)
+    rollout = algorithm._play()
+    assert all(played.outcome.is_end and not played.outcome.is_terminated for played in rollout.turns[-1])
+    live = torch.ones(10, 4, dtype=torch.bool)
+    ends = torch.tensor([[played.outcome.is_end for played in row] for row in rollout.turns])
+    values = torch.tensor([[played.move.value for played in row] for row in rollout.turns])
+    after = algorithm._learner._next_values(rollout, live, values, ends)
+    assert torch.all(after == 3.0)
+
+
+def test_groups_start_alike_and_others_do_not(make: Any):
+    algorithm = make(GRPOConfig(group_size=2))
+    rollout = algorithm._play()
+    starts = [played.outcome.scene.image for played in rollout.turns[0]]
+    assert starts[0] == starts[1]
+    assert starts[2] == starts[3]
+    assert len(rollout.episodes) == 4
+
+
+def test_evaluations_repeat_and_leave_training_alone(make: Any):
+    watched, alone = make(), make()
+    first, second = (watched.evaluate_policy(3) for _ in range(2))
+    assert first.metrics == second.metrics
+    assert [one.captions for one in first.episodes] == [one.captions for one in second.episodes]
+    watched.train()
+    alone.train()
+    assert_equal_weights(weights(watched), weights(alone))
+
+
+def test_a_head_without_its_objective_is_refused(make: Any):
+    with pytest.raises(ValueError, match="objective head"):
+        make(TokenPPOConfig(), {"acts": "head"})
+
+
+def test_half_of_a_warm_up_leaves_the_policy_where_it_was(make: Any):
+    algorithm = make(TokenPPOConfig(value_warm_up=1), is_value_detached=True)
+    before = weights(algorithm)
+    algorithm.train()
+    after = weights(algorithm)
+    changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert changed and all(name.startswith("value_head") for name in changed)

@@ -1,0 +1,44 @@
+"""A whole algorithm on a random chat VLM and number_line, small enough for seconds."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig
+from rlvlm.algorithms.ppo_vlm.config import ObjectiveConfig, PPOConfig, TokenPPOConfig
+from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.envs.registry import task_env
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.loading import load_policy
+from rlvlm.policies.vlm.policy import VLMPolicy
+from tests.tiny_vlm import save_tiny_vlm
+
+
+def make_policy(num_actions: int, *, folder: str, **settings: Any) -> VLMPolicy:
+    config = PolicyConfig(**({"model": folder, "device": "cpu", "learns": "all", "seed": 1} | settings))
+    return load_policy(config, num_actions)
+
+
+def build(
+    folder: Path, objective: ObjectiveConfig | None = None, policy: dict[str, Any] | None = None, **ppo: Any
+) -> PPOVLM:
+    """The algorithm; `folder` is where the model's files are put."""
+    save_tiny_vlm(folder, "qwen3_vl")
+    settings: dict[str, Any] = {
+        "num_worlds": 4,
+        "rollout_turns": 12,
+        "minibatch_turns": 8,
+        "max_reply_tokens": 24,
+    } | ppo
+    config = (
+        PPOVLMConfig()
+        .worlds(task="number_line", world=task_env("number_line"))
+        .acting(make_policy=functools.partial(make_policy, folder=str(folder), **(policy or {})))
+        .learning(
+            ppo=PPOConfig(objective=objective or TokenPPOConfig(), **settings), sft=SFTConfig(turns=0), total_steps=100
+        )
+        .debugging(seed=0)
+    )
+    algorithm = config.build_algo()
+    assert isinstance(algorithm, PPOVLM)
+    return algorithm

@@ -1,0 +1,61 @@
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rlvlm.cli import main
+from rlvlm.commands import doctor
+from rlvlm.commands.doctor import Finding
+
+
+def one(name: str, check: Callable[[], Iterator[Finding]]) -> Finding:
+    return next(finding for finding in check() if finding.name == name)
+
+
+def findings(*ends: tuple[bool, bool]):
+    return tuple(
+        lambda end=end: [Finding(name="thing", is_ok=end[0], found="seen", fix="mend it", is_essential=end[1])]
+        for end in ends
+    )
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"), [([(True, True)], 0), ([(True, True), (False, False)], 0), ([(False, True), (True, True)], 3)]
+)
+def test_only_an_essential_failure_counts(
+    ends: list[tuple[bool, bool]], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", findings(*ends))
+    assert main(["doctor"]) == code
+    text = capsys.readouterr().out
+    assert ("FAIL" in text) == (code == 3) and "fix: mend it" in text
+    assert main(["doctor", "--json"]) == code
+    report = json.loads(capsys.readouterr().out)
+    assert report["is_fit"] == (code == 0) and len(report["findings"]) == len(ends)
+
+
+def test_every_check_answers_and_every_failure_names_a_fix() -> None:
+    found = [finding for check in doctor.CHECKS for finding in check()]
+    assert len({finding.name for finding in found}) == len(found) == 11
+    for finding in found:
+        assert finding.name and finding.found
+        assert finding.is_ok or finding.fix
+
+
+def test_a_scratch_that_cannot_be_written_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RLVLM_SCRATCH", str(tmp_path / "file"))
+    assert not one("scratch", doctor.disks).is_ok
+    monkeypatch.setenv("RLVLM_SCRATCH", str(tmp_path / "folder"))
+    assert one("scratch", doctor.disks).is_ok and "GiB free" in one("scratch", doctor.disks).found
+
+
+def test_a_bogus_renderer_is_found_with_what_works_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "try_renderer", lambda backend: None if backend == "osmesa" else "broken")
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    finding = one("rendering", doctor.rendering)
+    assert not finding.is_ok and finding.fix == "unset MUJOCO_GL"
+    assert "egl: broken" in finding.found and "osmesa: draws" in finding.found
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    assert one("rendering", doctor.rendering).is_ok

@@ -1,0 +1,33 @@
+from dataclasses import replace
+
+import pytest
+
+from rlvlm.algorithms.ppo_vlm.config import GiGPOConfig, HeadConfig, PPOConfig
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.runs.configs import config_text, read_config_text
+from rlvlm.runs.policy.config import PolicyRunConfig
+from rlvlm.runs.recipes import recipe
+
+
+def test_a_run_of_another_objective_comes_back_whole() -> None:
+    config = PolicyRunConfig(task="number_line", algo=PPOConfig(objective=GiGPOConfig(group_size=4)))
+    assert read_config_text(config_text(config)) == config
+
+
+def test_a_head_and_text_are_not_mixed() -> None:
+    with pytest.raises(ValueError, match="action head goes with the objective head"):
+        PolicyRunConfig(task="number_line", policy=PolicyConfig(acts="head"))
+    both = PolicyRunConfig(task="number_line", policy=PolicyConfig(acts="head"), algo=PPOConfig(objective=HeadConfig()))
+    assert both.reward_name == "head, env reward"
+
+
+@pytest.mark.parametrize(
+    "task", ["number_line", "ez_points", "blackjack", "points24", "minigrid/MiniGrid-Empty-5x5-v0"]
+)
+def test_every_recipe_is_cut_to_minutes(task: str) -> None:
+    whole = recipe(task)
+    assert isinstance(whole, PolicyRunConfig)
+    assert whole.env == recipe(task).env
+    small = whole.smoke()
+    assert small.steps <= 256 and small.sft.updates <= 10 and small.algo.objective == whole.algo.objective
+    assert replace(small, steps=whole.steps).task == task
