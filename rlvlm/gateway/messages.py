@@ -24,13 +24,13 @@ Pictures = Annotated[list[Picture], Field(min_length=1, max_length=MAX_PICTURES)
 JudgeName = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 
 
-class Message(BaseModel):
+class WireModel(BaseModel):
     """Base of everything on the wire."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class PreferenceQuestion(Message):
+class PreferenceQuestion(WireModel):
     """Which of two clips is nearer to the goal?"""
 
     goal: Goal
@@ -45,14 +45,14 @@ class PreferenceRequest(PreferenceQuestion):
     backend: JudgeName | None = Field(None, description="Name of the judge; the server's first if absent.")
 
 
-class PreferenceBatchRequest(Message):
+class PreferenceBatchRequest(WireModel):
     """Several comparisons, answered in order; all their pictures count together."""
 
     queries: list[PreferenceQuestion] = Field(min_length=1, max_length=MAX_PICTURES // 2)
     backend: JudgeName | None = None
 
 
-class ScoreQuestion(Message):
+class ScoreQuestion(WireModel):
     """How much of the goal is reached at the end of a clip?"""
 
     goal: Goal
@@ -66,14 +66,14 @@ class ScoreRequest(ScoreQuestion):
     backend: JudgeName | None = None
 
 
-class ScoreBatchRequest(Message):
+class ScoreBatchRequest(WireModel):
     """Several clips, answered in order; all their pictures count together."""
 
     clips: list[ScoreQuestion] = Field(min_length=1, max_length=MAX_PICTURES)
     backend: JudgeName | None = None
 
 
-class Probabilities(Message):
+class Probabilities(WireModel):
     """Of the three labels; they sum to 1."""
 
     left: float
@@ -81,7 +81,7 @@ class Probabilities(Message):
     tie: float
 
 
-class StampAnswer(Message):
+class StampAnswer(WireModel):
     """Which judge answered, and how it was asked."""
 
     judge: str
@@ -90,7 +90,7 @@ class StampAnswer(Message):
     decoding: str
 
 
-class PreferenceAnswer(Message):
+class PreferenceAnswer(WireModel):
     """A verdict. `label` is left or right when `status` is ok, tie when it is no_preference, else null."""
 
     status: Status
@@ -101,13 +101,13 @@ class PreferenceAnswer(Message):
     stamp: StampAnswer
 
 
-class PreferenceBatchAnswer(Message):
+class PreferenceBatchAnswer(WireModel):
     """One verdict per query, in order."""
 
     answers: list[PreferenceAnswer]
 
 
-class ScoreAnswer(Message):
+class ScoreAnswer(WireModel):
     """A score in [0, 1]; null unless `status` is ok."""
 
     status: Status
@@ -117,20 +117,20 @@ class ScoreAnswer(Message):
     stamp: StampAnswer
 
 
-class ScoreBatchAnswer(Message):
+class ScoreBatchAnswer(WireModel):
     """One score per clip, in order."""
 
     answers: list[ScoreAnswer]
 
 
-class TextPart(Message):
+class TextPart(WireModel):
     """Words of a turn."""
 
     type: Literal["text"]
     text: Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
 
 
-class ImagePart(Message):
+class ImagePart(WireModel):
     """A picture of a turn."""
 
     type: Literal["image"]
@@ -140,7 +140,7 @@ class ImagePart(Message):
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
-class Turn(Message):
+class Turn(WireModel):
     """One turn of a chat, in the Qwen format."""
 
     role: Literal["system", "user", "assistant"]
@@ -150,7 +150,7 @@ class Turn(Message):
     )
 
 
-class GenerateRequest(Message):
+class GenerateRequest(WireModel):
     """A chat to be continued (the reference systems' route)."""
 
     messages: list[Turn] = Field(min_length=1, max_length=16)
@@ -159,7 +159,7 @@ class GenerateRequest(Message):
     backend: JudgeName | None = None
 
 
-class GenerateAnswer(Message):
+class GenerateAnswer(WireModel):
     """What the model wrote."""
 
     text: str
@@ -167,13 +167,13 @@ class GenerateAnswer(Message):
     latency_s: float
 
 
-class BackendOptions(Message):
+class BackendOptions(WireModel):
     """What `backend_kwargs` may hold."""
 
     score_mode: Literal["auto", "percentage"] = "auto"
 
 
-class VideoScoreRequest(Message):
+class VideoScoreRequest(WireModel):
     """A video to be scored (the reference systems' route): a name below the media root, or its frames."""
 
     task_text: Goal
@@ -191,7 +191,7 @@ class VideoScoreRequest(Message):
         return self
 
 
-class VideoScoreAnswer(Message):
+class VideoScoreAnswer(WireModel):
     """The reference's fields, and what it left out. `score` is null unless `status` is ok: nothing is made up."""
 
     score: float | None
@@ -202,7 +202,7 @@ class VideoScoreAnswer(Message):
     latency_s: float
 
 
-class HealthAnswer(Message):
+class HealthAnswer(WireModel):
     """Without a token only `status`."""
 
     status: Literal["ok"]
@@ -210,7 +210,7 @@ class HealthAnswer(Message):
     loaded_backends: list[str] | None = None
 
 
-class ErrorDetail(Message):
+class ErrorDetail(WireModel):
     """What went wrong, for programs, for people, and what to do."""
 
     code: str
@@ -218,7 +218,7 @@ class ErrorDetail(Message):
     fix: str
 
 
-class ErrorAnswer(Message):
+class ErrorAnswer(WireModel):
     """The body of every answer that is not 200."""
 
     error: ErrorDetail

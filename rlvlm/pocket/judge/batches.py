@@ -1,4 +1,4 @@
-"""Batches of the pocket judge's training: pictures as patches, dialogues as token ids. Used by `train`."""
+"""Batches of a pocket judge's training: pictures as patches, dialogues as token ids."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ _CHUNK = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
+class Dialogues:
     """Dialogues of one task, padded on the right."""
 
     ids: Tensor
@@ -45,6 +45,23 @@ def to_patches(pictures: NDArray[np.uint8]) -> Tensor:
     chunks = [list(pictures[start : start + _CHUNK]) for start in range(0, len(pictures), _CHUNK)]
     patches = [processor(chunk, return_tensors="pt")["pixel_values"].half() for chunk in chunks]
     return torch.cat(patches).view(len(pictures), GRID * GRID, -1)
+
+
+def jittered(patches: Tensor, rng: np.random.Generator) -> Tensor:
+    """Patches [N, patches, values] with a little brightness and contrast of their own per picture, float32."""
+    contrast, brightness = (torch.from_numpy(rng.normal(mean, 0.03, (len(patches), 1, 1))).float() for mean in (1, 0))
+    return patches * contrast + brightness
+
+
+def padded(dialogues: Sequence[tuple[Sequence[int], Sequence[int]]], pad: int) -> tuple[Tensor, Tensor]:
+    """Token ids [B, N] of prompts and answers, padded on the right, and the answers alone, `IGNORED` elsewhere."""
+    ids = torch.full((len(dialogues), max(len(prompt) + len(answer) for prompt, answer in dialogues)), pad)
+    targets = torch.full_like(ids, IGNORED)
+    for row, (prompt, answer) in enumerate(dialogues):
+        end = len(prompt) + len(answer)
+        ids[row, :end] = torch.tensor([*prompt, *answer])
+        targets[row, len(prompt) : end] = torch.tensor(answer)
+    return ids, targets
 
 
 class Album:
@@ -66,7 +83,9 @@ class Album:
             start = self._setups[-1].end if self._setups else 0
             self._setups.append(_Setup(scenes=replace(each, pictures=each.pictures[:, :0, :0].copy()), start=start))
             starts = range(0, len(each.pictures), _CHUNK)
-            patches += [_to_bytes(to_patches(each.pictures[first : first + _CHUNK])) for first in starts]
+            for first in starts:  # as bytes: the processor's scaling to [-1, 1] undone
+                scaled = to_patches(each.pictures[first : first + _CHUNK]).float()
+                patches.append((scaled * 127.5 + 127.5).round().to(torch.uint8))
         self._patches = torch.cat(patches)
         self._progress = np.concatenate([each.scenes.progress for each in self._setups])
         self._ends = np.array([each.end for each in self._setups])
@@ -93,9 +112,7 @@ class Album:
 
     def patches(self, pictures: NDArray[np.int64], rng: np.random.Generator) -> Tensor:
         """Returns [N, patches, values] of `pictures`, with a little noise, brightness and contrast, float32."""
-        clean = _from_bytes(self._patches[torch.from_numpy(pictures)])
-        contrast, brightness = (torch.from_numpy(rng.normal(mean, 0.03, (len(clean), 1, 1))).float() for mean in (1, 0))
-        return clean * contrast + brightness
+        return jittered(self._patches[torch.from_numpy(pictures)].float() / 127.5 - 1.0, rng)
 
     def progress(self, pictures: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the progress of `pictures`, same shape."""
@@ -129,15 +146,6 @@ class _Setup:
         return texts.Topic(goal=self.scenes.goal, phrase=self.scenes.phrase)
 
 
-def _to_bytes(patches: Tensor) -> Tensor:
-    """Undoes the processor's scaling to [-1, 1]."""
-    return (patches.float() * 127.5 + 127.5).round().to(torch.uint8)
-
-
-def _from_bytes(patches: Tensor) -> Tensor:
-    return patches.float() / 127.5 - 1.0
-
-
 class Lessons:
     """Turns progress into dialogues of token ids.
 
@@ -156,7 +164,7 @@ class Lessons:
         progress: NDArray[np.float32],
         pictures: NDArray[np.int64],
         tie_gaps: FloatArray,
-    ) -> Batch:
+    ) -> Dialogues:
         """Returns the dialogues of `task`.
 
         Args:
@@ -170,15 +178,9 @@ class Lessons:
             self._dialogue(task, topic, float(left), float(right), label_of(left, right, tie_gap))
             for topic, (left, right), tie_gap in zip(topics, progress, tie_gaps, strict=True)
         ]
-        length = max(len(prompt) + len(answer) for prompt, answer in dialogues)
-        ids = torch.full((len(dialogues), length), self._tokenizer.pad_token_id)
-        targets = torch.full_like(ids, IGNORED)
-        for row, (prompt, answer) in enumerate(dialogues):
-            end = len(prompt) + len(answer)
-            ids[row, :end] = torch.tensor(prompt + answer)
-            targets[row, len(prompt) : end] = torch.tensor(answer)
+        ids, targets = padded(dialogues, self._tokenizer.pad_token_id)
         shown = {"label": 0, "score": 1}.get(task, 2)
-        return Batch(
+        return Dialogues(
             ids=ids,
             targets=targets,
             positions=rope_positions(ids == self._image),

@@ -19,7 +19,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.pictures import MissingPicture
 from rlvlm.labels.store import LabelStore, open_store
 from rlvlm.pocket.judge.config import DistillConfig
-from rlvlm.pocket.judge.labelled import Labelled, Lessons, read_labels, split, to_query
+from rlvlm.pocket.judge.labelled import Labelled, LabelLessons, read_labels, split, to_query
 from rlvlm.pocket.judge.learning import Facts, adamw, along_cosine, answer_loss, look, optimise, save
 from rlvlm.pocket.judge.model import build_model
 from rlvlm.types.judging import Label, Query, Stamp
@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 FEWEST = 20
 """Labels to learn from, and to be graded on, below which a figure would mean nothing."""
-_SWAPPED = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT}
+_SWAPPED = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT, Label.TIE: Label.TIE, None: None}
+_DECIDED = (Label.LEFT, Label.RIGHT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +48,7 @@ class Grades:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class Distillation:
     """What a distillation came to."""
 
     teacher: Stamp
@@ -63,7 +64,7 @@ class Outcome:
     after: Grades
 
 
-def distill(store: Path, out: Path, config: DistillConfig) -> Outcome:
+def distill(store: Path, out: Path, config: DistillConfig) -> Distillation:
     """Trains the pupil and writes it with its card into `out`, ready for `--judge.backend pocket --judge.model OUT`.
 
     Args:
@@ -86,15 +87,15 @@ def distill(store: Path, out: Path, config: DistillConfig) -> Outcome:
         )
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    graded = _readable(opened, _thin(held_out, config.graded))
+    graded = _readable(opened, held_out[:: -(-len(held_out) // config.graded)])  # evenly spread
     tokenizer, model = _begin(config.start)
     out.parent.mkdir(parents=True, exist_ok=True)
     save(model, tokenizer, out)
     before = grade(out, graded)
-    _train(model, Lessons(opened, learnt, tokenizer, config.seed), config)
+    _train(model, LabelLessons(opened, learnt, tokenizer, config.seed), config)
     save(model, tokenizer, out)
     known = [(one.answer, one.truth) for one, _ in graded]
-    outcome = Outcome(
+    made = Distillation(
         teacher=teacher,
         num_learnt=len(learnt),
         num_graded=len(graded),
@@ -103,8 +104,8 @@ def distill(store: Path, out: Path, config: DistillConfig) -> Outcome:
         goals=tuple(sorted({one.goal for one in labels})),
         teacher_accuracy=_accuracy(known),
     )
-    (out / "CARD.md").write_text(card(outcome, config))
-    return outcome
+    (out / "CARD.md").write_text(card(made, config))
+    return made
 
 
 def grade(folder: Path, graded: Sequence[tuple[Labelled, Query]]) -> Grades:
@@ -119,11 +120,11 @@ def grade(folder: Path, graded: Sequence[tuple[Labelled, Query]]) -> Grades:
         agreement=_share(same),
         agreement_decided=_share([hit for hit, theirs in zip(same, teacher, strict=True) if theirs is not Label.TIE]),
         accuracy=_accuracy([(mine, one.truth) for mine, (one, _) in zip(given, graded, strict=True)]),
-        swaps=_share([_swap(mine) is verdict.label for mine, verdict in zip(given, turned, strict=True)]),
+        swaps=_share([_SWAPPED[mine] is verdict.label for mine, verdict in zip(given, turned, strict=True)]),
     )
 
 
-def graded_table(outcome: Outcome) -> str:
+def graded_table(made: Distillation) -> str:
     """Before and after, as a Markdown table."""
     lines = (
         ("agrees with the teacher", "agreement"),
@@ -131,27 +132,27 @@ def graded_table(outcome: Outcome) -> str:
         ("decided labels right, by the simulator", "accuracy"),
         ("label swaps with the order", "swaps"),
     )
-    grades = (outcome.before, outcome.after)
+    grades = (made.before, made.after)
     rows = "".join(
         f"| {name} | {' | '.join(_percent(getattr(each, figure)) for each in grades)} |\n" for name, figure in lines
     )
-    return f"| on {outcome.num_graded:,} held-out labels | before | after |\n|---|---|---|\n{rows}"
+    return f"| on {made.num_graded:,} held-out labels | before | after |\n|---|---|---|\n{rows}"
 
 
-def card(outcome: Outcome, config: DistillConfig) -> str:
+def card(made: Distillation, config: DistillConfig) -> str:
     """The pupil's card, Markdown."""
-    teacher = outcome.teacher
+    teacher = made.teacher
     settings = ", ".join(f"{name} {value}" for name, value in asdict(config).items() if value != "")
-    goals = "; ".join(f"`{goal}`" for goal in outcome.goals)
+    goals = "; ".join(f"`{goal}`" for goal in made.goals)
     return (
         "# A distilled pocket judge\n\n"
-        f"Trained on {outcome.num_learnt:,} labels of `{teacher.judge}`, revision `{teacher.revision or 'unknown'}`, "
+        f"Trained on {made.num_learnt:,} labels of `{teacher.judge}`, revision `{teacher.revision or 'unknown'}`, "
         f"prompt `{teacher.prompt or 'none'}`, `{teacher.decoding or 'no decoding'}`.\nGoals: {goals}. It answers in "
         "the mode `direct` and about these goals, as the teacher would, mistakes\nincluded. Written answers "
         "(`single_stage`, `two_stage`, scores) were not trained.\n\n"
         "Each held-out label shows a picture that training never showed. Before: the weights it began with "
-        f"({config.start}).\n\n{graded_table(outcome)}\n"
-        f"The teacher's own decided labels are right in {_percent(outcome.teacher_accuracy)}.\n\n"
+        f"({config.start}).\n\n{graded_table(made)}\n"
+        f"The teacher's own decided labels are right in {_percent(made.teacher_accuracy)}.\n\n"
         f"Settings: {settings}.\n\nUse: `--judge.backend pocket --judge.model DIR --judge.prompt direct`\n"
     )
 
@@ -167,7 +168,7 @@ def _begin(start: Literal["shipped", "scratch"]) -> tuple[Any, Any]:
     return tokenizer, model
 
 
-def _train(model: Any, lessons: Lessons, config: DistillConfig) -> None:
+def _train(model: Any, lessons: LabelLessons, config: DistillConfig) -> None:
     """Eyes and speech together: new scenes need both."""
 
     def loss_of_step() -> tuple[torch.Tensor, Facts]:
@@ -194,18 +195,9 @@ def _readable(store: LabelStore, labels: Sequence[Labelled]) -> list[tuple[Label
     return found
 
 
-def _thin(labels: Sequence[Labelled], most: int) -> list[Labelled]:
-    """At most `most` of the labels, evenly spread."""
-    return list(labels[:: -(-len(labels) // most)])
-
-
-def _swap(label: Label | None) -> Label | None:
-    return label if label is None else _SWAPPED.get(label, label)
-
-
 def _accuracy(pairs: Sequence[tuple[Label | None, Label | None]]) -> float:
     """Share of decided labels that are the true ones, where the truth decides too."""
-    return _share([given is truth for given, truth in pairs if given in _SWAPPED and truth in _SWAPPED])
+    return _share([given is truth for given, truth in pairs if given in _DECIDED and truth in _DECIDED])
 
 
 def _share(hits: Sequence[bool]) -> float:

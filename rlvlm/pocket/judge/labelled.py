@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rlvlm.errors import UsageError
 from rlvlm.labels.pictures import MissingPicture
-from rlvlm.labels.records import StoredAnswer, Truth, truth_about
+from rlvlm.labels.records import truth_about
 from rlvlm.labels.store import LabelStore
-from rlvlm.pocket.judge.batches import IGNORED, NUM_VISUAL_TOKENS, Batch, rope_positions, to_patches
+from rlvlm.pocket.judge.batches import NUM_VISUAL_TOKENS, Dialogues, jittered, padded, rope_positions, to_patches
 from rlvlm.pocket.judge.model import PICTURE_PX
 from rlvlm.pocket.judge.texts import messages
 from rlvlm.pocket.judge.tokenizer import IMAGE, STOP
@@ -55,7 +55,16 @@ def read_labels(store: LabelStore, judge: str = "", prompt: str = "") -> tuple[S
         stamp, question = item.answer.stamp, item.question
         is_pair = len(question.left) == len(question.right) == 1 and not question.goal_picture
         if judge in stamp.judge and prompt in stamp.prompt and is_pair and store.has_pictures(question):
-            found += [(stamp, labelled) for labelled in _labelled(item, truth_about(question, truths))]
+            if isinstance(item.answer, Verdict) and item.answer.label is not None:
+                truth = truth_about(question, truths)
+                labelled = Labelled(
+                    goal=question.goal,
+                    left=question.left[0],
+                    right=question.right[0],
+                    answer=item.answer.label,
+                    truth=truth.better if truth else None,
+                )
+                found.append((stamp, labelled))
     teachers = Counter(stamp for stamp, _ in found)
     if not teachers:
         raise UsageError(
@@ -96,7 +105,7 @@ def to_query(store: LabelStore, labelled: Labelled) -> Query:
     return Query(goal=labelled.goal, left=store.picture(labelled.left)[None], right=store.picture(labelled.right)[None])
 
 
-class Lessons:
+class LabelLessons:
     """The labels as dialogues and the pictures as patches, drawn at random.
 
     Pictures are held at the size that the pocket judge sees, 28 kB each.
@@ -132,7 +141,7 @@ class Lessons:
         counts = np.array([len(rows) for rows in self._by_goal.values()])
         self._shares = counts / counts.sum()
 
-    def draw(self, num_pairs: int) -> tuple[Batch, Tensor]:
+    def draw(self, num_pairs: int) -> tuple[Dialogues, Tensor]:
         """Dialogues about `num_pairs` labels of one goal, each in both orders, and the patches of their pictures.
 
         Swapping the pictures swaps the label, so that the pupil cannot prefer a place.
@@ -144,49 +153,16 @@ class Lessons:
         rows = np.concatenate([rows, swapped])
         shown, places = np.unique(rows[:, :2], return_inverse=True)
         batch = self._dialogues(goal, rows[:, 2], torch.from_numpy(places.reshape(-1, 2)))
-        return batch, self._patches(shown)
+        return batch, jittered(to_patches(self._pictures[shown]).float(), self._rng)
 
-    def _patches(self, places: NDArray[np.int64]) -> Tensor:
-        """[N, patches, values] with a little noise, brightness and contrast, as in the pocket judge's own training."""
-        clean = to_patches(self._pictures[places]).float()
-        contrast, brightness = (
-            torch.from_numpy(self._rng.normal(mean, 0.03, (len(clean), 1, 1))).float() for mean in (1, 0)
-        )
-        return clean * contrast + brightness
-
-    def _dialogues(self, goal: str, answers: NDArray[np.int64], pictures: Tensor) -> Batch:
+    def _dialogues(self, goal: str, answers: NDArray[np.int64], pictures: Tensor) -> Dialogues:
         tokenizer = self._tokenizer
         prompt = tokenizer.apply_chat_template(messages("direct", goal), tokenize=False, add_generation_prompt=True)
         start = tokenizer(prompt.replace(IMAGE, IMAGE * NUM_VISUAL_TOKENS)).input_ids
         ends = {answer: tokenizer(f"{answer}{STOP}").input_ids for answer in (0, 1, -1)}
-        length = len(start) + max(map(len, ends.values()))
-        ids = torch.full((len(answers), length), tokenizer.pad_token_id)
-        targets = torch.full_like(ids, IGNORED)
-        ids[:, : len(start)] = torch.tensor(start)
-        for row, answer in enumerate(answers):
-            end = torch.tensor(ends[int(answer)])
-            ids[row, len(start) : len(start) + len(end)] = end
-            targets[row, len(start) : len(start) + len(end)] = end
+        ids, targets = padded([(start, ends[int(answer)]) for answer in answers], tokenizer.pad_token_id)
         image = tokenizer.convert_tokens_to_ids(IMAGE)
-        return Batch(ids=ids, targets=targets, positions=rope_positions(ids == image), pictures=pictures)
-
-
-def _labelled(item: StoredAnswer, truth: Truth | None) -> Iterator[Labelled]:
-    """The label of an answer, if it has one."""
-    if isinstance(item.answer, Verdict) and item.answer.label is not None:
-        yield Labelled(
-            goal=item.question.goal,
-            left=item.question.left[0],
-            right=item.question.right[0],
-            answer=item.answer.label,
-            truth=None if truth is None else _better(*truth.values),
-        )
-
-
-def _better(left: float, right: float) -> Label:
-    if left == right:
-        return Label.TIE
-    return Label.LEFT if left > right else Label.RIGHT
+        return Dialogues(ids=ids, targets=targets, positions=rope_positions(ids == image), pictures=pictures)
 
 
 def _load(store: LabelStore, digests: Sequence[str]) -> Iterator[tuple[str, NDArray[np.uint8]]]:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
 from rlvlm.disk import replace_folder
-from rlvlm.pocket.judge.batches import GRID, IGNORED, Batch
+from rlvlm.pocket.judge.batches import GRID, IGNORED, Dialogues
 from rlvlm.pocket.judge.model import build_image_processor
 
 _LOGGER = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def look(model: Any, patches: Tensor) -> Tensor:
     return torch.stack([torch.stack(tuple(layer)) for layer in (*seen.deepstack_features, seen.pooler_output)], 1)
 
 
-def answer_loss(model: Any, batch: Batch, seen: Tensor) -> tuple[Tensor, float]:
+def answer_loss(model: Any, batch: Dialogues, seen: Tensor) -> tuple[Tensor, float]:
     """Cross-entropy of the answers, in nats per dialogue, and the share of answers that are right to the letter.
 
     Args:

@@ -80,15 +80,12 @@ def phrases(described: Sequence[str]) -> list[str]:
     for task in TASKS:
         for message in messages(task, _SLOT, _REPORT_SLOT):
             for part in message["content"]:
-                pieces.update(_pieces(part.get("text", "")))
+                halves = part.get("text", "").split(_SLOT)
+                pieces.update(piece for half in halves for piece in half.split(_REPORT_SLOT))
     for phrase in described:
         before, _, after = phrase.partition("{percent}")
         pieces.update({_SEPARATORS[0] + before, after + _SEPARATORS[1] + before, after + _SEPARATORS[2]})
     return sorted((piece for piece in pieces if len(piece) > 1), key=lambda piece: (-len(piece), piece))
-
-
-def _pieces(text: str) -> list[str]:
-    return [piece for half in text.split(_SLOT) for piece in half.split(_REPORT_SLOT)]
 
 
 def corpus(topics: Sequence[Topic]) -> list[str]:
