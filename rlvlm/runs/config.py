@@ -60,7 +60,8 @@ class RunConfig:
     """What every run has, whatever it learns from. Each pipeline's own config adds its sections to it."""
 
     pipeline: ClassVar[str]
-    """Stands in `config.yaml`: which config, and so which pipeline, the run has."""
+    """Stands in `config.yaml`: which config, and so which pipeline, the run has; one of your own is named by
+    `package.module:CLASS`."""
     task: tyro.conf.Suppress[str]
     """Name of the task in `rlvlm.envs.registry`."""
     goal: str = ""

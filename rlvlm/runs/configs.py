@@ -1,5 +1,6 @@
 """The configs of all pipelines by name, and a run's `config.yaml`, which says which one it has."""
 
+import importlib
 from typing import Any
 
 import yaml
@@ -28,10 +29,26 @@ def read_config_text(text: str) -> RunConfig:
         tree: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UsageError(f"the configuration is not YAML: {error}", "restore the file, or start a new run") from error
-    name = tree.pop("pipeline", PreferenceRunConfig.pipeline) if isinstance(tree, dict) else ""
+    name = str(tree.pop("pipeline", PreferenceRunConfig.pipeline)) if isinstance(tree, dict) else ""
+    if ":" in name:
+        return read_settings(load_own(name).config_class, tree)
     if name not in CONFIGS:
         raise UsageError(
             f"the configuration is for a pipeline {name!r}; known here: {', '.join(CONFIGS)}",
             "use the version of rlvlm that wrote it (environment.json names it)",
         )
     return read_settings(CONFIGS[name], tree)
+
+
+def load_own(reference: str) -> Any:
+    """The pipeline class of one's own that `package.module:CLASS` names, as the `pipeline` of its config does.
+
+    Raises:
+        UsageError: there is none.
+    """
+    module, _, name = reference.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, ValueError, AttributeError) as error:
+        fix = "start it where the module can be imported, e.g. with PYTHONPATH"
+        raise UsageError(f"cannot load the pipeline {reference!r}: {error}", fix) from error

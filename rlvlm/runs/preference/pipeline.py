@@ -31,6 +31,7 @@ from rlvlm.types.judging import Query
 class PreferencePipeline:
     """SAC with a reward that is learned, judged or the env's own."""
 
+    config_class = PreferenceRunConfig
     rows = ROWS
 
     @contextmanager

@@ -1,0 +1,91 @@
+"""Runs of every kind of world, by algorithms that rlvlm has never heard of."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import stub_pipelines
+from tiny_run import arrays, table
+
+from rlvlm.envs.chunk_contract import check_chunk_world
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.contract import check_turn_world
+from rlvlm.errors import UsageError
+from rlvlm.runs.configs import config_text, read_config_text
+from rlvlm.runs.recipes import recipe
+
+TASKS = ("stub_pipelines:TURNS", "stub_pipelines:CHUNKS")
+TESTS = Path(__file__).parents[1]
+
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    environment = os.environ | {"PYTHONPATH": f"{TESTS.parent}:{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-m", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(child: "subprocess.Popen[str]") -> str:
+    out, err = child.communicate(timeout=500)
+    assert (child.returncode, err) == (0, ""), (out, err)
+    return out
+
+
+def test_the_stub_worlds_keep_the_contracts() -> None:
+    check_turn_world(*(stub_pipelines.TinyTurns(EnvConfig(), 0) for _ in range(2)))
+    check_chunk_world(*(stub_pipelines.TinyChunks(EnvConfig(), 0) for _ in range(2)))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_config_names_its_own_pipeline(task: str) -> None:
+    config = recipe(task)
+    assert read_config_text(config_text(config)) == config
+    with pytest.raises(UsageError, match="nowhere"):
+        read_config_text(config_text(config).replace("stub_pipelines:", "nowhere:"))
+    with pytest.raises(UsageError, match="known here: preference"):
+        read_config_text(config_text(config).replace(config.pipeline, "alchemy"))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_is_killed_goes_on_is_played_and_reported(task: str, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    finish(start("rlvlm.run", task, "--out", str(whole)))
+    child = start("rlvlm.run", task, "--out", str(broken))
+    while not list(broken.glob("checkpoints/step_*/run.json")):
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
+    child.kill()
+    child.communicate()
+    finish(start("rlvlm.cli", "resume", str(broken)))
+    assert table(whole / "eval.csv", "wall_s") == table(broken / "eval.csv", "wall_s")
+    mine, theirs = arrays(whole), arrays(broken)
+    assert mine.keys() == theirs.keys() and all((mine[name] == theirs[name]).all() for name in mine)
+    weights = [(run / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for run in (whole, broken)]
+    assert weights[0] == weights[1]
+    rows = [json.loads(line) for line in open(whole / "metrics.jsonl")]
+    assert rows[-1]["stub/prepared"] == 1 and rows[-1]["stub/evaluated"] == 2
+    assert {"README.md", "summary.json", "plots", "videos"} <= {file.name for file in whole.iterdir()}
+
+    assert "success" in finish(start("rlvlm.cli", "eval", str(whole), "--episodes", "3"))
+    out = tmp_path / "report"
+    finish(start("rlvlm.cli", "report", str(whole), str(broken), "--out", str(out)))
+    assert (out / "report.html").stat().st_size > 1_000
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_sweep_takes_runs_of_any_pipeline(tmp_path: Path) -> None:
+    file = tmp_path / "stubs.yaml"
+    file.write_text(
+        f"title: stubs\ntasks: {json.dumps(TASKS)}\nseeds: [0]\nbudget: {{steps: 100}}\n"
+        "sources:\n  plain: {title: plain}\n  lucky: {title: lucky, settings: {luck: 1.0}}\n"
+    )
+    finish(start("rlvlm.cli", "sweep", str(file), "--out", str(tmp_path / "sweep")))
+    with open(tmp_path / "sweep" / "trials.csv") as stream:
+        assert [row["state"] for row in csv.DictReader(stream)] == ["done"] * 4
