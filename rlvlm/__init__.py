@@ -1,7 +1,43 @@
 """rlvlm: reinforcement learning whose reward comes from vision-language models, on Ray.
 
 A run is one sentence: an env yields episodes, a reward source labels them, an algorithm learns from them,
-an experiment compares the sources. Start at `rlvlm.runs.recipes`; the map of the house is in the README.
+an experiment compares the sources. Start at `rlvlm.runs.recipes`; the map of the house is in the README, and what a
+script or a notebook needs is in `PUBLIC`: docs/python.md.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlvlm.envs.registry import Task as Task
+    from rlvlm.envs.registry import make_world as make_world
+    from rlvlm.judges.build import build_judge as build_judge
+    from rlvlm.runs.folder.run_folder import find_folder as find_folder
+    from rlvlm.runs.folder.settings import override as override
+    from rlvlm.runs.in_python import learned_reward as learned_reward
+    from rlvlm.runs.in_python import train as train
+    from rlvlm.runs.recipes import recipe as recipe
+    from rlvlm.types.judging import Clip as Clip
+    from rlvlm.types.judging import Query as Query
+
 __version__ = "0.1.0"
+PUBLIC = {
+    "Clip": "rlvlm.types.judging",
+    "Query": "rlvlm.types.judging",
+    "Task": "rlvlm.envs.registry",
+    "build_judge": "rlvlm.judges.build",
+    "find_folder": "rlvlm.runs.folder.run_folder",
+    "learned_reward": "rlvlm.runs.in_python",
+    "make_world": "rlvlm.envs.registry",
+    "override": "rlvlm.runs.folder.settings",
+    "recipe": "rlvlm.runs.recipes",
+    "train": "rlvlm.runs.in_python",
+}
+"""The public names, and where each lives; a module is imported when its name is first used."""
+
+
+def __getattr__(name: str) -> Any:
+    """The public name, brought from its module."""
+    if name not in PUBLIC:
+        raise AttributeError(f"rlvlm has no {name!r}; public names: {', '.join(PUBLIC)}")
+    return getattr(importlib.import_module(PUBLIC[name]), name)

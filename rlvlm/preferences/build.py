@@ -49,12 +49,14 @@ def build_loop(
     picture_bytes = 3 * reward_model.picture_px**2
     frames = FrameStore(world, reward_model.picture_px, max(_PICTURE_BYTES // picture_bytes, 1))
     seeds = np.random.SeedSequence(seed).generate_state(2)
-    model = RewardModel(_inputs(world, frames, reward, reward_model), reward_model, int(seeds[0]), objective)
+    model = RewardModel(reward_input(world, frames, reward, reward_model), reward_model, int(seeds[0]), objective)
     subject = subject_class(frames, model, feedback)
     return FeedbackLoop(teacher=teacher, subject=subject, model=model, config=feedback, seed=int(seeds[1]))
 
 
-def _inputs(world: World, frames: FrameStore, reward: RewardConfig, reward_model: RewardModelConfig) -> RewardInput:
+def reward_input(
+    world: World, frames: FrameStore, reward: RewardConfig, reward_model: RewardModelConfig
+) -> RewardInput:
     """What `reward.model` looks at."""
     if reward.model == "image":
         return PictureInput(frames, partial(PictureNetwork, reward_model.picture_px))

@@ -62,7 +62,10 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
 def shared_judges(plans: Sequence[TrialPlan], judge_cpus: float, folder: Path) -> dict[str, RunConfig]:
     """One run's configuration per Serve app that has to be started for `plans`, by the app's name."""
     configs = [plan.config for plan in plans if plan.config.asks_judge and not plan.config.serve.app]
-    return {app_name(config, folder): with_judge_cpus(config, judge_cpus) for config in configs}
+    return {
+        app_name(config, folder): replace(config, serve=replace(config.serve, num_cpus=judge_cpus))
+        for config in configs
+    }
 
 
 def app_name(config: RunConfig, folder: Path) -> str:
@@ -76,11 +79,6 @@ def app_name(config: RunConfig, folder: Path) -> str:
 def asks_app(plan: TrialPlan, app: str, folder: Path) -> bool:
     """Whether a run of the sweep in `folder` asks the judge of a Serve app."""
     return plan.config.asks_judge and app_name(plan.config, folder) == app
-
-
-def with_judge_cpus(config: RunConfig, judge_cpus: float) -> RunConfig:
-    """`config` with a judge that reserves this many cores."""
-    return replace(config, serve=replace(config.serve, num_cpus=judge_cpus))
 
 
 def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:

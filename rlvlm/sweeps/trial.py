@@ -7,17 +7,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
 from ray.tune import Trainable
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from rlvlm.console.panel import RunConsole
 from rlvlm.console.quiet import quiet_output
 from rlvlm.errors import RunError, UsageError
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.doctor import check_before_run
 from rlvlm.runs.folder.run_folder import RunFolder, create_folder
+from rlvlm.runs.pipelines import pipeline_of
 from rlvlm.runs.train import Training, open_training, told_failures
-from rlvlm.sweeps.flat import is_flat
+from rlvlm.sweeps.config import FlatConfig
 from rlvlm.sweeps.folder import DONE, FLAT, SweepFolder
 from rlvlm.sweeps.plan import TrialPlan, alone_command, app_name
 
@@ -46,7 +48,7 @@ class SweepTrial(Trainable):
         self._training: Training | None = None
         self._is_written = False
         self._stack = ExitStack()
-        if self._is_finished:
+        if self._reason:
             return
         try:
             self._training = self._open()
@@ -85,10 +87,6 @@ class SweepTrial(Trainable):
                 self._write_down(self._training, "stopped")
 
     @property
-    def _is_finished(self) -> bool:
-        return bool(self._reason)
-
-    @property
     def _env_steps(self) -> int:
         state = self._training.state if self._training else None
         return state.env_steps if state else int(self._folder.summary()["env_steps"])
@@ -103,28 +101,24 @@ class SweepTrial(Trainable):
         return create_folder(config, alone_command(self._plan.config), datetime.now())
 
     def _open(self) -> Training:
-        config = self._attached(self._folder.config())
+        config = self._folder.config()
+        if config.asks_judge:  # the judge that the sweep has started for all who ask it
+            config = replace(config, serve=replace(config.serve, app=app_name(config, self._sweep.path)))
         with told_failures(self._folder):
             check_before_run(config)
             _HOLDING(lambda: self._stack.enter_context(self._folder.locked()))
             log = self._stack.enter_context(open(self._folder.log, "a", buffering=1))
             self._stack.enter_context(quiet_output(self._folder.log))
-            console = self._stack.enter_context(RunConsole(log, config.title, config.steps))
+            console = self._stack.enter_context(RunConsole(log, config.title, config.steps, pipeline_of(config).rows))
             found = self._folder.checkpoints.all()
             newest = found[-1] if found else None
             return self._stack.enter_context(open_training(self._folder, config, newest, console))
-
-    def _attached(self, config: RunConfig) -> RunConfig:
-        """`config` with the judge that the sweep has started for all who ask it."""
-        if not config.asks_judge:
-            return config
-        return replace(config, serve=replace(config.serve, app=app_name(config, self._sweep.path)))
 
     def _train(self, training: Training) -> None:
         """Goes on until the next evaluation, the end, or the time of a report."""
         deadline = time.monotonic() + REPORT_S
         self._end_if_over(training)  # killed after its last step, before its summary
-        while not self._is_finished:
+        while not self._reason:
             known = len(self._folder.evaluations.read())
             training.advance()
             has_news = len(self._folder.evaluations.read()) > known
@@ -145,7 +139,7 @@ class SweepTrial(Trainable):
             if is_flat(steps, found, self._plan.config.steps, self._flat):
                 training.save()
                 self._reason = FLAT
-        if self._is_finished:
+        if self._reason:
             self._write_down(training, self._reason)
 
     def _report(self) -> dict[str, Any]:
@@ -157,6 +151,27 @@ class SweepTrial(Trainable):
             "env_steps": self._env_steps,
             "steps_per_s": speed,
             "reason": self._reason,
-            "done": self._is_finished,
+            "done": bool(self._reason),
             **latest,
         }
+
+
+def is_flat(steps: ArrayLike, scores: ArrayLike, total_steps: int, config: FlatConfig) -> bool:
+    """Whether the newest scores have stayed together for as long as `config` asks.
+
+    Args:
+        steps: [N] env steps of the evaluations, rising.
+        scores: [N] in the score's unit.
+        total_steps: env steps of the whole run.
+        config: how long, how closely, and from where on.
+
+    Returns:
+        True when there is an evaluation at or after `after` of the run, at least `share` of the run before the newest,
+        and all scores from there on lie within `tolerance` of each other.
+    """
+    steps, scores = np.asarray(steps, float), np.asarray(scores, float)
+    if not len(steps):
+        return False
+    first = steps[-1] - config.share * total_steps
+    begins = np.flatnonzero((steps <= first) & (steps >= config.after * total_steps))
+    return bool(len(begins)) and float(np.ptp(scores[begins[-1] :])) <= config.tolerance

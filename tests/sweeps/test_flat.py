@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rlvlm.sweeps.config import FlatConfig
-from rlvlm.sweeps.flat import is_flat
+from rlvlm.sweeps.trial import is_flat
 
 THIRD = FlatConfig(share=1 / 3, tolerance=0.02, after=1 / 3)
 

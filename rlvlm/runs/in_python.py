@@ -1,0 +1,60 @@
+"""A run from Python: trained in this process, and its learned reward as a function of images. See docs/python.md."""
+
+from collections.abc import Callable
+from datetime import datetime
+
+import numpy as np
+import torch
+from PIL import Image
+
+from rlvlm.algorithms.checkpoint import load_tree
+from rlvlm.envs.pictures import FrameStore
+from rlvlm.envs.registry import make_world
+from rlvlm.errors import UsageError
+from rlvlm.preferences.build import reward_input
+from rlvlm.preferences.model.reward_model import RewardModel
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.doctor import check_before_run
+from rlvlm.runs.folder.run_folder import RunFolder, create_folder
+from rlvlm.runs.preference.config import PreferenceRunConfig
+from rlvlm.runs.train import start_run
+from rlvlm.types.steps import FloatArray, Frames
+
+
+def train(config: RunConfig) -> RunFolder:
+    """Runs `config` to its end, as `python -m rlvlm.run` does, and returns its folder.
+
+    Raises:
+        RunError: it cannot start or go on.
+    """
+    check_before_run(config)
+    folder = create_folder(config, ["rlvlm.train"], datetime.now())
+    start_run(folder, config)
+    return folder
+
+
+def learned_reward(run: RunFolder) -> Callable[[Frames], FloatArray]:
+    """The reward that a run has learned, by its newest checkpoint: from images [N, H, W, 3] to rewards [N] in (-1, 1).
+
+    Raises:
+        UsageError: the run has learned no reward of images, or has no checkpoint yet.
+        CorruptCheckpoint: the checkpoint is damaged.
+    """
+    config, checkpoints = run.config(), run.checkpoints.all()
+    if not isinstance(config, PreferenceRunConfig) or not config.reward.is_learned or config.reward.model == "state":
+        raise UsageError(f"{run.path} has learned no reward of images", "use a run with --reward.model image")
+    if not checkpoints:
+        raise UsageError(f"{run.path} has no checkpoint yet", f"let it run on: rlvlm resume {run.path}")
+    size_px = config.reward_model.picture_px
+    world = make_world(config.task, config.env, config.seed)
+    inputs = reward_input(world, FrameStore(world, size_px, 1), config.reward, config.reward_model)
+    model = RewardModel(inputs, config.reward_model, seed=0)
+    model.set_state(load_tree(checkpoints[-1].algorithm)["schedule"]["loop"]["model"])
+
+    def rewards(images: Frames) -> FloatArray:
+        sized = [np.asarray(Image.fromarray(image).resize((size_px, size_px))) for image in images]
+        with torch.no_grad():
+            rows = torch.from_numpy(np.stack(sized))
+            return torch.stack([member(rows) for member in model.ensemble.members]).mean(dim=0).numpy()
+
+    return rewards
