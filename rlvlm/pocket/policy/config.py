@@ -12,6 +12,8 @@ class TrainConfig:
 
     out: Path = weights_folder("policy")
     """Folder of the finished weights; replaced as a whole."""
+    start: Path | None = None
+    """Folder of weights to go on from, with their tokenizer; none begins with random ones."""
     tasks: tuple[str, ...] = ()
     """Lessons to teach, by task; none means all."""
     seed: int = 0
@@ -21,7 +23,7 @@ class TrainConfig:
     held_out: int = 300
     """Moments per lesson of share 1, of other episodes, that reading is checked on."""
     seeing_steps: int = 2_000
-    """Steps that train the eyes alone, at most."""
+    """Steps that train the eyes alone, at most; 0 leaves them as they are."""
     seen_enough: float = 0.997
     """Share of held-out values read rightly in every lesson that ends the eyes' training early."""
     talking_steps: int = 600
@@ -36,6 +38,8 @@ class TrainConfig:
     """Steps between saves while talking, so that a run that is cut short leaves weights."""
 
     def __post_init__(self) -> None:
-        for name in ("moments", "held_out", "seeing_steps", "talking_steps", "batch", "threads", "save_every_steps"):
+        for name in ("moments", "held_out", "talking_steps", "batch", "threads", "save_every_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.seeing_steps < 0 or (self.seeing_steps == 0 and self.start is None):
+            raise ValueError("seeing_steps must be >= 1, or 0 to go on from trained eyes with --start DIR")

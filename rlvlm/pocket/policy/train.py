@@ -14,6 +14,7 @@ import tyro
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.envs.turns import TurnWorld
@@ -101,8 +102,12 @@ class Trainer:
         ]
         moments = [moment for album in self.albums for moment in album.moments]
         self.replies = Replies(lessons, moments)
-        self.tokenizer = self._tokenizer(lessons, moments)
-        self.model: Any = build_model(self.tokenizer)
+        if config.start is None:
+            self.tokenizer = self._tokenizer(lessons, moments)
+            self.model: Any = build_model(self.tokenizer)
+        else:
+            self.tokenizer = AutoTokenizer.from_pretrained(config.start)
+            self.model = AutoModelForImageTextToText.from_pretrained(config.start, dtype=torch.float32)
         flatten_patch_embedding(self.model)
         width = self.model.config.text_config.hidden_size * 9
         self.readers = nn.ModuleList(nn.Linear(width, sum(album.sizes)) for album in self.albums)
@@ -120,8 +125,9 @@ class Trainer:
 
     def train(self) -> None:
         """Both phases; the finished weights lie in `config.out`."""
-        self.see()
-        save(self.model, self.tokenizer, self.config.out)
+        if self.config.seeing_steps:
+            self.see()
+            save(self.model, self.tokenizer, self.config.out)
         self.talk()
 
     def see(self) -> None:

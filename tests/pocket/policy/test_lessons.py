@@ -22,7 +22,7 @@ def test_a_thought_is_cut_before_its_plan() -> None:
 
 @pytest.mark.parametrize("lesson", KNOWN, ids=lambda lesson: lesson.task)
 def test_replies_are_valid_right_in_what_they_read_and_even_in_what_they_do(lesson: Lesson) -> None:
-    world, moments = watch(lesson, 60, seed=1)
+    world, moments = watch(lesson, 20, seed=1)
     replies = Replies([lesson], moments)
     rng = np.random.default_rng(0)
     moment = moments[3]
@@ -33,12 +33,13 @@ def test_replies_are_valid_right_in_what_they_read_and_even_in_what_they_do(less
     counts = Counter(reply.action for reply in read)
     assert set(counts) == set(moment.legal), "every legal action, and no other"
     assert all(30 < count < 90 for count in counts.values()), counts
-    assert len({reply.thought for reply in read}) > 1, "the plan is drawn too"
+    plans = lesson.plans(moment.key) if lesson.plans else ["", ""]
+    assert len({reply.thought for reply in read}) >= min(len(plans), 2), "the plan is drawn too"
 
 
 @pytest.mark.parametrize("lesson", KNOWN, ids=lambda lesson: lesson.task)
 def test_what_can_be_read_varies(lesson: Lesson) -> None:
-    _, moments = watch(lesson, 60, seed=2)
+    _, moments = watch(lesson, 30, seed=2)
     columns, sizes = readable(moments)
     keys = np.stack([moment.key for moment in moments])
     assert len(columns) == len(sizes) > 1
