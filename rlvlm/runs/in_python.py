@@ -34,7 +34,7 @@ def train(config: RunConfig) -> RunFolder:
 
 
 def learned_reward(run: RunFolder) -> Callable[[Frames], FloatArray]:
-    """The reward that a run has learned, by its newest checkpoint: from images [N, H, W, 3] to rewards [N] in (-1, 1).
+    """The reward that a run has learned, by its newest checkpoint: from images [N, H, W, 3] to rewards [N].
 
     Raises:
         UsageError: the run has learned no reward of images, or has no checkpoint yet.
