@@ -7,7 +7,6 @@ import numpy as np
 
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.world import World
-from rlvlm.preferences.answers.scorers import Scorer
 from rlvlm.preferences.answers.teachers import Teacher
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.preferences.loop import FeedbackLoop
@@ -28,7 +27,7 @@ _LEARNING = {"preference": (Comparing, PREFERENCE), "score": (Scoring, SCORE)}
 
 def build_loop(
     world: World,
-    teacher: Teacher | Scorer,
+    teacher: Teacher,
     *,
     reward: RewardConfig,
     feedback: FeedbackConfig,
@@ -39,7 +38,7 @@ def build_loop(
 
     Args:
         world: draws pictures; may be a training env, which is not disturbed.
-        teacher: from `teachers.build_teacher`, or from `scorers.build_scorer` where scores are learned from.
+        teacher: from `teachers.build_teacher`.
         reward: its source is one that learns, and says from what; its model what the ensemble looks at.
         feedback: when and about what the teacher is asked.
         reward_model: the ensemble.

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlvlm import metrics
-from rlvlm.preferences.answers.scorers import Scorer
 from rlvlm.preferences.answers.sessions import Answered, AskAhead, AskAndWait, Asking, Session
 from rlvlm.preferences.answers.teachers import InformedTeacher, Teacher
 from rlvlm.preferences.config import FeedbackConfig
@@ -72,7 +71,7 @@ class FeedbackLoop:
     """
 
     def __init__(
-        self, *, teacher: Teacher | Scorer, subject: Subject, model: RewardModel, config: FeedbackConfig, seed: int
+        self, *, teacher: Teacher, subject: Subject, model: RewardModel, config: FeedbackConfig, seed: int
     ) -> None:
         self._teacher = teacher
         self._asking: Asking = AskAhead(teacher) if config.ahead else AskAndWait(teacher)
@@ -116,9 +115,17 @@ class FeedbackLoop:
         answered = self._asking.put(
             Session(number=self._num_sessions, env_steps=env_steps, questions=questions, num_look_alike=num_look_alike)
         )
-        num_stored = self._take_in(answered)
-        fitted = self._fit(num_stored)
-        self._schedule_next(env_steps)
+        fitted: dict[str, float] = {}
+        if self._take_in(answered):
+            started = time.perf_counter()
+            fitted = self._model.fit(self._subject.examples)
+            fitted[metrics.REWARD_FIT_S] = time.perf_counter() - started
+        else:
+            logger.info("session %d brought no label that trains; the reward stays as it is", self._num_sessions)
+        self._num_sessions += 1
+        # The first point of the schedule after now: points that went by without a session are not made up for.
+        periods = (env_steps - self._config.first_step) // self._config.every_steps + 1
+        self._next_step = self._config.first_step + periods * self._config.every_steps
         wait_s = sum(session.wait_s for session in answered)
         told = {metrics.TEACHER_WAIT_S: wait_s, self._subject.count: float(len(self._subject.examples))}
         return self._tally.metrics() | told | fitted
@@ -179,21 +186,6 @@ class FeedbackLoop:
             num_stored += self._subject.add(session.questions, answers)
         return num_stored
 
-    def _fit(self, num_stored: int) -> dict[str, float]:
-        """Fits the model when there are new labels."""
-        if not num_stored:
-            logger.info("session %d brought no label that trains; the reward stays as it is", self._num_sessions)
-            return {}
-        started = time.perf_counter()
-        fitted = self._model.fit(self._subject.examples)
-        return fitted | {metrics.REWARD_FIT_S: time.perf_counter() - started}
-
-    def _schedule_next(self, env_steps: int) -> None:
-        """The next session comes at the first point of the schedule after `env_steps`."""
-        self._num_sessions += 1
-        periods = (env_steps - self._config.first_step) // self._config.every_steps + 1
-        self._next_step = self._config.first_step + periods * self._config.every_steps
-
 
 def _pack(trajectories: deque[Trajectory]) -> dict[str, Any]:
     """Trajectories end to end, one array per field."""
@@ -213,15 +205,6 @@ def _unpack(packed: dict[str, Any]) -> list[Trajectory]:
     cuts = np.cumsum(packed["lengths"])[:-1].astype(int)
     parts = {name: np.split(array, cuts) for name, array in packed["arrays"].items()}
     return [
-        Trajectory(
-            obs=parts["obs"][at],
-            actions=parts["actions"][at],
-            next_obs=parts["next_obs"][at],
-            env_rewards=parts["env_rewards"][at],
-            snapshots=parts["snapshots"][at],
-            progress=parts["progress"][at],
-            success=parts["success"][at],
-            terminated=bool(terminated),
-        )
+        Trajectory(**{name: parts[name][at] for name in _ARRAYS}, terminated=bool(terminated))
         for at, terminated in enumerate(packed["terminated"])
     ]

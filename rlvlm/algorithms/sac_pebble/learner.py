@@ -92,7 +92,11 @@ class SACLearner(TorchLearner):
             self.num_updates += 1
         for reading in (critic_reading, policy_reading):
             self._latest |= reading.metrics() if reading else {}
-        self._check_finite()
+        if not torch.tensor(list(self._latest.values())).sum().isfinite():  # one such update spoils every weight
+            raise NumericsError(
+                f"a loss is not finite after {self.num_updates} updates: {self._latest}",
+                "resume from the last checkpoint with smaller --algo.actor-lr and --algo.critic-lr",
+            )
 
     def _improve(self, batch: Batch) -> tuple[CriticReading, PolicyReading | None]:
         """One update of critics and target, and when it is their turn of policy and temperature."""
@@ -106,15 +110,6 @@ class SACLearner(TorchLearner):
         with torch.no_grad():
             self._target_values.lerp_(self._blocks["critic"].values, self._sac.tau)
         return critic_reading, policy_reading
-
-    def _check_finite(self) -> None:
-        """Stops a run whose losses have become NaN or infinite: one such update spoils every weight behind it."""
-        total = torch.tensor(list(self._latest.values())).sum()
-        if not total.isfinite():
-            raise NumericsError(
-                f"a loss is not finite after {self.num_updates} updates: {self._latest}",
-                "resume from the last checkpoint with smaller --algo.actor-lr and --algo.critic-lr",
-            )
 
     def restart_critics(self) -> None:
         """Critics, targets and the critics' optimiser start anew; policy, temperature and replay stay."""

@@ -9,8 +9,7 @@ from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.world import World
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
-from rlvlm.preferences.answers.scorers import Scorer, build_scorer
-from rlvlm.preferences.answers.teachers import Teacher, build_teacher
+from rlvlm.preferences.answers.teachers import build_teacher
 from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, simulated_config
 from rlvlm.preferences.loop import FeedbackLoop
@@ -157,12 +156,8 @@ def build_schedule(rewarding: Rewarding, viewer: World, novelty_neighbour: int, 
     novelty = NoveltyReward(novelty_neighbour, viewer.observation_space.shape[0])
     if reward.source == "novelty":
         return RewardSchedule(novelty, novelty)
-    teacher: Teacher | Scorer
-    if reward.source == "score":
-        teacher = build_scorer(reward.teacher, judge=judge, frames=frames, goal=goal, seed=seed)
-    else:
-        simulated = simulated_config(reward.teacher, rewarding.feedback)
-        teacher = build_teacher(reward.teacher, judge=judge, frames=frames, goal=goal, seed=seed, simulated=simulated)
+    simulated = simulated_config(reward.teacher, rewarding.feedback)
+    teacher = build_teacher(reward.teacher, judge=judge, frames=frames, goal=goal, seed=seed, simulated=simulated)
     loop = build_loop(
         viewer, teacher, reward=reward, feedback=rewarding.feedback, reward_model=rewarding.reward_model, seed=seed
     )

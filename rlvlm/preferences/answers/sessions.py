@@ -1,7 +1,7 @@
 """How a session's questions reach the teacher: the agent waits for answers, or learns on. Used by the loop."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlvlm.preferences.answers.scorers import Scorer
-from rlvlm.preferences.answers.teachers import PatientTeacher, Teacher
+from rlvlm.preferences.answers.teachers import PatientTeacher, Teacher, sides_of
 from rlvlm.types.steps import Pair, Segment
 
 _COLUMNS = tuple(field.name for field in fields(Segment))
@@ -75,7 +74,7 @@ class AskAndWait:
 
     num_pending = 0
 
-    def __init__(self, teacher: Teacher | Scorer) -> None:
+    def __init__(self, teacher: Teacher) -> None:
         self._teacher = teacher
 
     def put(self, session: Session) -> list[Answered]:
@@ -101,7 +100,7 @@ class AskAhead:
     Answers are used at a fixed step, whenever they came, so a run does not depend on how fast the judge was.
     """
 
-    def __init__(self, teacher: Teacher | Scorer) -> None:
+    def __init__(self, teacher: Teacher) -> None:
         self._teacher = teacher
         self._state_before = teacher.get_state()
         self._pending: tuple[Session, Future[list[Any]]] | None = None
@@ -116,7 +115,12 @@ class AskAhead:
         """The session before this one."""
         answered = self.finish()
         self._state_before = self._teacher.get_state()
-        self._pending = session, self._thread.submit(_prepared(self._teacher, session.questions))
+        teacher, questions = self._teacher, session.questions
+        work: Callable[[], list[Any]] = list  # nothing was asked
+        if questions:
+            patient = isinstance(teacher, PatientTeacher)
+            work = teacher.prepare(questions) if patient else partial(teacher.answer, questions)
+        self._pending = session, self._thread.submit(work)
         return answered
 
     def finish(self) -> list[Answered]:
@@ -141,17 +145,6 @@ class AskAhead:
             self.put(_unpack(packed))
 
 
-def _prepared(teacher: Teacher | Scorer, questions: Sequence[Any]) -> Callable[[], list[Any]]:
-    """What is left to do for the answers and may be done in another thread."""
-    if not questions:
-        return list
-    return teacher.prepare(questions) if isinstance(teacher, PatientTeacher) else partial(teacher.answer, questions)
-
-
-def _sides(question: Pair | Segment) -> tuple[Segment, ...]:
-    return (question.left, question.right) if isinstance(question, Pair) else (question,)
-
-
 def _pack(session: Session) -> dict[str, Any]:
     """The session as numbers and arrays [N, S, L, ...], S segments per question."""
     return {
@@ -160,7 +153,7 @@ def _pack(session: Session) -> dict[str, Any]:
         "num_look_alike": session.num_look_alike,
         "num_questions": len(session.questions),
         "sides": {
-            name: np.array([[getattr(side, name) for side in _sides(question)] for question in session.questions])
+            name: np.array([[getattr(side, name) for side in sides_of(question)] for question in session.questions])
             for name in _COLUMNS
         },
     }

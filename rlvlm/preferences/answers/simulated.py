@@ -106,7 +106,9 @@ class SimulatedTeacher:
         self._config = config
         self._rng = np.random.default_rng(seed)
         self._reward_per_step = 0.0
-        self._stamp = Stamp(judge="simulated", revision="", prompt="", decoding=_settings(config))
+        names = ("mistake", "beta", "gamma", "skip", "equal")
+        weaknesses = " ".join(f"{name}={getattr(config, name):g}" for name in names)
+        self._stamp = Stamp(judge="simulated", revision="", prompt="", decoding=weaknesses)
 
     def inform(self, recent: Sequence[Trajectory]) -> None:
         """Learns from the newest finished episodes, oldest first, what the current policy's rewards are like."""
@@ -149,8 +151,3 @@ class SimulatedTeacher:
             text = SKIPPED if is_skipped else ""
             return Verdict(status=Status.NO_PREFERENCE, label=Label.TIE, stamp=self._stamp, text=text)
         return Verdict(status=Status.OK, label=Label.RIGHT if side > 0 else Label.LEFT, stamp=self._stamp)
-
-
-def _settings(config: SimulatedTeacherConfig) -> str:
-    names = ("mistake", "beta", "gamma", "skip", "equal")
-    return " ".join(f"{name}={getattr(config, name):g}" for name in names)

@@ -1,4 +1,8 @@
-"""Who answers queries: a judge that looks at pictures, teachers who know the truth, a coin. Used by the loop."""
+"""Who answers: a judge that looks at pictures, teachers who know the truth, chance. Used by the loop.
+
+A question is a pair to be compared, which is answered with a verdict, or a segment to be scored, with a score. All
+questions of one call are of one kind.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,15 +14,15 @@ from rlvlm.envs.pictures import FrameStore
 from rlvlm.judges.judge import Judge
 from rlvlm.preferences.answers.simulated import SimulatedTeacher
 from rlvlm.preferences.config import SimulatedTeacherConfig
-from rlvlm.types.judging import Label, Query, Stamp, Status, Verdict
-from rlvlm.types.steps import FloatArray, Pair, Trajectory
+from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.types.steps import FloatArray, Pair, Segment, Trajectory
 
 
 class Teacher(Protocol):
-    """Answers comparisons."""
+    """Answers questions."""
 
-    def answer(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """One verdict per pair, in order."""
+    def answer(self, questions: Sequence[Any], /) -> list[Any]:
+        """One verdict per pair, or one score per segment, in order."""
         ...
 
     def get_state(self) -> dict[str, Any]:
@@ -34,8 +38,8 @@ class Teacher(Protocol):
 class PatientTeacher(Teacher, Protocol):
     """A teacher that can be waited for in another thread."""
 
-    def prepare(self, pairs: Sequence[Pair]) -> Callable[[], list[Verdict]]:
-        """Does now what only this thread may do; what it returns gives one verdict per pair, in any thread."""
+    def prepare(self, questions: Sequence[Any], /) -> Callable[[], list[Any]]:
+        """Does now what only this thread may do; what it returns gives one answer per question, in any thread."""
         ...
 
 
@@ -48,13 +52,18 @@ class InformedTeacher(Teacher, Protocol):
         ...
 
 
+def sides_of(question: Pair | Segment) -> tuple[Segment, ...]:
+    """The segments of a question: left and right, or the one to be scored."""
+    return (question.left, question.right) if isinstance(question, Pair) else (question,)
+
+
 class JudgeTeacher:
-    """Draws both sides of each pair and asks a judge which one is closer to the goal.
+    """Draws what is asked about, and asks a judge: which side is closer to the goal, or how close one segment is.
 
     Args:
         judge: local or served.
         frames: draws and remembers pictures at the judge's size.
-        goal: fills the slot of the prompt.
+        goal: what the judge is told.
     """
 
     def __init__(self, judge: Judge, frames: FrameStore, goal: str) -> None:
@@ -62,19 +71,21 @@ class JudgeTeacher:
         self._frames = frames
         self._goal = goal
 
-    def answer(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """One verdict per pair, in order.
+    def answer(self, questions: Sequence[Any]) -> list[Any]:
+        """One answer per question, in order.
 
         Raises:
             JudgeUnavailable: the judge answers nothing at all.
         """
-        return self.prepare(pairs)()
+        return self.prepare(questions)()
 
-    def prepare(self, pairs: Sequence[Pair]) -> Callable[[], list[Verdict]]:
+    def prepare(self, questions: Sequence[Any]) -> Callable[[], list[Any]]:
         """Draws the pictures now, in the thread that owns the renderer; what it returns asks the judge."""
-        snapshots = np.array([(pair.left.snapshots, pair.right.snapshots) for pair in pairs])  # [N, 2, L, S]
+        snapshots = np.array([[side.snapshots for side in sides_of(question)] for question in questions])
         frames = self._frames.frames(snapshots.reshape(-1, snapshots.shape[-1]))
-        sides = frames.reshape(*snapshots.shape[:3], *frames.shape[1:])  # [N, 2, L, H, W, 3]
+        sides = frames.reshape(*snapshots.shape[:3], *frames.shape[1:])  # [N, S, L, H, W, 3] of S sides
+        if sides.shape[1] == 1:
+            return partial(self._judge.score, [Clip(goal=self._goal, frames=clip) for clip in sides[:, 0]])
         queries = [Query(goal=self._goal, left=left, right=right) for left, right in sides]
         return partial(self._judge.compare, queries)
 
@@ -92,24 +103,28 @@ def true_returns(pairs: Sequence[Pair]) -> tuple[FloatArray, FloatArray]:
     return left, right
 
 
-def _verdict(label: Label, stamp: Stamp) -> Verdict:
-    status = Status.NO_PREFERENCE if label is Label.TIE else Status.OK
-    return Verdict(status=status, label=label, stamp=stamp)
-
-
 class OracleTeacher:
-    """Prefers the side with the larger true return; exactly equal returns are no preference.
+    """Prefers the side with the larger true return; gives a segment the true progress at its end.
 
-    Source: Lee et al. 2021 (B-Pref), arXiv:2111.03026, sec. 3.1, the oracle. Departure: ties are not called left.
+    Source: Lee et al. 2021 (B-Pref), arXiv:2111.03026, sec. 3.1, the oracle. Departure: exactly equal returns are no
+    preference, and not called left.
     """
 
     _STAMP = Stamp(judge="oracle", revision="", prompt="", decoding="")
 
-    def answer(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """One verdict per pair, in order."""
-        left, right = true_returns(pairs)
+    def answer(self, questions: Sequence[Any]) -> list[Any]:
+        """One answer per question, in order."""
+        if questions and isinstance(questions[0], Segment):
+            progress = [float(segment.progress[-1]) for segment in questions]
+            return [Score(status=Status.OK, value=value, stamp=self._STAMP) for value in progress]
+        left, right = true_returns(questions)
         labels = np.select([left > right, left < right], [Label.LEFT, Label.RIGHT], Label.TIE)
-        return [_verdict(Label(label), self._STAMP) for label in labels]
+        return [
+            Verdict(
+                status=Status.NO_PREFERENCE if label == Label.TIE else Status.OK, label=Label(label), stamp=self._STAMP
+            )
+            for label in labels
+        ]
 
     def get_state(self) -> dict[str, Any]:
         return {}
@@ -119,17 +134,21 @@ class OracleTeacher:
 
 
 class RandomTeacher:
-    """Answers left or right by a fair coin: the control that must not teach anything."""
+    """Left or right by a fair coin, any score in [0, 1) by a die: the control that must not teach anything."""
 
-    _STAMP = Stamp(judge="coin", revision="", prompt="", decoding="")
+    _COIN = Stamp(judge="coin", revision="", prompt="", decoding="")
+    _DIE = Stamp(judge="die", revision="", prompt="", decoding="")
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
 
-    def answer(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """One verdict per pair, in order."""
-        heads = self._rng.random(len(pairs)) < 0.5
-        return [_verdict(Label.RIGHT if head else Label.LEFT, self._STAMP) for head in heads]
+    def answer(self, questions: Sequence[Any]) -> list[Any]:
+        """One answer per question, in order."""
+        drawn = self._rng.random(len(questions))
+        if questions and isinstance(questions[0], Segment):
+            return [Score(status=Status.OK, value=float(value), stamp=self._DIE) for value in drawn]
+        labels = [Label.RIGHT if value < 0.5 else Label.LEFT for value in drawn]
+        return [Verdict(status=Status.OK, label=label, stamp=self._COIN) for label in labels]
 
     def get_state(self) -> dict[str, Any]:
         return {"rng": self._rng.bit_generator.state}
@@ -153,8 +172,8 @@ def build_teacher(
         kind: which.
         judge: who looks; only a judge teacher needs one.
         frames: draws pictures at the judge's size.
-        goal: fills the slot of the prompt.
-        seed: of the coin and of simulated weaknesses.
+        goal: what the judge is told.
+        seed: of chance and of simulated weaknesses.
         simulated: from `config.simulated_config`; None for the teachers that are not simulated.
 
     Raises:

@@ -72,14 +72,9 @@ class Readings:
         values = self._values[places]  # the rows of the unknown are overwritten
         if len(unknown):
             values[unknown] = read(unknown)
-            self._keep([names[place] for place in unknown.tolist()], values[unknown])
+            if len(self._places) + len(unknown) > self._capacity:
+                self._places.clear()
+            first, kept = len(self._places), unknown[: self._capacity]
+            self._places.update((names[place], first + at) for at, place in enumerate(kept.tolist()))
+            self._values[first : first + len(kept)] = values[kept]
         return values
-
-    def _keep(self, names: Sequence[bytes], values: FloatArray) -> None:
-        """Remembers readings `[M, K]` of new names, as far as they fit."""
-        if len(self._places) + len(names) > self._capacity:
-            self._places.clear()
-        first = len(self._places)
-        kept = names[: self._capacity]
-        self._places.update(zip(kept, range(first, first + len(kept)), strict=True))
-        self._values[first : first + len(kept)] = values[: len(kept)]

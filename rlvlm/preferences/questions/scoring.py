@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlvlm import metrics
 from rlvlm.envs.pictures import FrameStore
@@ -48,7 +47,10 @@ class Scoring:
         names = self._frames.keys(snapshots[first])
         new = [row for row, name in zip(first, names, strict=True) if name not in self._asked]
         rows = rng.permutation(new)[: num * self._config.pool_factor(self._model.num_fits)].astype(np.int64)
-        frames = _frames_at(recent, rows)
+        ends = np.cumsum([len(trajectory) for trajectory in recent])
+        episodes = ends.searchsorted(rows, side="right")
+        steps = rows - (ends - [len(trajectory) for trajectory in recent])[episodes]
+        frames = [cut(recent[episode], int(step), 1) for episode, step in zip(episodes, steps, strict=True)]
         if len(frames) > num:
             sides = [(frame,) for frame in frames]
             chosen = choose(
@@ -81,11 +83,3 @@ class Scoring:
 
     def _keys(self, frames: Sequence[Segment]) -> list[bytes]:
         return self._frames.keys(np.concatenate([frame.snapshots for frame in frames])) if frames else []
-
-
-def _frames_at(recent: Sequence[Trajectory], rows: NDArray[np.int64]) -> list[Segment]:
-    """Single steps, by their row when all trajectories lie end to end."""
-    ends = np.cumsum([len(trajectory) for trajectory in recent])
-    episodes = ends.searchsorted(rows, side="right")
-    starts = rows - (ends - [len(trajectory) for trajectory in recent])[episodes]
-    return [cut(recent[episode], int(start), 1) for episode, start in zip(episodes, starts, strict=True)]

@@ -10,7 +10,7 @@ from tiny_loops import FEEDBACK, SMALL, same_trees
 from rlvlm import metrics
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.errors import JudgeUnavailable
-from rlvlm.preferences.answers.scorers import JudgeScorer, ProgressScorer, RandomScorer, Scorer
+from rlvlm.preferences.answers.teachers import JudgeTeacher, OracleTeacher, RandomTeacher, Teacher
 from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.rewards.config import RewardConfig
@@ -19,7 +19,7 @@ from rlvlm.types.judging import Score, Status
 from rlvlm.types.steps import Segment
 
 
-class Scripted(ProgressScorer):
+class Scripted(OracleTeacher):
     """Knows the truth, but answers the first questions as it is told; remembers what it was asked."""
 
     def __init__(self, *answers: Score) -> None:
@@ -31,7 +31,7 @@ class Scripted(ProgressScorer):
         return [self._answers.pop(0) if self._answers else super(Scripted, self).answer([one])[0] for one in segments]
 
 
-def loop_of(scorer: Scorer, seed: int = 0, num_episodes: int = 12, **feedback: Any) -> FeedbackLoop:
+def loop_of(scorer: Teacher, seed: int = 0, num_episodes: int = 12, **feedback: Any) -> FeedbackLoop:
     loop = build_loop(
         TinyWorld(),
         scorer,
@@ -51,7 +51,7 @@ def block(segment: Segment) -> int:
 
 
 def test_a_session_scores_frames_records_the_truth_and_fits() -> None:
-    loop = loop_of(ProgressScorer())
+    loop = loop_of(OracleTeacher())
     told = loop.run_session(10)
     assert told[metrics.QUERIES] == 8 == told[metrics.QUERIES_OK] == told[metrics.SCORES]
     assert metrics.LABEL_ACCURACY not in told and metrics.REWARD_TRAIN_ERROR in told and loop.source.version == 1
@@ -117,8 +117,8 @@ def test_an_outage_leaves_the_session_due() -> None:
 )
 def test_a_restored_loop_goes_on_exactly(scorer: str, change: dict[str, Any]) -> None:
     def build(seed: int, num_episodes: int) -> FeedbackLoop:
-        judge = JudgeScorer(FakeJudge(), FrameStore(TinyWorld(), 16), "push")
-        return loop_of(judge if scorer == "judge" else RandomScorer(seed), seed, num_episodes, queries=20, **change)
+        judge = JudgeTeacher(FakeJudge(), FrameStore(TinyWorld(), 16), "push")
+        return loop_of(judge if scorer == "judge" else RandomTeacher(seed), seed, num_episodes, queries=20, **change)
 
     one, other = build(0, 12), build(99, 0)
     one.run_session(10)
@@ -135,7 +135,7 @@ def test_a_restored_loop_goes_on_exactly(scorer: str, change: dict[str, Any]) ->
 
 
 def test_a_loop_that_has_not_asked_yet_can_be_saved_and_restored() -> None:
-    one, other = loop_of(ProgressScorer()), loop_of(ProgressScorer(), seed=5, num_episodes=0)
+    one, other = loop_of(OracleTeacher()), loop_of(OracleTeacher(), seed=5, num_episodes=0)
     other.set_state(one.get_state())
     told = [
         {name: value for name, value in loop.run_session(10).items() if not name.endswith("_s")}
@@ -160,7 +160,7 @@ def test_informed_frames_are_chosen_among_ten_times_as_many() -> None:
 def test_the_true_reward_changes_nothing_for_a_judge() -> None:
     models = []
     for scramble in (False, True):
-        loop = loop_of(JudgeScorer(FakeJudge(), FrameStore(TinyWorld(), 16), "push"), num_episodes=0)
+        loop = loop_of(JudgeTeacher(FakeJudge(), FrameStore(TinyWorld(), 16), "push"), num_episodes=0)
         for episode in tiny_episodes(12):
             noise = np.random.default_rng(7).normal(size=len(episode)).astype(np.float32)
             truth = {"env_rewards": noise, "progress": np.abs(noise) % 1} if scramble else {}

@@ -3,7 +3,7 @@ import pytest
 from tiny_episodes import one_step, tiny_episodes
 
 from rlvlm.envs.pictures import FrameStore
-from rlvlm.preferences.answers.scorers import JudgeScorer, ProgressScorer, RandomScorer, build_scorer
+from rlvlm.preferences.answers.teachers import JudgeTeacher, OracleTeacher, RandomTeacher
 from rlvlm.preferences.questions.queries import cut
 from rlvlm.testing import FakeJudge, TinyWorld
 from rlvlm.types.judging import Status
@@ -15,7 +15,7 @@ def frames() -> FrameStore:
 
 def test_the_oracle_gives_the_true_progress_at_the_end() -> None:
     (episode,) = tiny_episodes(1)
-    scores = ProgressScorer().answer([one_step(0.25), cut(episode, 3, 5)])
+    scores = OracleTeacher().answer([one_step(0.25), cut(episode, 3, 5)])
     assert [score.value for score in scores] == [0.25, pytest.approx(float(episode.progress[7]))]
     assert all(score.status is Status.OK for score in scores)
 
@@ -29,7 +29,7 @@ def test_a_judge_sees_every_segment_drawn_in_order() -> None:
             return super().score(clips)
 
     segments = [cut(episode, 2, 3) for episode in tiny_episodes(4)]
-    scores = JudgeScorer(Watching(), frames(), "push the block").answer(segments)
+    scores = JudgeTeacher(Watching(), frames(), "push the block").answer(segments)
     for clip, segment, score in zip(seen, segments, scores, strict=True):
         expected = TinyWorld().draw(segment.snapshots, 24)
         np.testing.assert_array_equal(clip.frames, expected)
@@ -37,16 +37,8 @@ def test_a_judge_sees_every_segment_drawn_in_order() -> None:
 
 
 def test_a_die_is_fair_and_a_restored_one_goes_on() -> None:
-    die, other = RandomScorer(0), RandomScorer(9)
+    die, other = RandomTeacher(0), RandomTeacher(9)
     values = [score.value for score in die.answer([one_step(0.5)] * 4_000)]
     assert np.histogram(values, bins=4, range=(0, 1))[0] == pytest.approx([1_000] * 4, abs=120)
     other.set_state(die.get_state())
     assert die.answer([one_step(0.5)] * 5) == other.answer([one_step(0.5)] * 5)
-
-
-def test_each_teacher_that_scores_is_built_and_a_judge_is_not_invented() -> None:
-    kinds = {"judge": JudgeScorer, "oracle": ProgressScorer, "random": RandomScorer}
-    for kind, expected in kinds.items():
-        assert isinstance(build_scorer(kind, judge=FakeJudge(), frames=frames(), goal="push", seed=0), expected)
-    with pytest.raises(ValueError, match="needs a judge, got none"):
-        build_scorer("judge", judge=None, frames=frames(), goal="push", seed=0)
