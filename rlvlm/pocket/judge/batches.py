@@ -81,7 +81,14 @@ class Album:
                 "%s, %s: %d pictures from %d frames", each.task, each.name, len(each.progress), len(each.frames)
             )
             start = self._setups[-1].end if self._setups else 0
-            self._setups.append(_Setup(scenes=replace(each, pictures=each.pictures[:, :0, :0].copy()), start=start))
+            self._setups.append(
+                _Setup(
+                    scenes=replace(each, pictures=each.pictures[:, :0, :0].copy()),
+                    start=start,
+                    end=start + len(each.progress),
+                    topic=texts.Topic(goal=each.goal, phrase=each.phrase),
+                )
+            )
             starts = range(0, len(each.pictures), _CHUNK)
             for first in starts:  # as bytes: the processor's scaling to [-1, 1] undone
                 scaled = to_patches(each.pictures[first : first + _CHUNK]).float()
@@ -136,14 +143,8 @@ class _Setup:
 
     scenes: Scenes
     start: int
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.scenes.progress)
-
-    @property
-    def topic(self) -> texts.Topic:
-        return texts.Topic(goal=self.scenes.goal, phrase=self.scenes.phrase)
+    end: int
+    topic: texts.Topic
 
 
 class Lessons:

@@ -84,7 +84,7 @@ class Budget:
                     "spent",
                     f"raise {config.section}.max_cost_usd in the run's config.yaml, then `rlvlm resume`",
                 )
-            self._save(Spent(requests=spent.requests + 1, cost_usd=spent.cost_usd + worst))
+            self._spent = Spent(requests=spent.requests + 1, cost_usd=spent.cost_usd + worst)
         return worst
 
     def settle(self, reserved: float, usage: Usage | None) -> None:
@@ -93,7 +93,7 @@ class Budget:
             return
         with self._open():
             cost_usd = max(self._spent.cost_usd + usage.cost_usd - reserved, 0.0)
-            self._save(Spent(requests=self._spent.requests, cost_usd=cost_usd))
+            self._spent = Spent(requests=self._spent.requests, cost_usd=cost_usd)
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -131,6 +131,3 @@ class Budget:
                 f"the ledger {self._ledger} cannot be read: {error}",
                 "restore it, or remove it to count from nothing again",
             ) from error
-
-    def _save(self, spent: Spent) -> None:
-        self._spent = spent

@@ -128,17 +128,15 @@ class OpenAIProvider:
 
 def _turn(turn: Message) -> dict[str, Any]:
     """A turn of `prompts` in OpenAI's words; plain text stays plain, which is all that some servers read."""
-    parts = turn["content"]
-    if all(part["type"] == "text" for part in parts):
-        return {"role": turn["role"], "content": "\n".join(part["text"] for part in parts)}
-    return {"role": turn["role"], "content": [_part(part) for part in parts]}
-
-
-def _part(part: dict[str, Any]) -> dict[str, Any]:
-    if part["type"] == "text":
-        return part
-    uri = "data:image/png;base64," + base64.b64encode(encode_png(part["image"])).decode()
-    return {"type": "image_url", "image_url": {"url": uri}}
+    if all(part["type"] == "text" for part in turn["content"]):
+        return {"role": turn["role"], "content": "\n".join(part["text"] for part in turn["content"])}
+    parts = []
+    for part in turn["content"]:
+        if part["type"] == "image":
+            uri = "data:image/png;base64," + base64.b64encode(encode_png(part["image"])).decode()
+            part = {"type": "image_url", "image_url": {"url": uri}}
+        parts.append(part)
+    return {"role": turn["role"], "content": parts}
 
 
 def _reply(completion: Any) -> Reply:

@@ -26,17 +26,9 @@ class TransformersEngine:
     def __init__(self, vlm: LoadedVLM, config: VLMConfig) -> None:
         self._vlm = vlm
         self._config = config
-
-    @property
-    def revision(self) -> str:
-        """Hub commit, or a digest of a local folder."""
-        return self._vlm.revision
-
-    @property
-    def traits(self) -> str:
-        """Precision of the weights."""
-        dtype = str(self._vlm.model.dtype).removeprefix("torch.")
-        return f"dtype={dtype} quantization={self._config.quantization}{adapter_mark(self._config.adapter)}"
+        self.revision = vlm.revision
+        dtype = str(vlm.model.dtype).removeprefix("torch.")
+        self.traits = f"dtype={dtype} quantization={config.quantization}{adapter_mark(config.adapter)}"
 
     @torch.inference_mode()
     def generate(

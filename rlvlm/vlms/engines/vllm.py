@@ -44,7 +44,7 @@ class VllmEngine:
     def __init__(self, config: VLMConfig, settings: EngineConfig, *, batch_size: int, max_pictures: int) -> None:
         self._config = config
         self._settings = settings
-        folder, self._revision = locate(config.model, config.revision, config.section)
+        folder, self.revision = locate(config.model, config.revision, config.section)
         self._vllm = _import_vllm(settings)
         self._lora, lora_digest = _lora(config, settings)
         try:
@@ -56,20 +56,10 @@ class VllmEngine:
                 f"look at the replica's log; where memory is short lower {settings.section}.memory_share or max_tokens",
             ) from error
         dtype = str(self._engine.llm_engine.model_config.dtype).removeprefix("torch.")
-        self._traits = (
+        self.traits = (
             f"dtype={dtype} quantization={config.quantization} vllm={self._vllm.__version__}"
             f" structured={settings.structured:d}{lora_digest}"
         )
-
-    @property
-    def revision(self) -> str:
-        """Hub commit, or a digest of a local folder."""
-        return self._revision
-
-    @property
-    def traits(self) -> str:
-        """Precision, engine and adapter."""
-        return self._traits
 
     def generate(
         self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()
