@@ -65,16 +65,19 @@ class DemonstrationFolder:
         """All episodes, in the order they were added; of two with one id the first. Damaged ones are counted."""
         self.num_damaged = 0
         seen: set[str] = set()
-        for line in self._lines.read_bytes().splitlines() if self._lines.exists() else []:
-            try:
-                found = json.loads(line)
-                record = from_json(found, self._arrays(found))
-            except (ValueError, TypeError, KeyError, RecursionError, OSError, BadZipFile):
-                self.num_damaged += 1
-                continue
-            if record.id not in seen:
-                seen.add(record.id)
-                yield record
+        if not self._lines.exists():
+            return
+        with open(self._lines, "rb") as lines:
+            for line in lines:
+                try:
+                    found = json.loads(line)
+                    record = from_json(found, self._arrays(found))
+                except (ValueError, TypeError, KeyError, RecursionError, OSError, BadZipFile):
+                    self.num_damaged += 1
+                    continue
+                if record.id not in seen:
+                    seen.add(record.id)
+                    yield record
 
     def _arrays(self, line: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """The arrays of a line, which may not be trusted.

@@ -154,7 +154,7 @@ class MiniGridWorld(TurnWorld):
         self._env.reset(seed=grid_seed)
         self._env.max_steps = min(self._env.max_steps, self._max_turns)
         if self._has_mission:
-            self.goal = self._env.mission
+            self.goal = self._env.mission or OTHERS[0]
         self._is_success = False
         self._plan = self._new_plan()
         self._first_length = len(self._plan.actions) if self._plan is not None else 0
