@@ -81,7 +81,6 @@ def main(trial: Trial) -> None:
         player = ChunkPlayer(policy, viewer, scale, temperature)  # pyright: ignore[reportArgumentType]
         return float(np.mean([one.is_success for one in player.play(range(FIRST_SEED, FIRST_SEED + trial.episodes))]))
 
-    spare: list[Group] = []
     episodes, train, kept = 0, 0.0, 0.0
     for update in range(1_000_000):
         cpu_s = time.process_time() - start - looked
@@ -97,10 +96,8 @@ def main(trial: Trial) -> None:
             sys.stdout.flush()
             if min(greedy, sampled) >= trial.until or cpu_s > trial.cpu_s:
                 return
-        found = spare
+        found: list[Group] = []
         for _ in range(trial.grpo.rounds):
-            if len(found) >= trial.grpo.groups:
-                break
             played = runner.sample(
                 policy=policy,  # pyright: ignore[reportArgumentType]
                 num_groups=trial.grpo.groups,
@@ -108,10 +105,11 @@ def main(trial: Trial) -> None:
                 temperature=trial.grpo.temperature,
             )
             good = sifted(gathered(played, score_by_success(played)), trial.grpo.advantage)
-            found = found + good
+            found += good
             episodes, kept = episodes + len(played), len(good) / trial.grpo.groups
             train = float(np.mean([episode.success for episode in played]))
-        spare, found = found[trial.grpo.groups :], found[: trial.grpo.groups]
+            if len(found) >= trial.grpo.groups:
+                break
         if found:
             learner.learn(weighed(found, trial.grpo.advantage))
 

@@ -10,8 +10,11 @@ from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.settings import read_settings, to_yaml
 from rlvlm.runs.policy.config import PolicyRunConfig
 from rlvlm.runs.preference.config import PreferenceRunConfig
+from rlvlm.runs.vla.config import VLARunConfig
 
-CONFIGS: dict[str, type[RunConfig]] = {config.pipeline: config for config in (PreferenceRunConfig, PolicyRunConfig)}
+CONFIGS: dict[str, type[RunConfig]] = {
+    config.pipeline: config for config in (PreferenceRunConfig, PolicyRunConfig, VLARunConfig)
+}
 
 
 def config_text(config: RunConfig) -> str:

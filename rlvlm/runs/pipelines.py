@@ -5,8 +5,9 @@ from rlvlm.runs.configs import load_own
 from rlvlm.runs.pipeline import Pipeline
 from rlvlm.runs.policy.pipeline import PolicyPipeline
 from rlvlm.runs.preference.pipeline import PreferencePipeline
+from rlvlm.runs.vla.pipeline import VLAPipeline
 
-_PIPELINES: dict[str, type[Pipeline]] = {"preference": PreferencePipeline, "policy": PolicyPipeline}
+_PIPELINES: dict[str, type[Pipeline]] = {"preference": PreferencePipeline, "policy": PolicyPipeline, "vla": VLAPipeline}
 
 
 def pipeline_of(config: RunConfig) -> Pipeline:

@@ -9,8 +9,9 @@ from rlvlm.runs.config import RunConfig
 from rlvlm.runs.policy import recipes as policy
 from rlvlm.runs.preference import recipes as preference
 from rlvlm.runs.preference.config import PreferenceRunConfig
+from rlvlm.runs.vla import recipes as vla
 
-RECIPES: Mapping[str, Callable[[], RunConfig]] = {**preference.RECIPES, **policy.RECIPES}
+RECIPES: Mapping[str, Callable[[], RunConfig]] = {**preference.RECIPES, **policy.RECIPES, **vla.RECIPES}
 """By task: one complete, tuned configuration each."""
 FAMILY_RECIPES: Mapping[str, Callable[[str], RunConfig]] = {
     **preference.FAMILY_RECIPES,

@@ -25,13 +25,13 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
-from rlvlm.algorithms.evaluation import Evaluation, evaluate
+from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation
 from rlvlm.algorithms.grpo.config import GRPOConfig, SFTConfig
 from rlvlm.algorithms.grpo.groups import Group, gathered, sifted, weighed
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate
 from rlvlm.algorithms.grpo.learner import GRPOLearner
 from rlvlm.algorithms.grpo.module import VLAModule
-from rlvlm.algorithms.grpo.player import ChunkPlayer, policy_file
+from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file
 from rlvlm.algorithms.grpo.rollouts import Eyes
 from rlvlm.algorithms.grpo.runner import GroupRunner
 from rlvlm.algorithms.tally import Tally
@@ -141,7 +141,7 @@ class VLAGRPO(Algorithm):
         self._policy: Any = self._learner.policy
         self._learner.watch(Eyes(self._policy, self._viewer), self._viewer)
         self._scale: ActionScale | None = None
-        self._spare: list[Group] = []
+        self.last_played: list[ChunkEpisode] = []
         self._tally = Tally()
         self._steps_told = 0
 
@@ -172,11 +172,9 @@ class VLAGRPO(Algorithm):
         self._log_round()
 
     def _informative_groups(self) -> list[Group]:
-        """Groups of which each teaches something: at most as many as wanted, what is beyond waits for its turn."""
-        grpo, found, rolled = self.config.grpo, self._spare, 0
+        """Groups that teach something: rolled out until there are as many as wanted, or the cap is reached."""
+        grpo, found = self.config.grpo, []
         for _ in range(grpo.rounds):
-            if len(found) >= grpo.groups:
-                break
             episodes = self._runner.sample(
                 policy=self._policy,
                 num_groups=grpo.groups,
@@ -185,10 +183,11 @@ class VLAGRPO(Algorithm):
             )
             scores = score_by_success(episodes)
             kept = sifted(gathered(episodes, scores), grpo.advantage)
-            found, rolled = found + kept, rolled + grpo.groups
+            found += kept
             self._take_in(episodes, scores, len(kept) / grpo.groups)
-        self._spare = found[grpo.groups :]
-        return found[: grpo.groups]
+            if len(found) >= grpo.groups:
+                break
+        return found
 
     def _take_in(self, episodes: list[ChunkEpisode], scores: FloatArray, kept: float) -> None:
         ended = [(float(episode.env_rewards.sum()), episode.success) for episode in episodes]
@@ -217,10 +216,11 @@ class VLAGRPO(Algorithm):
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Greedy episodes from held-out initial states, and the success rate of sampled ones from the same states."""
-        greedy = evaluate(self._player(temperature=None), num_episodes)
-        sampled = evaluate(self._player(temperature=self.config.grpo.temperature), num_episodes)
-        rate = float(np.mean([episode.is_success for episode in sampled])) if sampled else 0.0
-        return Evaluation(episodes=greedy, metrics={metrics.EVAL_SAMPLED_SUCCESS: rate})
+        seeds = range(FIRST_SEED, FIRST_SEED + num_episodes)
+        self.last_played = self._player(temperature=None).roll(seeds)
+        sampled = self._player(temperature=self.config.grpo.temperature).roll(seeds)
+        rate = float(np.mean([episode.success for episode in sampled])) if sampled else 0.0
+        return Evaluation(episodes=list(map(as_played, self.last_played)), metrics={metrics.EVAL_SAMPLED_SUCCESS: rate})
 
     def _player(self, temperature: float | None) -> ChunkPlayer:
         assert self._scale is not None, "there is a policy to evaluate once it has been prepared"
@@ -247,7 +247,6 @@ class VLAGRPO(Algorithm):
         tree = {
             "runner": self._runner.save_tree(),
             "learner": self._learner.save_tree(),
-            "spare": [spare_tree(group) for group in self._spare],
             "scale": self._scale.write("task"),
             "steps_told": self._steps_told,
             "iteration": self._iteration,
@@ -264,7 +263,6 @@ class VLAGRPO(Algorithm):
         tree = load_tree(Path(checkpoint_dir))
         self._runner.load_tree(tree["runner"])
         self._learner.load_tree(tree["learner"])
-        self._spare = [spare_group(spare) for spare in tree["spare"]]
         self._use_scale(ActionScale.read(tree["scale"], "task"))
         self._steps_told, self._iteration = tree["steps_told"], tree["iteration"]
         self._tally.load_tree(tree["tally"])
@@ -281,16 +279,3 @@ class VLAGRPO(Algorithm):
 def score_by_success(episodes: list[ChunkEpisode]) -> FloatArray:
     """[B] 1 for each successful episode, else 0: the env's own test."""
     return np.array([episode.success for episode in episodes], np.float32)
-
-
-def spare_tree(group: Group) -> dict[str, Any]:
-    """A group as a state tree."""
-    return {
-        "scores": group.scores,
-        "episodes": [{name: getattr(e, name) for name in ChunkEpisode.__dataclass_fields__} for e in group.episodes],
-    }
-
-
-def spare_group(tree: dict[str, Any]) -> Group:
-    """The group of which `spare_tree` made `tree`."""
-    return Group(scores=tree["scores"], episodes=tuple(ChunkEpisode(**columns) for columns in tree["episodes"]))

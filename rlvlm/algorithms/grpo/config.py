@@ -68,7 +68,7 @@ class LossConfig:
 class SFTConfig:
     """The supervised start: a script's demonstrations, learned by cross-entropy of their action tokens."""
 
-    demonstrations: int = 400
+    demonstrations: int = 120
     """Episodes of the script, each from an initial state of its own; only successes are learned from."""
     noise: float = 0.05
     """Standard deviation of what is added to the script's actions, in units of their range."""
@@ -98,12 +98,12 @@ class GRPOConfig:
     """Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300) on the policy that SFT made."""
 
     groups: int = 32
-    """Groups of an update, each of one initial state."""
+    """Groups that are rolled out at once, each from one initial state, and that an update should learn from."""
     group_size: int = 8
     """Episodes of a group, >= 2."""
-    rounds: int = 1
-    """Most times that `groups` groups are rolled out to find as many that teach something; what is found beyond is kept
-    for the next update."""
+    rounds: int = 3
+    """Most times that groups are rolled out for one update, until enough of them teach something. All that do are
+    learned from at once, so nothing is thrown away and nothing is old."""
     temperature: float = 1.0
     """Of sampling, in rollouts and in the update."""
     lr: float = 6e-4

@@ -43,13 +43,16 @@ class ChunkPlayer:
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
         """An episode from the initial state of each seed."""
+        return [as_played(episode) for episode in self.roll(seeds)]
+
+    def roll(self, seeds: Sequence[int]) -> list[ChunkEpisode]:
+        """The same episodes, chunk by chunk."""
         if not seeds:
             return []
         ids = np.array(seeds, np.int64)
         sampler = Sampler(self._policy, Eyes(self._policy, self._world), self._temperature)
         starts = Starts(task="", state_ids=ids, groups=np.arange(len(ids)))
-        to_actions = decoded_by(self._scale, self._world.chunk_steps)
-        return [as_played(episode) for episode in roll_out(self._world.many(), starts, sampler.choose, to_actions)]
+        return roll_out(self._world.many(), starts, sampler.choose, decoded_by(self._scale, self._world.chunk_steps))
 
 
 def as_played(episode: ChunkEpisode) -> PlayedEpisode:

@@ -1,0 +1,15 @@
+"""What a run of this algorithm shows besides success and returns."""
+
+from rlvlm import metrics
+from rlvlm.console.panel import DEFAULT, PanelRow
+
+ROWS = (
+    *DEFAULT,
+    PanelRow(label="sampled success, evaluation", metric=metrics.EVAL_SAMPLED_SUCCESS, format=".0%", word="sampled"),
+    PanelRow(label="updates", metric=metrics.GRPO_UPDATES, format=",.0f", word="updates"),
+    PanelRow(label="groups that teach something", metric=metrics.GRPO_KEPT, format=".0%", word="groups kept"),
+    PanelRow(label="change per chunk, nats", metric=metrics.GRPO_KL, format=".3f", word="kl"),
+    PanelRow(label="entropy of a token, nats", metric=metrics.GRPO_ENTROPY, format=".2f"),
+    PanelRow(label="step size", metric=metrics.GRPO_LR, format=".1e"),
+)
+"""For `RunConsole`."""

@@ -1,0 +1,1 @@
+"""Runs of a vision-language-action policy: demonstrations, a supervised start, GRPO, evaluation."""

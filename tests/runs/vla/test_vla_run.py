@@ -1,0 +1,54 @@
+"""A run of push_block from demonstrations to its pages; its config; and a run that was killed and goes on."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_run import table
+
+from rlvlm.runs.configs import config_text, read_config_text
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.vla.config import VLARunConfig
+
+WORDS = (
+    "push_block --steps 6000 --seed 1 --sft.demonstrations 12 --sft.steps 40 --algo.groups 6 --algo.group-size 4 "
+    "--algo.rounds 1 --policy.hidden 32 --policy.image-px 16 --eval.every-steps 2000 --eval.episodes 4 "
+    "--track.checkpoint-every-steps 1000 --track.log-every-steps 1000"
+).split()
+
+
+def test_the_recipe_comes_back_from_its_text_and_can_be_cut_to_minutes() -> None:
+    whole = recipe("push_block")
+    assert isinstance(whole, VLARunConfig)
+    assert read_config_text(config_text(whole)) == whole
+    small = whole.smoke()
+    assert small.steps <= 30_000 and small.sft.steps < whole.sft.steps and small.smoke() == small
+    assert small.steps // small.eval.every_steps >= 3
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run("rlvlm.run", *WORDS, "--out", str(whole)).returncode == 0
+    for name in ("episodes.html", "summary.json", "README.md", "plots/learning_curve.png", "videos"):
+        assert (whole / name).exists(), name
+    process = subprocess.Popen([sys.executable, "-m", "rlvlm.run", *WORDS, "--out", str(killed)])
+    while process.poll() is None and not list(killed.glob("checkpoints/step_*")):
+        try:
+            process.wait(0.1)
+        except subprocess.TimeoutExpired:
+            continue
+    process.kill()
+    process.wait()
+    assert run("rlvlm.cli", "resume", str(killed)).returncode == 0
+    assert table(whole / "eval.csv", "wall_s") == table(killed / "eval.csv", "wall_s")
+    weights = [(one / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for one in (whole, killed)]
+    assert weights[0] == weights[1]
+    evaluated = run("rlvlm.cli", "eval", str(killed), "--episodes", "3")
+    assert evaluated.returncode == 0 and "of 3 episodes" in evaluated.stdout
