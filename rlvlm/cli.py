@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "eval": "DIR              play the policy of a run",
     "sweep": "FILE             tasks x reward sources x seeds, side by side",
     "collect": "TASK             episodes of a scripted expert to learn from",
+    "sft": "TASK --from DATA teach a policy what a folder of episodes shows",
     "data": "show | export | import   folders of such episodes",
     "serve": "NAME             put a judge behind HTTP; --list shows the apps",
     "report": "DIR...           compare runs: table, curves, page",

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -200,8 +201,25 @@ class PPOVLM(Algorithm):
                 f"supervised start: {sft.updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, held-out turns: "
                 f"{measured.get(metrics.SFT_EXACT_ACTION, float('nan')):.0%} with the demonstrated action"
             )
+        if sft.turns and sft.eval_episodes:
+            self._judge_start(tell)
         self._learner.begin()
         self._is_prepared = True
+
+    def _judge_start(self, tell: Callable[[str], None]) -> None:
+        """Plays what the supervised start taught, on the seeds of every later evaluation."""
+        evaluation, _ = self._player.evaluate(self.config.sft.eval_episodes)
+        share = float(np.mean([episode.is_success for episode in evaluation.episodes]))
+        renamed = {
+            metrics.EVAL_STRICT_SUCCESS: metrics.SFT_STRICT_SUCCESS,
+            metrics.EVAL_SAMPLED_SUCCESS: metrics.SFT_SAMPLED_SUCCESS,
+            metrics.EVAL_SAMPLED_STRICT_SUCCESS: metrics.SFT_SAMPLED_STRICT_SUCCESS,
+        }
+        self._tally.note(
+            {own: evaluation.metrics[name] for name, own in renamed.items()} | {metrics.SFT_SUCCESS: share}
+        )
+        sampled = evaluation.metrics[metrics.EVAL_SAMPLED_SUCCESS]
+        tell(f"supervised start alone: success {share:.0%} greedy, {sampled:.0%} sampled")
 
     def training_step(self) -> None:
         """A rollout, each turn's credit, some epochs of updates."""

@@ -40,15 +40,26 @@ class TurnsPlayer:
         return play_episodes(self._hand, self._make_seat, seeds, self._num_seats, greedy)
 
     def evaluate(self, num_episodes: int) -> tuple[Evaluation, list[tuple[TurnEpisode, list[Move]]]]:
-        """As many episodes greedy as sampled, each kind from its own fixed seeds; and the greedy ones themselves."""
+        """As many episodes greedy as sampled, each kind from its own fixed seeds; and the greedy ones themselves.
+
+        Args:
+            num_episodes: of each kind, >= 1.
+        """
         greedy = self.play_whole(range(FIRST_SEED, FIRST_SEED + num_episodes), True)
         sampled = self.play_whole(range(_FIRST_SAMPLED_SEED, _FIRST_SAMPLED_SEED + num_episodes), False)
         moves = [move for _, moves in greedy for move in moves]
         invalid = [reply.action is None for episode, _ in greedy for reply in episode.replies]
+        strict, sampled_strict = ([is_strict_success(episode) for episode, _ in played] for played in (greedy, sampled))
+        strict_low, strict_high = wilson_interval(sum(strict), len(strict))
+        sampled_low, sampled_high = wilson_interval(sum(sampled_strict), len(sampled_strict))
         measured = {
-            metrics.EVAL_STRICT_SUCCESS: share(is_strict_success(episode) for episode, _ in greedy),
+            metrics.EVAL_STRICT_SUCCESS: share(strict),
+            metrics.EVAL_STRICT_LOW: strict_low,
+            metrics.EVAL_STRICT_HIGH: strict_high,
             metrics.EVAL_SAMPLED_SUCCESS: share(bool(episode.success.any()) for episode, _ in sampled),
-            metrics.EVAL_SAMPLED_STRICT_SUCCESS: share(is_strict_success(episode) for episode, _ in sampled),
+            metrics.EVAL_SAMPLED_STRICT_SUCCESS: share(sampled_strict),
+            metrics.EVAL_SAMPLED_STRICT_LOW: sampled_low,
+            metrics.EVAL_SAMPLED_STRICT_HIGH: sampled_high,
             metrics.EVAL_INVALID: share(invalid),
             metrics.EVAL_REPLY_TOKENS: float(np.mean([len(move.tokens.reply_ids) for move in moves])) if moves else 0.0,
         }

@@ -1,6 +1,7 @@
 """How a policy is taught by demonstrations; imports nothing heavy so that the command line starts at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +22,8 @@ class SFTConfig:
     """Share of the demonstrated episodes that is kept for validation, in [0, 1)."""
     max_grad_norm: float = 1.0
     """Larger gradients are scaled down to this norm."""
+    eval_episodes: int = 100
+    """Episodes played after it, greedy and as many sampled, to tell what it taught from what comes next; 0: none."""
 
     def __post_init__(self) -> None:
         for name in ("p_wrong", "held_out"):
@@ -29,5 +32,28 @@ class SFTConfig:
         for name in ("updates", "batch_turns", "lr", "max_grad_norm"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"sft.{name} must be > 0, got {getattr(self, name)}")
-        if self.turns < 0:
-            raise ValueError(f"sft.turns must be >= 0, got {self.turns}; 0 goes without demonstrations")
+        for name in ("turns", "eval_episodes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"sft.{name} must be >= 0, got {getattr(self, name)}; 0 goes without")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobConfig:
+    """Where and how the job runs; what is learned is `SFTConfig`'s."""
+
+    num_workers: int = 1
+    """Processes that train, each on its part of every batch."""
+    gpus_per_worker: float = 0.0
+    """GPUs of each; 0 trains on the CPU."""
+    cpus_per_worker: float = 1.0
+    """CPUs of each."""
+    save_every: int = 50
+    """Updates between checkpoints."""
+    max_reply_tokens: int = 256
+    """A reply is cut after so many tokens when it is validated."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Passed on to Hugging Face's `TrainingArguments`, e.g. bf16, gradient_checkpointing, fsdp, deepspeed."""
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 1 or self.save_every < 1:
+            raise ValueError(f"num_workers and save_every must be >= 1, got {self.num_workers} and {self.save_every}")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlvlm.algorithms.seats import Seat
+from rlvlm.demonstrations.players import ScriptedExpert
 from rlvlm.types.turns import TurnEpisode
 
 _FIRST_DEMONSTRATION_SEED = 2**33
@@ -25,26 +26,20 @@ def demonstrate(seat: Seat, num_turns: int, p_wrong: float, seed: int) -> list[T
     """
     if not seat.world.has_expert:
         raise ValueError("this world has no scripted expert; give a folder of demonstrations, or set --sft.turns 0")
+    expert = ScriptedExpert(p_wrong_action=p_wrong)
     noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
     episodes: list[TurnEpisode] = []
     turns = 0
     while turns < num_turns:
-        seat.begin(int(noise.integers(_FIRST_DEMONSTRATION_SEED, 2 * _FIRST_DEMONSTRATION_SEED)))
+        start = int(noise.integers(_FIRST_DEMONSTRATION_SEED, 2 * _FIRST_DEMONSTRATION_SEED))
+        seat.begin(start)
+        expert.begin(start)
         episode = None
         while episode is None:
-            episode = seat.play(_reply(seat, p_wrong, noise)).episode
+            episode = seat.play(expert.reply(seat.world, seat.turn).text).episode
         episodes.append(episode)
         turns += len(episode)
     return episodes
-
-
-def _reply(seat: Seat, p_wrong: float, noise: np.random.Generator) -> str:
-    world = seat.world
-    action = world.expert_action()
-    others = [other for other in world.legal() if other != action]
-    if others and noise.random() < p_wrong:
-        action = int(noise.choice(others))
-    return world.action_text(action, world.expert_thought())
 
 
 def split(episodes: Sequence[TurnEpisode], share: float) -> tuple[list[TurnEpisode], list[TurnEpisode]]:

@@ -11,7 +11,7 @@ from rlvlm.runs.policy.config import PolicyRunConfig
 
 def number_line() -> PolicyRunConfig:
     """gym-cards NumberLine. The start is kept short and noisy, so that what PPO adds can be seen."""
-    return _recipe("number_line", steps=6_144)
+    return _recipe("number_line", steps=7_168)
 
 
 def ez_points() -> PolicyRunConfig:
@@ -34,10 +34,10 @@ def _recipe(task: str, *, steps: int, gamma: float = 0.9, reward_scale: float = 
         task=task,
         steps=steps,
         env=task_env(task),
-        sft=SFTConfig(turns=128, p_wrong=0.4, updates=20),
-        algo=PPOConfig(objective=TokenPPOConfig(gamma=gamma), reward_scale=reward_scale),
-        eval=EvalConfig(every_steps=2_048, episodes=100),
-        track=TrackConfig(log_every_steps=512, checkpoint_every_steps=2_048),
+        sft=SFTConfig(turns=1_000, p_wrong=0.4, updates=100),
+        algo=PPOConfig(objective=TokenPPOConfig(gamma=gamma), reward_scale=reward_scale, lr=2e-4),
+        eval=EvalConfig(every_steps=steps // 2, episodes=200),
+        track=TrackConfig(log_every_steps=512, checkpoint_every_steps=steps // 2),
     )
 
 

@@ -59,7 +59,9 @@ def test_fine_tuning_makes_demonstrations_likelier_and_leaves_the_critic_alone(t
 def test_an_action_head_is_taught_the_action(tmp_path: Path):
     policy = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2)
     assert policy.action_head is not None
-    torch.nn.init.zeros_(policy.action_head[-1].weight)
+    last = policy.action_head[-1]
+    assert isinstance(last, torch.nn.Linear)
+    torch.nn.init.zeros_(last.weight)
     place = seat()
     config = SFTConfig(updates=12, batch_turns=16, lr=1e-3, held_out=0.0)
     episodes = demonstrate(place, 8, 0.0, 0)

@@ -1,0 +1,62 @@
+"""`rlvlm sft TASK --from DATA`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rlvlm.algorithms.sft.config import JobConfig, SFTConfig
+from rlvlm.envs.registry import task_env, task_summary
+from rlvlm.errors import EXIT_DONE, UsageError
+from rlvlm.policies.vlm.config import PolicyConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTArguments:
+    """Teach a policy the demonstrations in a folder; again with the same --out: goes on where it stopped."""
+
+    source: Annotated[Path, tyro.conf.arg(name="from")]
+    """Folder that `rlvlm collect` made."""
+    out: Path = Path()
+    """Folder of what is trained; by default `sft/TASK`."""
+    seed: int = 0
+    """Of the policy's new parts and the order of the demonstrations."""
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    sft: SFTConfig = field(default_factory=SFTConfig)
+    job: JobConfig = field(default_factory=JobConfig)
+
+
+def command(words: Sequence[str], prog: str) -> int:
+    """`sft TASK --from DATA [options]`: what the held-out episodes say of the result."""
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+        raise UsageError(f"name a task first: {prog} TASK --from DATA; tasks: {task_summary()}", f"{prog} --help")
+    task, options = ("number_line", words[:1]) if words[0].startswith("-") else (words[0], words[1:])
+    default = SFTArguments(source=Path(), out=Path("sft") / task.replace("/", "-"))
+    arguments = tyro.cli(SFTArguments, default=default, args=options, prog=f"{prog} {task}")
+    from rlvlm.demonstrations.folder import open_folder
+
+    folder = open_folder(arguments.source)  # a wrong name is told before anything heavy is imported
+    if folder.task != task:
+        raise UsageError(f"{arguments.source} holds demonstrations of {folder.task}, not of {task}")
+    from rlvlm.algorithms.ppo_vlm.algorithm import make_seat
+    from rlvlm.algorithms.sft.trainer import Lesson, load_demonstrations, make_policy, run_sft
+    from rlvlm.runs.processes.private_ray import ray_session
+
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    lesson = Lesson(
+        make_policy=partial(make_policy, arguments.policy, folder.action_names),
+        make_seat=partial(make_seat, task, task_env(task)),
+        load_episodes=partial(load_demonstrations, arguments.source.absolute()),
+        sft=arguments.sft,
+        job=arguments.job,
+        seed=arguments.seed,
+    )
+    with ray_session(None, num_workers=arguments.job.num_workers):
+        measured = run_sft(lesson, arguments.out)
+    numbers = ", ".join(f"{name.partition('/')[2].replace('_', ' ')} {value:.3f}" for name, value in measured.items())
+    sys.stdout.write(f"{arguments.out}: {numbers}\n")
+    return EXIT_DONE

@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+
+from rlvlm import metrics
+from rlvlm.algorithms.ppo_vlm.play import Hand, play_episodes
+from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer, is_strict_success, wilson_interval
+from rlvlm.algorithms.seats import Seat
+from rlvlm.algorithms.sft.demonstrations import demonstrate
+from rlvlm.envs.registry import make_world, task_env
+from rlvlm.policies.vlm.engine import PolicyEngine
+from tests.tiny_policy import tiny_policy
+
+
+def make_seat() -> Seat:
+    return Seat(make_world("number_line", task_env("number_line"), 0), "number_line")
+
+
+def test_an_interval_by_hand():
+    # 8 of 10 at z = 2: centre (.8 + .2) / 1.4, reach 2 * sqrt(.016 + .01) / 1.4.
+    low, high = wilson_interval(8, 10, z=2.0)
+    assert (low, high) == (pytest.approx(0.7143 - 0.2303, abs=1e-4), pytest.approx(0.7143 + 0.2303, abs=1e-4))
+    assert wilson_interval(200, 200) == (pytest.approx(0.9811, abs=1e-3), 1.0)
+    assert wilson_interval(0, 5)[0] == 0
+
+
+def test_one_wrong_step_fails_the_strict_test_and_reaches_the_goal_all_the_same():
+    seat = make_seat()
+    for seed in range(20):
+        seat.begin(seed)
+        legal = seat.world.expert_action()
+        wrong = seat.play(seat.world.action_text(1 - legal))
+        outcome = wrong
+        while outcome.episode is None:
+            outcome = seat.play(seat.world.action_text(seat.world.expert_action()))
+        assert outcome.episode.success.any() and not is_strict_success(outcome.episode)
+    assert all(is_strict_success(episode) for episode in demonstrate(seat, 20, 0.0, 0))
+
+
+def test_an_episode_does_not_depend_on_what_is_played_beside_it(tmp_path: Path):
+    hand = Hand(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=6, temperature=1.0)
+    together = play_episodes(hand, make_seat, [5, 6, 7], 3, greedy=False)
+    alone = play_episodes(hand, make_seat, [7], 1, greedy=False)
+    texts = [[reply.text for reply in episode.replies] for episode, _ in (together[2], alone[0])]
+    assert texts[0] == texts[1]
+    assert [episode.seed for episode, _ in together] == [5, 6, 7]
+    assert len(together[0][1]) == len(together[0][0])
+
+
+def test_an_evaluation_counts_both_decodings(tmp_path: Path):
+    hand = Hand(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=4, temperature=1.0)
+    evaluation, played = TurnsPlayer(hand, make_seat, 2).evaluate(2)
+    assert len(evaluation.episodes) == len(played) == 2
+    assert evaluation.metrics[metrics.EVAL_INVALID] == 1  # four random tokens are no reply
+    assert evaluation.metrics[metrics.EVAL_SAMPLED_STRICT_SUCCESS] == 0
+    assert evaluation.metrics[metrics.EVAL_SAMPLED_STRICT_HIGH] == pytest.approx(0.6576, abs=1e-3)
+    assert evaluation.metrics[metrics.EVAL_REPLY_TOKENS] == 4
