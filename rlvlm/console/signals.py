@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from types import FrameType
 from typing import Any
 
@@ -29,11 +30,18 @@ class StopRequest:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def take_over(self) -> None:
-        """Puts our handlers in place again: starting Ray replaces some of them."""
+        """Puts our handlers in place again: starting Ray replaces some of them.
+
+        Outside of the main thread, where Python allows none, the run cannot be stopped by a signal.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number in ASKED_BY:
             signal.signal(number, self._ask)
 

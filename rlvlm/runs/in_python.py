@@ -1,6 +1,8 @@
 """A run from Python: trained in this process, and its learned reward as a function of images. See docs/python.md."""
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import numpy as np
@@ -24,12 +26,21 @@ from rlvlm.types.steps import FloatArray, Frames
 def train(config: RunConfig) -> RunFolder:
     """Runs `config` to its end, as `python -m rlvlm.run` does, and returns its folder.
 
+    Works in scripts and in notebooks. A notebook's cell lives in a running asyncio loop, where Ray Serve's handles do
+    not answer: there the run gets a thread of its own, which no signal can stop.
+
     Raises:
         RunError: it cannot start or go on.
     """
     check_before_run(config)
     folder = create_folder(config, ["rlvlm.train"], datetime.now())
-    start_run(folder, config)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # there is none
+        start_run(folder, config)
+        return folder
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pool.submit(start_run, folder, config).result()
     return folder
 
 

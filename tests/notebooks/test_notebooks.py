@@ -13,6 +13,9 @@ TINY = ["--steps", "600", "--env.episode-steps", "20", "--algo.seed-steps", "100
         "--feedback.every-steps", "200", "--feedback.queries", "20", "--reward-model.min-updates", "5",
         "--reward-model.max-updates", "5", "--algo.catch-up-updates", "5", "--eval.every-steps", "300",
         "--eval.episodes", "1"]
+TINY_SETTINGS = {
+    name.removeprefix("--").replace("-", "_"): int(value) for name, value in zip(TINY[::2], TINY[1::2], strict=True)
+}
 SWEEP = """
 title: True reward and a coin
 tasks: [rlvlm.testing:TINY]
@@ -25,7 +28,7 @@ sources:
   random: {title: a coin, settings: {reward.teacher: random}}
 """
 SMALL = {
-    "first_run": {"TASK": "rlvlm.testing:TINY", "ARGS": TINY},
+    "first_run": {"TASK": "rlvlm.testing:TINY", "SMOKE": False, "SETTINGS": TINY_SETTINGS},
     "judge_pairs": {"NUM_PAIRS": 2},
     "write_a_task": {"FILE": str(ROOT / "examples" / "slide_ball.py"), "ARGS": TINY},
     "compare_sources": {"SWEEP": SWEEP, "ARGS": []},
