@@ -80,9 +80,9 @@ class Contest:
                 suppress_tokens=policy.banned_ids.tolist(),
                 max_new_tokens=self.config.max_new_tokens,
                 eos_token_id=policy.stop_id,
-                pad_token_id=policy.pad_id,
+                pad_token_id=policy.backbone.pad_id,
             )
-        return int((made[:, inputs["input_ids"].shape[1] :] != policy.pad_id).sum())
+        return int((made[:, inputs["input_ids"].shape[1] :] != policy.backbone.pad_id).sum())
 
     def one_by_one(self, count: int) -> int:
         """The references' way."""

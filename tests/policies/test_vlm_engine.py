@@ -47,7 +47,7 @@ def test_greedy_replies_are_those_of_generate(policy: VLMPolicy) -> None:
             max_new_tokens=8,
             suppress_tokens=policy.banned_ids.tolist(),
             eos_token_id=policy.stop_id,
-            pad_token_id=policy.pad_id,
+            pad_token_id=policy.backbone.pad_id,
         )
         assert made[0, inputs["input_ids"].shape[1] :].tolist() == reply.tokens.reply_ids.tolist()
 

@@ -119,12 +119,12 @@ def test_a_detached_value_does_not_reach_the_backbone(policy: VLMPolicy) -> None
 def test_banned_tokens_have_no_probability(policy: VLMPolicy) -> None:
     tokenizer = policy.tokenizer
     banned = set(policy.banned_ids.tolist())
-    assert policy.stop_id not in banned and policy.pad_id in banned
+    assert policy.stop_id not in banned and policy.backbone.pad_id in banned
     assert policy.model.config.image_token_id in banned
     assert {tokenizer.convert_tokens_to_ids(token) for token in ("<|im_start|>", "<|vision_start|>")} <= banned
     with torch.no_grad():
-        hidden = torch.randn(3, policy.text_config().hidden_size)
-        policy_logits = policy.next_token_log_probs(hidden, 1.0)
+        hidden = torch.randn(3, policy.backbone.text_config.hidden_size)
+        policy_logits = policy.backbone.next_token_log_probs(hidden, 1.0)
     assert policy_logits[:, policy.banned_ids].exp().max() == 0
     torch.testing.assert_close(policy_logits.exp().sum(-1), torch.ones(3))
 

@@ -99,13 +99,13 @@ class PolicyEngine:
         asked = self._asked(requests)
         noise = None if greedy else _uniforms(requests, max_new_tokens)
         padded = policy.pad(asked)
-        cache = DynamicCache(config=policy.text_config())
+        cache = DynamicCache(config=policy.backbone.text_config)
         state = policy.hidden(padded, [one.image for one in asked], cache)[:, -1]
         values = policy.value(state).tolist()
         chosen, log_probs = [], []
         is_open = torch.ones(len(asked), dtype=torch.bool, device=policy.device)
         for step in range(max_new_tokens):
-            table = policy.next_token_log_probs(state, temperature)
+            table = policy.backbone.next_token_log_probs(state, temperature)
             tokens = _draw(table, None if noise is None else noise[step])
             log_probs.append(table.gather(-1, tokens[:, None])[:, 0])
             chosen.append(tokens)
@@ -121,7 +121,7 @@ class PolicyEngine:
         mask = padded.attention
         if mask is not None:
             mask = torch.cat([mask, mask.new_ones(len(tokens), step + 1)], 1)
-        return self.policy.go_over(self.policy.embed(tokens[:, None]), positions, mask, cache, {})[:, -1]
+        return self.policy.backbone.go_on(tokens, positions, mask, cache)
 
     def _replies(
         self, asked: Sequence[ReplyTokens], ids: Tensor, log_probs: Tensor, values: Sequence[float]

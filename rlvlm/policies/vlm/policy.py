@@ -1,14 +1,11 @@
 """A chat VLM that acts: it reads an image and words, writes a reply, and can tell the log-prob of any stored reply.
 
-Algorithms train it; `engine` samples from it. Every family of chat VLM with a vision encoder and a language model of
-its own works the same here: the image is encoded, its tokens are put in the places that the prompt keeps for them, and
-the language model goes over the result.
+Algorithms train it; `engine` samples from it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rlvlm.policies.vlm.backbone import Backbone
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.images import SeenImage, SeenImages
 from rlvlm.policies.vlm.padding import Padded, pad
@@ -24,9 +22,7 @@ from rlvlm.types.sampling import IntArray, ReplyTokens
 from rlvlm.types.steps import Frames
 
 NO_REPLY: IntArray = np.zeros(0, np.int64)
-_NEVER = -1e9
-"""Logit of a token that may not be written; finite, so that entropies and gradients stay so."""
-_REMEMBERED_PROMPTS = 4_096
+_SHOWN_AT_ONCE = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,66 +62,40 @@ class VLMPolicy(nn.Module):
         self.config = config
         self.num_actions = num_actions
         self.images = SeenImages(config.cache_mib << 20)
-        self._chat: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-        """The chat VLM itself: an adapter's layers lie inside it."""
-        width = self._chat.config.get_text_config().hidden_size
-        self.value_head = _head(width, config.head_width, 1)
-        self.action_head = _head(width, config.head_width, num_actions) if config.acts == "head" else None
-        for name, parameter in self._chat.named_parameters():
+        self.backbone = Backbone(model.get_base_model() if hasattr(model, "get_base_model") else model, processor)
+        width = self.backbone.text_config.hidden_size
+        self.value_head = _head(width, config.head_width, 1).to(self.device)
+        self.action_head = (
+            _head(width, config.head_width, num_actions).to(self.device) if config.acts == "head" else None
+        )
+        for name, parameter in model.named_parameters():
             if not config.train_vision and _is_vision(name):
                 parameter.requires_grad_(False)
-        self.to(self.device).eval()
-        self._encode = lru_cache(_REMEMBERED_PROMPTS)(self._encode_now)
-        self._place = lru_cache(_REMEMBERED_PROMPTS)(self._place_now)
-
-    # What it is made of
+        self.eval()
 
     @property
     def device(self) -> torch.device:
         """Where the weights lie."""
-        return next(self._chat.parameters()).device
+        return self.backbone.device
 
     @property
     def tokenizer(self) -> Any:
         """The processor's."""
         return self.processor.tokenizer
 
-    @cached_property
+    @property
     def stop_id(self) -> int:
         """The token that ends a reply."""
-        return self.tokenizer.eos_token_id
+        return self.backbone.stop_id
 
-    @cached_property
-    def pad_id(self) -> int:
-        """The token that stands where nothing stands."""
-        return self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.stop_id
-
-    @cached_property
+    @property
     def banned_ids(self) -> Tensor:
-        """Tokens that a reply may not hold: those of images, padding and the chat's format, and ids without a token.
-
-        They are masked when sampling and when recomputing, or the two distributions would differ.
-        """
-        added = [index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special]
-        unused = range(len(self.tokenizer), self._head.weight.shape[0])
-        banned = {*self.tokenizer.all_special_ids, *added, *unused, self._image_id} - {self.stop_id}
-        return torch.tensor(sorted(banned), device=self.device)
-
-    @cached_property
-    def _image_id(self) -> int:
-        return self._chat.config.image_token_id
-
-    @property
-    def _language(self) -> Any:
-        return self._chat.model.language_model
-
-    @property
-    def _head(self) -> Any:
-        return self._chat.get_output_embeddings()
+        """Tokens that a reply may not hold."""
+        return self.backbone.banned_ids
 
     def backbone_parameters(self) -> list[nn.Parameter]:
         """What learns of the chat VLM: all of its language model, or its adapter."""
-        return [parameter for parameter in self._chat.parameters() if parameter.requires_grad]
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def head_parameters(self) -> list[nn.Parameter]:
         """What learns of the value head and the action head."""
@@ -154,17 +124,9 @@ class VLMPolicy(nn.Module):
         if self.config.train_vision:
             self.images.clear()
 
-    # Words in, ids out
-
     def encode(self, prompt: str, size_px: tuple[int, int]) -> IntArray:
         """[P] ids of one user turn with an image of `size_px` (H, W) and `prompt`, up to where the reply begins."""
-        return self._encode(prompt, size_px)
-
-    def _encode_now(self, prompt: str, size_px: tuple[int, int]) -> IntArray:
-        content = [{"type": "image"}, {"type": "text", "text": prompt}]
-        chat = self.processor.apply_chat_template([{"role": "user", "content": content}])
-        blank = np.zeros((*size_px, 3), np.uint8)
-        return self.processor(text=[chat], images=[[blank]])["input_ids"][0].numpy()
+        return self.backbone.encode(prompt, size_px)
 
     def write(self, prompt: str, image: bytes, text: str) -> ReplyTokens:
         """What the policy would have stored had it answered `prompt` with `text`: for training on demonstrations.
@@ -189,91 +151,29 @@ class VLMPolicy(nn.Module):
             return np.zeros(len(reply_ids), bool)
         return tokens_of_span(self.tokenizer, reply_ids, span)
 
-    # Images in, features out
-
     def show(self, keys: Sequence[bytes], frames: Frames) -> None:
         """Encodes `frames` [N, H, W, 3] and keeps what the language model needs of them under `keys`.
 
         Call it for the places that `images.missing` names, so that nothing is drawn or encoded twice.
         """
-        with torch.no_grad():
-            features, grids = self.look(list(frames))
-        for row, key in enumerate(keys):
-            kept = frames[row] if self.config.train_vision else None
-            image = SeenImage(features=features[row], grid=grids[row], size_px=frames.shape[1:3], frame=kept)
-            self.images.add(key, image)
-
-    def look(self, frames: Sequence[NDArray[np.uint8]]) -> tuple[list[Tensor], list[tuple[int, int, int]]]:
-        """Visual tokens [layers, tokens, D] of each of `frames`, N times [H, W, 3], with gradients, and their grids."""
-        marks = self.processor.apply_chat_template([{"role": "user", "content": [{"type": "image"}]}])
-        inputs = self.processor(text=[marks] * len(frames), images=[[frame] for frame in frames])
-        pixels = {
-            name: tensor.to(self.device)
-            for name, tensor in inputs.items()
-            if name in ("pixel_values", "image_grid_thw", "image_sizes")
-        }
-        seen = self._chat.model.get_image_features(**pixels)
-        layers = [*(getattr(seen, "deepstack_features", None) or []), seen.pooler_output]
-        counts = (inputs["input_ids"] == self._image_id).sum(1).tolist()
-        split = [layer if isinstance(layer, (list, tuple)) else layer.split(counts) for layer in layers]
-        grids = inputs["image_grid_thw"].tolist() if "image_grid_thw" in inputs else [[0, 0, 0]] * len(frames)
-        return [torch.stack(rows) for rows in zip(*split, strict=True)], [(t, h, w) for t, h, w in grids]
-
-    # The forward pass
+        for begin in range(0, len(keys), _SHOWN_AT_ONCE):
+            part = list(frames[begin : begin + _SHOWN_AT_ONCE])
+            with torch.no_grad():
+                features, grids = self.backbone.look(part)
+            for key, frame, seen, grid in zip(keys[begin:], part, features, grids, strict=False):
+                kept = frame if self.config.train_vision else None
+                self.images.add(key, SeenImage(features=seen, grid=grid, size_px=frames.shape[1:3], frame=kept))
 
     def pad(self, asked: Sequence[ReplyTokens]) -> Padded:
         """The batch of `asked`."""
         seen = self.images.get([one.image for one in asked])
-        positions = [self._place(one.prompt_ids.tobytes(), image.grid) for one, image in zip(asked, seen, strict=True)]
+        positions = [self.backbone.place(one.prompt_ids, image.grid) for one, image in zip(asked, seen, strict=True)]
         prompts, replies = [one.prompt_ids for one in asked], [one.reply_ids for one in asked]
-        return pad(prompts, positions, replies, self.pad_id, self.device)
-
-    def _place_now(self, prompt_bytes: bytes, grid: tuple[int, int, int]) -> Tensor:
-        """[R, P] rotary positions of one prompt."""
-        ids = torch.frombuffer(bytearray(prompt_bytes), dtype=torch.long)[None]
-        if not hasattr(self._chat.model, "get_rope_index"):
-            return torch.arange(ids.shape[1])[None]
-        kinds = (ids == self._image_id).int()
-        positions, _ = self._chat.model.get_rope_index(
-            ids, mm_token_type_ids=kinds, image_grid_thw=torch.tensor([grid])
-        )
-        return positions[:, 0]
+        return pad(prompts, positions, replies, self.backbone.pad_id, self.device)
 
     def hidden(self, padded: Padded, images: Sequence[bytes], cache: Any = None) -> Tensor:
         """[B, P + N, D] last hidden states of a whole batch; `cache` takes up its keys and values."""
-        features = [image.features for image in self._features(images)]
-        embedded = self._language.get_input_embeddings()(padded.ids)
-        is_image = padded.ids == self._image_id
-        layers = [torch.cat(rows) for rows in zip(*features, strict=True)]
-        embedded = embedded.masked_scatter(is_image[..., None], layers[-1].to(embedded.dtype))
-        deep = {"visual_pos_masks": is_image, "deepstack_visual_embeds": layers[:-1]} if len(layers) > 1 else {}
-        return self.go_over(embedded, padded.positions, padded.attention, cache, deep)
-
-    def go_over(
-        self, embedded: Tensor, positions: Tensor, attention: Tensor | None, cache: Any, deep: dict[str, Any]
-    ) -> Tensor:
-        """[B, N, D] last hidden states of `embedded` [B, N, D] at `positions` [R, B, N], after what `cache` holds."""
-        return self._language(
-            inputs_embeds=embedded,
-            position_ids=positions if len(positions) > 1 else positions[0],
-            attention_mask=attention,
-            past_key_values=cache,
-            use_cache=cache is not None,
-            **deep,
-        ).last_hidden_state
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """[..., D] input embeddings of text tokens."""
-        return self._language.get_input_embeddings()(ids)
-
-    def text_config(self) -> Any:
-        """The language model's config: a cache of keys and values is made from it."""
-        return self._chat.config.get_text_config()
-
-    def next_token_log_probs(self, hidden: Tensor, temperature: float) -> Tensor:
-        """[..., V] float32 log-probs of the next token; banned tokens have none."""
-        logits = self._head(hidden).float() / temperature
-        return logits.index_fill(-1, self.banned_ids, _NEVER).log_softmax(-1)
+        return self.backbone.hidden(padded, self._features(images), cache)
 
     def read(
         self,
@@ -297,7 +197,7 @@ class VLMPolicy(nn.Module):
         hidden = self.hidden(padded, [one.image for one in asked])
         before = hidden[:, padded.prompt_length - 1 : -1]  # [B, N, D] what each reply token was drawn from
         mask = padded.is_reply
-        log_probs = self.next_token_log_probs(before[mask], temperature)  # [tokens, V]
+        log_probs = self.backbone.next_token_log_probs(before[mask], temperature)  # [tokens, V]
         chosen = log_probs.gather(-1, padded.replies[mask][:, None])[:, 0]
         zeros = torch.zeros(mask.shape, device=self.device)
         state = hidden[:, padded.prompt_length - 1]
@@ -352,7 +252,7 @@ class VLMPolicy(nn.Module):
         if not (self.config.train_vision and torch.is_grad_enabled()):
             return seen
         firsts = {key: image for key, image in zip(keys, seen, strict=True)}
-        features, _ = self.look([image.frame for image in firsts.values() if image.frame is not None])
+        features, _ = self.backbone.look([image.frame for image in firsts.values() if image.frame is not None])
         again = {
             key: SeenImage(features=fresh, grid=image.grid, size_px=image.size_px)
             for (key, image), fresh in zip(firsts.items(), features, strict=True)

@@ -1,6 +1,7 @@
 """Training end to end at a small scale: both phases run, the weights load as a policy, and a seed repeats itself."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -11,7 +12,7 @@ from rlvlm.pocket.policy.train import Trainer
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 
-TINY = {"moments": 60, "held_out": 20, "seeing_steps": 3, "talking_steps": 3, "batch": 6}
+TINY: dict[str, Any] = {"moments": 60, "held_out": 20, "seeing_steps": 3, "talking_steps": 3, "batch": 6}
 
 
 @pytest.mark.slow
@@ -23,7 +24,7 @@ def test_eyes_and_language_learn_and_the_weights_load(tmp_path: Path) -> None:
     first, second = (load_file(folder / "model.safetensors") for folder in folders)
     assert all(first[name].equal(second[name]) for name in first), "the same seed gives the same weights"
     assert load_policy(PolicyConfig(model=str(folders[0]), learns="all", device="cpu")).stop_id > 0
-    begun = Trainer(TrainConfig(out=tmp_path / "on", start=folders[0], **(TINY | {"seeing_steps": 0})), LESSONS[:1])
+    begun = Trainer(TrainConfig(out=tmp_path / "on", start=folders[0], **{**TINY, "seeing_steps": 0}), LESSONS[:1])
     begun.train()
     after = load_file(tmp_path / "on" / "model.safetensors")
     changed = {name for name in first if not first[name].equal(after[name])}

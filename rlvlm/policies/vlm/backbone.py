@@ -1,0 +1,151 @@
+"""A chat VLM taken apart: images to visual tokens, words to ids, both to hidden states, hidden states to log-probs.
+
+Every family with a vision encoder and a language model of its own works the same here: the image is encoded, its tokens
+are put in the places that the prompt keeps for them, and the language model goes over the result. That allows what the
+models' own forward pass does not: encoding an image once however often it is asked about.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlvlm.policies.vlm.images import SeenImage
+from rlvlm.policies.vlm.padding import Padded
+from rlvlm.types.sampling import IntArray
+
+Grid = tuple[int, int, int]
+_NEVER = -1e9
+"""Logit of a token that may not be written; finite, so that entropies and gradients stay so."""
+_REMEMBERED_PROMPTS = 4_096
+
+
+class Backbone:
+    """The parts of a chat VLM.
+
+    Args:
+        model: an `AutoModelForImageTextToText`; an adapter's layers may lie inside it. It stays the owner's.
+        processor: of `rlvlm.vlms.processors`: turns chats and images into the model's inputs.
+    """
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        self.model = model
+        self.processor = processor
+        tokenizer = processor.tokenizer
+        self.stop_id: int = tokenizer.eos_token_id
+        """The token that ends a reply."""
+        self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_id
+        """The token that stands where nothing stands."""
+        self.image_id: int = model.config.image_token_id
+        """The token that keeps a place for a visual token."""
+        self.text_config: Any = model.config.get_text_config()
+        """The language model's: a cache of keys and values is made from it."""
+        self.banned_ids = self._banned(tokenizer)
+        """[banned] tokens that a reply may not hold: those of images, padding and the chat's format, and ids without a
+        token. They are masked when sampling and when recomputing, or the two distributions would differ."""
+        self._prompts: dict[tuple[str, tuple[int, int]], IntArray] = {}
+        self._positions: dict[tuple[bytes, Grid], Tensor] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return next(self.model.parameters()).device
+
+    def encode(self, prompt: str, size_px: tuple[int, int]) -> IntArray:
+        """[P] ids of one user turn with an image of `size_px` (H, W) and `prompt`, up to where the reply begins."""
+        if (prompt, size_px) not in self._prompts:
+            content = [{"type": "image"}, {"type": "text", "text": prompt}]
+            chat = self.processor.apply_chat_template([{"role": "user", "content": content}])
+            ids = self.processor(text=[chat], images=[[np.zeros((*size_px, 3), np.uint8)]])["input_ids"][0].numpy()
+            _remember(self._prompts, (prompt, size_px), ids)
+        return self._prompts[prompt, size_px]
+
+    def place(self, prompt_ids: IntArray, grid: Grid) -> Tensor:
+        """[R, P] rotary positions of one prompt: time, height and width, or one row for models without these."""
+        key = prompt_ids.tobytes(), grid
+        if key not in self._positions:
+            ids = torch.from_numpy(prompt_ids)[None]
+            places = torch.arange(len(prompt_ids))[None]
+            if hasattr(self.model.model, "get_rope_index"):
+                kinds = (ids == self.image_id).int()
+                places = self.model.model.get_rope_index(
+                    ids, mm_token_type_ids=kinds, image_grid_thw=torch.tensor([grid])
+                )[0][:, 0]
+            _remember(self._positions, key, places)
+        return self._positions[key]
+
+    def look(self, frames: Sequence[NDArray[np.uint8]]) -> tuple[list[Tensor], list[Grid]]:
+        """Visual tokens [layers, tokens, D] of each of `frames`, N times [H, W, 3], with gradients, and their grids."""
+        marks = self.processor.apply_chat_template([{"role": "user", "content": [{"type": "image"}]}])
+        inputs = self.processor(text=[marks] * len(frames), images=[[frame] for frame in frames])
+        pixels = {
+            name: tensor.to(self.device)
+            for name, tensor in inputs.items()
+            if name in ("pixel_values", "image_grid_thw", "image_sizes")
+        }
+        seen = self.model.model.get_image_features(**pixels)
+        layers = [*(getattr(seen, "deepstack_features", None) or []), seen.pooler_output]
+        counts = (inputs["input_ids"] == self.image_id).sum(1).tolist()
+        split = [layer if isinstance(layer, (list, tuple)) else layer.split(counts) for layer in layers]
+        grids = inputs["image_grid_thw"].tolist() if "image_grid_thw" in inputs else [[0, 0, 0]] * len(frames)
+        return [torch.stack(rows) for rows in zip(*split, strict=True)], [(t, h, w) for t, h, w in grids]
+
+    def hidden(self, padded: Padded, images: Sequence[SeenImage], cache: Any = None) -> Tensor:
+        """[B, P + N, D] last hidden states of a whole batch.
+
+        Args:
+            padded: prompts and replies.
+            images: B of them.
+            cache: takes up keys and values, where given.
+        """
+        layers = [torch.cat(rows) for rows in zip(*(image.features for image in images), strict=True)]
+        embedded = self.model.model.language_model.get_input_embeddings()(padded.ids)
+        is_image = padded.ids == self.image_id
+        embedded = embedded.masked_scatter(is_image[..., None], layers[-1].to(embedded.dtype))
+        deep = {"visual_pos_masks": is_image, "deepstack_visual_embeds": layers[:-1]} if len(layers) > 1 else {}
+        return self._language(embedded, padded.positions, padded.attention, cache, deep)
+
+    def go_on(self, tokens: Tensor, positions: Tensor, attention: Tensor | None, cache: Any) -> Tensor:
+        """[B, D] last hidden states of one more token each.
+
+        Args:
+            tokens: [B].
+            positions: [R, B, 1].
+            attention: [B, tokens so far] 1 for those that may be attended to; None for all.
+            cache: keys and values of the tokens before.
+        """
+        embedded = self.model.model.language_model.get_input_embeddings()(tokens[:, None])
+        return self._language(embedded, positions, attention, cache, {})[:, -1]
+
+    def next_token_log_probs(self, hidden: Tensor, temperature: float) -> Tensor:
+        """[..., V] float32 log-probs of the token after `hidden` [..., D]; banned tokens have none."""
+        logits = self.model.get_output_embeddings()(hidden).float() / temperature
+        return logits.index_fill(-1, self.banned_ids.to(logits.device), _NEVER).log_softmax(-1)
+
+    def _language(
+        self, embedded: Tensor, positions: Tensor, attention: Tensor | None, cache: Any, deep: dict[str, Any]
+    ) -> Tensor:
+        return self.model.model.language_model(
+            inputs_embeds=embedded,
+            position_ids=positions if len(positions) > 1 else positions[0],
+            attention_mask=attention,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            **deep,
+        ).last_hidden_state
+
+    def _banned(self, tokenizer: Any) -> Tensor:
+        added = [index for index, token in tokenizer.added_tokens_decoder.items() if token.special]
+        unused = range(len(tokenizer), self.model.get_output_embeddings().weight.shape[0])
+        banned = {*tokenizer.all_special_ids, *added, *unused, self.image_id} - {self.stop_id}
+        return torch.tensor(sorted(banned))
+
+
+def _remember(memory: dict[Any, Any], key: Any, value: Any) -> None:
+    """Adds to `memory`, which forgets what it has held for longest when it is full."""
+    if len(memory) >= _REMEMBERED_PROMPTS:
+        del memory[next(iter(memory))]
+    memory[key] = value
