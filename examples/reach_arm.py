@@ -3,7 +3,7 @@
 import numpy as np
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.mujoco_scene import MujocoScene, Outcome, SceneWorld
+from rlvlm.envs.mujoco.scene import MujocoScene, Outcome, SceneWorld
 from rlvlm.envs.registry import Task
 
 TASK = Task(

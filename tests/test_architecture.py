@@ -64,7 +64,7 @@ NAMED_MODULE = re.compile(r"(rlvlm(?:\.\w+)+)\.?(?::\w*)?")
 """A string that names a module, or something in one: `rlvlm.envs.cartpole:CartPole`. It counts as an import."""
 MAX_FILES = 12
 """In one folder, beside its `__init__`."""
-TOO_MANY_FILES = {"envs": 15}  # to be mended: this list may only shrink
+TOO_MANY_FILES: dict[str, int] = {}  # to be mended: this list may only shrink
 
 
 def imported_names(tree: ast.AST) -> Iterator[str]:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.painter import close_at_exit
+from rlvlm.envs.mujoco.painter import close_at_exit
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.world import World, check_action
 from rlvlm.errors import UsageError, first_line

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
-from rlvlm.envs.mujoco_scene import Outcome, SceneWorld
-from rlvlm.envs.painter import Camera
+from rlvlm.envs.mujoco.painter import Camera
+from rlvlm.envs.mujoco.scene import Outcome, SceneWorld
 from rlvlm.types.steps import FloatArray
 
 _PER_SIDE = 4

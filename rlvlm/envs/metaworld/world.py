@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.metaworld.scene import Scene
-from rlvlm.envs.mujoco_world import MujocoWorld
-from rlvlm.envs.painter import Painter
+from rlvlm.envs.mujoco.painter import Painter
+from rlvlm.envs.mujoco.world import MujocoWorld
 from rlvlm.envs.world import check_action
 from rlvlm.types.steps import FloatArray
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.mujoco_scene import SceneWorld
+from rlvlm.envs.mujoco.scene import SceneWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.testing import check_world
 from rlvlm.types.steps import FloatArray, Frames

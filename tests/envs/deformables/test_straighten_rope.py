@@ -5,7 +5,7 @@ import pytest
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.straighten_rope import draw_curve
-from rlvlm.envs.mujoco_scene import SceneWorld
+from rlvlm.envs.mujoco.scene import SceneWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.testing import check_world
 from rlvlm.types.steps import FloatArray

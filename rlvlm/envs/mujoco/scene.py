@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.mujoco_world import MujocoWorld
-from rlvlm.envs.painter import Camera, Painter
+from rlvlm.envs.mujoco.painter import Camera, Painter
+from rlvlm.envs.mujoco.world import MujocoWorld
 from rlvlm.envs.world import check_action
 from rlvlm.errors import NumericsError
 from rlvlm.types.steps import FloatArray

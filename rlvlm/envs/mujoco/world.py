@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.painter import Painter
+from rlvlm.envs.mujoco.painter import Painter
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.world import World
 from rlvlm.types.steps import FloatArray, Frames

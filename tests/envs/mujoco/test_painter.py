@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from rlvlm.envs.painter import Camera, Painter
+from rlvlm.envs.mujoco.painter import Camera, Painter
 from rlvlm.errors import MachineError
 
 SCENE = """
@@ -81,7 +81,7 @@ def test_a_driver_that_fails_is_a_machine_error(monkeypatch: pytest.MonkeyPatch)
 def test_a_process_that_has_drawn_ends_silently() -> None:
     code = f"""
 import mujoco, numpy as np
-from rlvlm.envs.painter import Camera, Painter
+from rlvlm.envs.mujoco.painter import Camera, Painter
 model = mujoco.MjModel.from_xml_string('''{SCENE}''')
 painters = [Painter(model, {ABOVE!r}, np.zeros(model.ngeom, bool), ("stand",)) for _ in range(2)]
 for painter in painters:
