@@ -21,6 +21,9 @@ class EnvConfig:
     penalty; legacy: the reference's rules with their loopholes, and a random action for such a reply."""
     deals: Literal["any", "solvable"] = "any"
     """Of card games that may be impossible to win: any hand, as the reference deals, or solvable ones only."""
+    split: Literal["all", "training", "held_out"] = "all"
+    """Of worlds in turns: which starts (hands of cards, layouts of grids) episodes may have. A fifth of them is held
+    out, always the same ones; train on the others to see what becomes of starts that were never met."""
     shows_text: bool = False
     """Of MiniGrid: whether the prompt tells the mission, the direction and what is carried, which no picture shows."""
 

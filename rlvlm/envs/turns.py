@@ -4,6 +4,7 @@
 when somebody looks.
 """
 
+import hashlib
 import json
 from abc import abstractmethod
 from typing import Any, Literal
@@ -13,11 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.envs.replies import read_legacy, read_reply, write_reply
+from rlvlm.errors import UsageError
 from rlvlm.types.steps import FloatArray, Frames
 from rlvlm.types.turns import Reply, Turn
 
 Outcome = tuple[float, bool, bool]
 """Reward, terminated, truncated."""
+
+
+_MAX_STARTS = 1_000
+_HELD_OUT_BYTES = 51
+"""Of 256 values of a byte: a fifth."""
+
+
+def _is_held_out(start_key: bytes) -> bool:
+    return hashlib.sha256(start_key).digest()[0] < _HELD_OUT_BYTES
 
 
 class TurnWorld(gym.Env[Turn, str]):
@@ -41,14 +52,23 @@ class TurnWorld(gym.Env[Turn, str]):
     """Height and width as the reference draws it."""
     rules: Literal["mended", "legacy"] = "mended"
     """legacy: read and answer replies as the reference does."""
+    split: Literal["all", "training", "held_out"] = "all"
+    """Which starts episodes may have; see `EnvConfig`."""
     has_expert: bool = True
     """Whether `expert_action` and `expert_thought` know what to do."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Turn, dict[str, Any]]:
-        """First turn and info of a new episode; `options` is not used."""
+        """First turn and info of a new episode; `options` is not used.
+
+        Raises:
+            UsageError: no start of the wanted side of the split turned up: the world has too few different ones.
+        """
         super().reset(seed=seed, options=options)
-        self.begin()
-        return self.turn(), self.info()
+        for _ in range(_MAX_STARTS):
+            self.begin()
+            if self.split == "all" or (self.split == "held_out") == _is_held_out(self.start_key()):
+                return self.turn(), self.info()
+        raise UsageError(f"no start of this world is on the side {self.split!r} of the split", "--env.split all")
 
     def step(self, text: str) -> tuple[Turn, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of a world in turns is a text
         """Next turn, true reward, terminated, truncated, info.
@@ -88,6 +108,10 @@ class TurnWorld(gym.Env[Turn, str]):
     def legal(self) -> tuple[int, ...]:
         """Indices of the actions that are legal now: all, unless a member says otherwise."""
         return tuple(range(len(self.action_names)))
+
+    def start_key(self) -> bytes:
+        """What makes the present start a different one from others; asked right after `begin`."""
+        return self.snapshot().tobytes()
 
     def generator_text(self) -> str:
         """The state of the generator, for `get_state`."""

@@ -44,7 +44,7 @@ class NumberLine(TurnWorld):
     picture_px = (SIDE_PX, SIDE_PX)
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
-        self.rules = config.rules
+        self.rules, self.split = config.rules, config.split
         self._max_turns = min(config.episode_steps, _MAX_TURNS)
         self.reset(seed=seed)
 

@@ -46,7 +46,7 @@ class PointsGame(TurnWorld):
     """With more entries than this the next turn is the last, whatever is written."""
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
-        self.rules = config.rules
+        self.rules, self.split = config.rules, config.split
         self._max_turns = config.episode_steps
         self._must_be_solvable = config.deals == "solvable"
         self._symbols = "".join(name for name in self.action_names if name in "+-*/(")
@@ -66,6 +66,10 @@ class PointsGame(TurnWorld):
         self._entries: list[str] = []
         self._turns = 0
         self._is_won = False
+
+    def start_key(self) -> bytes:
+        """The numbers of the hand, in whatever order and suits."""
+        return bytes(sorted(min(int(rank), 10) for rank in self._cards[:, 0]))
 
     def act(self, action: int | None) -> Outcome:
         """Appends a symbol, or ends the episode."""

@@ -47,7 +47,7 @@ class MiniGridWorld(TurnWorld):
         env = gym.make(name, disable_env_checker=True).unwrapped
         assert isinstance(env, MiniGridEnv)
         self._env = env
-        self.rules = config.rules
+        self.rules, self.split = config.rules, config.split
         self._max_turns = config.episode_steps
         self._shows_text = config.shows_text
         entry = family(name)
@@ -78,6 +78,10 @@ class MiniGridWorld(TurnWorld):
     def legal(self) -> tuple[int, ...]:
         """The actions that are of use in this family of envs."""
         return self._legal
+
+    def start_key(self) -> bytes:
+        """The grid, wherever the agent starts in it."""
+        return self._grid().tobytes()
 
     def prompt(self) -> str:
         """The task, and the mission, direction and hand where text is wanted or the mission changes."""

@@ -1,0 +1,42 @@
+import pytest
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import make_world
+from rlvlm.errors import UsageError
+
+
+def starts(task: str, split, count: int = 120) -> list[bytes]:
+    world = make_world(task, EnvConfig(split=split), 0)
+    keys = []
+    for seed in range(count):
+        world.reset(seed=seed)
+        keys.append(world.start_key())
+    return keys
+
+
+@pytest.mark.parametrize("task", ["number_line", "blackjack", "points24", "doorkey_6x6"])
+def test_no_start_is_on_both_sides_and_all_of_them_are_on_one(task: str) -> None:
+    learned, held_out = set(starts(task, "training")), set(starts(task, "held_out"))
+    assert learned and held_out and not learned & held_out
+    everything = starts(task, "all")
+    share = sum(key in held_out or (key not in learned) for key in everything) / len(everything)
+    assert 0.02 < share < 0.6, "about a fifth is held out, and rare starts may be unknown here"
+
+
+def test_a_hand_is_the_same_in_any_order_and_suits() -> None:
+    world = make_world("points24", EnvConfig(split="held_out"), 0)
+    world.reset(seed=1)
+    state, key = world.get_state(), world.start_key()
+    world.set_state(state | {"cards": state["cards"][::-1].copy()})
+    assert world.start_key() == key
+
+
+def test_a_world_with_one_start_says_so() -> None:
+    sides = []
+    for split in ("training", "held_out"):
+        try:
+            make_world("minigrid/MiniGrid-Empty-6x6-v0", EnvConfig(split=split), 0)
+            sides.append(split)
+        except UsageError as error:
+            assert "--env.split all" in error.fix
+    assert len(sides) == 1
