@@ -64,7 +64,6 @@ NAMED_MODULE = re.compile(r"(rlvlm(?:\.\w+)+)\.?(?::\w*)?")
 """A string that names a module, or something in one: `rlvlm.envs.cartpole:CartPole`. It counts as an import."""
 MAX_FILES = 12
 """In one folder, beside its `__init__`."""
-TOO_MANY_FILES: dict[str, int] = {}  # to be mended: this list may only shrink
 
 
 def imported_names(tree: ast.AST) -> Iterator[str]:
@@ -154,10 +153,8 @@ def test_names_in_strings_are_imports() -> None:
 
 def test_a_room_has_a_dozen_files_at_most() -> None:
     counts = Counter(path.parent.relative_to(PACKAGE).as_posix() for path in SOURCES if path.name != "__init__.py")
-    full = {room: count for room, count in counts.items() if count > TOO_MANY_FILES.get(room, MAX_FILES)}
+    full = {room: count for room, count in counts.items() if count > MAX_FILES}
     assert not full, f"rooms of more than {MAX_FILES} files: {full}"
-    mended = {room for room in TOO_MANY_FILES if counts[room] <= MAX_FILES}
-    assert not mended, f"take {mended} off the list of rooms that are too full"
 
 
 def test_every_room_has_a_floor_and_none_is_called_utils() -> None:
