@@ -1,1 +1,5 @@
 """Chat VLMs for judges and policies: loading, processors, chat format and engines."""
+
+import logging
+
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on import it warns of a kernel that nobody here needs

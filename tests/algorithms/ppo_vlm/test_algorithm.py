@@ -139,3 +139,18 @@ def test_half_of_a_warm_up_leaves_the_policy_where_it_was(make: Any):
     after = weights(algorithm)
     changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert changed and all(name.startswith("value_head") for name in changed)
+
+
+@pytest.mark.parametrize("policy", [{}, {"learns": "lora", "lora_rank": 4}], ids=["copy", "adapter"])
+def test_the_reference_stays_where_ppo_started(make: Any, policy: dict[str, Any]):
+    algorithm = make(TokenPPOConfig(kl_weight=0.05), policy)
+    learner = algorithm._learner
+    algorithm.prepare(lambda line: None)
+    tokens = [played.move.tokens for played in algorithm._play().turns[0] if played is not None]
+    began = learner._reference_log_probs(tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(began, learner.policy.read(tokens).log_probs, rtol=0, atol=1e-5)
+    algorithm.train()
+    torch.testing.assert_close(learner._reference_log_probs(tokens), began, rtol=0, atol=1e-5)
+    with torch.no_grad():
+        assert (learner.policy.read(tokens).log_probs - began).abs().max() > 1e-4, "the policy itself moves on"
