@@ -17,7 +17,7 @@ import tyro
 
 from rlvlm import metrics
 from rlvlm.algorithms.evaluation import FIRST_SEED
-from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig, score_by_success
+from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig, SFTConfig
 from rlvlm.algorithms.grpo.groups import Group, gathered, sifted, weighed
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate
@@ -25,6 +25,7 @@ from rlvlm.algorithms.grpo.learner import GRPOLearner
 from rlvlm.algorithms.grpo.player import ChunkPlayer
 from rlvlm.algorithms.grpo.rollouts import Eyes
 from rlvlm.algorithms.grpo.runner import GroupRunner
+from rlvlm.algorithms.grpo.scoring import SuccessScorer
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.policies.vla.config import PocketVLAConfig
 from rlvlm.policies.vla.tokens import ActionScale
@@ -104,7 +105,7 @@ def main(trial: Trial) -> None:
                 group_size=trial.grpo.group_size,
                 temperature=trial.grpo.temperature,
             )
-            good = sifted(gathered(played, score_by_success(played)), trial.grpo.advantage)
+            good = sifted(gathered(played, SuccessScorer().score(played, 0)), trial.grpo.advantage)
             found += good
             episodes, kept = episodes + len(played), len(good) / trial.grpo.groups
             train = float(np.mean([episode.success for episode in played]))

@@ -26,17 +26,18 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation
-from rlvlm.algorithms.grpo.config import GRPOConfig, SFTConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.groups import Group, gathered, sifted, weighed
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate
-from rlvlm.algorithms.grpo.learner import GRPOLearner
-from rlvlm.algorithms.grpo.module import VLAModule
+from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule
 from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file
 from rlvlm.algorithms.grpo.rollouts import Eyes
 from rlvlm.algorithms.grpo.runner import GroupRunner
+from rlvlm.algorithms.grpo.scoring import JudgedEpisode, Scorer, SuccessScorer, VideoScorer
 from rlvlm.algorithms.tally import Tally
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
+from rlvlm.judges.judge import Judge
 from rlvlm.policies.vla.config import PocketVLAConfig
 from rlvlm.policies.vla.pocket import build_policy
 from rlvlm.policies.vla.tokens import ActionScale
@@ -57,6 +58,8 @@ class VLAGRPOConfig(AlgorithmConfig):
         self.policy = PocketVLAConfig()
         self.sft = SFTConfig()
         self.grpo = GRPOConfig()
+        self.scores = ScoreConfig()
+        self.make_judge: Callable[[], Judge] | None = None
         self.seed = 0
         self.env_runner_cls = GroupRunner
         self.num_env_runners = self.num_learners = 0
@@ -80,6 +83,15 @@ class VLAGRPOConfig(AlgorithmConfig):
         """Chooses the policy, its supervised start, and the hyperparameters of GRPO."""
         return self._take(policy=policy, sft=sft, grpo=grpo)
 
+    def rewards(self, *, scores: ScoreConfig = _UNCHANGED, make_judge: Callable[[], Judge] | None = _UNCHANGED) -> Self:
+        """Chooses what an episode is worth.
+
+        Args:
+            scores: success, or a judge's word on the video.
+            make_judge: makes the judge in the process that asks it; must pickle.
+        """
+        return self._take(scores=scores, make_judge=make_judge)
+
     def validate(self) -> None:
         """Checks what can be checked before anything starts.
 
@@ -95,6 +107,11 @@ class VLAGRPOConfig(AlgorithmConfig):
             raise ValueError(
                 f"num_env_runners and num_learners must be 0, got {self.num_env_runners} and {self.num_learners}: "
                 "worlds and learner share one process"
+            )
+        if (self.scores.source == "judged") != (self.make_judge is not None):
+            raise ValueError(
+                f"scores.source is {self.scores.source}, make_judge {self.make_judge}: judged scores need one, "
+                "and no others do"
             )
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
@@ -144,6 +161,9 @@ class VLAGRPO(Algorithm):
         self.last_played: list[ChunkEpisode] = []
         self._tally = Tally()
         self._steps_told = 0
+        self._scorer: Scorer = SuccessScorer()
+        if self.config.make_judge is not None:
+            self._scorer = VideoScorer(self.config.make_judge(), self._viewer.draw, self.config.scores)
 
     @property
     def env_steps(self) -> int:
@@ -181,7 +201,7 @@ class VLAGRPO(Algorithm):
                 group_size=grpo.group_size,
                 temperature=grpo.temperature,
             )
-            scores = score_by_success(episodes)
+            scores = self._scorer.score(episodes, self.env_steps)
             kept = sifted(gathered(episodes, scores), grpo.advantage)
             found += kept
             self._take_in(episodes, scores, len(kept) / grpo.groups)
@@ -195,7 +215,7 @@ class VLAGRPO(Algorithm):
         self._tally.note(
             {
                 metrics.GRPO_KEPT: kept,
-                metrics.GRPO_SCORE: float(scores.mean()),
+                metrics.GRPO_SCORE: float(np.nanmean(scores)) if np.isfinite(scores).any() else 0.0,
                 metrics.TRAIN_EPISODE_SUCCESS: float(np.mean([episode.success for episode in episodes])),
             }
         )
@@ -227,11 +247,11 @@ class VLAGRPO(Algorithm):
         return ChunkPlayer(self._policy, self._viewer, self._scale, temperature)
 
     def finish(self) -> None:
-        """Nothing is still to come: success is known at once."""
+        """Nothing is still to come: a round ends with its scores."""
 
-    def drain_records(self) -> list[Any]:
-        """Nobody is asked."""
-        return []
+    def drain_records(self) -> list[JudgedEpisode]:
+        """The judge's answers since the last call; none where nobody is asked."""
+        return self._scorer.drain_records()
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images [N, H, W, 3] of `snapshots` [N, S] by the first camera."""
@@ -274,8 +294,3 @@ class VLAGRPO(Algorithm):
         """Closes the worlds and lets RLlib stop the rest."""
         super().cleanup()
         self._viewer.close()
-
-
-def score_by_success(episodes: list[ChunkEpisode]) -> FloatArray:
-    """[B] 1 for each successful episode, else 0: the env's own test."""
-    return np.array([episode.success for episode in episodes], np.float32)

@@ -65,6 +65,37 @@ class LossConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreConfig:
+    """What an episode is worth."""
+
+    source: Literal["success", "judged"] = "success"
+    """success: 1 or 0 by the env's own test; judged: what a judge says of the episode's video."""
+    num_frames: int = 8
+    """Frames of an episode that the judge is shown, >= 2, the first and the last among them."""
+    frame_px: int = 224
+    """Side of those frames."""
+    threshold: float | None = None
+    """Scores from here on count as 1, others as 0; None takes them as they are."""
+    without_answer: Literal["stop", "drop_group", "neutral"] = "drop_group"
+    """Where the judge has no answer: end the run, leave the episode's group out, or score it `neutral`."""
+    neutral: float = 0.5
+    """See `without_answer`; in [0, 1]."""
+
+    def __post_init__(self) -> None:
+        if self.num_frames < 2 or self.frame_px < 1:
+            raise ValueError(f"need num_frames >= 2 and frame_px >= 1, got {self.num_frames} and {self.frame_px}")
+        if self.threshold is not None and not 0 < self.threshold <= 1:
+            raise ValueError(f"threshold must be in (0, 1] or None, got {self.threshold}")
+        if not 0 <= self.neutral <= 1:
+            raise ValueError(f"neutral must be in [0, 1], got {self.neutral}")
+        rest = (self.num_frames, self.frame_px, self.threshold, self.without_answer, self.neutral)
+        if self.source == "success" and rest != (8, 224, None, "drop_group", 0.5):
+            raise ValueError("the other settings of a score have no effect unless source is judged")
+        if self.without_answer != "neutral" and self.neutral != 0.5:
+            raise ValueError("neutral has no effect unless without_answer is neutral")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SFTConfig:
     """The supervised start: a script's demonstrations, learned by cross-entropy of their action tokens."""
 

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.columns import Columns as RLlibColumns
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
 from rlvlm import metrics
@@ -28,6 +30,27 @@ _LR_FACTOR = 1.3
 """By how much the step size changes after an update that moved the policy too little or too far."""
 _LR_RANGE = (1e-3, 10.0)
 """Bounds of the step size, in units of the first one."""
+
+
+class VLAModule(TorchRLModule):
+    """The policy as an RLlib module: everything that is trained, and nothing else.
+
+    `model_config` holds `make_policy`, which is called without arguments and gives a `VLAPolicy`.
+    """
+
+    policy: nn.Module
+
+    def setup(self) -> None:
+        """Builds the policy; RLlib calls it once."""
+        self.policy = self.model_config["make_policy"]()
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """RLlib's tools give snapshots, which are no images: they are told so.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"a VLA needs images and words, not {RLlibColumns.OBS}; play it with grpo.player")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

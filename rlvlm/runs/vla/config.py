@@ -6,7 +6,7 @@ Imports only the rooms' config files, never torch or ray: `rlvlm --help` starts 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
-from rlvlm.algorithms.grpo.config import GRPOConfig, SFTConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.policies.vla.config import PocketVLAConfig
 from rlvlm.runs.config import RunConfig, at_most
 
@@ -18,17 +18,18 @@ class VLARunConfig(RunConfig):
     pipeline: ClassVar[str] = "vla"
     policy: PocketVLAConfig = field(default_factory=PocketVLAConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
+    reward: ScoreConfig = field(default_factory=ScoreConfig)
     algo: GRPOConfig = field(default_factory=GRPOConfig)
 
     @property
     def asks_judge(self) -> bool:
-        """The reward is the env's own success."""
-        return False
+        """Whether a VLM looks at the episodes."""
+        return self.reward.source == "judged"
 
     @property
     def max_queries(self) -> int:
-        """Nobody is asked."""
-        return 0
+        """One for each episode, and the shortest has one step; 0 where nobody is asked."""
+        return self.steps if self.asks_judge else 0
 
     @property
     def num_workers(self) -> int:
@@ -37,8 +38,12 @@ class VLARunConfig(RunConfig):
 
     @property
     def reward_name(self) -> str:
-        """Where the reward comes from."""
-        return "env success"
+        """Where the reward comes from, short enough for a legend."""
+        if not self.asks_judge:
+            return "env success"
+        marked = " (random weights)" if self.judge.is_random else ""
+        kind = "score" if self.reward.threshold is None else f"score >= {self.reward.threshold:g}"
+        return f"{self.judge.backend} {kind} of the video{marked}"
 
     def smoke(self) -> Self:
         """This run cut to minutes: every part of it happens, nothing is learnt to the end."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rlvlm.algorithms.evaluation import Player
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.panel import ROWS
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
+from rlvlm.algorithms.grpo.scoring import JudgedEpisode
 from rlvlm.disk import write_whole
 from rlvlm.envs.registry import make_world
 from rlvlm.judges.judge import Judge
@@ -41,6 +43,7 @@ class VLAPipeline:
             VLAGRPOConfig()
             .worlds(task=config.task, world=config.env)
             .learning(policy=config.policy, sft=config.sft, grpo=config.algo)
+            .rewards(scores=config.reward, make_judge=make_judge)
             .debugging(seed=config.seed)
         )
         with built(settings) as algorithm:
@@ -49,9 +52,9 @@ class VLAPipeline:
             yield algorithm
             self._algorithm = None
 
-    def open_recorder(self, folder: RunFolder, config: VLARunConfig, draw: Draw) -> "NoRecords":
-        """Nobody is asked, so there is nothing to record."""
-        return NoRecords()
+    def open_recorder(self, folder: RunFolder, config: VLARunConfig, draw: Draw) -> "ScoreRecorder":
+        """Takes what the judge said of each episode."""
+        return ScoreRecorder(folder)
 
     def write_pages(self, folder: RunFolder, config: VLARunConfig) -> None:
         """`episodes.html`: the last evaluation's episodes, one image for each chunk and one for the end."""
@@ -69,11 +72,39 @@ class VLAPipeline:
         return ChunkPlayer(policy, world, scale), world.draw
 
 
-class NoRecords:
-    """Takes nothing down."""
+class ScoreRecorder:
+    """Rows of the score log: a judge's word on each episode, with the truth beside it.
 
-    def keep(self, records: Iterable[Any]) -> None:
-        """There are none."""
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def keep(self, records: Iterable[JudgedEpisode]) -> None:
+        """Writes down what the algorithm's `drain_records` gave."""
+        rows = [judged_row(record, index) for index, record in enumerate(records)]
+        if rows:
+            self._folder.scores.append(rows)
+
+
+def judged_row(record: JudgedEpisode, index: int) -> dict[str, Any]:
+    """A row of `vlm_score_log.csv`; a session is a group."""
+    score = record.score
+    return {
+        "ground_truth_score": record.episode.progress,
+        "vlm_score": score.value,
+        "timestamp": datetime.fromtimestamp(record.timestamp, UTC).isoformat(timespec="milliseconds"),
+        "status": str(score.status),
+        "session": record.episode.group,
+        "env_step": record.env_step,
+        "index": index,
+        "return": float(record.episode.env_rewards.sum()),
+        "latency_s": score.latency_s,
+        "text": score.text,
+        "question": score.question,
+    }
 
 
 def shown_episode(episode: ChunkEpisode, draw: Draw) -> ShownEpisode:

@@ -1,0 +1,111 @@
+"""Scores of episodes: by success, and by a judge that looks at frames of the video."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rlvlm.algorithms.grpo.config import AdvantageConfig, ScoreConfig
+from rlvlm.algorithms.grpo.groups import gathered, sifted
+from rlvlm.algorithms.grpo.scoring import SuccessScorer, VideoScorer
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.types.chunks import ChunkEpisode
+from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
+from rlvlm.types.steps import FloatArray, Frames
+
+STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
+
+
+class ByHand:
+    """Answers with the numbers it was given, None being a failure, and remembers what it was shown."""
+
+    def __init__(self, answers: list[float | None]) -> None:
+        self.answers = answers
+        self.seen: list[Clip] = []
+
+    @property
+    def stamp(self) -> Stamp:
+        return STAMP
+
+    def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        raise NotImplementedError
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        self.seen += clips
+        return [
+            Score(status=Status.FAILED if value is None else Status.OK, value=value, stamp=STAMP)
+            for value in self.answers[: len(clips)]
+        ]
+
+
+def draw(snapshots: FloatArray, size_px: int) -> Frames:
+    """Images whose every pixel is the snapshot's number."""
+    return np.broadcast_to(snapshots[:, :1, None, None], (len(snapshots), size_px, size_px, 3)).astype(np.uint8)
+
+
+def episode(steps: int = 12, success: bool = False, group: int = 0) -> ChunkEpisode:
+    return ChunkEpisode(
+        task="push_block",
+        instruction="push the red block onto the pad",
+        state_id=group,
+        group=group,
+        snapshots=np.arange(steps + 1, dtype=np.float32)[:, None],
+        proprio=np.zeros((1, 2), np.float32),
+        bins=np.zeros((1, 56), np.int16),
+        log_probs=np.zeros((1, 56), np.float32),
+        steps=np.array([steps]),
+        env_rewards=np.zeros(steps, np.float32),
+        success=success,
+        progress=0.0,
+        terminated=success,
+    )
+
+
+def judged(answers: list[float | None], **settings: object) -> tuple[VideoScorer, ByHand]:
+    judge = ByHand(answers)
+    config = ScoreConfig(**{"source": "judged", "num_frames": 4, "frame_px": 2, **settings})  # pyright: ignore[reportArgumentType]
+    return VideoScorer(judge, draw, config), judge
+
+
+def test_success_is_the_envs_own() -> None:
+    assert SuccessScorer().score([episode(success=True), episode()], 0).tolist() == [1, 0]
+
+
+def test_the_judge_sees_the_first_and_the_last_moment_and_the_instruction() -> None:
+    scorer, judge = judged([0.2, 0.9])
+    assert scorer.score([episode(12), episode(2)], 7).tolist() == pytest.approx([0.2, 0.9])
+    assert judge.seen[0].frames[:, 0, 0, 0].tolist() == [0, 4, 8, 12]
+    assert judge.seen[1].frames[:, 0, 0, 0].tolist() == [0, 1, 2]  # a short episode has no more moments
+    assert judge.seen[0].goal == "push the red block onto the pad"
+    records = scorer.drain_records()
+    assert [record.env_step for record in records] == [7, 7] and scorer.drain_records() == []
+
+
+def test_a_threshold_makes_scores_binary() -> None:
+    scorer, _ = judged([0.49, 0.5], threshold=0.5)
+    assert scorer.score([episode(), episode()], 0).tolist() == [0, 1]
+
+
+def test_an_episode_without_an_answer_never_gets_the_truth() -> None:
+    successes = [episode(success=True, group=0), episode(success=True, group=0)]
+    assert judged([None, None], without_answer="neutral")[0].score(successes, 0).tolist() == [0.5, 0.5]
+    with pytest.raises(JudgeUnavailable, match="no score for an episode"):
+        judged([0.1, None], without_answer="stop")[0].score(successes, 0)
+    scores = judged([None, 0.9])[0].score(successes, 0)
+    assert np.isnan(scores[0]) and scores[1] == pytest.approx(0.9)
+
+
+def test_only_the_group_of_an_unscored_episode_is_left_out() -> None:
+    episodes = [episode(group=0), episode(group=0), episode(group=1), episode(group=1)]
+    scores = judged([None, 0.9, 0.1, 0.8])[0].score(episodes, 0)
+    kept = sifted(gathered(episodes, scores), AdvantageConfig())
+    assert [group.episodes[0].group for group in kept] == [1]
+
+
+def test_settings_without_effect_are_refused() -> None:
+    with pytest.raises(ValueError, match="no effect unless source is judged"):
+        ScoreConfig(threshold=0.5)
+    with pytest.raises(ValueError, match="no effect unless without_answer is neutral"):
+        ScoreConfig(source="judged", neutral=0.1)
+    with pytest.raises(ValueError, match="threshold must be in"):
+        ScoreConfig(source="judged", threshold=0.0)
