@@ -32,7 +32,7 @@ from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.algorithms.ppo_vlm.config import HeadConfig, PPOConfig
 from rlvlm.algorithms.ppo_vlm.learner import ReplyLearner
 from rlvlm.algorithms.ppo_vlm.module import VLMModule
-from rlvlm.algorithms.ppo_vlm.monitors import watch_replies
+from rlvlm.algorithms.ppo_vlm.monitors import check_readable, watch_replies
 from rlvlm.algorithms.ppo_vlm.play import Hand, Move
 from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer
 from rlvlm.algorithms.ppo_vlm.runner import Rollout, TurnRunner
@@ -243,7 +243,9 @@ class PPOVLM(Algorithm):
         ended = [(float(one.env_rewards.sum()), bool(one.success.any())) for one in rollout.episodes]
         self._tally.take_in(len(rollout), ended)
         turns = [played for row in rollout.turns for played in row if played is not None]
-        self._tally.note(watch_replies(turns, self.config.ppo.max_reply_tokens))
+        watched = watch_replies(turns, self.config.ppo.max_reply_tokens)
+        check_readable(watched, self.config.ppo.most_unreadable)
+        self._tally.note(watched)
         self._tally.note({metrics.PPO_ROLLOUT_S: rollout_s, metrics.PPO_UPDATE_S: update_s})
         new_steps, self._steps_told = self.env_steps - self._steps_told, self.env_steps
         self.metrics.log_value(

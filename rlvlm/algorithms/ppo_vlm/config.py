@@ -225,6 +225,8 @@ class PPOConfig:
     """Larger gradients are scaled down to this norm."""
     largest_kl: float = 0.2
     """Divergence from the rollout's policy, in nats per reply, at which an update ends early; 0 never ends it."""
+    most_unreadable: float = 0.0
+    """Share in [0, 1] of a rollout's replies that nobody can read above which the run stops; 0 never stops."""
     reward_scale: float = 1.0
     """Factor on rewards before learning; figures shown are not scaled."""
     temperature: float = 1.0
@@ -241,7 +243,7 @@ class PPOConfig:
             self, "algo", "num_worlds", "rollout_turns", "epochs", "minibatch_turns", "microbatch_turns", "lr",
             "value_lr", "max_grad_norm", "reward_scale", "temperature", "max_reply_tokens", "threads",
         )  # fmt: skip
-        _check_shares(self, "algo", "final_lr")
+        _check_shares(self, "algo", "final_lr", "most_unreadable")
         _check_weights(self, "algo", "largest_kl")
         if self.rollout_turns % self.num_worlds:
             raise ValueError(

@@ -1,13 +1,30 @@
-"""Signs of a policy's collapse in what it writes: users of such methods met each of them. Numbers only."""
+"""Signs of a policy's collapse in what it writes: users of such methods met each of them."""
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from rlvlm import metrics
 from rlvlm.algorithms.ppo_vlm.play import PlayedTurn
+from rlvlm.errors import RunError
+
+
+class PolicyCollapsed(RunError):  # noqa: N818 - named for what happened, as in the other rooms
+    """A policy no longer writes what its world can read."""
+
+    exit_code = 4
+
+
+def check_readable(measured: Mapping[str, float], most_unreadable: float) -> None:
+    """Raises PolicyCollapsed where more of a rollout's replies cannot be read than allowed; 0 allows everything."""
+    share = measured[metrics.REPLY_INVALID]
+    if most_unreadable and share > most_unreadable:
+        raise PolicyCollapsed(
+            f"{share:.0%} of the replies of a rollout cannot be read; algo.most_unreadable is {most_unreadable:g}",
+            "go on from an older checkpoint with a smaller --algo.lr, or a larger --algo.objective.kl-weight",
+        )
 
 
 def watch_replies(turns: Sequence[PlayedTurn], max_reply_tokens: int) -> dict[str, float]:

@@ -3,7 +3,14 @@ import math
 import numpy as np
 import pytest
 
-from rlvlm.algorithms.ppo_vlm.monitors import action_entropy, repeated_pairs, same_thought_share
+from rlvlm import metrics
+from rlvlm.algorithms.ppo_vlm.monitors import (
+    PolicyCollapsed,
+    action_entropy,
+    check_readable,
+    repeated_pairs,
+    same_thought_share,
+)
 from rlvlm.algorithms.ppo_vlm.play import Move, PlayedTurn
 from rlvlm.algorithms.seats import Scene, TurnOutcome
 from rlvlm.types.sampling import ReplyTokens
@@ -31,6 +38,13 @@ def test_one_thought_for_three_of_four_images():
     assert same_thought_share(turns) == 0.75
     assert same_thought_share(turns[:1]) == 0
     assert same_thought_share([turn(b"a", ""), turn(b"b", "")]) == 0
+
+
+def test_a_run_stops_when_told_how_much_is_too_much():
+    check_readable({metrics.REPLY_INVALID: 1.0}, 0.0)
+    check_readable({metrics.REPLY_INVALID: 0.5}, 0.5)
+    with pytest.raises(PolicyCollapsed, match="60% of the replies of a rollout cannot be read"):
+        check_readable({metrics.REPLY_INVALID: 0.6}, 0.5)
 
 
 def test_entropy_of_a_coin_and_of_nothing():
