@@ -40,7 +40,7 @@ from PIL import Image
 
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.verdicts import parse_label
+from rlvlm.judges.reading.verdicts import parse_label
 from rlvlm.pocket.scenes.pairs import draw_uniform_pairs, find_provider, label_of
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.types.judging import Label, Query

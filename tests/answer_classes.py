@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlvlm.judges.verdicts import parse_label, parse_rating, parse_score
+from rlvlm.judges.reading.verdicts import parse_label, parse_rating, parse_score
 from rlvlm.types.judging import Label
 
 LABELS = {"0": Label.LEFT, "1": Label.RIGHT, "-1": Label.TIE}

@@ -9,7 +9,7 @@ from rlvlm.judges import prompts
 from rlvlm.judges.asking import Asked, Asker
 from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.dialogues import Dialogue, label_dialogue, score_dialogue
-from rlvlm.judges.verdicts import status_of
+from rlvlm.judges.reading.verdicts import status_of
 from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.vlms.chats import Chat, checked_chat
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Mode, ScoreMode
-from rlvlm.judges.verdicts import parse_label, parse_rating, parse_score, parse_video_score
+from rlvlm.judges.reading.verdicts import parse_label, parse_rating, parse_score, parse_video_score
 from rlvlm.types.judging import Clip, Label, Query
 from rlvlm.vlms.chats import Chat, Reply
 

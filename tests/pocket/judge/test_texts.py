@@ -1,6 +1,6 @@
 import pytest
 
-from rlvlm.judges.verdicts import parse_label, parse_score
+from rlvlm.judges.reading.verdicts import parse_label, parse_score
 from rlvlm.pocket.judge import texts
 from rlvlm.types.judging import Label
 

@@ -1,7 +1,7 @@
 import pytest
 from answer_classes import SCALES, UNREADABLE, make_cases
 
-from rlvlm.judges.verdicts import parse_label, parse_rating, parse_score, parse_video_score
+from rlvlm.judges.reading.verdicts import parse_label, parse_rating, parse_score, parse_video_score
 from rlvlm.types.judging import Label
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvlm.judges.verdicts import parse_label, parse_rating, parse_score, parse_video_score, status_of
+from rlvlm.judges.reading.verdicts import parse_label, parse_rating, parse_score, parse_video_score, status_of
 from rlvlm.types.judging import Label, Status
 
 LEFT, RIGHT, TIE = Label.LEFT, Label.RIGHT, Label.TIE

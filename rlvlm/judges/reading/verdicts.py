@@ -19,7 +19,7 @@ or called final) outweigh named ones that stand earlier.
 import re
 from dataclasses import dataclass
 
-from rlvlm.judges.wording import (
+from rlvlm.judges.reading.wording import (
     MARK_CLOSE,
     MARK_OPEN,
     answer_lines,
