@@ -9,7 +9,6 @@ from rlvlm.algorithms.contract import RunAlgorithm
 from rlvlm.algorithms.evaluation import Player
 from rlvlm.console.panel import PanelRow
 from rlvlm.judges.judge import Judge
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -26,13 +25,11 @@ class Recorder(Protocol):
 
 
 class Pipeline(Protocol):
-    """One kind of run. `config` is always an instance of `config_class`.
+    """One kind of run. `config` is always an instance of the pipeline's own config class.
 
-    A pipeline of one's own needs no registration: the `pipeline` of its config is `package.module:CLASS`, and a task's
-    recipe returns such a config.
+    A pipeline of one's own needs no registration: the `pipeline` of its config is `package.module:CLASS`, a task's
+    recipe returns such a config, and the class has it as `config_class`.
     """
-
-    config_class: type[RunConfig]
 
     @property
     def rows(self) -> Sequence[PanelRow]:

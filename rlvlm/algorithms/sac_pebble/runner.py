@@ -59,8 +59,8 @@ class WorldRunner(EnvRunner):
         self.begin()
         if worker_index > 0:
             torch.set_num_threads(1)  # an actor has one core
-            ((obs_space, action_space),) = self.get_spaces().values()
-            self.policy = SquashedGaussian(obs_space.shape[0], action_space.shape[0], config.sac.hidden)
+            obs_size, action_size = (space.shape[0] for space in self._spaces())
+            self.policy = SquashedGaussian(obs_size, action_size, config.sac.hidden)
             self._policy_values = flatten(self.policy.parameters())
 
     def begin(self, restart: int = 0) -> None:
@@ -80,8 +80,7 @@ class WorldRunner(EnvRunner):
         self.num_envs = self.env.num_envs
         self._noise = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(1, *kin)))
         self._tape = EpisodeTape(self.num_envs)
-        ((_, action_space),) = self.get_spaces().values()
-        self._random = np.zeros((self.num_envs, *action_space.shape), np.float32)
+        self._random = np.zeros((self.num_envs, *self._spaces()[1].shape), np.float32)
         self._obs = np.array(self.env.reset()[0], np.float32)
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
@@ -146,7 +145,11 @@ class WorldRunner(EnvRunner):
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """The spaces of a single world, under the name RLlib gives to the only module."""
-        return {DEFAULT_MODULE_ID: (self.env.single_observation_space, self.env.single_action_space)}
+        return {DEFAULT_MODULE_ID: self._spaces()}
+
+    def _spaces(self) -> tuple[gym.spaces.Box, gym.spaces.Box]:
+        """Of observations and of actions, of a single world."""
+        return self.env.single_observation_space, self.env.single_action_space
 
     def assert_healthy(self) -> None:
         """Nothing to check: a runner either lives or has raised."""

@@ -31,7 +31,6 @@ from rlvlm.types.judging import Query
 class PreferencePipeline:
     """SAC with a reward that is learned, judged or the env's own."""
 
-    config_class = PreferenceRunConfig
     rows = ROWS
 
     @contextmanager
