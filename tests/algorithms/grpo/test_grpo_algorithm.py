@@ -8,15 +8,17 @@ import pytest
 
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import GRPOConfig, SFTConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
 from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.testing import FakeJudge
 
 pytestmark = pytest.mark.ray
 
 Build = Callable[..., VLAGRPO]
+SUCCESS = ScoreConfig()
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def build(local_ray: None) -> Iterator[Build]:
     """Builds small algorithms and stops them after the test."""
     built: list[VLAGRPO] = []
 
-    def make(seed: int = 0, **grpo: object) -> VLAGRPO:
+    def make(seed: int = 0, scores: ScoreConfig = SUCCESS, **grpo: object) -> VLAGRPO:
         config = (
             VLAGRPOConfig()
             .worlds(task="push_block", world=EnvConfig(episode_steps=32))
@@ -33,6 +35,7 @@ def build(local_ray: None) -> Iterator[Build]:
                 sft=SFTConfig(demonstrations=20, steps=60),
                 grpo=GRPOConfig(**{"groups": 6, "group_size": 4, "rounds": 2, **grpo}),  # pyright: ignore[reportArgumentType]
             )
+            .rewards(scores=scores, make_judge=FakeJudge if scores.source == "judged" else None)
             .debugging(seed=seed)
         )
         algorithm = config.build_algo()
@@ -96,3 +99,18 @@ def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path) -> None
         assert one.files == two.files and len(one.files) > 20
         for name in one.files:
             np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+
+
+def test_a_judge_looks_at_every_episode_once(build: Build) -> None:
+    algorithm = build(scores=ScoreConfig(source="judged", frame_px=16, num_frames=3), rounds=1)
+    algorithm.prepare(lambda line: None)
+    algorithm.train()
+    records = algorithm.drain_records()
+    assert len(records) == 24 and algorithm.drain_records() == []
+    values = [record.score.value or 0.0 for record in records]
+    assert algorithm.report()[metrics.GRPO_SCORE] == pytest.approx(np.mean(values))
+
+
+def test_a_judge_and_judged_scores_go_together() -> None:
+    with pytest.raises(ValueError, match="judged scores need one"):
+        VLAGRPOConfig().worlds(task="push_block").rewards(scores=ScoreConfig(source="judged")).validate()
