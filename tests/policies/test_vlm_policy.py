@@ -2,10 +2,13 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from bitsandbytes.functional import dequantize_4bit
+from bitsandbytes.nn import Linear4bit
 
 from rlvlm.errors import MachineError
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -196,3 +199,48 @@ def test_trained_eyes_look_again_and_get_gradients(tmp_path: Path) -> None:
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.model.model.visual.parameters())
     with torch.no_grad():
         torch.testing.assert_close(policy.read(tokens).log_probs, read.log_probs.detach(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("float32", "nf4")])
+def test_coarse_weights_sample_and_learn(tmp_path: Path, dtype, quantization) -> None:
+    """Heads and log-probs are float32 whatever the weights are; only the adapter and the heads take gradients."""
+    config = PolicyConfig(learns="lora", lora_rank=4, dtype=dtype, quantization=quantization)
+    policy = tiny_policy(tmp_path, "qwen3_vl", config)
+    replies = sample(policy)
+    read = policy.read([reply.tokens for reply in replies])
+    assert read.log_probs.dtype == read.values.dtype == torch.float32
+    for row, reply in enumerate(replies):
+        recomputed = read.log_probs[row, : len(reply.log_probs)].detach().numpy()
+        np.testing.assert_allclose(recomputed, reply.log_probs, atol=0.2 if dtype == "bfloat16" else 1e-3)
+    (read.log_probs.sum() + read.values.sum()).backward()
+    learning = {name for name, parameter in policy.named_parameters() if parameter.grad is not None}
+    assert learning and all("lora_" in name or name.startswith("value_head") for name in learning)
+
+
+def test_gradients_through_4_bit_weights_are_those_of_the_weights_they_stand_for(tmp_path: Path) -> None:
+    config = PolicyConfig(learns="lora", lora_rank=4, dtype="float32", quantization="nf4")
+    policy = tiny_policy(tmp_path, "qwen3_vl", config)
+    for parameter in policy.backbone_parameters():
+        parameter.data.normal_(std=0.01, generator=torch.Generator().manual_seed(3))
+    tokens = [reply.tokens for reply in sample(policy)]
+
+    def gradients() -> list[torch.Tensor]:
+        policy.zero_grad()
+        policy.read(tokens).log_probs.sum().backward()
+        return [p.grad.clone() for p in policy.backbone_parameters() if p.grad is not None]
+
+    coarse = gradients()
+    for module in list(policy.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, Linear4bit):
+                plain = torch.nn.Linear(child.in_features, child.out_features, child.bias is not None)
+                packed: Any = child.weight
+                weight = dequantize_4bit(packed.data, packed.quant_state)
+                plain.weight = torch.nn.Parameter(weight.float(), requires_grad=False)
+                if child.bias is not None:
+                    plain.bias = torch.nn.Parameter(child.bias.data.float(), requires_grad=False)
+                setattr(module, name, plain)
+    exact = gradients()
+    assert len(coarse) == len(exact) > 0
+    for one, other in zip(coarse, exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2 * float(other.abs().max()))

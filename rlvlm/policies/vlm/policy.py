@@ -73,6 +73,19 @@ class VLMPolicy(nn.Module):
                 parameter.requires_grad_(False)
         self.eval()
 
+    def train(self, mode: bool = True) -> "VLMPolicy":  # noqa: ARG002 - there is one mode
+        """Eval mode whatever is asked for, but for 4-bit layers.
+
+        In eval mode these turn their weights, on a CPU, into a form without gradients; bitsandbytes 0.50 lets a
+        backward pass through it all the same and gives wrong ones. They have no dropout, so the mode changes nothing
+        else.
+        """
+        super().train(False)
+        for module in self.modules():
+            if type(module).__name__ == "Linear4bit":
+                module.training = True
+        return self
+
     @property
     def device(self) -> torch.device:
         """Where the weights lie."""
