@@ -11,7 +11,7 @@ from rlvlm.runs.policy.config import PolicyRunConfig
 
 def number_line() -> PolicyRunConfig:
     """gym-cards NumberLine. The start is kept short and noisy, so that what PPO adds can be seen."""
-    return _recipe("number_line", steps=7_168)
+    return _recipe("number_line", steps=6_144)
 
 
 def ez_points() -> PolicyRunConfig:
@@ -35,7 +35,9 @@ def _recipe(task: str, *, steps: int, gamma: float = 0.9, reward_scale: float = 
         steps=steps,
         env=task_env(task),
         sft=SFTConfig(turns=1_000, p_wrong=0.4, updates=100),
-        algo=PPOConfig(objective=TokenPPOConfig(gamma=gamma), reward_scale=reward_scale, lr=2e-4),
+        algo=PPOConfig(
+            objective=TokenPPOConfig(gamma=gamma, kl_weight=0.02), reward_scale=reward_scale, lr=2e-4, final_lr=0.02
+        ),
         eval=EvalConfig(every_steps=steps // 2, episodes=200),
         track=TrackConfig(log_every_steps=512, checkpoint_every_steps=steps // 2),
     )
