@@ -19,6 +19,7 @@ from rlvlm.disk import replacing
 from rlvlm.envs.replies import read_reply
 from rlvlm.errors import UsageError
 from rlvlm.labels.pictures import MAX_PIXELS, picture_digest
+from rlvlm.vlms.stills import to_rgb
 
 ChatFormat = Literal["llava", "qwen"]
 _IMAGE = "<image>"
@@ -156,7 +157,7 @@ def _load(root: Path, name: str) -> NDArray[np.uint8]:
     with Image.open(path, formats=["PNG", "JPEG", "WEBP"]) as image:
         if image.width * image.height > MAX_PIXELS:
             raise OSError(f"{name!r} has more than {MAX_PIXELS} pixels")
-        return np.asarray(image.convert("RGB"))
+        return np.asarray(to_rgb(image))
 
 
 def _record(

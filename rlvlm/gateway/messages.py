@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from rlvlm.gateway.media.pictures import MAX_PICTURES
+from rlvlm.judges.config import check_temperature
 from rlvlm.judges.prompts import MAX_GOAL_CHARS
 from rlvlm.types.judging import Label, Score, Status, Verdict
 
@@ -155,7 +156,9 @@ class GenerateRequest(WireModel):
 
     messages: list[Turn] = Field(min_length=1, max_length=16)
     max_tokens: int = Field(256, ge=1, description="Longest reply; the server has a ceiling of its own.")
-    temperature: float = Field(0.0, ge=0.0, le=2.0, strict=False)
+    temperature: Annotated[float, AfterValidator(check_temperature)] = Field(
+        0.0, ge=0.0, le=2.0, strict=False, description="0 (greedy), or 0.01 to 2."
+    )
     backend: JudgeName | None = None
 
 

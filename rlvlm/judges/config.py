@@ -13,10 +13,24 @@ ScoreMode = Literal["progress", "rating", "success", "video"]
 """How the score of one clip can be asked."""
 RANDOM = "random"
 """Name of a model that nobody trained."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
+"""Range of the temperature where it is not 0; below it the scaled log-probabilities leave a model's number range."""
 _BY_LIKENESS = ("clip", "blip2")
 _WITH_WEIGHTS = ("transformers", "vllm", *_BY_LIKENESS)
 _REMOTE = ("openai", "gemini")
 _VLLM_PYTHON = ".envs/vllm/bin/python"
+
+
+def check_temperature(temperature: float) -> float:
+    """The temperature.
+
+    Raises:
+        ValueError: it is neither 0 nor in the range that models can sample with.
+    """
+    if temperature != 0 and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
+        rule = f"0 (greedy) or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
+        raise ValueError(f"temperature must be {rule}, got {temperature:g}")
+    return temperature
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +96,7 @@ class JudgeConfig(VLMConfig):
     picture_px: int = 300
     """Side of the square pictures drawn for the judge, in pixels (300 in the paper)."""
     temperature: float = 0.0
-    """0 is greedy; above it top-p 0.9 sampling."""
+    """0 is greedy; from 0.01 to 2 top-p 0.9 sampling."""
     max_new_tokens: int = 256
     """Longest answer, in tokens."""
     batch_size: int = 16
@@ -108,8 +122,7 @@ class JudgeConfig(VLMConfig):
             )
         if self.backend == "cached" and not self.cached.store:
             raise ValueError("judge.backend cached needs judge.cached.store: the folder of a label store")
-        if self.temperature < 0:
-            raise ValueError(f"judge.temperature must be >= 0, got {self.temperature}")
+        check_temperature(self.temperature)
         for name in ("picture_px", "max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"judge.{name} must be >= 1, got {getattr(self, name)}")

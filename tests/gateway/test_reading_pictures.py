@@ -83,3 +83,52 @@ def test_all_pixels_of_a_request_are_counted_together():
     assert read_pictures([[largest]])[0].shape == (1, side, side, 3)
     with pytest.raises(Refusal, match="all pictures together"):
         read_pictures([[largest]] * 5)
+
+
+def encoded(image, kind="PNG", **options) -> str:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return text(stream.getvalue())
+
+
+def test_sixteen_bits_are_scaled_and_not_cut() -> None:
+    # by hand: 257 steps of 16 bits are one of 8; 25,700 is 100
+    values = np.array([[0, 257], [25_700, 65_535]], np.uint16)
+    [frames] = read_pictures([[encoded(Image.fromarray(values))]])
+    assert frames[0, :, :, 0].tolist() == [[0, 1], [100, 255]] and (frames == frames[..., :1]).all()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_stands_as_its_camera_was_held(kind, orientation) -> None:
+    upright = Image.fromarray(np.kron(np.arange(6).reshape(2, 3) * 40, np.ones((16, 16))).astype(np.uint8)).convert(
+        "RGB"
+    )
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the turn that a camera so held makes of it
+    stored = upright if orientation == 1 else upright.transpose(Image.Transpose(undo[orientation]))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    [frames] = read_pictures([[encoded(stored, kind, exif=exif)]])
+    assert frames.shape == (1, 32, 48, 3)
+    assert np.abs(frames[0].astype(int) - np.asarray(upright)).mean() < 3
+
+
+def test_broken_exif_leaves_a_sound_picture_as_it_is() -> None:
+    [frames] = read_pictures([[encoded(Image.new("RGB", (4, 6), (7, 7, 7)), exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")]])
+    assert frames.shape == (1, 6, 4, 3) and (frames == 7).all()
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_is_white(mode) -> None:
+    pixels = np.zeros((4, 4, 4), np.uint8)
+    pixels[0, :, 3] = 255  # a black row on nothing
+    image = Image.fromarray(pixels).convert(mode) if mode != "P" else Image.fromarray(pixels).quantize(4)
+    [frames] = read_pictures([[encoded(image)]])
+    assert (frames[0, 0] == 0).all() and (frames[0, 1:] == 255).all()
+
+
+def test_half_transparent_red_is_pink_and_a_named_grey_of_sixteen_bits_is_white() -> None:
+    red = Image.new("RGBA", (2, 2), (255, 0, 0, 128))
+    assert read_pictures([[encoded(red)]])[0][0, 0, 0].tolist() == [255, 127, 127]
+    grey = Image.fromarray(np.array([[512, 25_700]] * 2, np.uint16))
+    assert read_pictures([[encoded(grey, transparency=512)]])[0][0, 0, :, 0].tolist() == [255, 100]

@@ -210,3 +210,14 @@ def test_a_line_retries_what_died_and_refuses_the_rest_by_kind():
         with pytest.raises(Refusal) as caught:
             ask_line(*outcomes)
         assert caught.value.status == status and "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 0.001, 2.1, -1])
+def test_a_temperature_that_no_model_can_sample_with_is_refused(edge, temperature):
+    request = {"messages": [{"role": "user", "content": "a"}], "temperature": temperature}
+    answer = edge.post("/generate", request)
+    assert (
+        answer.status_code == 422
+        and "temperature" in answer.text
+        and ("0.01 to 2" in answer.text or abs(temperature) >= 1)
+    )

@@ -16,3 +16,10 @@ def test_a_model_that_is_missing_is_a_judge_that_is_missing():
     with pytest.raises(JudgeUnavailable, match="no judge at /no/such/folder") as caught:
         build_judge(JudgeConfig(backend="transformers", model="/no/such/folder"))
     assert "--judge.model" in caught.value.fix
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 0.009, 3.0, -1.0, float("nan")])
+def test_a_temperature_is_zero_or_one_that_models_can_sample_with(temperature) -> None:
+    with pytest.raises(ValueError, match=r"temperature must be 0 \(greedy\) or 0.01 to 2"):
+        JudgeConfig(temperature=temperature)
+    assert JudgeConfig(temperature=0.01).temperature == 0.01

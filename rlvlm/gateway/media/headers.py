@@ -10,7 +10,9 @@ import struct
 from dataclasses import dataclass
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
+_PNG_KEPT = (b"IHDR", b"PLTE", b"tRNS", b"eXIf", b"IDAT", b"IEND")
+_MAX_EXIF_BYTES = 65_536
+"""As in a JPEG; longer ones are left out."""
 _MAX_PNG_CHUNKS = 4_096
 _MAX_SEGMENTS = 256
 """Segments of a JPEG, or chunks of a WebP, before the picture itself."""
@@ -72,7 +74,7 @@ def _png(data: bytes) -> Header:
             raise ValueError("it is animated")
         if name == b"IHDR":
             size = struct.unpack_from(">II", data, at + 8)
-        if name in _PNG_KEPT:
+        if name in _PNG_KEPT and not (name == b"eXIf" and length > _MAX_EXIF_BYTES):
             kept.append(data[at:end])
         at = end
         if name == b"IEND":

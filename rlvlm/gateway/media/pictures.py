@@ -13,6 +13,7 @@ from PIL import Image
 from rlvlm.gateway.media.headers import Header, read_header
 from rlvlm.serving.refusal import Refusal
 from rlvlm.types.steps import Frames
+from rlvlm.vlms.stills import to_rgb
 
 MAX_PICTURES = 16
 """Pictures in one request."""
@@ -111,7 +112,7 @@ def _decode(header: Header, name: str, max_pixels: int | None) -> Image.Image:
             picture = Image.open(io.BytesIO(header.data), formats=[header.kind])
             if picture.size != (header.width_px, header.height_px):
                 raise ValueError("its header and its picture disagree")
-            return shrink(picture.convert("RGB"), max_pixels)
+            return shrink(to_rgb(picture), max_pixels)
     except Exception as error:  # whatever a decoder says about a damaged file, the file is to blame
         raise _refuse("picture", f"{name}: the {header.kind} is damaged") from error
 

@@ -1,0 +1,56 @@
+"""An image file as people see it: upright, on white, in 8-bit RGB. For whoever opens files that others made."""
+
+import warnings
+
+import numpy as np
+from PIL import Image
+
+_ORIENTATION = 0x0112
+"""EXIF's tag for how the camera was held (Exif 2.32, section 4.6.4)."""
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The image in RGB: turned as its EXIF says, 16 bits scaled to 8, what is transparent laid on white.
+
+    Raises:
+        Exception: whatever the decoder says about a damaged file.
+    """
+    image.load()  # what is damaged says so here, and is not taken for broken EXIF below
+    turn = _UPRIGHT.get(_orientation(image))
+    if image.mode.startswith("I"):  # grey of 16 bits: Pillow would cut at 255
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    image = image.convert("RGB")
+    return image if turn is None else image.transpose(turn)
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF's orientation, 1 where there is none. Broken EXIF is no reason to refuse a sound image."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # the parser of EXIF raises a dozen kinds
+        return 1
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey of 16 bits as grey of 8, rounded; the one transparent value, if any, becomes white."""
+    values = np.asarray(image).astype(np.int64).clip(0, 65_535)
+    grey = ((values + 128) // 257).astype(np.uint8)
+    clear = image.info.get("transparency")
+    if isinstance(clear, int):
+        grey[values == clear] = 255
+    return Image.fromarray(grey)
