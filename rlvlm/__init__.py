@@ -1,7 +1,7 @@
 """rlvlm: reinforcement learning whose reward comes from vision-language models, on Ray.
 
 A run is one sentence: an env yields episodes, a reward source labels them, an algorithm learns from them,
-an experiment compares the sources. Start at `rlvlm.runs.recipes`; the map of the house is in the README, and what a
+an experiment compares the sources. Start at `rlvlm.runs.recipes`; the map of the code is in the README, and what a
 script or a notebook needs is in `PUBLIC`: docs/python.md.
 """
 
