@@ -39,10 +39,15 @@ def draw_bins(logits: Tensor, temperature: float, generator: torch.Generator) ->
         Bins [...] from 0 to 254, and their log-probabilities [...], float32.
     """
     scaled = logits.float() / temperature
-    rising = (scaled - scaled.amax(dim=-1, keepdim=True)).exp_().cumsum(dim=-1)
+    scaled -= scaled.amax(dim=-1, keepdim=True)
+    rising = torch.exp(scaled).cumsum_(dim=-1)  # in place: these are the largest tensors of a rollout
+    total = rising[..., -1:]
     uniform = torch.rand(logits.shape[:-1], generator=generator).to(logits.device)
-    bins = (rising < uniform[..., None] * rising[..., -1:]).sum(dim=-1).clamp(max=TOP_BIN)  # the alias becomes the top
-    return bins, log_probs_of(logits, bins, temperature)
+    bins = torch.searchsorted(rising, uniform[..., None] * total).clamp(max=TOP_BIN)  # the alias becomes the top
+    chosen = scaled.gather(-1, bins)
+    top = torch.logaddexp(scaled[..., TOP_BIN], scaled[..., ALIAS])[..., None]
+    log_probs = torch.where(bins == TOP_BIN, top, chosen) - total.log()
+    return bins[..., 0], log_probs[..., 0]
 
 
 def likeliest_bins(logits: Tensor) -> Tensor:
