@@ -26,6 +26,7 @@ FLOOR = {
     "envs": 1,
     "labels": 1,
     "vlms": 1,
+    "yaml_text": 1,
     "judges": 2,
     "policies": 2,
     "demonstrations": 3,

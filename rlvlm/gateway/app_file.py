@@ -5,13 +5,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from rlvlm.errors import UsageError
 from rlvlm.gateway.config import DEFAULT_PORT, LOOPBACK_NAMES, HttpConfig
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.config import PlacementConfig, refuse_unknown_keys
+from rlvlm.yaml_text import read_yaml
 
 JUDGE_APP = "rlvlm.serving.deployments:judge_app"
 GATEWAY_APP = "rlvlm.gateway.gateway:gateway_app"
@@ -20,6 +20,7 @@ _APP_KEYS = {"name", "route_prefix", "import_path", "args"}
 _FILE_KEYS = {"proxy_location", "http_options", "logging_config", "applications"}
 
 Config = TypeVar("Config")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,10 +99,9 @@ def read_app_file(path: Path) -> AppFile:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path} is larger than {MAX_FILE_BYTES:,} bytes", "an app file has some dozen lines")
         text = path.read_text()
-        content = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{path} is no YAML file that can be read: {reason}", "rlvlm serve --list") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "rlvlm serve --list") from error
+    content = read_yaml(text, str(path))
     try:
         first = text.lstrip().partition("\n")[0]
         return _file(path.stem, first.lstrip("# ").strip() if first.startswith("#") else "", content)
@@ -118,11 +118,11 @@ def _file(name: str, about: str, content: Any) -> AppFile:
     _check_keys(content, _FILE_KEYS, "the file")
     options = content.get("http_options") or {}
     _check_keys(options, {"host", "port"}, "http_options")
-    applications = content["applications"]
+    applications = _typed(content["applications"], list, "applications")
     judges, gateways = [], []
     for application in applications:
         _check_keys(application, _APP_KEYS, "an application")
-        place, args = application["name"], application.get("args") or {}
+        place, args = _typed(application["name"], str, "name"), application.get("args") or {}
         if application["import_path"] == JUDGE_APP:
             _check_keys(args, {"judge", "placement"}, f"{place}.args")
             judges.append(
@@ -146,11 +146,11 @@ def _file(name: str, about: str, content: Any) -> AppFile:
     return AppFile(
         name=name,
         about=about,
-        host=options.get("host", "127.0.0.1"),
-        port=int(options.get("port", DEFAULT_PORT)),
+        host=_typed(options.get("host", "127.0.0.1"), str, "http_options.host"),
+        port=_typed(options.get("port", DEFAULT_PORT), int, "http_options.port"),
         judges=tuple(judges),
         gateway_app=gateway["name"],
-        route_prefix=gateway.get("route_prefix", "/"),
+        route_prefix=_typed(gateway.get("route_prefix", "/"), str, "route_prefix"),
         http=http,
     )
 
@@ -175,6 +175,12 @@ def _check_keys(content: Any, known: set[str], place: str) -> None:
     unknown = sorted(str(key) for key in content if key not in known)
     if unknown:
         raise ValueError(f"{place} has unknown keys {unknown}; known are {sorted(known)}")
+
+
+def _typed(value: Any, kind: type[Value], place: str) -> Value:
+    if type(value) is not kind:
+        raise ValueError(f"{place} must be of type {kind.__name__}, got {value!r:.60}")
+    return value
 
 
 def _first_reason(error: Exception) -> str:

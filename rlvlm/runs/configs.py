@@ -3,14 +3,13 @@
 import importlib
 from typing import Any
 
-import yaml
-
 from rlvlm.errors import UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.settings import read_settings, to_yaml
 from rlvlm.runs.policy.config import PolicyRunConfig
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.runs.vla.config import VLARunConfig
+from rlvlm.yaml_text import read_yaml
 
 CONFIGS: dict[str, type[RunConfig]] = {
     config.pipeline: config for config in (PreferenceRunConfig, PolicyRunConfig, VLARunConfig)
@@ -22,25 +21,22 @@ def config_text(config: RunConfig) -> str:
     return f"pipeline: {config.pipeline}\n{to_yaml(config)}"
 
 
-def read_config_text(text: str) -> RunConfig:
+def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
     """The config that `config_text` wrote; one without a pipeline is of rlvlm 0.1, which knew preferences only.
 
     Raises:
         UsageError: not YAML, an unknown pipeline or key, a value of the wrong type, or one that the config refuses.
     """
-    try:
-        tree: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"the configuration is not YAML: {error}", "restore the file, or start a new run") from error
-    name = str(tree.pop("pipeline", PreferenceRunConfig.pipeline)) if isinstance(tree, dict) else ""
-    if ":" in name:
-        return read_settings(load_own(name).config_class, tree)
-    if name not in CONFIGS:
+    tree: Any = read_yaml(text, name)
+    pipeline = str(tree.pop("pipeline", PreferenceRunConfig.pipeline)) if isinstance(tree, dict) else ""
+    if ":" in pipeline:
+        return read_settings(load_own(pipeline).config_class, tree)
+    if pipeline not in CONFIGS:
         raise UsageError(
-            f"the configuration is for a pipeline {name!r}; known here: {', '.join(CONFIGS)}",
+            f"the configuration is for a pipeline {pipeline!r}; known here: {', '.join(CONFIGS)}",
             "use the version of rlvlm that wrote it (environment.json names it)",
         )
-    return read_settings(CONFIGS[name], tree)
+    return read_settings(CONFIGS[pipeline], tree)
 
 
 def load_own(reference: str) -> Any:

@@ -161,7 +161,10 @@ def read_sweep(file: Path) -> SweepConfig:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {file}: {error}", "name a YAML file like those of tune_configs/") from error
-    return from_yaml(SweepConfig, text)
+    try:
+        return from_yaml(SweepConfig, text, str(file))
+    except UsageError as error:
+        raise UsageError(str(error) if str(file) in str(error) else f"{file}: {error}", error.fix) from error
 
 
 def find_sweep_file(name: str) -> Path:

@@ -81,8 +81,11 @@ def test_the_files_are_those_that_the_docs_name():
         ("judges: [a]", "token: secret", "unknown keys"),
         (JUDGE_APP, "os:system", "import_path must be"),
         ("http_options", "http_optons", "unknown keys"),
-        ("applications", "!!python/object/apply:os.system [id]", "no YAML file"),
+        ("applications", "!!python/object/apply:os.system [id]", "not YAML that can be read"),
         ("name: a,", "", "it has no 'name'"),
+        ("{port: 9000}", "{port: many}", "small.yaml: http_options.port must be of type int, got 'many'"),
+        ("{port: 9000}", "3", "small.yaml: http_options must be a mapping"),
+        ("name: a,", "name: [a],", "small.yaml: name must be of type str"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(write, old, new, reason):
@@ -101,3 +104,9 @@ def test_options_override_the_file_and_other_machines_need_a_name(write):
         file.with_options(media_root="media")
     with pytest.raises(UsageError, match="65535"):
         file.with_options(port=70_000)
+
+
+@pytest.mark.parametrize("value", ["3", "null", "a", "{a: 1}", "[3]", "[[]]"])
+def test_applications_of_another_kind_are_named_with_the_file(write, value):
+    with pytest.raises(UsageError, match="small.yaml: "):
+        read_app_file(write(f"applications: {value}\n"))

@@ -158,7 +158,12 @@ def read_config(path: Path) -> RunConfig:
     Raises:
         UsageError: it cannot be read.
     """
-    return read_config_text((path / "config.yaml").read_text())
+    file = path / "config.yaml"
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {file}: {error}", "restore the file, or start a new run") from error
+    return read_config_text(text, str(file))
 
 
 def create_folder(config: RunConfig, command: Sequence[str], started: datetime) -> RunFolder:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from rlvlm.errors import UsageError
+from rlvlm.yaml_text import read_yaml
 
 T = TypeVar("T")
 _CHOICE = "choice"
@@ -22,17 +23,18 @@ def to_yaml(config: Any) -> str:
     return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=110)
 
 
-def from_yaml(kind: type[T], text: str) -> T:
+def from_yaml(kind: type[T], text: str, name: str = "the configuration") -> T:
     """The config tree that `to_yaml` wrote. Fields that the text leaves out take their defaults.
+
+    Args:
+        kind: the config.
+        text: YAML.
+        name: of the file, for messages about what is not YAML.
 
     Raises:
         UsageError: not YAML, an unknown key, a value of the wrong type, or one that the config refuses.
     """
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"the configuration is not YAML: {error}", "restore the file, or start a new run") from error
-    return _read(kind, tree, "")
+    return _read(kind, read_yaml(text, name), "")
 
 
 def read_settings(kind: type[T], tree: Any) -> T:
@@ -145,7 +147,7 @@ def _read_choice(members: list[type], value: Any, place: str) -> Any:
     _checked(isinstance(value, Mapping), value, place, "a mapping")
     known = {getattr(member, _CHOICE): member for member in members}
     chosen = value.get(_CHOICE)
-    _checked(chosen in known, chosen, f"{place}.{_CHOICE}", f"one of {', '.join(known)}")
+    _checked(isinstance(chosen, str) and chosen in known, chosen, f"{place}.{_CHOICE}", f"one of {', '.join(known)}")
     return _read_dataclass(known[chosen], {key: item for key, item in value.items() if key != _CHOICE}, place)
 
 

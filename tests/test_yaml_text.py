@@ -1,0 +1,67 @@
+import time
+
+import pytest
+
+from rlvlm.errors import UsageError
+from rlvlm.gateway.app_file import read_app_file
+from rlvlm.runs.folder.run_folder import read_config
+from rlvlm.sweeps.config import read_sweep
+from rlvlm.yaml_text import MAX_ALIASES, MAX_DEPTH, read_yaml
+
+
+def bomb(levels: int = 12, width: int = 9) -> str:
+    """Lists of lists by alias: `width ** levels` values in a few hundred bytes."""
+    rows = ["a0: &a0 [lol]"]
+    rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width)}]" for n in range(1, levels)]
+    return "\n".join(rows) + "\n"
+
+
+BROKEN = {
+    "bomb": (bomb(), "aliases"),
+    "tower": ("a: " + "[" * 50_000, "deep"),
+    "closed tower": ("a: " + "[" * 500 + "]" * 500, "deep"),
+    "braces": ("{a: " * 500, "deep"),
+    "itself": ("a: &a [*a]\n", "inside of what it names"),
+    "object": ("a: !!python/object/apply:os.system [id]\n", "could not determine a constructor"),
+    "date": ("a: 2024-99-99\n", "month"),
+    "tab": ("a:\n\t- b\n", "cannot start any token"),
+    "huge": ("a: " + "b" * 2_000_000, "characters"),
+    "control": ("a: \x01\n", "not allowed"),
+}
+
+
+def test_plain_values_come_through_with_an_anchor_used_twice() -> None:
+    assert read_yaml("a: &x [1, 2]\nb: *x\nc: {d: 0.5}\n", "f") == {"a": [1, 2], "b": [1, 2], "c": {"d": 0.5}}
+    assert read_yaml("[" * MAX_DEPTH + "]" * MAX_DEPTH, "f") is not None
+    most = "a: &x 1\nb: [" + ", ".join(["*x"] * MAX_ALIASES) + "]"
+    assert read_yaml(most, "f")["b"] == [1] * MAX_ALIASES
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("read", [read_sweep, read_app_file, "config"])
+def test_a_broken_file_is_refused_at_once_by_its_name(name, read, tmp_path) -> None:
+    text, reason = BROKEN[name]
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    start = time.process_time()
+    with pytest.raises(UsageError, match=reason if read is not read_app_file or name != "huge" else "bytes") as caught:
+        read_config(tmp_path) if read == "config" else read(path)
+    assert "config.yaml" in str(caught.value) and caught.value.exit_code == 2
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("key", ["tasks", "sources", "seeds", "task_seeds", "settings", "halving", "smoke", "zzz"])
+@pytest.mark.parametrize(
+    "value", ["3", "[[3]]", "{a: [1]}", "[{}]", "''", "[]", "{? [1] : 2}", ".nan", "{choice: [1]}"]
+)
+def test_a_sweep_file_with_something_else_in_it_says_so_with_its_name(key, value, tmp_path) -> None:
+    path = tmp_path / "mine.yaml"
+    whole = {"tasks": "[drawer_open]", "sources": "{env: {reward.source: env}}", "seeds": "[0]"} | {key: value}
+    path.write_text("".join(f"{name}: {text}\n" for name, text in whole.items()))
+    try:
+        read_sweep(path)  # some of these are fine for some keys
+    except UsageError as error:
+        assert "mine.yaml" in str(error)
+    if key == "zzz":
+        with pytest.raises(UsageError, match="mine.yaml"):
+            read_sweep(path)
