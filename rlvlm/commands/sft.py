@@ -43,7 +43,8 @@ def command(words: Sequence[str], prog: str) -> int:
     if folder.task != task:
         raise UsageError(f"{arguments.source} holds demonstrations of {folder.task}, not of {task}")
     from rlvlm.algorithms.ppo_vlm.algorithm import make_seat
-    from rlvlm.algorithms.sft.trainer import Lesson, load_demonstrations, make_policy, run_sft
+    from rlvlm.algorithms.sft.folders import load_demonstrations
+    from rlvlm.algorithms.sft.trainer import Lesson, make_policy, run_sft
     from rlvlm.runs.processes.private_ray import ray_session
 
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -39,6 +39,7 @@ from rlvlm.algorithms.ppo_vlm.runner import Rollout, TurnRunner
 from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
+from rlvlm.algorithms.sft.folders import load_demonstrations, load_trained
 from rlvlm.algorithms.sft.in_process import teach
 from rlvlm.algorithms.tally import Tally
 from rlvlm.envs.config import EnvConfig
@@ -190,9 +191,11 @@ class PPOVLM(Algorithm):
         if self._is_prepared:
             return
         sft, seat = self.config.sft, self._make_seat()
-        if sft.turns:
-            tell(f"collecting {sft.turns:,} turns of the scripted expert")
-            episodes = demonstrate(seat, sft.turns, sft.p_wrong, self.config.seed)
+        if sft.start_from:
+            tell(f"starting from {sft.start_from}")
+            load_trained(self._learner.policy, Path(sft.start_from))
+        elif sft.turns or sft.demonstrations:
+            episodes = self._demonstrations(seat, tell)
             measured = teach(
                 self._learner.policy, seat, episodes, sft, self.config.seed, self.config.ppo.max_reply_tokens, tell
             )
@@ -201,10 +204,19 @@ class PPOVLM(Algorithm):
                 f"supervised start: {sft.updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, held-out turns: "
                 f"{measured.get(metrics.SFT_EXACT_ACTION, float('nan')):.0%} with the demonstrated action"
             )
-        if sft.turns and sft.eval_episodes:
+        if (sft.turns or sft.demonstrations or sft.start_from) and sft.eval_episodes:
             self._judge_start(tell)
         self._learner.begin()
         self._is_prepared = True
+
+    def _demonstrations(self, seat: Seat, tell: Callable[[str], None]) -> list[TurnEpisode]:
+        """Those of the folder that was named, or turns of the scripted expert."""
+        sft = self.config.sft
+        if sft.demonstrations:
+            tell(f"reading the demonstrations in {sft.demonstrations}")
+            return load_demonstrations(Path(sft.demonstrations))
+        tell(f"collecting {sft.turns:,} turns of the scripted expert")
+        return demonstrate(seat, sft.turns, sft.p_wrong, self.config.seed)
 
     def _judge_start(self, tell: Callable[[str], None]) -> None:
         """Plays what the supervised start taught, on the seeds of every later evaluation."""

@@ -10,6 +10,10 @@ class SFTConfig:
 
     turns: int = 256
     """Demonstrated turns, those held out included; 0 goes without this stage."""
+    demonstrations: str = ""
+    """Folder that `rlvlm collect` made, to learn from all of it; empty: the task's scripted expert plays `turns`."""
+    start_from: str = ""
+    """Folder that `rlvlm sft` made: the run takes its weights and teaches nothing itself."""
     p_wrong: float = 0.0
     """Probability in [0, 1) that a demonstrated action is replaced by another legal one; leaves PPO something to do."""
     updates: int = 80

@@ -18,7 +18,6 @@ import torch
 from ray.train import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
 from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
 from ray.train.torch import TorchTrainer
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainingArguments
@@ -27,16 +26,13 @@ from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.batches import grouped_by_length
 from rlvlm.algorithms.sft.config import JobConfig, SFTConfig
 from rlvlm.algorithms.sft.demonstrations import split
+from rlvlm.algorithms.sft.folders import BODY_FILE, HEADS_FILE, load_trained, save_trained
 from rlvlm.algorithms.sft.in_process import Example, examples_of, imitation_loss, validate
-from rlvlm.demonstrations.folder import open_folder
-from rlvlm.demonstrations.records import to_turn_episode
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.types.turns import TurnEpisode
 
-BODY_FILE, HEADS_FILE = "body.safetensors", "heads.safetensors"
-"""What was trained: the adapter (or all weights of the language model), and apart from it the heads."""
 _MEASURES_FILE = "measures.json"
 
 
@@ -88,29 +84,6 @@ def run_sft(lesson: Lesson, folder: Path) -> dict[str, float]:
 def make_policy(config: PolicyConfig, action_names: Sequence[str]) -> VLMPolicy:
     """The policy that is taught, for a task with these actions."""
     return load_policy(config, len(action_names))
-
-
-def load_demonstrations(folder: Path) -> list[TurnEpisode]:
-    """All episodes of a folder that `rlvlm collect` made."""
-    opened = open_folder(folder)
-    return [to_turn_episode(record, opened.action_names) for record in opened.episodes()]
-
-
-def load_trained(policy: VLMPolicy, folder: Path) -> None:
-    """Gives `policy` what `run_sft` left in `folder`.
-
-    Raises:
-        ValueError: the weights are of another policy.
-    """
-    policy.load_trained_state(load_file(folder / BODY_FILE) | load_file(folder / HEADS_FILE))
-
-
-def save_trained(policy: VLMPolicy, folder: Path) -> None:
-    """Writes what `load_trained` reads."""
-    state = {name: value.cpu().contiguous() for name, value in policy.trained_state().items()}
-    heads = {name: value for name, value in state.items() if name.startswith(("value_head.", "action_head."))}
-    save_file(heads, folder / HEADS_FILE)
-    save_file({name: value for name, value in state.items() if name not in heads}, folder / BODY_FILE)
 
 
 class Imitation(nn.Module):

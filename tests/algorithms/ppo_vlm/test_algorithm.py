@@ -14,6 +14,9 @@ from rlvlm.algorithms.ppo_vlm.config import (
     RL4VLMConfig,
     TokenPPOConfig,
 )
+from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.algorithms.sft.folders import save_trained
+from rlvlm.errors import UsageError
 from tests.algorithms.ppo_vlm.tiny_runs import build
 
 pytestmark = pytest.mark.ray
@@ -154,3 +157,14 @@ def test_the_reference_stays_where_ppo_started(make: Any, policy: dict[str, Any]
     torch.testing.assert_close(learner._reference_log_probs(tokens), began, rtol=0, atol=1e-5)
     with torch.no_grad():
         assert (learner.policy.read(tokens).log_probs - began).abs().max() > 1e-4, "the policy itself moves on"
+
+
+def test_a_run_begins_from_what_was_taught_before(make: Any, tmp_path: Path):
+    taught = make()
+    taught.train()
+    save_trained(taught._learner.policy, tmp_path)
+    fresh = make(sft=SFTConfig(start_from=str(tmp_path), eval_episodes=0))
+    fresh.prepare(lambda line: None)
+    assert_equal_weights(weights(fresh), weights(taught))
+    with pytest.raises(UsageError, match="no folder of demonstrations"):
+        make(sft=SFTConfig(demonstrations=str(tmp_path))).prepare(lambda line: None)

@@ -20,7 +20,11 @@ def make_policy(num_actions: int, *, folder: str, **settings: Any) -> VLMPolicy:
 
 
 def build(
-    folder: Path, objective: ObjectiveConfig | None = None, policy: dict[str, Any] | None = None, **ppo: Any
+    folder: Path,
+    objective: ObjectiveConfig | None = None,
+    policy: dict[str, Any] | None = None,
+    sft: SFTConfig | None = None,
+    **ppo: Any,
 ) -> PPOVLM:
     """The algorithm; `folder` is where the model's files are put."""
     save_tiny_vlm(folder, "qwen3_vl")
@@ -35,7 +39,9 @@ def build(
         .worlds(task="number_line", world=task_env("number_line"))
         .acting(make_policy=functools.partial(make_policy, folder=str(folder), **(policy or {})))
         .learning(
-            ppo=PPOConfig(objective=objective or TokenPPOConfig(), **settings), sft=SFTConfig(turns=0), total_steps=100
+            ppo=PPOConfig(objective=objective or TokenPPOConfig(), **settings),
+            sft=sft or SFTConfig(turns=0),
+            total_steps=100,
         )
         .debugging(seed=0)
     )

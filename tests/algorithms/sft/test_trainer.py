@@ -10,7 +10,8 @@ from rlvlm import metrics
 from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.config import JobConfig, SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
-from rlvlm.algorithms.sft.trainer import BODY_FILE, HEADS_FILE, Lesson, load_trained, run_sft
+from rlvlm.algorithms.sft.folders import BODY_FILE, HEADS_FILE, load_trained
+from rlvlm.algorithms.sft.trainer import Lesson, run_sft
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
