@@ -84,6 +84,7 @@ code=75
 if [[ -z $asked ]]; then
     if [[ -f $out/config.yaml ]]; then
         words=(resume "$out")
+        [[ $1 != *:* ]] || words+=(--trust) # the job names this code itself
     else
         words=(run "$@" --out "$out")
     fi

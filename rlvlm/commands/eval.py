@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from rlvlm.runs.folder.run_folder import find_folder
+from rlvlm.runs.folder.trust import check_trust
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,14 @@ class EvalArguments:
     """Episodes to play, with the deterministic policy."""
     video: bool = False
     """Whether to write one video per episode into the run's folder."""
+    trust: bool = False
+    """Import the task or the pipeline that the folder names as MODULE:NAME, which runs its code."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
     """`eval DIR [--episodes N] [--video]`: a table of the episodes."""
     arguments = tyro.cli(EvalArguments, args=words, prog=prog)
+    check_trust([arguments.path], trust=arguments.trust)
     folder = find_folder(arguments.path)
     from rlvlm.runs.evaluate import evaluate_run
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import tyro
 
+from rlvlm.runs.folder.trust import check_trust
+
 
 @dataclass(frozen=True)
 class ReportArguments:
@@ -15,11 +17,14 @@ class ReportArguments:
     """Folders of runs; runs that differ only in their seed form a group. Or the folder of one sweep."""
     out: Path | None = None
     """Folder for the page, the tables and the pictures; by default `report`, or the sweep's own folder."""
+    trust: bool = False
+    """Import the task or the pipeline that the folder names as MODULE:NAME, which runs its code."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
     """`report DIR... [--out DIR]`: what came of runs, or of a sweep."""
     arguments = tyro.cli(ReportArguments, args=words, prog=prog)
+    check_trust(arguments.paths, trust=arguments.trust)
     from rlvlm.reports.comparison.comparison import compare
 
     return compare(arguments.paths, arguments.out)

@@ -10,6 +10,7 @@ import tyro
 from rlvlm.errors import EXIT_DONE
 from rlvlm.runs.doctor import check_before_run
 from rlvlm.runs.folder.run_folder import check_newest, find_folder
+from rlvlm.runs.folder.trust import check_trust
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,14 @@ class ResumeArguments:
 
     path: tyro.conf.Positional[Path]
     """The run's folder, a checkpoint in it, or any file in it; or a sweep's folder."""
+    trust: bool = False
+    """Import the task or the pipeline that the folder names as MODULE:NAME, which runs its code."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
     """`resume DIR`: goes on as it was last started."""
     arguments = tyro.cli(ResumeArguments, args=words, prog=prog)
+    check_trust([arguments.path], trust=arguments.trust)
     from rlvlm.sweeps.folder import find_sweep
 
     sweep = find_sweep(arguments.path)

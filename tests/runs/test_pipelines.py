@@ -62,7 +62,7 @@ def test_a_run_is_killed_goes_on_is_played_and_reported(task: str, tmp_path: Pat
         time.sleep(0.01)
     child.kill()
     child.communicate()
-    finish(start("rlvlm.cli", "resume", str(broken)))
+    finish(start("rlvlm.cli", "resume", str(broken), "--trust"))
     assert table(whole / "eval.csv", "wall_s") == table(broken / "eval.csv", "wall_s")
     mine, theirs = arrays(whole), arrays(broken)
     assert mine.keys() == theirs.keys() and all((mine[name] == theirs[name]).all() for name in mine)
@@ -72,9 +72,9 @@ def test_a_run_is_killed_goes_on_is_played_and_reported(task: str, tmp_path: Pat
     assert rows[-1]["stub/prepared"] == 1 and rows[-1]["stub/evaluated"] == 2
     assert {"README.md", "summary.json", "plots", "videos"} <= {file.name for file in whole.iterdir()}
 
-    assert "success" in finish(start("rlvlm.cli", "eval", str(whole), "--episodes", "3"))
+    assert "success" in finish(start("rlvlm.cli", "eval", str(whole), "--episodes", "3", "--trust"))
     out = tmp_path / "report"
-    finish(start("rlvlm.cli", "report", str(whole), str(broken), "--out", str(out)))
+    finish(start("rlvlm.cli", "report", str(whole), str(broken), "--trust", "--out", str(out)))
     assert (out / "report.html").stat().st_size > 1_000
 
 

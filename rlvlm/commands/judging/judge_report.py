@@ -6,6 +6,8 @@ from pathlib import Path
 
 import tyro
 
+from rlvlm.runs.folder.trust import check_trust
+
 
 @dataclass(frozen=True)
 class JudgeReportArguments:
@@ -17,6 +19,8 @@ class JudgeReportArguments:
     """Folder for the page, the pictures and the tables."""
     ask_swapped: int = 0
     """Questions of each run that are put to its judge again in the other order; loads the judge here."""
+    trust: bool = False
+    """Import the task or the pipeline that the folder names as MODULE:NAME, which runs its code."""
 
     def __post_init__(self) -> None:
         if self.ask_swapped < 0:
@@ -26,6 +30,7 @@ class JudgeReportArguments:
 def command(words: Sequence[str], prog: str) -> int:
     """`judge-report RUN|STORE... [--out DIR] [--ask-swapped N]`: figures, and a page of them."""
     arguments = tyro.cli(JudgeReportArguments, args=words, prog=prog)
+    check_trust(arguments.paths, trust=arguments.trust)
     from rlvlm.reports.judge.report import report_judges
 
     return report_judges(arguments.paths, arguments.out, arguments.ask_swapped)
