@@ -132,7 +132,7 @@ class GRPOConfig:
     """Groups that are rolled out at once, each from one initial state, and that an update should learn from."""
     group_size: int = 8
     """Episodes of a group, >= 2."""
-    rounds: int = 1
+    rounds: int = 3
     """Most times that groups are rolled out for one update, until enough of them teach something. All that do are
     learned from at once, so nothing is thrown away and nothing is old."""
     temperature: float = 1.0
@@ -141,7 +141,7 @@ class GRPOConfig:
     """First step size of Adam."""
     warm_up: int = 5
     """Updates over which the step size rises to `lr`."""
-    kl_target: float | None = 0.4
+    kl_target: float | None = 0.3
     """Divergence per chunk, in nats, that an update should move the policy by: the step size grows or shrinks by 1.3
     where an update moved it by less than 2/3 or more than 3/2 of this, and an update that has moved it by twice as much
     stops. None: the step size stays."""
