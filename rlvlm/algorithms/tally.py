@@ -18,6 +18,7 @@ class Tally:
     def __init__(self) -> None:
         self.env_steps = 0
         """Env steps so far, of all worlds together."""
+        self._steps_taken = 0
         self._num_episodes = 0
         self._recent: deque[list[float]] = deque(maxlen=_RECENT_EPISODES)
         self._facts: dict[str, float] = {}
@@ -28,6 +29,11 @@ class Tally:
         self.env_steps += new_steps
         self._num_episodes += len(ended)
         self._recent.extend(ended)
+
+    def take_new_steps(self) -> int:
+        """Env steps since the last call, or since what was loaded."""
+        new, self._steps_taken = self.env_steps - self._steps_taken, self.env_steps
+        return new
 
     def note(self, facts: Mapping[str, float]) -> None:
         """Keeps numbers until newer ones of the same names come."""
@@ -72,3 +78,4 @@ class Tally:
         self._recent.extend(tree["recent"])
         self._facts = dict(tree["facts"])
         self.env_steps, self._num_episodes = tree["env_steps"], tree["num_episodes"]
+        self._steps_taken = self.env_steps

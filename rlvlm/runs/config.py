@@ -118,6 +118,11 @@ class RunConfig:
         """What the judge is told: `goal`, else the task's own phrase, or its sentence for judges that want one."""
         return self.goal or (task_goal_state if self.judge.reads_states else task_goal)(self.task)
 
+    @property
+    def world_name(self) -> str:
+        """How the world is set up, for the run's card."""
+        return f"{self.env.episode_steps} steps per episode"
+
     def labels(self, own: Path) -> Path:
         """Folder of the judge's label store: the shared one of `judge.store`, else the run's `own`."""
         return Path(self.judge.store).expanduser() if self.judge.store else own

@@ -21,7 +21,6 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.from_config import NotProvided
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
@@ -34,6 +33,7 @@ from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file
 from rlvlm.algorithms.grpo.rollouts import Eyes
 from rlvlm.algorithms.grpo.runner import GroupRunner
 from rlvlm.algorithms.grpo.scoring import JudgedEpisode, Scorer, SuccessScorer, VideoScorer
+from rlvlm.algorithms.rllib import log_round, only_learner, prepare_config, silence_rllib
 from rlvlm.algorithms.tally import Tally
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
@@ -45,7 +45,6 @@ from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.steps import FloatArray, Frames
 
 _UNCHANGED: Any = NotProvided
-_NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
 
 
 class VLAGRPOConfig(AlgorithmConfig):
@@ -61,12 +60,7 @@ class VLAGRPOConfig(AlgorithmConfig):
         self.scores = ScoreConfig()
         self.make_judge: Callable[[], Judge] | None = None
         self.seed = 0
-        self.env_runner_cls = GroupRunner
-        self.num_env_runners = self.num_learners = 0
-        self.create_local_env_runner = True
-        self.min_time_s_per_iteration = None
-        self.log_level = "ERROR"
-        self._dont_auto_sync_env_runner_states = True
+        prepare_config(self, GroupRunner)
 
     def worlds(self, *, task: str = _UNCHANGED, world: EnvConfig = _UNCHANGED) -> Self:
         """Chooses what is learned.
@@ -98,8 +92,7 @@ class VLAGRPOConfig(AlgorithmConfig):
         Raises:
             ValueError: says which setting is wrong and what to do.
         """
-        for name in _NOISY_LOGGERS:  # RLlib warns of its own ways as it checks and builds; users cannot act on it
-            logging.getLogger(name).setLevel(logging.ERROR)
+        silence_rllib()
         super().validate()
         if not self.task:
             raise ValueError("no task was chosen; call .worlds(task='push_block')")
@@ -146,12 +139,8 @@ class VLAGRPO(Algorithm):
     def setup(self, config: AlgorithmConfig) -> None:
         """Builds worlds and policy; called by RLlib."""
         super().setup(config)
-        torch.set_num_threads(self.config.grpo.threads)
-        # RLlib asks torch for determinism, which also writes NaN to all fresh memory.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
-        learners: Any = self.learner_group  # RLlib's types want a function of two
-        self._learner: GRPOLearner = next(iter(learners.foreach_learner(lambda learner: learner))).get()
+        self._learner: GRPOLearner = only_learner(self, self.config.grpo.threads)
         runner: Any = self.env_runner_group.local_env_runner
         self._runner: GroupRunner = runner
         self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
@@ -160,7 +149,6 @@ class VLAGRPO(Algorithm):
         self._scale: ActionScale | None = None
         self.last_played: list[ChunkEpisode] = []
         self._tally = Tally()
-        self._steps_told = 0
         self._scorer: Scorer = SuccessScorer()
         if self.config.make_judge is not None:
             self._scorer = VideoScorer(self.config.make_judge(), self._viewer.draw, self.config.scores)
@@ -222,13 +210,7 @@ class VLAGRPO(Algorithm):
 
     def _log_round(self) -> None:
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
-        new_steps, self._steps_told = self.env_steps - self._steps_told, self.env_steps
-        self.metrics.log_value(
-            (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), new_steps, reduce="lifetime_sum", with_throughput=True
-        )
-        for name, value in self.report().items():
-            self.metrics.log_value(tuple(name.split("/")), value, window=1)
-        self.metrics.log_value("score", self.report()[metrics.TRAIN_EPISODE_SUCCESS], window=1)
+        log_round(self, self._tally, self.report())
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`; success is that of the newest update's episodes."""
@@ -268,7 +250,6 @@ class VLAGRPO(Algorithm):
             "runner": self._runner.save_tree(),
             "learner": self._learner.save_tree(),
             "scale": self._scale.write("task"),
-            "steps_told": self._steps_told,
             "iteration": self._iteration,
             "tally": self._tally.save_tree(),
         }
@@ -284,7 +265,7 @@ class VLAGRPO(Algorithm):
         self._runner.load_tree(tree["runner"])
         self._learner.load_tree(tree["learner"])
         self._use_scale(ActionScale.read(tree["scale"], "task"))
-        self._steps_told, self._iteration = tree["steps_told"], tree["iteration"]
+        self._iteration = tree["iteration"]
         self._tally.load_tree(tree["tally"])
 
     def _use_scale(self, scale: ActionScale) -> None:

@@ -24,7 +24,6 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.from_config import NotProvided
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file, load_tree, save_tree
@@ -36,6 +35,7 @@ from rlvlm.algorithms.ppo_vlm.monitors import check_readable, watch_replies
 from rlvlm.algorithms.ppo_vlm.play import Hand, Move
 from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer
 from rlvlm.algorithms.ppo_vlm.runner import Rollout, TurnRunner
+from rlvlm.algorithms.rllib import log_round, only_learner, prepare_config, silence_rllib
 from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
@@ -54,7 +54,6 @@ logger = logging.getLogger(__name__)
 POLICY_KIND = "vlm"
 """Of the policy's file in a checkpoint."""
 _UNCHANGED: Any = NotProvided
-_NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
 
 
 class PPOVLMConfig(AlgorithmConfig):
@@ -69,11 +68,7 @@ class PPOVLMConfig(AlgorithmConfig):
         self.make_policy: Callable[[int], VLMPolicy] | None = None
         self.total_steps = 15_000
         self.seed = 0
-        self.env_runner_cls = TurnRunner
-        self.num_env_runners = self.num_learners = 0
-        self.min_time_s_per_iteration = None
-        self.log_level = "ERROR"
-        self._dont_auto_sync_env_runner_states = True
+        prepare_config(self, TurnRunner)
 
     def worlds(self, *, task: str = _UNCHANGED, world: EnvConfig = _UNCHANGED) -> Self:
         """Chooses what is learned.
@@ -110,8 +105,7 @@ class PPOVLMConfig(AlgorithmConfig):
         Raises:
             ValueError: says which setting is wrong and what to do.
         """
-        for name in _NOISY_LOGGERS:  # RLlib warns of its own ways as it checks and builds; users cannot act on it
-            logging.getLogger(name).setLevel(logging.ERROR)
+        silence_rllib()
         super().validate()
         if not self.task:
             raise ValueError("no task was chosen; call .worlds(task='number_line')")
@@ -151,13 +145,9 @@ class PPOVLM(Algorithm):
     def setup(self, config: AlgorithmConfig) -> None:
         """Builds worlds, policy and learner; called by RLlib."""
         super().setup(config)
-        torch.set_num_threads(self.config.ppo.threads)
-        # RLlib asks torch for determinism: that forbids sampling on a GPU and fills all fresh memory with NaN.
-        torch.use_deterministic_algorithms(False)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+        torch.use_deterministic_algorithms(False)  # RLlib asks for it, and it forbids sampling on a GPU
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
-        learners: Any = self.learner_group  # RLlib's types want a function of two
-        self._learner: ReplyLearner = next(iter(learners.foreach_learner(lambda learner: learner))).get()
+        self._learner: ReplyLearner = only_learner(self, self.config.ppo.threads)
         runner = self.env_runner_group.local_env_runner
         assert isinstance(runner, TurnRunner), "what the config names"
         self._runner = runner
@@ -174,7 +164,6 @@ class PPOVLM(Algorithm):
         self.last_played: list[tuple[TurnEpisode, list[Move]]] = []
         """The greedy episodes of the last evaluation, with the moves that made them."""
         self._tally = Tally()
-        self._steps_told = 0
         self._is_prepared = False
 
     @property
@@ -259,13 +248,7 @@ class PPOVLM(Algorithm):
         check_readable(watched, self.config.ppo.most_unreadable)
         self._tally.note(watched)
         self._tally.note({metrics.PPO_ROLLOUT_S: rollout_s, metrics.PPO_UPDATE_S: update_s})
-        new_steps, self._steps_told = self.env_steps - self._steps_told, self.env_steps
-        self.metrics.log_value(
-            (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), new_steps, reduce="lifetime_sum", with_throughput=True
-        )
-        for name, value in self.report().items():
-            self.metrics.log_value(tuple(name.split("/")), value, window=1)
-        self.metrics.log_value("score", self.report()[metrics.TRAIN_EPISODE_SUCCESS], window=1)
+        log_round(self, self._tally, self.report())
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`."""
@@ -320,7 +303,6 @@ class PPOVLM(Algorithm):
         self._tally.load_tree(tree["tally"])
         self._is_prepared, self._engine.version = tree["is_prepared"], tree["version"]
         self._iteration = tree["iteration"]
-        self._steps_told = self.env_steps
         self._learner.policy.images.clear()
 
     def cleanup(self) -> None:

@@ -10,24 +10,21 @@ arXiv:2402.03681 (RL-VLM-F). Departures:
    on the path. Env runners act with the policy of one turn before, except in the first turn of an episode.
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
-from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.crew import LocalCrew, RemoteCrew, check_places
 from rlvlm.algorithms.evaluation import Evaluation, evaluate
+from rlvlm.algorithms.rllib import log_round, only_learner, prepare_config, silence_rllib
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
@@ -43,8 +40,6 @@ from rlvlm.preferences.records import Record
 from rlvlm.rewards.source import Labelling
 from rlvlm.types.steps import FloatArray, Frames
 
-_NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
-
 
 class SACPebbleConfig(AlgorithmConfig):
     """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them."""
@@ -56,13 +51,9 @@ class SACPebbleConfig(AlgorithmConfig):
         self.sac = SACConfig()
         self.rewarding = Rewarding()
         self.seed = 0
-        self.env_runner_cls = WorldRunner
-        self.num_env_runners = self.num_learners = 0
+        prepare_config(self, WorldRunner)
         self.merge_env_runner_states = self.broadcast_env_runner_states = False
         self.delay_between_env_runner_restarts_s = self.env_runner_health_probe_timeout_s = 1.0
-        self.min_time_s_per_iteration = None
-        self.log_level = "ERROR"
-        self._dont_auto_sync_env_runner_states = True
 
     def worlds(self, *, task: str, world: EnvConfig | None = None) -> Self:
         """Chooses what is learned.
@@ -91,8 +82,7 @@ class SACPebbleConfig(AlgorithmConfig):
         Raises:
             ValueError: says which setting is wrong and what to do.
         """
-        for name in _NOISY_LOGGERS:  # RLlib warns of its own ways as it checks and builds; users cannot act on it
-            logging.getLogger(name).setLevel(logging.ERROR)
+        silence_rllib()
         super().validate()
         if not self.task:
             raise ValueError("no task was chosen; call .worlds(task='drawer_open')")
@@ -130,12 +120,8 @@ class SACPebble(Algorithm):
             check_places(config.num_env_runners, config.num_cpus_per_env_runner or 0)
             make_world(config.task, config.world, config.seed).close()  # told here, not from every runner
         super().setup(config)
-        torch.set_num_threads(self.config.sac.threads)
-        # RLlib asks torch for determinism, which also writes NaN to all fresh memory, the whole replay's at once.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
-        learners: Any = self.learner_group  # RLlib's types want a function of two
-        self._learner: SACLearner = next(iter(learners.foreach_learner(lambda learner: learner))).get()
+        self._learner: SACLearner = only_learner(self, self.config.sac.threads)
         local: Any = self.env_runner_group.local_env_runner
         if local is None:
             self._crew = RemoteCrew(self.env_runner_group, lambda: self._learner.policy_values.cpu().numpy(), join)
@@ -148,7 +134,6 @@ class SACPebble(Algorithm):
         )
         self._relabelling = Relabelling(self._learner.replay)
         self._tally = Tally()
-        self._steps_told = 0
 
     @property
     def env_steps(self) -> int:
@@ -201,13 +186,7 @@ class SACPebble(Algorithm):
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
         leaves_out = self._schedule.source.labelling is Labelling.WHERE_ANSWERED
         self._tally.note_rewards(rewards, self.config.world.episode_steps, leaves_out)
-        new_steps, self._steps_told = self.env_steps - self._steps_told, self.env_steps
-        self.metrics.log_value(
-            (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), new_steps, reduce="lifetime_sum", with_throughput=True
-        )
-        for name, value in self.report().items():
-            self.metrics.log_value(tuple(name.split("/")), value, window=1)
-        self.metrics.log_value("score", self.report()[metrics.TRAIN_EPISODE_SUCCESS], window=1)
+        log_round(self, self._tally, self.report())
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`; returns and success are means of 10 episodes."""

@@ -12,6 +12,11 @@ _TITLES = {
     "vlm_scores.png": "Scores against the truth",
 }
 
+_PAGES = {
+    "judge_panel.html": "the judge's answers, with pictures",
+    "episodes.html": "episodes of the last evaluation, picture by picture",
+}
+
 
 def run_card(  # one page, one argument per source of facts
     config: RunConfig, summary: Mapping[str, Any], environment: Mapping[str, Any], command: str, files: list[str]
@@ -52,13 +57,14 @@ def _results(summary: Mapping[str, Any]) -> str:
         "best success rate": _percent(summary["best_success_rate"]),
         "env steps": f"{summary['env_steps']:,}",
         "wall time": f"{summary['wall_s'] / 60:.1f} min",
-        "queries": f"{summary['queries']:,}",
-        "label accuracy (decided labels)": _percent(summary["label_accuracy"]),
-        "no preference / unreadable / no answer": " / ".join(
-            f"{labels[status]:,}" for status in ("no_preference", "invalid", "failed")
-        ),
         "peak memory, all processes": f"{summary['peak_rss_mb']:,} MiB",
     }
+    if summary["queries"]:
+        rows["queries"] = f"{summary['queries']:,}"
+        rows["label accuracy (decided labels)"] = _percent(summary["label_accuracy"])
+        rows["no preference / unreadable / no answer"] = " / ".join(
+            f"{labels[status]:,}" for status in ("no_preference", "invalid", "failed")
+        )
     if summary.get("score_error") is not None:
         rows["mean error of scores, of the whole scale"] = _percent(summary["score_error"])
     return "| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows.items())
@@ -67,8 +73,7 @@ def _results(summary: Mapping[str, Any]) -> str:
 def _pictures(files: list[str]) -> str:
     plots = [f"![{_TITLES[name]}](plots/{name})\n" for name in _TITLES if f"plots/{name}" in files]
     videos = [f"- video: [{file}]({file})" for file in files if file.endswith(".mp4")]
-    panel = ["- the judge's answers, with pictures: [judge_panel.html](judge_panel.html)"]
-    links = "\n".join(videos + (panel if "judge_panel.html" in files else []))
+    links = "\n".join(videos + [f"- {text}: [{name}]({name})" for name, text in _PAGES.items() if name in files])
     return "\n".join(plots) + (f"\n{links}\n" if links else "")
 
 
@@ -79,8 +84,7 @@ def _setting(config: RunConfig, environment: Mapping[str, Any]) -> str:
         f"- commit {environment['commit'] or 'unknown'}; {packages}; Python {environment['python']}\n"
         f"- {environment['cpu']}, {environment['cpu_cores']} cores; {', '.join(environment['gpus']) or 'no GPU'}\n"
         f"{judge if config.asks_judge else ''}"
-        f"- every setting: [config.yaml](config.yaml); start {config.env.start}, robot {config.env.robot}, "
-        f"{config.env.episode_steps} steps per episode\n"
+        f"- every setting: [config.yaml](config.yaml); {config.world_name}\n"
     )
 
 

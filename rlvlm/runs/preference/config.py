@@ -62,6 +62,11 @@ class PreferenceRunConfig(RunConfig):
         answers = {"preference": "labels", "score": "scores"}[self.reward.source]
         return f"{self.reward.teacher}{marked} {answers}, {self.reward.model} reward"
 
+    @property
+    def world_name(self) -> str:
+        """Start, robot and length of an episode."""
+        return f"start {self.env.start}, robot {self.env.robot}, {self.env.episode_steps} steps per episode"
+
     def smoke(self) -> Self:
         """This run cut to minutes: every part of it happens, nothing is learnt to the end."""
         return replace(

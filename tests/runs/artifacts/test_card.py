@@ -26,6 +26,6 @@ def test_the_card_says_what_came_of_the_run_and_how_to_do_it_again(
 
 def test_a_stopped_run_says_so_and_one_without_a_judge_names_none(folder: RunFolder) -> None:
     config = PreferenceRunConfig(task="drawer_open", reward=RewardConfig(source="environment"))
-    text = card(folder, config, "SIGTERM", [])
+    text = card(folder, config, "SIGTERM", ["episodes.html"])
     assert "Stopped early (SIGTERM)" in text and "not evaluated yet" in text
-    assert "judge:" not in text
+    assert "judge:" not in text and "queries" not in text and "(episodes.html)" in text
