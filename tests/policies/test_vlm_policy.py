@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from bitsandbytes.functional import dequantize_4bit
-from bitsandbytes.nn import Linear4bit
+from bitsandbytes.nn.modules import Linear4bit
 
 from rlvlm.errors import MachineError
 from rlvlm.policies.vlm.config import PolicyConfig
