@@ -13,7 +13,7 @@ from rlvlm.algorithms.sac_pebble.update.update import CriticReading, PolicyReadi
 
 
 class AutogradUpdate:
-    """A good fifth slower than `HandWrittenUpdate`; the place to try a change of the losses.
+    """Somewhat slower than `HandWrittenUpdate`; the place to try a change of the losses.
 
     Args:
         networks: every trained parameter has memory for its gradient in `grad`.
