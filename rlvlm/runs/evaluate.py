@@ -59,7 +59,7 @@ def choose_checkpoint(folder: RunFolder, path: Path) -> Checkpoint:
             return checkpoint
     best = folder.checkpoints.best()
     if best is None:
-        raise UsageError(f"{folder.path} has no checkpoint yet", f"let it run on: rlvlm resume {folder.path}")
+        raise UsageError(f"{folder.path} has no checkpoint yet", f"let it run on: {folder.resume_command}")
     return best
 
 

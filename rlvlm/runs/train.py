@@ -255,7 +255,7 @@ def told_failures(folder: RunFolder) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise _crash(folder, error) from error
-        fix = f"free some space, then go on: rlvlm resume {folder.path}"
+        fix = f"free some space, then go on: {folder.resume_command}"
         raise MachineError(f"the disk of {folder.path} is full", fix) from error
     except Exception as error:
         raise _crash(folder, error) from error
@@ -297,7 +297,7 @@ def _say_goodbye(folder: RunFolder, console: RunConsole) -> None:
     if summary["exit_reason"] == "done":
         console.line(f"look at {folder.card}")
     else:
-        console.line(f"saved; go on with: rlvlm resume {folder.path}")
+        console.line(f"saved; go on with: {folder.resume_command}")
 
 
 def _crash(folder: RunFolder, error: Exception) -> RunError:

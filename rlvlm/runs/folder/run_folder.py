@@ -20,6 +20,7 @@ from rlvlm.runs.configs import config_text, read_config_text
 from rlvlm.runs.folder.environment import describe_environment
 from rlvlm.runs.folder.scratch import checkpoint_shelf
 from rlvlm.runs.folder.tables import CsvTable, JsonLines
+from rlvlm.runs.folder.trust import is_foreign
 
 EVAL_COLUMNS = ("step", "success_rate", "episode_return", "learned_return", "final_progress", "episodes", "wall_s")
 QUERY_COLUMNS = (
@@ -99,6 +100,13 @@ class RunFolder:
     def command(self) -> str:
         """The command line that started the run."""
         return (self.path / "command.txt").read_text().splitlines()[0]
+
+    @property
+    def resume_command(self) -> str:
+        """What goes on with the run; one that imports code of the user's own says so."""
+        config = self.config()
+        trust = " --trust" if is_foreign(config.task) or is_foreign(config.pipeline) else ""
+        return f"rlvlm resume {self.path}{trust}"
 
     def environment(self) -> dict[str, Any]:
         """Versions, commit and hardware."""
@@ -217,7 +225,7 @@ def check_newest(folder: RunFolder, path: Path) -> None:
     here = path.resolve()
     for checkpoint in found[:-1]:
         if here.is_relative_to(checkpoint.path.resolve()):
-            fix = f"go on from the newest, step {found[-1].state.env_steps:,}: rlvlm resume {folder.path}"
+            fix = f"go on from the newest, step {found[-1].state.env_steps:,}: {folder.resume_command}"
             raise UsageError(f"{path} is not the newest checkpoint; going on there would discard later work", fix)
 
 

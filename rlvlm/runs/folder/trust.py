@@ -28,7 +28,7 @@ def check_trust(paths: Sequence[Path], *, trust: bool) -> None:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read {file}: {error}", "restore the file, or start a new run") from error
         for name in _names(tree):
-            if _is_code(name):
+            if is_foreign(name):
                 what = f"{file} names code outside of rlvlm, {name}, which would be imported and so run"
                 raise UsageError(what, "look at it; if the folder is yours or of somebody you trust, add --trust")
 
@@ -53,6 +53,6 @@ def _names(tree: Any) -> list[str]:
     return [str(name) for name in (tree.get("pipeline"), tree.get("task"), *(tasks if isinstance(tasks, list) else ()))]
 
 
-def _is_code(name: str) -> bool:
-    """Whether a name stands for a module to import; `gym:ID` alone is one of Gymnasium's own."""
-    return ":" in name.removeprefix(GYMNASIUM)
+def is_foreign(name: str) -> bool:
+    """Whether the name of a task or a pipeline has code imported that is not ours; `gym:ID` is Gymnasium's own."""
+    return ":" in name.removeprefix(GYMNASIUM) and not name.startswith("rlvlm.")

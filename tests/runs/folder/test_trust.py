@@ -5,7 +5,7 @@ import pytest
 
 from rlvlm.cli import main
 from rlvlm.errors import UsageError
-from rlvlm.runs.folder.trust import check_trust
+from rlvlm.runs.folder.trust import check_trust, is_foreign
 
 EVIL = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
 
@@ -50,3 +50,8 @@ def test_what_counts_as_code(file: str, text: str, is_code: bool, tmp_path: Path
             continue
         with pytest.raises(UsageError, match="mine:"):
             check_trust([path], trust=False)
+
+
+def test_what_is_ours_is_no_foreign_code() -> None:
+    assert not any(map(is_foreign, ("drawer_open", "metaworld/door-open-v3", "gym:Reacher-v5", "rlvlm.testing:TINY")))
+    assert all(map(is_foreign, ("slide_ball:TASK", "gym:my_envs:Mine-v0", "rlvlm_like.testing:TINY")))
