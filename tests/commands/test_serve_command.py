@@ -46,7 +46,7 @@ def test_the_list_names_every_app_with_its_model_and_what_it_takes(started, caps
         ([], "name an app first"),
         (["poket"], "did you mean rlvlm serve pocket"),
         (["../serve_apps/pocket"], "no app"),
-        (["/gone.yaml"], "no YAML file"),
+        (["/gone.yaml"], "/gone.yaml cannot be read"),
         (["pocket", "--host", "0.0.0.0"], "allowed-hosts"),
     ],
 )
