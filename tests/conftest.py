@@ -35,8 +35,10 @@ def ray_address() -> Iterator[str]:
 
     It believes in eight CPUs and a GPU, so that whatever a test places finds room.
     """
+    from ray._common.utils import get_default_ray_temp_dir
     from ray.cluster_utils import Cluster
 
+    os.makedirs(get_default_ray_temp_dir(), exist_ok=True)  # Ray notes the address there, and expects the folder
     folder = tempfile.mkdtemp(prefix="rlvlm-", dir="/tmp")  # short: Ray's sockets lie below, and paths end at 107 bytes
     head = {
         "num_cpus": 8,
