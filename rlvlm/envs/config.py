@@ -27,7 +27,16 @@ class EnvConfig:
     shows_text: bool = False
     """Of MiniGrid: whether the prompt tells the mission, the direction and what is carried, which no picture shows."""
 
+    moved: float = 0.0
+    """Of LIBERO's worlds: things are moved by up to so much, metres, along both sides of the table, from where the
+    benchmark's saved starts have them; there many of them never move, so a policy need not look."""
+    physics: Literal["exact", "fast"] = "exact"
+    """Of LIBERO's worlds, while training. exact: the benchmark's 2 ms steps; fast: 5 ms, twice the speed and slightly
+    other movements. Evaluations and demonstrations are always exact."""
+
     def __post_init__(self) -> None:
+        if not 0 <= self.moved <= 0.1:
+            raise ValueError(f"moved must be in [0, 0.1] metres, got {self.moved}")
         if self.episode_steps < 1:
             raise ValueError(f"episode_steps must be >= 1, got {self.episode_steps}")
         if self.num_envs < 1:

@@ -1,7 +1,8 @@
 """Tasks by name. Importing it loads no simulator: a task's world is imported when it is made.
 
 Wherever a task's name is asked for, `package.module:NAME` works too, NAME being a `Task`: a task of one's own needs no
-registration, and is found in every process. So does `gym:ID` for the envs that Gymnasium knows.
+registration, and is found in every process. So does `gym:ID` for the envs that Gymnasium knows, and `FAMILY/words` for
+the one task of a family whose goal has these words: `libero_object/alphabet soup` is `libero_object/0`.
 """
 
 import difflib
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
 from rlvlm.envs.gym_cards.games import GAMES
+from rlvlm.envs.libero.suites import EPISODE_STEPS, SUITES, instruction_of
 from rlvlm.envs.metaworld.goals import PAPER_GOALS, STOCK_GOALS
 from rlvlm.envs.minigrid.ids import IDS, SHORT_NAMES, family
 from rlvlm.errors import UsageError
@@ -85,6 +87,16 @@ def task_summary() -> str:
     families = Counter(name.partition("/")[0] for name in _TASKS if "/" in name)
     singles = [name for name in task_names() if "/" not in name]
     return ", ".join(singles + [f"{family}/NAME ({count})" for family, count in sorted(families.items())])
+
+
+def full_name(name: str) -> str:
+    """The registered name that `name` stands for; `gym:ID` and `package.module:NAME` stay as they are.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    found = _find(name)
+    return name if ":" in name else found.name
 
 
 def task_goal(name: str) -> str:
@@ -184,10 +196,22 @@ def _find(name: str) -> Task:
         return _gymnasium_task(name)
     if ":" in name:
         return _load(name)
+    if "/" in name and (alike := _of_family(name)):
+        if len(alike) == 1:
+            return alike[0]
+        shown = "; ".join(f"{task.name} {task.goal!r}" for task in alike)
+        raise UsageError(f"{name!r} fits {len(alike)} tasks: {shown}", "say more of it, or take its number")
     known = {full.rpartition("/")[2]: full for full in _TASKS} | {full: full for full in _TASKS}
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {known[close[0]]}?" if close else "choose one of the tasks"
     raise UsageError(f"there is no task {name!r}; tasks: {task_summary()}", hint)
+
+
+def _of_family(name: str) -> list[Task]:
+    """Tasks of the family before the slash whose goal has the words after it; quotes and underscores do not count."""
+    family, _, piece = name.partition("/")
+    words = piece.replace("_", " ").strip("\"' ").lower()
+    return [task for full, task in _TASKS.items() if words and full.startswith(f"{family}/") and words in task.goal]
 
 
 def _gymnasium_task(name: str) -> Task:
@@ -290,6 +314,18 @@ register(
         kind="chunks",
     )
 )
+for _suite, _files in SUITES.items():
+    for _number, _file in enumerate(_files):
+        register(
+            Task(
+                name=f"{_suite}/{_number}",
+                goal=instruction_of(_file),
+                maker="rlvlm.envs.libero.world:LiberoWorld",
+                arguments=(_suite, str(_number)),
+                env=EnvConfig(episode_steps=EPISODE_STEPS[_suite]),
+                kind="chunks",
+            )
+        )
 for _name, _id, _turns in [(short, *entry) for short, entry in SHORT_NAMES.items()] + [
     (f"minigrid/{_id}", _id, 1_000) for _id in IDS
 ]:

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from rlvlm.envs.registry import task_env, task_recipe
+from rlvlm.envs.registry import full_name, task_env, task_recipe
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.policy import recipes as policy
 from rlvlm.runs.preference import recipes as preference
@@ -16,6 +16,7 @@ RECIPES: Mapping[str, Callable[[], RunConfig]] = {**preference.RECIPES, **policy
 FAMILY_RECIPES: Mapping[str, Callable[[str], RunConfig]] = {
     **preference.FAMILY_RECIPES,
     **policy.FAMILY_RECIPES,
+    **vla.FAMILY_RECIPES,
 }
 """For tasks named FAMILY/NAME, called with the task."""
 
@@ -26,6 +27,7 @@ def recipe(task: str) -> RunConfig:
     Raises:
         UsageError: there is no such task; the message names the nearest.
     """
+    task = full_name(task)
     own, family = task_recipe(task), task.partition("/")[0]
     if task in RECIPES:
         return RECIPES[task]()

@@ -24,6 +24,11 @@ def test_a_stock_task_shows_the_robot_and_keeps_its_name() -> None:
     assert (config.task, config.env.robot) == ("metaworld/door-open-v3", "visible")
 
 
+def test_words_of_a_goal_become_the_tasks_number() -> None:
+    config = recipe("libero_object/alphabet soup")
+    assert (config.task, config.pipeline) == ("libero_object/0", "vla")
+
+
 def test_every_recipe_is_that_of_its_task() -> None:
     for name, make in RECIPES.items():
         assert make().task == name and recipe(name) == make()

@@ -12,6 +12,7 @@ from the success of whole episodes). Departures:
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -143,7 +144,8 @@ class VLAGRPO(Algorithm):
         self._learner: GRPOLearner = only_learner(self, self.config.grpo.threads)
         runner: Any = self.env_runner_group.local_env_runner
         self._runner: GroupRunner = runner
-        self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
+        exact = replace(self.config.world, physics="exact")
+        self._viewer = make_world(self.config.task, exact, self.config.seed)
         self._policy: Any = self._learner.policy
         self._learner.watch(Eyes(self._policy, self._viewer), self._viewer)
         self._scale: ActionScale | None = None

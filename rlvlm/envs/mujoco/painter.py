@@ -6,6 +6,7 @@ import atexit
 import copy
 import importlib
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,7 +52,7 @@ class _Layer:
 
 
 class Painter:
-    """Draws one model, seen by one camera, at any square size.
+    """Draws one model, seen by one camera or several, at any square size.
 
     It owns a copy of the model and of its data, so drawing never touches a running episode. OpenGL is opened by the
     first picture, and its one buffer grows to the largest size asked for; smaller pictures use a corner of it, so the
@@ -59,55 +60,65 @@ class Painter:
 
     Shadows, multisampling and reflections are off: on a CPU they cost several times what the rest of the picture does.
     What never moves is drawn once per size and kept with its depth; a picture then costs its moving parts alone. It is
-    the same picture to the bit, but where a moving surface lies exactly in one that stands still.
+    the same picture to the bit, but where a moving surface lies exactly in one that stands still. A camera that moves
+    with the scene sees nothing stand still.
 
     Args:
         model: what is drawn; copied, so later changes to the original do not show.
-        camera: from where.
+        camera: from where; or names of the model's own cameras, the first of which is the default.
         hidden_geoms: [ngeom] True for geoms that are left out.
         placed_bodies: names of the bodies whose position is part of a snapshot.
         has_mocaps: whether places and turns of the mocap bodies stand at a snapshot's end.
+        copies: False draws `model` itself, which saves the memory of a large one; its geoms' groups are then changed.
     """
 
     def __init__(
         self,
         model: mujoco.MjModel,
-        camera: Camera,
+        camera: Camera | Sequence[str],
         hidden_geoms: NDArray[np.bool_],
         placed_bodies: tuple[str, ...],
         *,
         has_mocaps: bool = False,
+        copies: bool = True,
     ) -> None:
-        self._model = copy.copy(model)
+        self._model = copy.copy(model) if copies else model
         self._data = mujoco.MjData(self._model)
         self._placed = [self._model.body(name).id for name in placed_bodies]
         self._num_mocaps = self._model.nmocap if has_mocaps else 0
         self._has_still_layer = _sort_geoms(self._model, hidden_geoms, self._placed)
         self._model.vis.quality.offsamples = 0
         self._model.vis.quality.shadowsize = 0  # no shadow map: 64 MB less
-        self._view = aim(self._model, camera)
+        self._views = (
+            {"": aim(self._model, camera)}
+            if isinstance(camera, Camera)
+            else {name: _fixed_view(self._model.camera(name).id) for name in camera}
+        )
         self._scene = mujoco.MjvScene(self._model, maxgeom=_MAX_GEOMS)
         for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
             self._scene.flags[flag] = 0
         self._canvas: tuple[Any, mujoco.MjrContext] | None = None  # OpenGL's context, and MuJoCo's inside it
-        self._still: dict[int, _Layer] = {}  # by size in pixels
+        self._still: dict[tuple[int, int], _Layer] = {}  # by camera and size in pixels
 
-    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+    def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
         """Pictures [N, size_px, size_px, 3].
 
         Args:
             snapshots: [N, S], each row the joint positions, then the placed bodies' positions in metres, then
                 the places and the turns (quaternions) of mocap bodies.
             size_px: side of the square picture, >= 1.
+            camera: one of the names that were given; empty takes the first.
 
         Raises:
             MachineError: no off-screen renderer works here.
         """
         self._open(size_px)
+        view = self._views[camera or next(iter(self._views))]
+        in_layers = self._has_still_layer and self._model.cam_bodyid[view.fixedcamid] == 0
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         for row, frame in zip(snapshots, frames, strict=True):
             self._pose(row)
-            frame[:] = self._composed(size_px) if self._has_still_layer else self._paint(_EVERYTHING, size_px).colours
+            frame[:] = self._composed(view, size_px) if in_layers else self._paint(view, _EVERYTHING, size_px).colours
         return np.ascontiguousarray(frames[:, ::-1])  # OpenGL's first row is the lowest
 
     def close(self) -> None:
@@ -130,17 +141,18 @@ class Painter:
         mujoco.mj_flex(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)
 
-    def _composed(self, size_px: int) -> Frames:
+    def _composed(self, view: mujoco.MjvCamera, size_px: int) -> Frames:
         """The moving parts [H, W, 3], in front of or behind what stands still."""
-        if size_px not in self._still:
-            self._still[size_px] = self._paint(_STILL, size_px)
-        still, moving = self._still[size_px], self._paint(_MOVING, size_px)
+        key = (view.fixedcamid, size_px)
+        if key not in self._still:
+            self._still[key] = self._paint(view, _STILL, size_px)
+        still, moving = self._still[key], self._paint(view, _MOVING, size_px)
         colours = still.colours.copy()
         is_in_front = moving.depths < still.depths
         np.copyto(colours.view(_PIXEL)[:, :, 0], moving.colours.view(_PIXEL)[:, :, 0], where=is_in_front)
         return colours
 
-    def _paint(self, groups: tuple[int, ...], size_px: int) -> "_Layer":
+    def _paint(self, view: mujoco.MjvCamera, groups: tuple[int, ...], size_px: int) -> "_Layer":
         """The geoms of `groups`, as posed; the sky belongs to what stands still."""
         context = self._open(size_px)
         corner = mujoco.MjrRect(0, 0, size_px, size_px)
@@ -148,9 +160,7 @@ class Painter:
         option.sitegroup[:] = 0
         option.geomgroup[:] = [group in groups for group in range(mujoco.mjNGROUP)]
         self._scene.flags[mujoco.mjtRndFlag.mjRND_SKYBOX] = _STILL[0] in groups
-        mujoco.mjv_updateScene(
-            self._model, self._data, option, None, self._view, mujoco.mjtCatBit.mjCAT_ALL, self._scene
-        )
+        mujoco.mjv_updateScene(self._model, self._data, option, None, view, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
         mujoco.mjr_render(corner, self._scene, context)
         layer = _Layer(np.empty((size_px, size_px, 3), np.uint8), np.empty((size_px, size_px), np.float32))
         mujoco.mjr_readPixels(layer.colours, layer.depths, corner, context)
@@ -221,7 +231,11 @@ def aim(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
     model.cam_pos[0] = camera.position
     mujoco.mju_mat2Quat(model.cam_quat[0], axes.ravel())
     model.cam_fovy[0] = camera.fovy_deg
+    return _fixed_view(0)
+
+
+def _fixed_view(camera_id: int) -> mujoco.MjvCamera:
     view = mujoco.MjvCamera()
     view.type = mujoco.mjtCamera.mjCAMERA_FIXED
-    view.fixedcamid = 0
+    view.fixedcamid = camera_id
     return view

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class VLAPipeline:
     def open_player(self, config: VLARunConfig, checkpoint: Path) -> tuple[Player, Draw]:
         """Plays the policy's likeliest chunks in worlds of its own."""
         torch.set_num_threads(config.algo.threads)
-        world = make_world(config.task, config.env, config.seed)
+        world = make_world(config.task, replace(config.env, physics="exact"), config.seed)
         policy, scale = load_policy(checkpoint, world)
         return ChunkPlayer(policy, world, scale), world.draw
 

@@ -151,3 +151,34 @@ def test_what_deforms_is_drawn_where_the_snapshot_says() -> None:
         # 20 pixels over 2 m: the cord from x = 0 to 1 fills columns 10 to 19, at y = 0.5 rows 4 and 5 from above
         assert red[:, 1].min() == 10 and red[:, 1].max() == 19
         np.testing.assert_allclose(red[:, 0].mean(), 9.5 - 10 * y, atol=0.6)
+
+
+RIDING = """
+<mujoco>
+  <worldbody>
+    <camera name="fixed" pos="0 0 3"/>
+    <geom type="plane" size="5 5 1" rgba=".5 .5 .5 1"/>
+    <geom name="mark" type="box" pos="2 0 .1" size=".2 .2 .1" rgba="1 0 0 1"/>
+    <body name="cart" pos="0 0 2"><joint type="slide" axis="1 0 0"/>
+      <camera name="rider"/><geom type="sphere" size=".05" pos="0 0 .2"/>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_camera_that_rides_along_sees_what_it_passes(copies: bool) -> None:
+    model = mujoco.MjModel.from_xml_string(RIDING)
+    painter = Painter(model, ("fixed", "rider"), np.zeros(model.ngeom, bool), (), copies=copies)
+    snapshots = np.array([[0.0], [2.0]], np.float32)
+
+    def red_columns(camera: str) -> list[float]:
+        pictures = painter.draw(snapshots, 32, camera).astype(int)
+        return [float((picture[..., 0] - picture[..., 1] > 60).any(axis=0).mean()) for picture in pictures]
+
+    assert red_columns("rider") == [0.0, pytest.approx(0.3, abs=0.15)]  # straight above the mark, and before that not
+    np.testing.assert_array_equal(painter.draw(snapshots, 32), painter.draw(snapshots, 32, "fixed"))
+    fixed = painter.draw(snapshots, 32)
+    painter.draw(snapshots, 32, "rider")
+    np.testing.assert_array_equal(painter.draw(snapshots, 32), fixed)

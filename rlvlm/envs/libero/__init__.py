@@ -1,0 +1,1 @@
+"""LIBERO's 130 tasks as worlds in chunks."""

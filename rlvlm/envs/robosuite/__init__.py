@@ -1,0 +1,1 @@
+"""What the worlds on robosuite share: loading it quietly, a lean arm controller, and light models to draw."""

@@ -1,0 +1,155 @@
+"""A Panda arm under operational space control (robosuite's OSC_POSE), without what makes robosuite's own step slow.
+
+robosuite 1.4 runs the dynamics three times for each substep of the simulation and reads every sensor. Here they run
+once, between reading positions and applying torques; the equations are the same. Trajectories differ by some 1e-7 in
+100 steps, which comes from where the solver starts.
+
+Source: Khatib 1987, IEEE J. Robotics and Automation 3(1), and robosuite 1.4's `controllers/osc.py` for the form used:
+position and orientation uncoupled, joints drawn to their initial angles in the null space.
+"""
+# pyright: reportAttributeAccessIssue=false
+# mujoco ships no type stubs, and its names live in compiled modules
+
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.types.steps import FloatArray
+
+EXACT_STEP_S = 0.002
+"""robosuite's step of the simulation."""
+_NULLSPACE_KP = 10.0
+_GRIPPER_SPEED = 0.01 / EXACT_STEP_S
+"""Ranges of the gripper's command per second: it changes by a little in each substep."""
+
+Doubles = NDArray[np.float64]
+
+
+class Arm:
+    """Drives the arm of a robosuite env by changes of the hand's pose.
+
+    What it remembers from step to step is in `get_memory`; everything else is in the env's `data`.
+
+    Args:
+        env: a robosuite env with one Panda under OSC_POSE. Its model and data are used as they are.
+    """
+
+    MEMORY_SIZE = 14
+
+    def __init__(self, env: Any) -> None:
+        robot = env.robots[0]
+        controller = robot.controller
+        self.model: mujoco.MjModel = env.sim.model._model
+        self.data: mujoco.MjData = env.sim.data._data
+        self.control_step_s: float = env.control_timestep
+        self._site: int = env.sim.model.site_name2id(controller.eef_name)
+        self._hand: int = env.sim.model.body_name2id(robot.robot_model.eef_name)
+        self._joints, self._dofs = np.asarray(controller.qpos_index), np.asarray(controller.qvel_index)
+        self.gripper_joints = np.asarray(robot._ref_gripper_joint_pos_indexes)
+        self._motors = np.asarray(robot._ref_joint_actuator_indexes)
+        self._gripper = np.asarray(robot._ref_joint_gripper_actuator_indexes)
+        self._low, self._high = robot.torque_limits
+        self._kp, self._kd = controller.kp, controller.kd
+        self._reach = np.asarray(controller.output_max)
+        self._rest = np.asarray(controller.initial_joint)
+        self._rest_place, self._rest_turn = np.array(controller.initial_ee_pos), np.array(controller.initial_ee_ori_mat)
+        ranges = self.model.actuator_ctrlrange[self._gripper]
+        self._gripper_middle, self._gripper_half = ranges.mean(axis=1), (ranges[:, 1] - ranges[:, 0]) / 2
+        self._mass = np.zeros((self.model.nv, self.model.nv))
+        self._jacobian = np.zeros((6, self.model.nv))
+        self._goal_place, self._goal_turn, self._grip = np.zeros(3), np.eye(3), np.zeros(2)
+
+    @property
+    def place(self) -> Doubles:
+        """[3] of the point between the finger tips, metres, as of the latest kinematics."""
+        return self.data.site_xpos[self._site]
+
+    @property
+    def turn(self) -> Doubles:
+        """[3, 3] of the hand, columns are its axes."""
+        return self.data.site_xmat[self._site].reshape(3, 3)
+
+    def proprio(self) -> FloatArray:
+        """[8] place of the hand, its turn as an axis times an angle, and both fingers' joints, as LIBERO's datasets."""
+        w, *axis = self.data.xquat[self._hand]
+        w = min(max(w, -1.0), 1.0)
+        sine = np.sqrt(1.0 - w * w)
+        turn = np.zeros(3) if sine < 1e-8 else np.array(axis) * 2.0 * np.arccos(w) / sine
+        return np.concatenate([self.place, turn, self.data.qpos[self.gripper_joints]]).astype(np.float32)
+
+    def let_go(self) -> None:
+        """As at the start of an episode: the goal is the pose of rest, the gripper has no command."""
+        self._goal_place[:], self._goal_turn[:], self._grip[:] = self._rest_place, self._rest_turn, 0.0
+
+    def get_memory(self) -> Doubles:
+        """[14]: the goal's place and turn, and the gripper's command."""
+        return np.concatenate([self._goal_place, self._goal_turn.ravel(), self._grip])
+
+    def set_memory(self, memory: Doubles) -> None:
+        """Restores what `get_memory` returned."""
+        self._goal_place[:], self._goal_turn[:], self._grip[:] = memory[:3], memory[3:12].reshape(3, 3), memory[12:]
+
+    def step(self, action: FloatArray, step_s: float = EXACT_STEP_S, *, keeps_goal: bool = False) -> None:
+        """One env step.
+
+        Args:
+            action: [7] change of place and turn, each in [-1, 1] of 5 cm and 0.5 rad, and the gripper: 1 closes, -1
+                opens.
+            step_s: of the simulation, seconds; divides the env step.
+            keeps_goal: whether only the gripper's part of `action` counts.
+        """
+        model, data = self.model, self.data
+        model.opt.timestep = step_s
+        change = np.clip(np.asarray(action[:6], np.float64), -1.0, 1.0) * self._reach
+        grip = np.array([-1.0, 1.0]) * np.sign(action[6]) * _GRIPPER_SPEED * step_s
+        for index in range(round(self.control_step_s / step_s)):
+            mujoco.mj_step1(model, data)
+            if index == 0 and not keeps_goal:
+                self._set_goal(change)
+            data.ctrl[self._motors] = self._torques()
+            np.clip(self._grip + grip, -1.0, 1.0, out=self._grip)
+            data.ctrl[self._gripper] = self._gripper_middle + self._gripper_half * self._grip
+            mujoco.mj_step2(model, data)
+
+    def _set_goal(self, change: Doubles) -> None:
+        """The goal is the present pose, changed; an orientation that is not changed stays what it was to be."""
+        self._goal_place[:] = self.place + change[:3]
+        angle = np.linalg.norm(change[3:])
+        if angle > 0:
+            quaternion, turn = np.empty(4), np.empty(9)
+            mujoco.mju_axisAngle2Quat(quaternion, change[3:] / angle, angle)
+            mujoco.mju_quat2Mat(turn, quaternion)
+            self._goal_turn[:] = turn.reshape(3, 3) @ self.turn
+
+    def _torques(self) -> Doubles:
+        """[7] of the joints, cut to their limits."""
+        data, dofs = self.data, self._dofs
+        mujoco.mj_jacSite(self.model, data, self._jacobian[:3], self._jacobian[3:], self._site)
+        speed = self._jacobian @ data.qvel
+        mujoco.mj_fullM(self.model, self._mass, data.qM)
+        mass, jacobian = self._mass[np.ix_(dofs, dofs)], self._jacobian[:, dofs]
+        joint_speed = data.qvel[dofs]
+        turn, goal = self.turn, self._goal_turn
+        error = np.empty(6)
+        error[:3] = self._goal_place - self.place
+        # half the sum of cross products of the present axes with those wanted
+        relative = goal @ turn.T
+        error[3:] = relative[2, 1] - relative[1, 2], relative[0, 2] - relative[2, 0], relative[1, 0] - relative[0, 1]
+        error[3:] *= 0.5
+        wanted = error * self._kp - speed * self._kd
+        mobility = np.linalg.solve(mass, jacobian.T)  # M^-1 J^T
+        inverse_inertia = jacobian @ mobility
+        wrench = np.concatenate(
+            [
+                np.linalg.solve(inverse_inertia[:3, :3], wanted[:3]),
+                np.linalg.solve(inverse_inertia[3:, 3:], wanted[3:]),
+            ]
+        )
+        towards_rest = mass @ (
+            _NULLSPACE_KP * (self._rest - data.qpos[self._joints]) - 2 * np.sqrt(_NULLSPACE_KP) * joint_speed
+        )
+        # N^T tau = tau - J^T Lambda (M^-1 J^T)^T tau
+        towards_rest -= jacobian.T @ np.linalg.solve(inverse_inertia, mobility.T @ towards_rest)
+        return np.clip(jacobian.T @ wrench + data.qfrc_bias[dofs] + towards_rest, self._low, self._high)

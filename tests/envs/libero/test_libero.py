@@ -1,0 +1,198 @@
+"""LIBERO's worlds: names, the benchmark's own step and test, starts, moved things, silence, and the contract."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+
+from rlvlm.envs.chunk_contract import check_chunk_world
+from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.libero.suites import SUITES, instruction_of
+from rlvlm.envs.libero.world import LiberoWorld, to_robosuite
+from rlvlm.envs.registry import full_name, task_goal, task_kind
+from rlvlm.envs.robosuite.loading import load
+from rlvlm.errors import MachineError, UsageError
+
+OPEN, CLOSE = 1.0, 0.0
+
+
+def make(**changes: object) -> LiberoWorld:
+    settings = {"episode_steps": 40} | changes
+    return LiberoWorld(EnvConfig(**settings), 0, "libero_object", "0")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture(scope="module")
+def world() -> LiberoWorld:
+    """Holds the scene, which all worlds of this module share."""
+    return make()
+
+
+def test_instructions_by_hand() -> None:
+    assert (
+        instruction_of("KITCHEN_SCENE10_close_the_top_drawer_of_the_cabinet") == "close the top drawer of the cabinet"
+    )
+    assert instruction_of("put_the_bowl_on_the_plate") == "put the bowl on the plate"
+
+
+def test_tasks_are_found_by_number_and_by_words() -> None:
+    assert sum(map(len, SUITES.values())) == 130
+    assert task_goal("libero_10/2") == "turn on the stove and put the moka pot on it"
+    assert task_kind("libero_90/89") == "chunks"
+    for words in ("alphabet soup", "'Alphabet soup'", "alphabet_soup"):
+        assert full_name(f"libero_object/{words}") == "libero_object/0"
+    with pytest.raises(UsageError, match=r"fits 3 tasks: libero_goal/1 .*; libero_goal/4 .*"):
+        task_goal("libero_goal/put the bowl o")
+    with pytest.raises(UsageError, match="there is no task"):
+        task_goal("libero_goal/fry an egg")
+
+
+def test_the_gripper_is_turned_round() -> None:
+    opened, closed = (to_robosuite(np.array([0.5] * 6 + [grip], np.float32)) for grip in (OPEN, CLOSE))
+    assert (opened[6], closed[6]) == (-1, 1) and opened[0] == 0.5
+
+
+def test_without_the_packages_the_line_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for name in [name for name in sys.modules if name.split(".")[0] == "libero"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(MachineError, match="needs robosuite and libero") as caught:
+        load("libero.libero")
+    assert caught.value.fix == "pip install 'rlvlm[libero]'"
+
+
+@pytest.mark.slow
+def test_names_are_the_benchmarks(world: LiberoWorld) -> None:
+    theirs = load("libero.libero.benchmark.libero_suite_task_map").libero_task_map
+    assert {suite: tuple(theirs[suite]) for suite in SUITES} == SUITES
+
+
+@pytest.mark.slow
+def test_keeps_the_contract(world: LiberoWorld) -> None:
+    settings = {"moved": 0.02, "episode_steps": 12}  # ends in the middle of a chunk
+    check_chunk_world(make(**settings), make(**settings), num_chunks=2)
+
+
+@pytest.mark.slow
+def test_steps_as_robosuite_does(world: LiberoWorld) -> None:
+    scene = world._scene
+    env, controller = scene.env, scene.env.robots[0].controller
+    start = scene.start(3, 0.0)
+    actions = np.random.default_rng(0).uniform(-1, 1, (10, 7))
+    actions[:, 6] = np.sign(actions[:, 6])
+    scene.load(start)
+    memory = scene.arm.get_memory()
+    env.sim.forward()
+    controller.update(force=True)
+    controller.goal_pos, controller.goal_ori = memory[:3].copy(), memory[3:12].reshape(3, 3).copy()
+    env.robots[0].gripper.current_action = memory[12:].copy()
+    scene.load(start)
+    theirs = []
+    for action in actions:
+        env.step(action)
+        theirs.append(scene.data.qpos.copy())
+    scene.load(start)
+    for action, positions in zip(actions, theirs, strict=True):
+        scene.arm.step(action)
+        np.testing.assert_allclose(scene.data.qpos, positions, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_success_is_the_benchmarks(world: LiberoWorld) -> None:
+    """The can is put into the basket by hand, falls, and lies there: the episode ends with reward 1."""
+    world.reset(options={"state_id": 3})
+    scene = world._scene
+    scene.load(world._one.states[0])
+    mujoco.mj_forward(scene.model, scene.data)
+    address = int(scene.model.jnt_qposadr[scene.model.body_jntadr[scene.env.obj_body_id["alphabet_soup_1"]]])
+    scene.data.qpos[address : address + 3] = scene.place_of("basket_1_contain_region") + [0, 0, 0.05]
+    world._one.states[0] = scene.save()
+    still = np.array([[0, 0, 0, 0, 0, 0, OPEN]] * 8, np.float32)
+    _, reward, terminated, truncated, info = world.step(still)
+    assert (reward, terminated, truncated, info["success"], info["progress"]) == (1.0, True, False, True, 1.0)
+    assert info["env_rewards"].tolist() == [0.0] * (info["steps"] - 1) + [1.0]
+    assert 1 <= info["steps"] < 8
+
+
+@pytest.mark.slow
+def test_moved_things_are_elsewhere_and_stand_clear(world: LiberoWorld) -> None:
+    scene = world._scene
+    things = scene.model.jnt_qposadr[scene._things]
+
+    def places(state_id: int, moved_m: float) -> np.ndarray:
+        scene.start(state_id, moved_m)
+        return np.stack([scene.data.qpos[things], scene.data.qpos[things + 1]], axis=1)
+
+    still = np.stack([places(state_id, 0.0) for state_id in range(4)])
+    assert np.ptp(still[:, 0], axis=0).max() < 1e-3  # the soup stands at one place in all saved starts
+    moved = np.stack([places(state_id, 0.02) for state_id in range(4)])
+    assert np.abs(moved - still).max() < 0.025
+    assert np.ptp(moved[:, 0], axis=0).min() > 0.005
+    np.testing.assert_array_equal(places(2, 0.02), moved[2])
+    bodies = {int(body) for body in scene.model.jnt_bodyid[scene._things]}
+    for state_id in range(4):
+        scene.start(state_id, 0.02)
+        assert not [pair for pair in scene._touching() if pair <= bodies], "things stand in each other"
+
+
+@pytest.mark.slow
+def test_held_out_states_have_saved_starts_of_their_own(world: LiberoWorld) -> None:
+    def arm(state_id: int) -> bytes:
+        return world.reset(options={"state_id": state_id})[0].snapshots[0, :7].tobytes()
+
+    training = {arm(state_id) for state_id in range(40)}
+    held_out = {arm(FIRST_HELD_OUT_STATE + index) for index in range(10)}
+    assert (len(training), len(held_out)) == (40, 10) and not training & held_out
+
+
+@pytest.mark.slow
+def test_fast_physics_closes_the_gripper_as_quickly(world: LiberoWorld) -> None:
+    scene = world._scene
+    start = scene.start(3, 0.0)
+    closing = np.array([0, 0, 0, 0, 0, 0, 1], np.float32)
+    fingers = []
+    for step_s in (0.002, 0.005):
+        scene.load(start)
+        for _ in range(8):
+            scene.arm.step(closing, step_s)
+        fingers.append(scene.data.qpos[scene.arm.gripper_joints].copy())
+    assert np.abs(fingers[0] - fingers[1]).max() < 2e-3, fingers
+    assert make(physics="fast").many()._step_s == 0.005
+
+
+@pytest.mark.slow
+def test_images_are_turned_as_the_published_ones(world: LiberoWorld) -> None:
+    """The camera faces the robot, so the robot's left, where the basket is, would be right: published images mirror."""
+    world.reset(options={"state_id": 3})
+    scene = world._scene
+    with_basket = world.snapshot()
+    address = int(scene.model.jnt_qposadr[scene.model.body_jntadr[scene.env.obj_body_id["basket_1"]]])
+    assert with_basket[address + 1] > 0.2
+    without = with_basket.copy()
+    without[address] = 9.0
+    seen, empty = world.draw(np.stack([with_basket, without]), 64).astype(int)
+    rows, columns = np.nonzero(np.abs(seen - empty).sum(axis=2) > 60)
+    assert columns.max() < 32 and 20 < rows.mean() < 50
+
+
+@pytest.mark.slow
+def test_nothing_is_said_nor_left_behind(tmp_path: Path) -> None:
+    code = """
+import sys
+from rlvlm.envs.registry import make_world, task_env, task_names
+assert "libero_goal/7" in task_names() and "robosuite" not in sys.modules
+world = make_world("libero_goal/7", task_env("libero_goal/7"), 0)
+world.draw(world.snapshot()[None], 32)
+import logging, os
+assert not logging.getLogger("robosuite_logs").handlers
+assert os.environ["MUJOCO_GL"] in ("egl", "osmesa")
+"""
+    environment = os.environ | {"HOME": str(tmp_path)}
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (child.returncode, child.stdout, child.stderr) == (0, "", "")
+    assert [path for path in tmp_path.rglob("*") if "matplotlib" not in str(path) and path.is_file()] == []
