@@ -18,6 +18,7 @@ from rlvlm.envs.chunks import ChunkWorld, ChunkWorlds, SideBySide
 from rlvlm.envs.registry import Task, make_world
 from rlvlm.envs.turns import TurnWorld
 from rlvlm.runs.config import EvalConfig, RunConfig, TrackConfig
+from rlvlm.runs.pipeline import Players
 from rlvlm.types.chunks import ChunkObs
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -326,10 +327,12 @@ class TurnsPipeline:
     def write_pages(self, folder: Any, config: Any) -> None:
         pass
 
-    def open_player(self, config: StubRunConfig, checkpoint: Path) -> tuple[StubPlayer, Any]:
+    def open_players(self, config: StubRunConfig, checkpoint: Path) -> Players:
         world = make_world(config.task, config.env, config.seed)
         skill = float(load_policy_file(checkpoint).weights["skill"])
-        return StubPlayer(world, self.moves, skill), lambda rows, size_px: self.moves.draw(world, rows, size_px)
+        return Players(
+            own=StubPlayer(world, self.moves, skill), draw=lambda rows, size_px: self.moves.draw(world, rows, size_px)
+        )
 
 
 class ChunksPipeline(TurnsPipeline):

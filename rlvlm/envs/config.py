@@ -1,7 +1,7 @@
 """Configuration of an env; imports nothing heavy so that the command line starts at once."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +23,7 @@ class EnvConfig:
     """Of card games that may be impossible to win: any hand, as the reference deals, or solvable ones only."""
     split: Literal["all", "training", "held_out"] = "all"
     """Of worlds in turns: which starts (hands of cards, layouts of grids) episodes may have. A fifth of them is held
-    out, always the same ones; train on the others to see what becomes of starts that were never met."""
+    out, always the same ones. A run of training plays the others, and its evaluations those that were held out."""
     shows_text: bool = False
     """Of MiniGrid: whether the prompt tells the mission, the direction and what is carried, which no picture shows."""
 
@@ -41,3 +41,7 @@ class EnvConfig:
             raise ValueError(f"episode_steps must be >= 1, got {self.episode_steps}")
         if self.num_envs < 1:
             raise ValueError(f"num_envs must be >= 1, got {self.num_envs}")
+
+    def for_evaluation(self) -> Self:
+        """The same but for its starts: the held-out ones, where training leaves some out."""
+        return replace(self, split="held_out") if self.split == "training" else self

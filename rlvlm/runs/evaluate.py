@@ -1,12 +1,13 @@
 """`rlvlm eval DIR`: plays a run's policy on the true task. Needs neither Ray nor the judge."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rlvlm.algorithms.evaluation import PlayedEpisode, evaluate
+from rlvlm.algorithms.evaluation import PlayedEpisode, evaluate, wilson_interval
 from rlvlm.disk import write_json
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.runs.artifacts.album import VIDEO_PX, write_videos
@@ -15,9 +16,12 @@ from rlvlm.runs.folder.rows import evaluation_row
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.pipelines import pipeline_of
 
+_MOST_SHOWN = 20
+"""With more episodes than this no single one is listed."""
+
 
 def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool) -> int:
-    """Plays episodes with the deterministic policy and prints what came of them.
+    """Plays episodes with the deterministic policy, and with what it is compared with, and prints what came of them.
 
     Args:
         folder: of the run; `evaluation.json` and the videos are put there.
@@ -33,17 +37,27 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool)
         raise UsageError(f"--episodes must be >= 1, got {episodes}", "leave it out for 10")
     checkpoint = choose_checkpoint(folder, path)
     config = folder.config()
-    player, draw = pipeline_of(config).open_player(config, checkpoint.algorithm)
-    played = evaluate(player, episodes)
+    players = pipeline_of(config).open_players(config, checkpoint.algorithm)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"policy of step {checkpoint.state.env_steps:,} of {folder.path}")
+    with console.status(f"playing {episodes} episodes each"):
+        played = evaluate(players.own, episodes)
+        compared = {players.name: _measured(played)}
+        for name, player in players.others.items():
+            compared[name] = _measured(evaluate(player, episodes))
     row = evaluation_row(played, checkpoint.state.env_steps, 0.0)
     result = {key: value for key, value in row.items() if key not in ("learned_return", "wall_s")}
-    write_json(folder.path / "evaluation.json", result | {"each": _each(played)})
+    write_json(folder.path / "evaluation.json", result | {"each": _each(played), "compared": compared})
     videos = (
-        write_videos(folder, played, checkpoint.state.env_steps, lambda snapshots: draw(snapshots, VIDEO_PX))
+        write_videos(folder, played, checkpoint.state.env_steps, lambda snapshots: players.draw(snapshots, VIDEO_PX))
         if with_video
         else []
     )
-    _show(checkpoint, played, videos, folder)
+    if episodes <= _MOST_SHOWN:
+        console.print(_table_of_episodes(played))
+    console.print(_table_of_players(compared))
+    for name in videos:
+        console.print(f"video {folder.videos / name}")
     return EXIT_DONE
 
 
@@ -63,7 +77,7 @@ def choose_checkpoint(folder: RunFolder, path: Path) -> Checkpoint:
     return best
 
 
-def _each(played: list[PlayedEpisode]) -> list[dict[str, float | bool]]:
+def _each(played: Sequence[PlayedEpisode]) -> list[dict[str, float | bool]]:
     return [
         {
             "success": episode.is_success,
@@ -74,15 +88,39 @@ def _each(played: list[PlayedEpisode]) -> list[dict[str, float | bool]]:
     ]
 
 
-def _show(checkpoint: Checkpoint, played: list[PlayedEpisode], videos: list[str], folder: RunFolder) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+def _measured(played: Sequence[PlayedEpisode]) -> dict[str, float]:
+    """Shares of episodes with their intervals, and means."""
+    successes, above_zero = sum(each.is_success for each in played), sum(each.env_return > 0 for each in played)
+    low, high = wilson_interval(successes, len(played))
+    above_low, above_high = wilson_interval(above_zero, len(played))
+    return {
+        "episodes": len(played),
+        "success": successes / len(played),
+        "success_low": low,
+        "success_high": high,
+        "above_zero": above_zero / len(played),
+        "above_zero_low": above_low,
+        "above_zero_high": above_high,
+        "episode_return": float(np.mean([each.env_return for each in played])),
+        "length": float(np.mean([len(each.env_rewards) for each in played])),
+    }
+
+
+def _table_of_episodes(played: Sequence[PlayedEpisode]) -> Table:
     table = Table("episode", "success", "true return", "progress at the end", box=None, padding=(0, 2))
     for number, each in enumerate(_each(played), start=1):
         success = "yes" if each["success"] else "no"
         table.add_row(str(number), success, f"{each['return']:.1f}", f"{each['final_progress']:.0%}")
-    console.print(f"policy of step {checkpoint.state.env_steps:,} of {folder.path}")
-    console.print(table)
-    rate = np.mean([episode.is_success for episode in played])
-    console.print(f"success {rate:.0%} of {len(played)} episodes")
-    for name in videos:
-        console.print(f"video {folder.videos / name}")
+    return table
+
+
+def _table_of_players(compared: Mapping[str, Mapping[str, float]]) -> Table:
+    """Who played how well; in brackets what a share may well be, given that so many episodes were played."""
+    table = Table("who", "episodes", "success", "return above 0", "true return", "length", box=None, padding=(0, 2))
+    for name, one in compared.items():
+        shares = (
+            f"{one[what]:.1%} ({one[what + '_low']:.1%} to {one[what + '_high']:.1%})"
+            for what in ("success", "above_zero")
+        )
+        table.add_row(name, str(one["episodes"]), *shares, f"{one['episode_return']:.2f}", f"{one['length']:.1f}")
+    return table

@@ -1,7 +1,8 @@
 """What a run does in the way of its pipeline; everything else of a run is the same for all."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,20 @@ from rlvlm.types.steps import FloatArray, Frames
 
 Draw = Callable[[FloatArray, int], Frames]
 """Makes images [N, H, W, 3] of snapshots [N, S]; takes the side wanted, in pixels."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Players:
+    """Who plays in `rlvlm eval`; none of them needs Ray or the judge."""
+
+    own: Player
+    """The policy of a checkpoint."""
+    name: str = "policy"
+    """What `own` is called beside the others."""
+    draw: Draw
+    """Of the snapshots of its episodes."""
+    others: Mapping[str, Player] = field(default_factory=dict)
+    """What it is compared with, by the name shown: another decoding, the policy before its training, baselines."""
 
 
 class Recorder(Protocol):
@@ -50,6 +65,6 @@ class Pipeline(Protocol):
         """Writes the pages that only this kind of run has, at its end."""
         ...
 
-    def open_player(self, config: Any, checkpoint: Path) -> tuple[Player, Draw]:
-        """Plays the policy in a checkpoint's folder; needs neither Ray nor the judge."""
+    def open_players(self, config: Any, checkpoint: Path) -> Players:
+        """The policy in a checkpoint's folder, and what it is compared with."""
         ...

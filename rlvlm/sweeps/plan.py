@@ -88,10 +88,17 @@ def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def alone_command(config: RunConfig) -> list[str]:
-    """The words that run `config` without the sweep."""
+    """The words that run `config` without the sweep. A member of a union is a word of its own, behind all options but
+    the member's.
+    """
     words = ["rlvlm", "run", config.task]
-    for name, (_, value) in differences(recipe(config.task), config).items():
+    changed = {name: value for name, (_, value) in differences(recipe(config.task), config).items()}
+    unions = {name.removesuffix("choice"): value for name, value in changed.items() if name.endswith(".choice")}
+    for name, value in sorted(changed.items(), key=lambda pair: pair[0].startswith(tuple(unions))):
         option = name.replace("_", "-")
+        if (union := name.removesuffix("choice")) in unions:
+            words.append(f"{option.removesuffix('.choice')}:{unions[union]}")
+            continue
         if isinstance(value, bool):
             group, _, leaf = option.rpartition(".")
             words.append(f"--{group}{'.' if group else ''}{'' if value else 'no-'}{leaf}")

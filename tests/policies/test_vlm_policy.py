@@ -119,6 +119,18 @@ def test_a_detached_value_does_not_reach_the_backbone(policy: VLMPolicy) -> None
     policy.zero_grad()
 
 
+def test_the_critic_sees_the_image_and_where_the_prompt_ends_and_nothing_else(policy: VLMPolicy) -> None:
+    tokens = [reply.tokens for reply in sample(policy)]
+    padded = policy.pad(tokens)
+    hidden = policy.hidden(padded, [one.image for one in tokens]).detach()
+    is_image = padded.ids == policy.backbone.image_id
+    is_last = torch.arange(padded.ids.shape[1]).expand_as(is_image) == padded.prompt_length - 1
+    before = policy.prompt_values(hidden, padded)
+    for seen, is_moved in ((is_image, True), (is_last, True), (~is_image & ~is_last, False)):
+        moved = policy.prompt_values(hidden + seen[..., None] * torch.linspace(-1, 1, hidden.shape[-1]), padded)
+        assert ((before - moved).abs() > 1e-4).all() == is_moved
+
+
 def test_banned_tokens_have_no_probability(policy: VLMPolicy) -> None:
     tokenizer = policy.tokenizer
     banned = set(policy.banned_ids.tolist())

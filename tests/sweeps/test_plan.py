@@ -114,7 +114,9 @@ def test_runs_that_ask_the_same_judge_share_one_app(tmp_path: Path) -> None:
 def test_the_command_of_a_run_makes_the_same_run() -> None:
     settings = {"feedback.ahead": True, "algo.hidden": [32, 16], "reward.teacher": "mistake"}
     sweep = replace(SWEEP, sources={"odd": SourceConfig(title="odd", settings=settings)}, smoke=True)
-    for plan in expand(sweep):
+    member = {"algo.objective.choice": "gigpo", "algo.objective.group_size": 4, "policy.lora_rank": 8}
+    acting = replace(sweep, tasks=("number_line",), sources={"gigpo": SourceConfig(title="GiGPO", settings=member)})
+    for plan in expand(sweep) + expand(acting):
         words = alone_command(plan.config)
         assert words[:3] == ["rlvlm", "run", plan.task]
         assert parse_run(words[2:], "rlvlm run").config == plan.config

@@ -15,6 +15,7 @@ RL4VLM:
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -159,7 +160,9 @@ class PPOVLM(Algorithm):
             )
         self._engine = PolicyEngine(policy, ppo.num_worlds)
         self._hand = runner.hand = Hand(self._engine, ppo.max_reply_tokens, ppo.temperature)
-        self._player = TurnsPlayer(self._hand, self._make_seat, ppo.num_worlds)
+        self._player = TurnsPlayer(
+            self._hand, partial(make_seat, self.config.task, self.config.world.for_evaluation()), ppo.num_worlds
+        )
         self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
         self.last_played: list[tuple[TurnEpisode, list[Move]]] = []
         """The greedy episodes of the last evaluation, with the moves that made them."""
@@ -179,7 +182,7 @@ class PPOVLM(Algorithm):
         """
         if self._is_prepared:
             return
-        sft, seat = self.config.sft, self._make_seat()
+        sft, seat = self.config.sft, make_seat(self.config.task, self.config.world)
         if sft.start_from:
             tell(f"starting from {sft.start_from}")
             load_trained(self._learner.policy, Path(sft.start_from))
@@ -205,7 +208,7 @@ class PPOVLM(Algorithm):
             tell(f"reading the demonstrations in {sft.demonstrations}")
             return load_demonstrations(Path(sft.demonstrations))
         tell(f"collecting {sft.turns:,} turns of the scripted expert")
-        return demonstrate(seat, sft.turns, sft.p_wrong, self.config.seed)
+        return demonstrate(seat, sft, self.config.seed)
 
     def _judge_start(self, tell: Callable[[str], None]) -> None:
         """Plays what the supervised start taught, on the seeds of every later evaluation."""
@@ -310,9 +313,6 @@ class PPOVLM(Algorithm):
         super().cleanup()
         self._viewer.close()
 
-    def _make_seat(self) -> Seat:
-        return make_seat(self.config.task, self.config.world)
-
 
 def make_seat(task: str, world: EnvConfig) -> Seat:
     """A new world of `task` for demonstrations or evaluations; every episode in it begins with a seed of its own."""
@@ -334,3 +334,16 @@ def load_trained_policy(policy: VLMPolicy, folder: Path) -> None:
         raise CorruptCheckpoint(
             f"{folder} holds no policy that can be played: {error}", "use a checkpoint of this run, with its own config"
         ) from error
+
+
+def load_start(policy: VLMPolicy, folder: Path) -> bool:
+    """Gives `policy` the weights that PPO started from, as the checkpoint in `folder` keeps them; False without any.
+
+    Raises:
+        CorruptCheckpoint: a file is missing or differs from what was written.
+    """
+    start = load_tree(folder)["learner"]["start"]
+    if start:
+        own = policy.trained_state()
+        policy.load_trained_state({name: torch.as_tensor(value).to(own[name].dtype) for name, value in start.items()})
+    return bool(start)

@@ -70,6 +70,7 @@ class ReplyLearner(TorchLearner):
         assert self.config.seed is not None, "PPOVLMConfig always has a seed"
         self._generator = torch.Generator().manual_seed(self.config.seed)
         self._latest: dict[str, float] = {}
+        self._start: dict[str, Tensor] = {}
         self._reference: VLMPolicy | None = None
         self._parameters = [*self.policy.backbone_parameters(), *self.policy.head_parameters()]
         self._optimizer = torch.optim.AdamW(
@@ -92,7 +93,8 @@ class ReplyLearner(TorchLearner):
         raise RuntimeError("ReplyLearner learns from rollouts; call `learn`")
 
     def begin(self) -> None:
-        """Keeps the policy as it is now, where the objective compares with where PPO started."""
+        """Keeps the policy as it is now: evaluations compare with it, and so do objectives that stay near it."""
+        self._start = {name: _plain(value).clone() for name, value in self.policy.trained_state().items()}
         if self.objective.needs_reference and not hasattr(self.policy.model, "disable_adapter"):
             self._reference = copy.deepcopy(self.policy).requires_grad_(False)
             self._reference.images = self.policy.images
@@ -313,17 +315,11 @@ class ReplyLearner(TorchLearner):
             "adam": {
                 str(number): {name: _plain(value) for name, value in state.items()} for number, state in states.items()
             },
-            "reference": None if self._reference is None else self._reference_weights(),
+            "start": self._start,
             "generator": self._generator.get_state().numpy(),
             "num_updates": self.num_updates,
             "latest": self._latest,
         }
-
-    def _reference_weights(self) -> dict[str, Tensor]:
-        """Those of the frozen copy that are trained in the policy."""
-        assert self._reference is not None
-        own = self.policy.trained_state().keys()
-        return {name: _plain(value) for name, value in self._reference.named_parameters() if name in own}
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned; learning rates stay those of the present config."""
@@ -337,11 +333,11 @@ class ReplyLearner(TorchLearner):
             for number, state in tree["adam"].items()
         }
         self._optimizer.load_state_dict(saved)
-        if tree["reference"] is not None:
+        if tree["start"]:
             self.begin()
-            assert self._reference is not None
-            weights = {name: torch.as_tensor(value) for name, value in tree["reference"].items()}
-            self._reference.load_state_dict(weights, strict=False)
+            self._start = {name: torch.as_tensor(value) for name, value in tree["start"].items()}
+            if self._reference is not None:
+                self._reference.load_state_dict(self._start, strict=False)
         self._generator.set_state(torch.as_tensor(tree["generator"]))
         self.num_updates, self._latest = tree["num_updates"], dict(tree["latest"])
 

@@ -1,14 +1,14 @@
 """Whole episodes of a VLM policy, for evaluations and `rlvlm eval`."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from rlvlm import metrics
-from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
+from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode, wilson_interval
 from rlvlm.algorithms.ppo_vlm.play import Hand, Move, play_episodes
 from rlvlm.algorithms.seats import Seat
+from rlvlm.demonstrations.players import Player as Script
 from rlvlm.types.turns import TurnEpisode
 
 _FIRST_SAMPLED_SEED = 2 * FIRST_SEED
@@ -66,6 +66,31 @@ class TurnsPlayer:
         return Evaluation(episodes=[played_episode(episode) for episode, _ in greedy], metrics=measured), greedy
 
 
+class ScriptPlayer:
+    """Plays a script, for comparison with policies.
+
+    Args:
+        script: e.g. the world's expert.
+        seat: it plays here.
+    """
+
+    def __init__(self, script: Script, seat: Seat) -> None:
+        self._script = script
+        self._seat = seat
+
+    def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
+        """An episode from a reset with each seed."""
+        played = []
+        for seed in seeds:
+            self._seat.begin(seed)
+            self._script.begin(seed)
+            episode = None
+            while episode is None:
+                episode = self._seat.play(self._script.reply(self._seat.world, self._seat.turn).text).episode
+            played.append(played_episode(episode))
+        return played
+
+
 def played_episode(episode: TurnEpisode) -> PlayedEpisode:
     """An episode as evaluations keep it; the captions are the replies."""
     return PlayedEpisode(
@@ -87,14 +112,3 @@ def share(truths: Iterable[bool]) -> float:
     """Share of those that are true; 0 of none."""
     listed = list(truths)
     return float(np.mean(listed)) if listed else 0.0
-
-
-def wilson_interval(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Bounds of a share of `hits` among `count` >= 1 trials, at 95 % for the usual `z`.
-
-    Source: Wilson 1927, JASA 22, p. 209. Right near 0 and 1 too, where the normal interval has no width.
-    """
-    rate, weight = hits / count, z * z / count
-    centre = (rate + weight / 2) / (1 + weight)
-    reach = z * math.sqrt(rate * (1 - rate) / count + weight / (4 * count)) / (1 + weight)
-    return max(0.0, centre - reach), min(1.0, centre + reach)

@@ -1,10 +1,12 @@
 """Turns played by a world's own scripted expert, as whole episodes."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
 from rlvlm.algorithms.seats import Seat
+from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.demonstrations.players import ScriptedExpert
 from rlvlm.types.turns import TurnEpisode
 
@@ -12,32 +14,40 @@ _FIRST_DEMONSTRATION_SEED = 2**33
 """Demonstrations start from seeds that neither training nor evaluation uses."""
 
 
-def demonstrate(seat: Seat, num_turns: int, p_wrong: float, seed: int) -> list[TurnEpisode]:
-    """Whole episodes with at least `num_turns` turns together.
+def demonstrate(seat: Seat, config: SFTConfig, seed: int) -> list[TurnEpisode]:
+    """Whole episodes with at least `config.turns` turns together.
+
+    Where the player strays, an episode's replies are those demonstrated, and everything else is what was really played.
 
     Args:
         seat: with a world that has an expert.
-        num_turns: >= 0.
-        p_wrong: probability that an action is drawn from the other legal ones instead; the thought stays the expert's.
+        config: how many turns, with how many mistakes; the thought beside a wrong action stays the expert's.
         seed: of starts and mistakes.
 
     Raises:
         ValueError: nobody knows how to play this world.
+
+    Source of straying: noise injected into the supervisor, Laskey et al. 2017 (DART), arXiv:1703.09327.
     """
     if not seat.world.has_expert:
         raise ValueError("this world has no scripted expert; give a folder of demonstrations, or set --sft.turns 0")
-    expert = ScriptedExpert(p_wrong_action=p_wrong)
+    expert = ScriptedExpert(p_wrong_action=config.p_wrong)
     noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
     episodes: list[TurnEpisode] = []
     turns = 0
-    while turns < num_turns:
+    while turns < config.turns:
         start = int(noise.integers(_FIRST_DEMONSTRATION_SEED, 2 * _FIRST_DEMONSTRATION_SEED))
         seat.begin(start)
         expert.begin(start)
-        episode = None
+        episode, replies = None, []
         while episode is None:
-            episode = seat.play(expert.reply(seat.world, seat.turn).text).episode
-        episodes.append(episode)
+            text = expert.reply(seat.world, seat.turn).text
+            replies.append(seat.world.read(text))
+            if config.p_stray and noise.random() < config.p_stray:
+                others = [action for action in seat.world.legal() if action != replies[-1].action]
+                text = seat.world.action_text(int(noise.choice(others)))
+            episode = seat.play(text).episode
+        episodes.append(dataclasses.replace(episode, replies=tuple(replies)))
         turns += len(episode)
     return episodes
 

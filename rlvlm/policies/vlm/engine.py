@@ -100,8 +100,9 @@ class PolicyEngine:
         noise = None if greedy else _uniforms(requests, max_new_tokens)
         padded = policy.pad(asked)
         cache = DynamicCache(config=policy.backbone.text_config)
-        state = policy.hidden(padded, [one.image for one in asked], cache)[:, -1]
-        values = policy.value(state).tolist()
+        hidden = policy.hidden(padded, [one.image for one in asked], cache)
+        values = policy.prompt_values(hidden, padded).tolist()
+        state = hidden[:, -1]
         chosen, log_probs = [], []
         is_open = torch.ones(len(asked), dtype=torch.bool, device=policy.device)
         for step in range(max_new_tokens):

@@ -34,7 +34,7 @@ class ReadReplies:
     mask: Tensor
     """[B, N] True where there is a token."""
     values: Tensor
-    """[B] at the last token of the prompt."""
+    """[B] when the prompt was read."""
     entropies: Tensor | None
     """[B, N] of the distribution that each token was drawn from, nats; where asked for."""
     token_values: Tensor | None
@@ -64,7 +64,7 @@ class VLMPolicy(nn.Module):
         self.images = SeenImages(config.cache_mib << 20)
         self.backbone = Backbone(model.get_base_model() if hasattr(model, "get_base_model") else model, processor)
         width = self.backbone.text_config.hidden_size
-        self.value_head = _head(width, config.head_width, 1).to(self.device)
+        self.value_head = _head(2 * width, config.head_width, 1).to(self.device)
         self.action_head = (
             _head(width, config.head_width, num_actions).to(self.device) if config.acts == "head" else None
         )
@@ -213,20 +213,36 @@ class VLMPolicy(nn.Module):
         log_probs = self.backbone.next_token_log_probs(before[mask], temperature)  # [tokens, V]
         chosen = log_probs.gather(-1, padded.replies[mask][:, None])[:, 0]
         zeros = torch.zeros(mask.shape, device=self.device)
-        state = hidden[:, padded.prompt_length - 1]
-        token_values = self._value(before[mask], detach_values) if with_token_values else None
+        token_values = None
+        if with_token_values:
+            scenes = self._scenes(hidden, padded)[:, None].expand_as(before)
+            token_values = self._value(before[mask], scenes[mask], detach_values)
         entropies = -(log_probs.exp() * log_probs).sum(-1) if with_entropies else None
         return ReadReplies(
             log_probs=zeros.masked_scatter(mask, chosen),
             mask=mask,
-            values=self._value(state, detach_values),
+            values=self.prompt_values(hidden, padded, detach_values),
             entropies=None if entropies is None else zeros.masked_scatter(mask, entropies),
             token_values=None if token_values is None else zeros.masked_scatter(mask, token_values),
         )
 
     def values(self, asked: Sequence[ReplyTokens]) -> Tensor:
-        """[B] the value head at the end of each prompt; replies are not looked at."""
-        return self._value(self._prompt_states(asked)[0], detach=False)
+        """[B] the value head when each prompt was read; replies are not looked at."""
+        padded, hidden = self._read_prompts(asked)
+        return self.prompt_values(hidden, padded)
+
+    def prompt_values(self, hidden: Tensor, padded: Padded, detach: bool = False) -> Tensor:
+        """[B] the value head when each prompt was read.
+
+        It sees the last token of the prompt, as usual, and beside it the mean of the image's tokens: what is written
+        next may depend little on the scene, and the last token then tells the critic nothing.
+
+        Args:
+            hidden: [B, >= P, D] of `padded`.
+            padded: the batch.
+            detach: the value head's loss does not reach the backbone.
+        """
+        return self._value(hidden[:, padded.prompt_length - 1], self._scenes(hidden, padded), detach)
 
     def act_log_probs(self, asked: Sequence[ReplyTokens], *, detach_values: bool = False) -> tuple[Tensor, Tensor]:
         """[B, A] log-probs of an action head's actions, and [B] values.
@@ -236,28 +252,33 @@ class VLMPolicy(nn.Module):
         """
         if self.action_head is None:
             raise ValueError("this policy has no action head; set --policy.acts head")
-        last, pooled = self._prompt_states(asked)
-        return self.action_head(pooled.float()).log_softmax(-1), self._value(last, detach_values)
-
-    def _prompt_states(self, asked: Sequence[ReplyTokens]) -> tuple[Tensor, Tensor]:
-        """[B, D] at the last token of each prompt, and [B, D] as `config.pooling` wants it."""
-        prompts = [ReplyTokens(prompt_ids=one.prompt_ids, image=one.image, reply_ids=NO_REPLY) for one in asked]
-        padded = self.pad(prompts)
-        hidden = self.hidden(padded, [one.image for one in prompts])
-        last = hidden[:, -1]
+        padded, hidden = self._read_prompts(asked)
         if self.config.pooling == "last":
-            return last, last
-        if padded.attention is None:
-            return last, hidden.mean(1)
-        weights = padded.attention[..., None].to(hidden.dtype)
-        return last, (hidden * weights).sum(1) / weights.sum(1)
+            pooled = hidden[:, -1]
+        elif padded.attention is None:
+            pooled = hidden.mean(1)
+        else:
+            weights = padded.attention[..., None].to(hidden.dtype)
+            pooled = (hidden * weights).sum(1) / weights.sum(1)
+        return self.action_head(pooled.float()).log_softmax(-1), self.prompt_values(hidden, padded, detach_values)
 
-    def value(self, state: Tensor) -> Tensor:
-        """[B] the value head at `state` [B, D]."""
-        return self._value(state, detach=False)
+    def _read_prompts(self, asked: Sequence[ReplyTokens]) -> tuple[Padded, Tensor]:
+        """Prompts of `asked` without their replies, and their last hidden states [B, P, D]."""
+        padded = self.pad(
+            [ReplyTokens(prompt_ids=one.prompt_ids, image=one.image, reply_ids=NO_REPLY) for one in asked]
+        )
+        return padded, self.hidden(padded, [one.image for one in asked])
 
-    def _value(self, state: Tensor, detach: bool) -> Tensor:
-        return self.value_head((state.detach() if detach else state).float())[..., 0]
+    def _scenes(self, hidden: Tensor, padded: Padded) -> Tensor:
+        """[B, D] mean over the image's tokens."""
+        prompts = padded.ids[:, : padded.prompt_length]
+        weights = (prompts == self.backbone.image_id)[..., None].to(hidden.dtype)
+        return (hidden[:, : padded.prompt_length] * weights).sum(1) / weights.sum(1)
+
+    def _value(self, states: Tensor, scenes: Tensor, detach: bool) -> Tensor:
+        """The value head at `states` [..., D] beside the scenes [..., D] they belong to."""
+        seen = torch.cat((states, scenes), -1)
+        return self.value_head((seen.detach() if detach else seen).float())[..., 0]
 
     def _features(self, keys: Sequence[bytes]) -> list[SeenImage]:
         """The images of `keys`; a vision encoder that is trained looks again, once at each."""

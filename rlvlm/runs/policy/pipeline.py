@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from rlvlm.algorithms.evaluation import Player
-from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig, load_trained_policy, make_seat
+from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig, load_start, load_trained_policy, make_seat
 from rlvlm.algorithms.ppo_vlm.panel import ROWS
 from rlvlm.algorithms.ppo_vlm.play import Hand
-from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer
+from rlvlm.algorithms.ppo_vlm.player import ScriptPlayer, TurnsPlayer
+from rlvlm.demonstrations.players import RandomPlayer, ScriptedExpert
 from rlvlm.disk import write_whole
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -21,7 +22,7 @@ from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.runs.artifacts.episodes import Caption, ShownEpisode, episodes_page
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.runs.pipeline import Draw
+from rlvlm.runs.pipeline import Draw, Players
 from rlvlm.runs.policy.config import PolicyRunConfig
 from rlvlm.runs.session import built
 from rlvlm.types.steps import FloatArray, Frames
@@ -82,19 +83,30 @@ class PolicyPipeline:
         note = "Greedy replies of the last evaluation; the thought is everything that the reply says before its action."
         write_whole(folder.path / "episodes.html", episodes_page(shown, config.title, note))
 
-    def open_player(self, config: PolicyRunConfig, checkpoint: Path) -> tuple[Player, Draw]:
-        """Plays the policy's greedy replies in worlds of its own."""
+    def open_players(self, config: PolicyRunConfig, checkpoint: Path) -> Players:
+        """The policy and what PPO started from, greedy and sampled; the world's expert, where it has one; chance."""
         torch.set_num_threads(config.algo.threads)
-        seat = make_seat(config.task, config.env)
-        policy = make_policy(config.policy, len(seat.world.action_names))
+        seats = partial(make_seat, config.task, config.env.for_evaluation())
+        world = seats().world
+        policy, start = (make_policy(config.policy, len(world.action_names)) for _ in range(2))
         load_trained_policy(policy, checkpoint)
-        hand = Hand(PolicyEngine(policy, config.algo.num_worlds), config.algo.max_reply_tokens, config.algo.temperature)
-        player = TurnsPlayer(hand, partial(make_seat, config.task, config.env), config.algo.num_worlds)
+
+        def plays(who: VLMPolicy, greedy: bool) -> TurnsPlayer:
+            engine = PolicyEngine(who, config.algo.num_worlds)
+            hand = Hand(engine, config.algo.max_reply_tokens, config.algo.temperature)
+            return TurnsPlayer(hand, seats, config.algo.num_worlds, greedy)
+
+        others: dict[str, Player] = {"policy, sampled": plays(policy, False)}
+        if load_start(start, checkpoint):
+            others |= {"before PPO, greedy": plays(start, True), "before PPO, sampled": plays(start, False)}
+        if world.has_expert:
+            others["scripted expert"] = ScriptPlayer(ScriptedExpert(), seats())
+        others["random actions"] = ScriptPlayer(RandomPlayer(), seats())
 
         def draw(snapshots: FloatArray, size_px: int) -> Frames:
-            return seat.world.draw(snapshots)
+            return world.draw(snapshots)
 
-        return player, draw
+        return Players(own=plays(policy, True), name="policy, greedy", draw=draw, others=others)
 
 
 class NoRecords:

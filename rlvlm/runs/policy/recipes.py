@@ -1,9 +1,13 @@
 """One complete, tuned configuration per task of the second pipeline. docs/policies.md has their runs."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 from rlvlm.algorithms.ppo_vlm.config import PPOConfig, TokenPPOConfig
 from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.envs.minigrid.ids import SHORT_NAMES
 from rlvlm.envs.registry import task_env
 from rlvlm.runs.config import EvalConfig, TrackConfig
 from rlvlm.runs.policy.config import PolicyRunConfig
@@ -15,7 +19,7 @@ def number_line() -> PolicyRunConfig:
 
 
 def ez_points() -> PolicyRunConfig:
-    """gym-cards EZPoints: 12 from two cards."""
+    """gym-cards EZPoints: 12 from two cards. Short and noisy start."""
     return _recipe("ez_points", steps=10_240, gamma=0.95, reward_scale=0.1)
 
 
@@ -29,12 +33,40 @@ def points24() -> PolicyRunConfig:
     return _recipe("points24", steps=40_960, gamma=0.95, reward_scale=0.1)
 
 
-def _recipe(task: str, *, steps: int, gamma: float = 0.9, reward_scale: float = 1.0) -> PolicyRunConfig:
+def minigrid(task: str) -> PolicyRunConfig:
+    """Any env of MiniGrid, not tuned."""
+    return _recipe(task, steps=40_960, gamma=0.97)
+
+
+def empty_random_6x6() -> PolicyRunConfig:
+    """MiniGrid's empty room with a start anywhere."""
+    return _recipe("empty_random_6x6", steps=10_240, gamma=0.97)
+
+
+def doorkey_6x6() -> PolicyRunConfig:
+    """MiniGrid's key, door and goal; evaluated on layouts that were never met."""
+    return _recipe(
+        "doorkey_6x6", steps=20_480, gamma=0.97, sft=SFTConfig(turns=1_500, p_stray=0.3, updates=150), split="training"
+    )
+
+
+_SHORT_AND_NOISY = SFTConfig(turns=1_000, p_wrong=0.4, updates=100)
+
+
+def _recipe(
+    task: str,
+    *,
+    steps: int,
+    gamma: float = 0.9,
+    reward_scale: float = 1.0,
+    sft: SFTConfig = _SHORT_AND_NOISY,
+    split: Literal["all", "training"] = "all",
+) -> PolicyRunConfig:
     return PolicyRunConfig(
         task=task,
         steps=steps,
-        env=task_env(task),
-        sft=SFTConfig(turns=1_000, p_wrong=0.4, updates=100),
+        env=replace(task_env(task), split=split),
+        sft=sft,
         algo=PPOConfig(
             objective=TokenPPOConfig(gamma=gamma, kl_weight=0.02), reward_scale=reward_scale, lr=2e-4, final_lr=0.02
         ),
@@ -44,17 +76,13 @@ def _recipe(task: str, *, steps: int, gamma: float = 0.9, reward_scale: float = 
 
 
 RECIPES: dict[str, Callable[[], PolicyRunConfig]] = {
+    **{task: partial(minigrid, task) for task in SHORT_NAMES},
     "number_line": number_line,
     "ez_points": ez_points,
     "blackjack": blackjack,
     "points24": points24,
+    "empty_random_6x6": empty_random_6x6,
+    "doorkey_6x6": doorkey_6x6,
 }
-
-
-def minigrid(task: str) -> PolicyRunConfig:
-    """Any env of MiniGrid, not tuned."""
-    return _recipe(task, steps=40_960, gamma=0.97)
-
-
 FAMILY_RECIPES: dict[str, Callable[[str], PolicyRunConfig]] = {"minigrid": minigrid}
 """For tasks named FAMILY/NAME, called with the task."""

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rlvlm.algorithms.evaluation import Player
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.panel import ROWS
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer, load_policy
@@ -21,7 +20,7 @@ from rlvlm.runs.artifacts.page import judge_page
 from rlvlm.runs.artifacts.plots import outcome
 from rlvlm.runs.folder.label_store import label_store
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.runs.pipeline import Draw
+from rlvlm.runs.pipeline import Draw, Players
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.runs.preference.recorder import PreferenceRecorder
 from rlvlm.runs.session import built
@@ -71,8 +70,8 @@ class PreferencePipeline:
         page = judge_page(folder.samples.read(), Counter(map(outcome, rows)), config.title, prompt)
         write_whole(folder.panel, page)
 
-    def open_player(self, config: PreferenceRunConfig, checkpoint: Path) -> tuple[Player, Draw]:
+    def open_players(self, config: PreferenceRunConfig, checkpoint: Path) -> Players:
         """Plays the deterministic policy in a world of its own."""
         world = make_world(config.task, config.env, config.seed)
         player = StepsPlayer(load_policy(checkpoint), world)
-        return player, lambda snapshots, size_px: FrameStore(world, size_px).frames(snapshots)
+        return Players(own=player, draw=lambda snapshots, size_px: FrameStore(world, size_px).frames(snapshots))

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from rlvlm.algorithms.evaluation import Player
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.panel import ROWS
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
@@ -19,7 +18,7 @@ from rlvlm.envs.registry import make_world
 from rlvlm.judges.judge import Judge
 from rlvlm.runs.artifacts.episodes import Caption, ShownEpisode, episodes_page
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.runs.pipeline import Draw
+from rlvlm.runs.pipeline import Draw, Players
 from rlvlm.runs.session import built
 from rlvlm.runs.vla.config import VLARunConfig
 from rlvlm.types.chunks import ChunkEpisode
@@ -65,12 +64,12 @@ class VLAPipeline:
         note = "Greedy episodes of the last evaluation, from initial states that training never saw."
         write_whole(folder.path / "episodes.html", episodes_page(shown[:_PAGE_EPISODES], config.title, note))
 
-    def open_player(self, config: VLARunConfig, checkpoint: Path) -> tuple[Player, Draw]:
+    def open_players(self, config: VLARunConfig, checkpoint: Path) -> Players:
         """Plays the policy's likeliest chunks in worlds of its own."""
         torch.set_num_threads(config.algo.threads)
         world = make_world(config.task, replace(config.env, physics="exact"), config.seed)
         policy, scale = load_policy(checkpoint, world)
-        return ChunkPlayer(policy, world, scale), world.draw
+        return Players(own=ChunkPlayer(policy, world, scale), draw=world.draw)
 
 
 class ScoreRecorder:

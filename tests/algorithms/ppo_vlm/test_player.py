@@ -3,9 +3,11 @@ from pathlib import Path
 import pytest
 
 from rlvlm import metrics
+from rlvlm.algorithms.evaluation import wilson_interval
 from rlvlm.algorithms.ppo_vlm.play import Hand, play_episodes
-from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer, is_strict_success, wilson_interval
+from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer, is_strict_success
 from rlvlm.algorithms.seats import Seat
+from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -34,7 +36,7 @@ def test_one_wrong_step_fails_the_strict_test_and_reaches_the_goal_all_the_same(
         while outcome.episode is None:
             outcome = seat.play(seat.world.action_text(seat.world.expert_action()))
         assert outcome.episode.success.any() and not is_strict_success(outcome.episode)
-    assert all(is_strict_success(episode) for episode in demonstrate(seat, 20, 0.0, 0))
+    assert all(is_strict_success(episode) for episode in demonstrate(seat, SFTConfig(turns=20), 0))
 
 
 def test_an_episode_does_not_depend_on_what_is_played_beside_it(tmp_path: Path):

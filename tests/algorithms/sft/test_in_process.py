@@ -20,7 +20,7 @@ def seat() -> Seat:
 
 def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), seat()
-    (example, *_) = examples_of(policy, place.world, demonstrate(place, 1, 0.0, 0))
+    (example, *_) = examples_of(policy, place.world, demonstrate(place, SFTConfig(turns=1), 0))
     with torch.no_grad():
         loss = imitation_loss(policy, [example])
         log_probs = policy.read([example.tokens]).log_probs
@@ -29,14 +29,23 @@ def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path)
 
 
 def test_an_expert_never_errs_and_a_noisy_one_does():
-    sure, noisy = demonstrate(seat(), 100, 0.0, 1), demonstrate(seat(), 100, 0.5, 1)
+    sure, noisy = (demonstrate(seat(), SFTConfig(turns=100, p_wrong=p), 1) for p in (0.0, 0.5))
     assert all(episode.success[-1] and not (episode.env_rewards < 0).any() for episode in sure)
     assert any((episode.env_rewards < 0).any() for episode in noisy)
     assert sum(map(len, sure)) >= 100
 
 
+def test_one_who_strays_shows_the_right_action_where_it_has_led():
+    straying = demonstrate(seat(), SFTConfig(turns=100, p_stray=0.5), 1)
+    assert any((episode.env_rewards < 0).any() for episode in straying), "wrong moves were really made"
+    for episode in straying:
+        for (current, target), reply in zip(episode.snapshots[:-1, :2], episode.replies, strict=True):
+            assert ("smaller" in reply.thought, reply.action) in ((True, 0), (False, 1)), reply.text
+            assert current != target
+
+
 def test_a_split_keeps_episodes_whole():
-    episodes = demonstrate(seat(), 100, 0.0, 1)
+    episodes = demonstrate(seat(), SFTConfig(turns=100), 1)
     learned, held_out = split(episodes, 0.2)
     assert len(learned) + len(held_out) == len(episodes)
     assert len(held_out) == pytest.approx(len(episodes) / 5, abs=1)
@@ -46,7 +55,7 @@ def test_a_split_keeps_episodes_whole():
 
 def test_fine_tuning_makes_demonstrations_likelier_and_leaves_the_critic_alone(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), seat()
-    examples = examples_of(policy, place.world, demonstrate(place, 24, 0.0, 0))
+    examples = examples_of(policy, place.world, demonstrate(place, SFTConfig(turns=24), 0))
     critic = [parameter.clone() for parameter in policy.value_head.parameters()]
     with torch.no_grad():
         before = imitation_loss(policy, examples[:8]).item()
@@ -64,7 +73,7 @@ def test_an_action_head_is_taught_the_action(tmp_path: Path):
     torch.nn.init.zeros_(last.weight)
     place = seat()
     config = SFTConfig(updates=12, batch_turns=16, lr=1e-3, held_out=0.0)
-    episodes = demonstrate(place, 8, 0.0, 0)
+    episodes = demonstrate(place, SFTConfig(turns=8), 0)
     examples = examples_of(policy, place.world, episodes)
     before = validate(policy, place.world, examples, 8, 8)
     teach(policy, place, episodes, config, 0, 8)
@@ -75,7 +84,7 @@ def test_an_action_head_is_taught_the_action(tmp_path: Path):
 
 def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), seat()
-    examples = examples_of(policy, place.world, demonstrate(place, 4, 0.0, 0))
+    examples = examples_of(policy, place.world, demonstrate(place, SFTConfig(turns=4), 0))
     measured = validate(policy, place.world, examples, 3, 6)
     assert measured[metrics.SFT_VALID] == measured[metrics.SFT_EXACT_ACTION] == 0
     assert np.isfinite(measured[metrics.SFT_HELD_OUT_LOSS])

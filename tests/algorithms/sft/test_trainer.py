@@ -30,7 +30,7 @@ def make_seat() -> Seat:
 
 
 def load_episodes() -> Any:
-    return demonstrate(make_seat(), 24, 0.0, 0)
+    return demonstrate(make_seat(), SFTConfig(turns=24), 0)
 
 
 @pytest.mark.parametrize("learns", ["lora", "all"])

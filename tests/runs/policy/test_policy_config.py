@@ -22,7 +22,7 @@ def test_a_head_and_text_are_not_mixed() -> None:
 
 
 @pytest.mark.parametrize(
-    "task", ["number_line", "ez_points", "blackjack", "points24", "minigrid/MiniGrid-Empty-5x5-v0"]
+    "task", ["number_line", "ez_points", "points24", "doorkey_6x6", "lava_gap", "minigrid/MiniGrid-Empty-5x5-v0"]
 )
 def test_every_recipe_is_cut_to_minutes(task: str) -> None:
     whole = recipe(task)
@@ -31,3 +31,9 @@ def test_every_recipe_is_cut_to_minutes(task: str) -> None:
     small = whole.smoke()
     assert small.steps <= 256 and small.sft.updates <= 10 and small.algo.objective == whole.algo.objective
     assert replace(small, steps=whole.steps).task == task
+
+
+def test_what_was_held_out_of_training_is_what_evaluations_play() -> None:
+    doorkey, number_line = recipe("doorkey_6x6").env, recipe("number_line").env
+    assert (doorkey.split, doorkey.for_evaluation().split) == ("training", "held_out")
+    assert number_line.for_evaluation() == number_line

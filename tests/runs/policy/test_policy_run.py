@@ -50,3 +50,8 @@ def test_a_run_is_killed_goes_on_to_the_bit_and_is_played(tmp_path: Path) -> Non
     page = (whole / "episodes.html").read_text()
     assert "current number" in page and "data:image" in page
     assert "success" in finish(start("eval", str(whole), "--episodes", "3"))
+    compared = json.loads((whole / "evaluation.json").read_text())["compared"]
+    names = ["policy, greedy", "policy, sampled", "before PPO, greedy", "before PPO, sampled", "scripted expert"]
+    assert list(compared) == [*names, "random actions"]
+    assert compared["scripted expert"]["success"] == 1 and compared["scripted expert"]["success_low"] < 0.5
+    assert all(one["episodes"] == 3 for one in compared.values())
