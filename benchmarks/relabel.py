@@ -75,7 +75,7 @@ def relabel(replay: Replay, loop: FeedbackLoop) -> list[float]:
     loop.set_state(loop.get_state())  # forgets what the models made of pictures, as a fit does
     relabelling, pieces = Relabelling(replay), []
     relabelling.start()
-    while relabelling.next_row is not None:
+    while relabelling.num_waiting:
         started = time.process_time()
         relabelling.advance(loop.source)
         pieces.append(time.process_time() - started)

@@ -33,6 +33,7 @@ def build_loop(
     feedback: FeedbackConfig,
     reward_model: RewardModelConfig,
     seed: int,
+    total_steps: int | None = None,
 ) -> FeedbackLoop:
     """A loop with a fresh reward model.
 
@@ -43,6 +44,7 @@ def build_loop(
         feedback: when and about what the teacher is asked.
         reward_model: the ensemble.
         seed: of draws, weights and shuffling.
+        total_steps: env steps of the run; None where it has no end.
     """
     subject_class, objective = _LEARNING[reward.source]
     picture_bytes = 3 * reward_model.picture_px**2
@@ -50,7 +52,9 @@ def build_loop(
     seeds = np.random.SeedSequence(seed).generate_state(2)
     model = RewardModel(reward_input(world, frames, reward, reward_model), reward_model, int(seeds[0]), objective)
     subject = subject_class(frames, model, feedback)
-    return FeedbackLoop(teacher=teacher, subject=subject, model=model, config=feedback, seed=int(seeds[1]))
+    return FeedbackLoop(
+        teacher=teacher, subject=subject, model=model, config=feedback, seed=int(seeds[1]), total_steps=total_steps
+    )
 
 
 def reward_input(

@@ -76,6 +76,8 @@ class FeedbackConfig:
     ahead: bool = False
     """Whether the agent learns on while the teacher answers; the answers are then used one session later."""
     simulated: SimulatedTeacherConfig = field(default_factory=SimulatedTeacherConfig)
+    measured: str = ""
+    """judge_report.csv of a judge (`rlvlm judge-report`); the teacher `measured` is as often right as that one was."""
 
     def __post_init__(self) -> None:
         for name in ("first_step", "every_steps", "queries", "segment_steps", "recent_episodes", "pool"):
@@ -128,8 +130,9 @@ class RewardModelConfig:
     """A session's fit to scores ends once the members' mean misses held-out ones by less than this, root mean square;
     scores lie in [0, 1]."""
     hold_out_every: int = 5
-    """One answer in this many never trains but tests the fit: rewards stay 0 until they tell held-out labels better
-    than a coin would, or go along with held-out scores. 0 holds out none and trusts every fit."""
+    """One score in this many never trains; a fit ends once these are met. 0 holds out none, and trusts every fit: else
+    the agent explores until so many answers were foretold, before they trained, that a coin would manage it in one run
+    of a hundred."""
 
     def __post_init__(self) -> None:
         for name in ("picture_px", "ensemble", "batch_size", "max_epochs", "max_updates"):
@@ -155,6 +158,11 @@ def check_learning(reward: RewardConfig, feedback: FeedbackConfig, reward_model:
         ValueError: says which two settings do not.
     """
     simulated_config(reward.teacher, feedback)
+    if (reward.teacher == "measured") != bool(feedback.measured):
+        raise ValueError(
+            "reward.teacher measured and feedback.measured FILE go together, got "
+            f"{reward.teacher} and {feedback.measured or 'no file'}"
+        )
     if reward.model == "resnet18" and reward_model.picture_px < RESNET_SMALLEST_PX:
         raise ValueError(
             f"reward.model resnet18 needs reward_model.picture_px >= {RESNET_SMALLEST_PX}, got "

@@ -1,6 +1,7 @@
 """When a teacher is asked and what follows: draw, ask, record, store, fit. Called by the algorithm, made by `build`."""
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -60,7 +61,8 @@ class FeedbackLoop:
 
     1. Questions whose pictures tell nothing new are drawn again before anybody is asked, and cost no budget.
     2. A session that yields no label is no error: nothing is fitted, and the next one comes on schedule.
-    3. With `FeedbackConfig.ahead` the answers of a session are used at the next one.
+    3. With `FeedbackConfig.ahead` the answers of a session are used at the next one, those of the last at once.
+    4. Nobody is asked at the run's end, where nothing would train on the answers.
 
     Args:
         teacher: answers.
@@ -68,10 +70,18 @@ class FeedbackLoop:
         model: fitted to them.
         config: when and about what the teacher is asked.
         seed: of the draws.
+        total_steps: env steps of the run, at whose end nobody is asked; None where it has no end.
     """
 
     def __init__(
-        self, *, teacher: Teacher, subject: Subject, model: RewardModel, config: FeedbackConfig, seed: int
+        self,
+        *,
+        teacher: Teacher,
+        subject: Subject,
+        model: RewardModel,
+        config: FeedbackConfig,
+        seed: int,
+        total_steps: int | None = None,
     ) -> None:
         self._teacher = teacher
         self._asking: Asking = AskAhead(teacher) if config.ahead else AskAndWait(teacher)
@@ -84,6 +94,7 @@ class FeedbackLoop:
         self._records: list[Record] = []
         self._num_sessions = 0
         self._next_step = config.first_step
+        self._end = math.inf if total_steps is None else total_steps
         self.source = LearnedReward(model)
 
     @property
@@ -99,7 +110,13 @@ class FeedbackLoop:
         """Whether a session is to be held now: on schedule, within the budget, and with something to draw from."""
         has_budget = self._num_asked < self._config.max_queries
         has_segments = any(len(trajectory) >= self._config.segment_steps for trajectory in self._recent)
-        return env_steps >= self._next_step and has_budget and has_segments
+        return self._next_step <= env_steps < self._end and has_budget and has_segments
+
+    def steps_to_session(self, env_steps: int) -> int | None:
+        """Env steps until the next one, >= 0; None where the budget or the run ends before."""
+        if self._num_asked >= self._config.max_queries or self._next_step >= self._end:
+            return None
+        return max(self._next_step - env_steps, 0)
 
     def run_session(self, env_steps: int) -> dict[str, float]:
         """Holds a session and returns its metrics: counts and accuracy of the whole run, the rest of this session.
@@ -115,6 +132,11 @@ class FeedbackLoop:
         answered = self._asking.put(
             Session(number=self._num_sessions, env_steps=env_steps, questions=questions, num_look_alike=num_look_alike)
         )
+        # The first point of the schedule after now: points that went by without a session are not made up for.
+        periods = (env_steps - self._config.first_step) // self._config.every_steps + 1
+        next_step = self._config.first_step + periods * self._config.every_steps
+        if next_step >= self._end or self._num_asked >= self._config.max_queries:
+            answered += self._asking.finish()  # no later session could use what this one asked ahead
         fitted: dict[str, float] = {}
         if self._take_in(answered):
             started = time.perf_counter()
@@ -123,9 +145,7 @@ class FeedbackLoop:
         else:
             logger.info("session %d brought no label that trains; the reward stays as it is", self._num_sessions)
         self._num_sessions += 1
-        # The first point of the schedule after now: points that went by without a session are not made up for.
-        periods = (env_steps - self._config.first_step) // self._config.every_steps + 1
-        self._next_step = self._config.first_step + periods * self._config.every_steps
+        self._next_step = next_step
         wait_s = sum(session.wait_s for session in answered)
         told = {metrics.TEACHER_WAIT_S: wait_s, self._subject.count: float(len(self._subject.examples))}
         return self._tally.metrics() | told | fitted

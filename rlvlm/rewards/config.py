@@ -14,12 +14,24 @@ class RewardConfig:
     """preference: learned from a teacher's comparisons; score: learned from a teacher's scores of single pictures;
     judged: the judge's score of each picture, as it stands; environment: the true reward; sparse: the success flag;
     novelty: state entropy alone."""
-    teacher: Literal["judge", "oracle", "mistake", "stochastic", "skip", "equal", "myopic", "simulated", "random"] = (
-        "judge"
-    )
-    """judge: the VLM; oracle: compares true returns, or gives the true progress as score; mistake, stochastic, skip,
-    equal, myopic: B-Pref's, each with one human weakness; simulated: with those of feedback.simulated; random: a coin,
-    or a die. Scores come from judge, oracle or random."""
+    teacher: Literal[
+        "judge",
+        "oracle",
+        "progress",
+        "mistake",
+        "stochastic",
+        "skip",
+        "equal",
+        "myopic",
+        "simulated",
+        "published",
+        "measured",
+        "random",
+    ] = "judge"
+    """judge: the VLM; oracle: compares true returns, or gives the true progress as score; progress: compares true
+    progress; mistake, stochastic, skip, equal, myopic: B-Pref's, each with one human weakness; simulated: with those of
+    feedback.simulated; published: right, wrong or undecided as often as the paper's VLM was on this task; measured: as
+    feedback.measured says; random: a coin, or a die. Scores come from judge, oracle or random."""
     model: Literal["image", "resnet18", "state"] = "image"
     """What the learned reward looks at. image: pictures, by a small CNN; resnet18: pictures, by a ResNet-18; state:
     observation and action."""

@@ -24,7 +24,7 @@ def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits() -> 
         success=flat,
         snapshots=episode.snapshots,
     )
-    assert not source.label(batch).any(), "nothing has been fitted that could be trusted"
+    assert not source.is_trusted, "nothing has been fitted"
     assert (source.labelling, source.version) == (Labelling.ON_CHANGE, 0)
     pairs = draw_pairs(tiny_episodes(4), 12, 1, np.random.default_rng(0))
     comparisons = Examples(num_sides=2)
@@ -34,7 +34,7 @@ def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits() -> 
     rewards = source.label(batch)
     np.testing.assert_allclose(rewards, (one + two + three) / 3, rtol=1e-6)
     assert rewards.shape == (20,) and rewards.dtype == np.float32 and rewards.any()
-    assert source.version == 1
+    assert source.version == 1 and source.is_trusted
 
 
 def test_what_can_be_afforded_is_counted_in_what_looks_different() -> None:

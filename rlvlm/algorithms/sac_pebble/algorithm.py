@@ -5,7 +5,7 @@ arXiv:2402.03681 (RL-VLM-F). Departures:
 
 1. Acting and learning take turns of `SACConfig.turn_steps` steps, so that new transitions are labelled in batches.
 2. The target critics move with every update (every second one in PEBBLE's code).
-3. Should the first session give no label that trains, exploration by novelty goes on until one does.
+3. Exploration by novelty goes on until the learned reward has foretold labels better than a coin would.
 4. Replay, networks and, unless there are env runners, worlds share one process; RLlib's episodes and connectors are not
    on the path. Env runners act with the policy of one turn before, except in the first turn of an episode.
 """
@@ -21,6 +21,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
+from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.crew import LocalCrew, RemoteCrew, check_places
 from rlvlm.algorithms.evaluation import Evaluation, evaluate
@@ -36,6 +37,7 @@ from rlvlm.algorithms.tally import Tally
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.registry import make_world
+from rlvlm.errors import UsageError
 from rlvlm.preferences.records import Record
 from rlvlm.rewards.source import Labelling
 from rlvlm.types.steps import FloatArray, Frames
@@ -130,7 +132,7 @@ class SACPebble(Algorithm):
             self._crew = LocalCrew(local)
         self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
         self._schedule = build_schedule(
-            self.config.rewarding, self._viewer, self.config.sac.novelty_neighbour, self.config.seed
+            self.config.rewarding, self.config.task, self._viewer, self.config.sac.novelty_neighbour, self.config.seed
         )
         self._relabelling = Relabelling(self._learner.replay)
         self._tally = Tally()
@@ -149,7 +151,7 @@ class SACPebble(Algorithm):
             if self._schedule.is_feedback_due(self.env_steps):
                 self._learn_reward()
             if self._schedule.learned is not None:
-                self._relabelling.advance(self._schedule.learned)
+                self._relabelling.advance(self._schedule.learned, self._turns_to_session(len(rewards[-1])))
             self._learner.learn(self.config.sac.updates_due(self.env_steps, len(rewards[-1])), self._schedule.source)
         self._log_round(np.concatenate(rewards))
 
@@ -169,6 +171,11 @@ class SACPebble(Algorithm):
         is_seeding = self.env_steps < self.config.sac.seed_steps
         self._crew.start({"num_steps": num_steps, "random_actions": is_seeding})
 
+    def _turns_to_session(self, steps_per_turn: int) -> int | None:
+        """Turns until the reward may change again, >= 1; None where it will not."""
+        steps = self._schedule.steps_to_session(self.env_steps)
+        return None if steps is None else max(steps // steps_per_turn, 1)
+
     def _learn_reward(self) -> None:
         """Asks, fits and has everything relabelled; the first learned reward finds critics without a past."""
         was_learned, version = self._schedule.learned is not None, self._schedule.source.version
@@ -178,7 +185,7 @@ class SACPebble(Algorithm):
             return
         self._relabelling.start()
         if not was_learned:
-            self._relabelling.finish(learned)
+            self._relabelling.advance(learned, num_turns=1)
             self._learner.restart_critics()
             self._learner.learn(self.config.sac.catch_up_updates, learned)
 
@@ -190,7 +197,8 @@ class SACPebble(Algorithm):
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`; returns and success are means of 10 episodes."""
-        return self._tally.report() | self._learner.report()
+        stale = {metrics.REPLAY_STALE: self._relabelling.num_waiting / max(len(self._learner.replay), 1)}
+        return self._tally.report() | self._learner.report() | (stale if self._schedule.learned is not None else {})
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Nothing comes before the first round."""
@@ -228,7 +236,7 @@ class SACPebble(Algorithm):
             "runner": self._crew.save_tree(),
             "learner": self._learner.save_tree(),
             "schedule": self._schedule.save_tree(),
-            "relabelled_to": self._relabelling.next_row,
+            "relabelling": self._relabelling.get_state(),
             "iteration": self._iteration,
             **self._tally.save_tree(),
         }
@@ -240,12 +248,18 @@ class SACPebble(Algorithm):
 
         Raises:
             CorruptCheckpoint: a file is missing or differs from what was written.
+            UsageError: an earlier version wrote it.
         """
         tree = load_tree(Path(checkpoint_dir))
+        if "relabelling" not in tree:
+            raise UsageError(
+                f"{checkpoint_dir} was written by an earlier rlvlm, which trusted and relabelled otherwise",
+                "go on with the commit that environment.json in the run's folder names, or start the run anew",
+            )
         self._crew.load_tree(tree["runner"])
         self._learner.load_tree(tree["learner"])
         self._schedule.load_tree(tree["schedule"])
-        self._relabelling.next_row = tree["relabelled_to"]
+        self._relabelling.set_state(tree["relabelling"])
         self._tally.load_tree(tree)
         self._iteration = tree["iteration"]
 

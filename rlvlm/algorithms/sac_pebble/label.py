@@ -42,35 +42,51 @@ def label_on_draw(replay: Replay, rows: Tensor, source: RewardSource) -> Tensor 
 
 
 class Relabelling:
-    """Brings a replay up to date with a source that has changed, a piece between two turns of acting.
+    """Brings a replay up to date with a source that has changed, piece by piece between two turns of acting.
 
     Pieces are cut by what there is to look at, never by the clock, so a run repeats to the bit. Until the last piece is
-    done, draws mix rewards from before and after the change; a replay of fewer rows than one piece never does.
+    done, draws mix rewards from before and after the change; a replay of fewer rows than one piece never does. Should
+    the source change again before that, the rows that waited longest come first: the cursor goes on where it stood.
     """
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
-        self.next_row: int | None = None
-        """First row that waits for its new reward; None when every row has it."""
+        self._next_row = 0
+        self._end = 0
+        """Rows there were when the source changed; those that came later carry its new rewards."""
+        self.num_waiting = 0
+        """Rows whose reward is from before the change."""
 
     def start(self) -> None:
         """Every row waits from now on."""
-        self.next_row = 0
+        self._next_row = self._next_row if self.num_waiting else 0
+        self._end = self.num_waiting = len(self._replay)
 
-    def advance(self, source: ChangingSource) -> None:
-        """Labels the next piece, if there is one; the env's rewards beside them stay."""
-        if self.next_row is None:
-            return
-        first, end = self.next_row, min(self.next_row + _PIECE_ROWS, len(self._replay))
-        labels = _checked(source, source.label_leading(self._replay.transitions(slice(first, end))))
-        last = first + len(labels)
-        self._replay.rewards[first:last] = torch.as_tensor(labels, device=self._replay.device)
-        self.next_row = None if last == len(self._replay) else last
+    def advance(self, source: ChangingSource, num_turns: int | None = None) -> None:
+        """Labels the next piece, if there is one; the env's rewards beside them stay.
 
-    def finish(self, source: ChangingSource) -> None:
-        """Labels everything that waits."""
-        while self.next_row is not None:
-            self.advance(source)
+        Args:
+            source: gives the rewards.
+            num_turns: turns in which all of it is to be done, >= 1: as many pieces are labelled now as that takes. None
+                for no hurry.
+        """
+        rows_due = 1 if num_turns is None else -(-self.num_waiting // num_turns)
+        while self.num_waiting and rows_due > 0:
+            first = self._next_row % self._end
+            end = min(first + min(_PIECE_ROWS, self.num_waiting), self._end)
+            labels = _checked(source, source.label_leading(self._replay.transitions(slice(first, end))))
+            self._next_row = first + len(labels)
+            self._replay.rewards[first : self._next_row] = torch.as_tensor(labels, device=self._replay.device)
+            self.num_waiting -= len(labels)
+            rows_due -= len(labels)
+
+    def get_state(self) -> dict[str, int]:
+        """Where the cursor stands."""
+        return {"next_row": self._next_row, "end": self._end, "num_waiting": self.num_waiting}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Restores what `get_state` returned."""
+        self._next_row, self._end, self.num_waiting = state["next_row"], state["end"], state["num_waiting"]
 
 
 def _labels(source: RewardSource, transitions: Transitions) -> FloatArray:

@@ -1,5 +1,6 @@
 """Which source rewards the agent now, and the feedback that moves it. The one place that builds sources."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.preferences.answers.teachers import build_teacher
 from rlvlm.preferences.build import build_loop
-from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, simulated_config
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning
 from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.preferences.records import Record
 from rlvlm.preferences.score_log import ScoreLog
@@ -21,6 +22,8 @@ from rlvlm.rewards.environment import EnvironmentReward, SparseSuccess
 from rlvlm.rewards.judged import JudgedReward
 from rlvlm.rewards.novelty import NoveltyReward
 from rlvlm.rewards.source import RewardSource
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +38,9 @@ class Rewarding:
     """What the judge is told; empty takes the task's own."""
     make_judge: Callable[[], Judge] | None = None
     """Called once, in the process that asks, if a judge is asked; must pickle."""
+    total_steps: int | None = None
+    """Env steps of the whole run: nobody is asked at its end, where nothing would train on the answers. None asks for
+    as long as the budget lasts."""
 
     def check(self) -> None:
         """Passes where what is asked goes together with who is asked.
@@ -51,7 +57,7 @@ class Rewarding:
 
 
 class RewardSchedule:
-    """The source in force. With a feedback loop, it gives way to the learned reward once that has been fitted.
+    """The source in force. With a feedback loop, it gives way to the learned reward once that is trusted.
 
     Args:
         source: in force at the start.
@@ -90,12 +96,19 @@ class RewardSchedule:
         """Whether the teacher is to be asked now."""
         return self._loop is not None and self._loop.is_due(env_steps)
 
+    def steps_to_session(self, env_steps: int) -> int | None:
+        """Env steps until the teacher is asked again, >= 0; None where nobody will be."""
+        return None if self._loop is None else self._loop.steps_to_session(env_steps)
+
     def hold_session(self, env_steps: int) -> dict[str, float]:
-        """Asks the teacher and fits the reward; the first fit puts the learned reward in force."""
+        """Asks the teacher and fits the reward; the first fit that is trusted puts the learned reward in force."""
         assert self._loop is not None, "sessions are only due where there is a feedback loop"
         session_metrics = self._loop.run_session(env_steps)
-        if self._loop.source.version > 0:
+        if self._loop.source.is_trusted and self.learned is None:
+            logger.info("the learned reward is in force from step %d on", env_steps)
             self._switch_to_learned(self._loop)
+        elif self.learned is None:
+            logger.info("step %d: nobody can tell the answers from a coin's yet, so exploring goes on", env_steps)
         return session_metrics
 
     def finish_feedback(self) -> None:
@@ -131,11 +144,12 @@ class RewardSchedule:
         self.source, self._novelty = loop.source, None
 
 
-def build_schedule(rewarding: Rewarding, viewer: World, novelty_neighbour: int, seed: int) -> RewardSchedule:
+def build_schedule(rewarding: Rewarding, task: str, viewer: World, novelty_neighbour: int, seed: int) -> RewardSchedule:
     """The schedule that `rewarding` describes.
 
     Args:
         rewarding: what the run is rewarded by; it has been checked.
+        task: name in the registry.
         viewer: a world nobody trains in; it draws the images.
         novelty_neighbour: k of the exploration reward.
         seed: of whatever is drawn.
@@ -156,9 +170,16 @@ def build_schedule(rewarding: Rewarding, viewer: World, novelty_neighbour: int, 
     novelty = NoveltyReward(novelty_neighbour, viewer.observation_space.shape[0])
     if reward.source == "novelty":
         return RewardSchedule(novelty, novelty)
-    simulated = simulated_config(reward.teacher, rewarding.feedback)
-    teacher = build_teacher(reward.teacher, judge=judge, frames=frames, goal=goal, seed=seed, simulated=simulated)
+    teacher = build_teacher(
+        reward.teacher, judge=judge, frames=frames, goal=goal, seed=seed, task=task, feedback=rewarding.feedback
+    )
     loop = build_loop(
-        viewer, teacher, reward=reward, feedback=rewarding.feedback, reward_model=rewarding.reward_model, seed=seed
+        viewer,
+        teacher,
+        reward=reward,
+        feedback=rewarding.feedback,
+        reward_model=rewarding.reward_model,
+        seed=seed,
+        total_steps=rewarding.total_steps,
     )
     return RewardSchedule(novelty, novelty, loop)

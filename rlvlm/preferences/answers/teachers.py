@@ -6,14 +6,16 @@ questions of one call are of one kind.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.judges.judge import Judge
+from rlvlm.preferences.answers.measured import MeasuredTeacher, published_shares, read_shares
 from rlvlm.preferences.answers.simulated import SimulatedTeacher
-from rlvlm.preferences.config import SimulatedTeacherConfig
+from rlvlm.preferences.config import FeedbackConfig, simulated_config
 from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.types.steps import FloatArray, Pair, Segment, Trajectory
 
@@ -108,16 +110,26 @@ class OracleTeacher:
 
     Source: Lee et al. 2021 (B-Pref), arXiv:2111.03026, sec. 3.1, the oracle. Departure: exactly equal returns are no
     preference, and not called left.
+
+    Args:
+        by_progress: compares the true progress at the end, as a perfect judge of pictures would. The two are different
+            truths: a return also counts what no picture shows.
     """
 
     _STAMP = Stamp(judge="oracle", revision="", prompt="", decoding="")
+
+    def __init__(self, by_progress: bool = False) -> None:
+        self._by_progress = by_progress
 
     def answer(self, questions: Sequence[Any]) -> list[Any]:
         """One answer per question, in order."""
         if questions and isinstance(questions[0], Segment):
             progress = [float(segment.progress[-1]) for segment in questions]
             return [Score(status=Status.OK, value=value, stamp=self._STAMP) for value in progress]
-        left, right = true_returns(questions)
+        if self._by_progress:
+            left, right = np.array([[one.left.progress[-1], one.right.progress[-1]] for one in questions]).T
+        else:
+            left, right = true_returns(questions)
         labels = np.select([left > right, left < right], [Label.LEFT, Label.RIGHT], Label.TIE)
         return [
             Verdict(
@@ -164,7 +176,8 @@ def build_teacher(
     frames: FrameStore,
     goal: str,
     seed: int,
-    simulated: SimulatedTeacherConfig | None = None,
+    task: str = "",
+    feedback: FeedbackConfig | None = None,
 ) -> Teacher:
     """The teacher that `RewardConfig.teacher` names.
 
@@ -174,15 +187,22 @@ def build_teacher(
         frames: draws pictures at the judge's size.
         goal: what the judge is told.
         seed: of chance and of simulated weaknesses.
-        simulated: from `config.simulated_config`; None for the teachers that are not simulated.
+        task: whose published table is meant.
+        feedback: weaknesses of a simulated teacher, table of a measured one; None takes the defaults.
 
     Raises:
-        ValueError: a judge teacher without a judge.
+        ValueError: a judge teacher without a judge, a table that cannot be read, a task that was not published.
     """
+    feedback = feedback or FeedbackConfig()
+    simulated = simulated_config(kind, feedback)
     if simulated is not None:
         return SimulatedTeacher(simulated, seed)
-    if kind == "oracle":
-        return OracleTeacher()
+    if kind == "published":
+        return MeasuredTeacher(published_shares(task), seed, task)
+    if kind == "measured":
+        return MeasuredTeacher(read_shares(Path(feedback.measured)), seed, feedback.measured)
+    if kind in ("oracle", "progress"):
+        return OracleTeacher(by_progress=kind == "progress")
     if kind == "random":
         return RandomTeacher(seed)
     if judge is None:

@@ -1,4 +1,4 @@
-"""What an ensemble is fitted to, when a fit is good enough and when it is trusted: labels of pairs, or scores.
+"""What an ensemble is fitted to, when a fit is good enough and which answers it foretells: labels of pairs, or scores.
 
 Pure functions first, then the two objectives that the reward model chooses between.
 """
@@ -45,11 +45,6 @@ def num_right(returns_left: Tensor, returns_right: Tensor, p_right: Tensor) -> i
     return int((agrees & (p_right != 0.5)).sum())
 
 
-def beats_chance(num_right: int, num: int) -> bool:
-    """Whether `num_right` of `num` answers lie more than two standard deviations above what a coin would give."""
-    return num_right > num / 2 + math.sqrt(num)
-
-
 def score_loss(rewards: Tensor, scores: Tensor) -> Tensor:
     """Mean squared distance of predicted rewards from what the scores say, `to_reward`.
 
@@ -63,26 +58,13 @@ def score_loss(rewards: Tensor, scores: Tensor) -> Tensor:
     return (rewards - to_reward(scores)).square().mean(-1)
 
 
-def correlation(left: Tensor, right: Tensor) -> float:
-    """Pearson's r of two lists of numbers `[N]`, in [-1, 1]; 0 where one of them does not vary."""
-    left, right = left.double() - left.double().mean(), right.double() - right.double().mean()
-    spread = math.sqrt(float(left.square().sum() * right.square().sum()))
-    return float((left * right).sum()) / spread if spread > 0 else 0.0
-
-
-def beats_noise(r: float, num: int) -> bool:
-    """Whether a correlation over `num` pairs lies more than two standard deviations above that of unrelated numbers.
-
-    Of unrelated numbers r has mean 0 and standard deviation 1 / sqrt(num - 1).
-    """
-    return num > 2 and r > 2 / math.sqrt(num - 1)
-
-
 class Objective(Protocol):
     """Between predicted returns `[..., B, S]` of the sides of examples and their targets `[..., B]`."""
 
     quality: str
     """Metric that `grade` adds up to."""
+    ends_on_held_out: bool
+    """Whether `is_reached` looks at answers that never train."""
 
     def loss(self, returns: Tensor, targets: Tensor) -> Tensor:
         """[K] mean loss of each member; `returns` are [K, B, S], `targets` [K, B]."""
@@ -102,8 +84,12 @@ class Objective(Protocol):
         """
         ...
 
-    def test(self, returns: Tensor, targets: Tensor) -> tuple[bool, dict[str, float]]:
-        """Whether the members' mean `[N, S]` says anything about held-out targets `[N]`, and metrics about it."""
+    def foretold(self, returns: Tensor, targets: Tensor) -> list[bool]:
+        """Whether the members' mean `[N, S]` ordered each pair right on which `targets` `[N]` decide.
+
+        Of answers that have nothing to do with what is shown, half are right. A mean that says the same of both sides
+        has told nothing and is not right: else one that is constant would agree with a judge who looks at places alone.
+        """
         ...
 
 
@@ -111,6 +97,7 @@ class PreferenceObjective:
     """Labels of pairs by the Bradley-Terry model; a fit ends on training accuracy, as in PEBBLE's code."""
 
     quality = metrics.REWARD_ACCURACY
+    ends_on_held_out = False
 
     def loss(self, returns: Tensor, targets: Tensor) -> Tensor:
         """[K] nats per comparison."""
@@ -124,11 +111,10 @@ class PreferenceObjective:
         """Whether the training accuracy is high enough."""
         return quality > config.stop_accuracy
 
-    def test(self, returns: Tensor, targets: Tensor) -> tuple[bool, dict[str, float]]:
-        """Whether the mean tells decided labels better than a coin would."""
-        right, num = self.grade(returns, targets)
-        told = {metrics.REWARD_HELD_OUT_ACCURACY: right / num} if num else {}
-        return beats_chance(int(right), num), told
+    def foretold(self, returns: Tensor, targets: Tensor) -> list[bool]:
+        """Whether the side that is called better has the larger return, for each label that decides."""
+        margin, side = returns[:, 1] - returns[:, 0], targets - 0.5
+        return (margin * side > 0)[side != 0].tolist()
 
 
 class ScoreObjective:
@@ -139,6 +125,7 @@ class ScoreObjective:
     """
 
     quality = metrics.REWARD_TRAIN_ERROR
+    ends_on_held_out = True
 
     def loss(self, returns: Tensor, targets: Tensor) -> Tensor:
         """[K] reward units squared."""
@@ -154,11 +141,11 @@ class ScoreObjective:
         error = held_out()
         return (quality if math.isnan(error) else error) < config.stop_error**2
 
-    def test(self, returns: Tensor, targets: Tensor) -> tuple[bool, dict[str, float]]:
-        """Whether the mean goes along with held-out scores better than unrelated numbers would."""
-        total, num = self.grade(returns, targets)
-        told = {metrics.REWARD_HELD_OUT_ERROR: math.sqrt(total / num)} if num else {}
-        return num > 0 and beats_noise(correlation(returns[..., 0], targets), num), told
+    def foretold(self, returns: Tensor, targets: Tensor) -> list[bool]:
+        """Whether each score and the next one, no score in two pairs, are in the order of their returns."""
+        even = len(targets) // 2 * 2
+        gains, rises = returns[:even, 0].view(-1, 2).diff().squeeze(1), targets[:even].view(-1, 2).diff().squeeze(1)
+        return (gains * rises > 0)[rises != 0].tolist()
 
 
 PREFERENCE, SCORE = PreferenceObjective(), ScoreObjective()

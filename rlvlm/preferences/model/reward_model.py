@@ -1,4 +1,4 @@
-"""An ensemble fitted to labels that say which steps are better, and whether its rewards count. Fitted by the loop."""
+"""An ensemble fitted to what a teacher says about steps, and whether that can be foretold. Fitted by the loop."""
 
 import math
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from torch import Tensor
 from rlvlm import metrics
 from rlvlm.errors import NumericsError
 from rlvlm.preferences.config import RewardModelConfig
-from rlvlm.preferences.dataset import Examples, Steps
+from rlvlm.preferences.dataset import Examples
 from rlvlm.preferences.model.ensemble import Ensemble
+from rlvlm.preferences.model.evidence import Evidence
 from rlvlm.preferences.model.networks import RewardInput
 from rlvlm.preferences.model.objectives import PREFERENCE, Objective
-from rlvlm.types.steps import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,18 @@ class _Lesson:
 
 
 class RewardModel:
-    """Fits an ensemble whose members see the same examples in different orders, and says whether its rewards count.
+    """Fits an ensemble whose members see the same examples in different orders, and says whether it can be trusted.
 
     Weights and Adam's state live on from fit to fit.
 
     Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, and the code of Lee et al. 2021 (PEBBLE): early stop on
     training accuracy, no bootstrap samples. Departures: a fit is also bounded in gradient steps, from above and from
     below. The lower bound matters when the teacher is good: its labels are ordered right within an epoch or two, and a
-    fit that stops there leaves all rewards within a thousandth of one another, too flat for SAC to see. And some
-    examples are held out: labels given by a coin can be fitted, and would send the agent after a reward that means
-    nothing.
+    fit that stops there leaves all rewards within a thousandth of one another, too flat for SAC to see. And it is
+    trusted only once it has foretold answers: labels given by a coin can be fitted, and would send the agent after a
+    reward that means nothing. Each answer is foretold once, by the model as it was before it trained on it, so that
+    asking again in every session does not make chance likelier to pass. Of the first session one half is foretold by a
+    fit to the other.
 
     Args:
         inputs: what the networks look at.
@@ -63,48 +65,46 @@ class RewardModel:
         self.ensemble = Ensemble(inputs, config.ensemble, self._rng)
         self._adam = torch.optim.Adam(self.ensemble.parameters(), config.lr)
         self.num_fits = 0
-        self._is_trusted = False
+        self.evidence = Evidence()
+        self._num_seen = 0
 
-    def rewards(self, steps: Steps) -> FloatArray:
-        """The members' mean `[N]`; zeros as long as the fit does no better than chance."""
-        rewards = self.ensemble.rewards(steps)
-        return rewards if self._is_trusted else np.zeros_like(rewards)
-
-    def leading_rewards(self, steps: Steps) -> FloatArray:
-        """`rewards` `[M]` of the leading steps, as many as are read within a good half second, M >= 1."""
-        rewards = self.ensemble.leading_rewards(steps)
-        return rewards if self._is_trusted else np.zeros_like(rewards)
+    @property
+    def is_trusted(self) -> bool:
+        """Whether its rewards say something about what the teacher will say, more than a coin would."""
+        return self.num_fits > 0 and (self.evidence.is_enough or not self._config.hold_out_every)
 
     def fit(self, examples: Examples) -> dict[str, float]:
-        """Trains on all examples but those held out, at least one; returns what the last epoch and the test gave.
+        """Foretells the examples that are new, then trains on all, at least one, but those that are held out.
+
+        Returns:
+            What the last epoch gave, and how much was foretold.
 
         Raises:
             NumericsError: the loss is not finite.
         """
-        self.ensemble.forget()
         whole = _Lesson(*self.ensemble.rows(examples), torch.from_numpy(examples.targets))
-        every = self._config.hold_out_every
-        # By its place in the list, so an example that is held out once is held out in every later fit.
-        is_held_out = torch.arange(len(examples)) % every == every - 1 if every else torch.zeros(len(examples)).bool()
-        lesson, test = whole.part(~is_held_out), whole.part(is_held_out)
-        if not self.num_fits:
+        every, places = self._config.hold_out_every, torch.arange(len(examples))
+        is_held_out = places < 0
+        if every and self._objective.ends_on_held_out:
+            # By its place in the list, so an example that is held out once is held out in every later fit.
+            is_held_out = places % every == every - 1
+        if self.num_fits:
+            told = self._foretell(whole.part(places >= self._num_seen))
+        else:
             for member in self.ensemble.members:
                 member.calibrate(whole.rows)
-        config, losses, is_reached, quality, updates, epoch = self._config, [], False, 0.0, 0, 0
-        while updates < config.min_updates or (
-            epoch < config.max_epochs and updates < config.max_updates and not is_reached
-        ):
-            losses, quality = self._run_epoch(lesson, config.max_updates - updates)
-            updates += len(losses)
-            epoch += 1
-            is_reached = self._objective.is_reached(quality, partial(self._quality, test), config)
+            told = {}
+            if every and len(examples) > 1:
+                self._train(whole.part((places % 2 == 0) & ~is_held_out), whole.part(places < 0))
+                told = self._foretell(whole.part(places % 2 == 1))
+        self.ensemble.forget()
+        held_out = whole.part(is_held_out)
+        told |= self._train(whole.part(~is_held_out), held_out)
+        if len(held_out.targets):
+            told[metrics.REWARD_HELD_OUT_ERROR] = math.sqrt(self._quality(held_out))
         self.num_fits += 1
-        return {
-            metrics.REWARD_LOSS: float(np.mean(losses)),
-            self._objective.quality: quality,
-            metrics.REWARD_EPOCHS: float(epoch),
-            **self._test(test),
-        }
+        self._num_seen = len(examples)
+        return told | {metrics.REWARD_IS_TRUSTED: float(self.is_trusted)}
 
     def get_state(self) -> dict[str, Any]:
         """Weights, Adam's state and generator, as arrays and numbers."""
@@ -116,7 +116,8 @@ class RewardModel:
             },
             "rng": self._rng.get_state().numpy().copy(),
             "num_fits": self.num_fits,
-            "is_trusted": self._is_trusted,
+            "evidence": self.evidence.get_state(),
+            "num_seen": self._num_seen,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -128,18 +129,32 @@ class RewardModel:
         self._adam.load_state_dict({**self._adam.state_dict(), "state": slots})
         self._rng.set_state(torch.tensor(state["rng"]))
         self.num_fits = int(state["num_fits"])
-        self._is_trusted = bool(state["is_trusted"])
+        self.evidence.set_state(state["evidence"])
+        self._num_seen = int(state["num_seen"])
 
-    def _test(self, held_out: _Lesson) -> dict[str, float]:
-        """Decides whether the rewards count: whether the members' mean says anything about `held_out`."""
-        if not self._config.hold_out_every:
-            self._is_trusted = True
+    def _train(self, lesson: _Lesson, held_out: _Lesson) -> dict[str, float]:
+        """Epochs over `lesson` until the objective has enough or they are used up; returns what the last one gave."""
+        config, losses, is_reached, quality, updates, epoch = self._config, [], False, 0.0, 0, 0
+        while updates < config.min_updates or (
+            epoch < config.max_epochs and updates < config.max_updates and not is_reached
+        ):
+            losses, quality = self._run_epoch(lesson, config.max_updates - updates)
+            updates += len(losses)
+            epoch += 1
+            is_reached = self._objective.is_reached(quality, partial(self._quality, held_out), config)
+        return {
+            metrics.REWARD_LOSS: float(np.mean(losses)),
+            self._objective.quality: quality,
+            metrics.REWARD_EPOCHS: float(epoch),
+        }
+
+    def _foretell(self, unseen: _Lesson) -> dict[str, float]:
+        """Counts which answers of `unseen` the members' mean gets right; returns their share, where any was decided."""
+        if not len(unseen.targets):
             return {}
-        self._is_trusted, told = False, {}
-        if len(held_out.targets):
-            returns = self.ensemble.mean_returns(held_out.rows, held_out.places)
-            self._is_trusted, told = self._objective.test(returns, held_out.targets)
-        return {metrics.REWARD_IS_TRUSTED: float(self._is_trusted)} | told
+        is_right = self._objective.foretold(self.ensemble.mean_returns(unseen.rows, unseen.places), unseen.targets)
+        self.evidence.add(is_right)
+        return {metrics.REWARD_FORETOLD: sum(is_right) / len(is_right)} if is_right else {}
 
     def _quality(self, lesson: _Lesson) -> float:
         """The objective's quality of the members' mean on `lesson`; NaN where that is empty."""

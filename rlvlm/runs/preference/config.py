@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.preferences.answers.measured import published_shares
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.config import RunConfig, at_most
@@ -25,6 +26,8 @@ class PreferenceRunConfig(RunConfig):
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
         check_learning(self.reward, self.feedback, self.reward_model)
+        if self.reward.teacher == "published":
+            published_shares(self.task)
         is_about_clips = self.reward.source == "preference" and self.feedback.segment_steps > 1
         if self.asks_judge and not self.judge.reads_clips and is_about_clips:
             raise ValueError(
@@ -39,11 +42,11 @@ class PreferenceRunConfig(RunConfig):
 
     @property
     def max_queries(self) -> int:
-        """Most queries the run can ask: its sessions to the last step, up to its budget; 0 where nobody is asked."""
+        """Most queries the run can ask: its sessions before the end, up to its budget; 0 where nobody is asked."""
         feedback = self.feedback
-        if not self.reward.is_learned or self.steps < feedback.first_step:
+        if not self.reward.is_learned or self.steps <= feedback.first_step:
             return 0
-        sessions = (self.steps - feedback.first_step) // feedback.every_steps + 1
+        sessions = (self.steps - 1 - feedback.first_step) // feedback.every_steps + 1
         return min(sessions * feedback.queries, feedback.max_queries)
 
     @property

@@ -46,6 +46,7 @@ class PreferencePipeline:
             judge=config.judge,
             goal=config.judge_goal,
             make_judge=make_judge,
+            total_steps=config.steps,
         )
         settings.debugging(seed=config.seed)
         with built(settings) as algorithm:

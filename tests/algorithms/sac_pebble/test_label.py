@@ -42,7 +42,7 @@ def test_relabelling_reaches_every_row_after_wrap_around_and_leaves_the_true_rew
     truth = replay.transitions(slice(0, 5000)).env_rewards.copy()
     relabelling = Relabelling(replay)
     relabelling.start()
-    relabelling.finish(Scaled(-1.0))
+    relabelling.advance(Scaled(-1.0), num_turns=1)
     np.testing.assert_array_equal(replay.rewards.numpy(), -replay.transitions(slice(0, 5000)).obs[:, 0])
     np.testing.assert_array_equal(replay.transitions(slice(0, 5000)).env_rewards, truth)
     assert replay.rewards.min() == -7999
@@ -56,12 +56,41 @@ def test_relabelling_goes_on_in_pieces_while_rows_arrive():
     assert not replay.rewards.any(), "nothing was to be done"
     relabelling.start()
     relabelling.advance(source)
-    assert np.count_nonzero(replay.rewards) == 700 == relabelling.next_row
+    assert np.count_nonzero(replay.rewards) == 700 and relabelling.num_waiting == 800
     replay.add(rows(1501, 100), label_on_arrival(rows(1501, 100), source))
     relabelling.advance(source)
     relabelling.advance(source)
-    assert relabelling.next_row is None
+    assert relabelling.num_waiting == 0
     np.testing.assert_array_equal(replay.rewards.numpy(), 2 * replay.transitions(slice(0, 1600)).obs[:, 0])
+
+
+def test_the_rows_that_waited_longest_come_first_when_the_source_changes_again():
+    replay = Replay(5000)
+    replay.add(rows(1, 1500), np.zeros(1500, np.float32))
+    relabelling = Relabelling(replay)
+    relabelling.start()
+    relabelling.advance(Scaled(2.0))
+    relabelling.start()
+    other = Relabelling(replay)
+    other.set_state(relabelling.get_state())
+    other.advance(Scaled(3.0))
+    other.advance(Scaled(3.0))
+    numbers = replay.transitions(slice(0, 1500)).obs[:, 0]
+    np.testing.assert_array_equal(replay.rewards.numpy()[700:], 3 * numbers[700:])
+    np.testing.assert_array_equal(replay.rewards.numpy()[:600], 2 * numbers[:600])
+    assert other.num_waiting == 700, "the tail is shorter than a piece"
+
+
+def test_as_many_pieces_are_labelled_in_a_turn_as_it_takes_to_be_done_in_time():
+    replay = Replay(5000)
+    replay.add(rows(1, 4200), np.zeros(4200, np.float32))
+    relabelling = Relabelling(replay)
+    relabelling.start()
+    waiting = []
+    for turns_left in (3, 2, 1):
+        relabelling.advance(Scaled(2.0), turns_left)
+        waiting.append(relabelling.num_waiting)
+    assert waiting == [2800, 1400, 0]
 
 
 def test_a_reward_that_is_not_finite_stops_the_run():

@@ -156,7 +156,7 @@ def test_teachers_of_one_seed_differ_by_their_weakness_alone() -> None:
 @pytest.mark.parametrize("name", BPREF_TEACHERS)
 def test_each_of_b_prefs_teachers_is_built_by_its_name(name: str) -> None:
     config = simulated_config(name, FeedbackConfig())
-    built = build_teacher(name, judge=None, frames=FrameStore(TinyWorld(), 8), goal="push", seed=0, simulated=config)
+    built = build_teacher(name, judge=None, frames=FrameStore(TinyWorld(), 8), goal="push", seed=0)
     assert isinstance(built, SimulatedTeacher)
     weak = [f.name for f in dataclasses.fields(SimulatedTeacherConfig) if getattr(config, f.name) != f.default]
     assert len(weak) == 1
@@ -169,9 +169,7 @@ def test_a_session_of_the_loop_learns_from_it(name: str) -> None:
     weak = SimulatedTeacherConfig(mistake=0.2, beta=20.0, gamma=0.9, skip=0.05, equal=0.05)
     feedback = FeedbackConfig(first_step=10, every_steps=5, queries=40, segment_steps=2, simulated=weak)
     frames = FrameStore(TinyWorld(), 16)
-    built = build_teacher(
-        name, judge=None, frames=frames, goal="push", seed=0, simulated=simulated_config(name, feedback)
-    )
+    built = build_teacher(name, judge=None, frames=frames, goal="push", seed=0, feedback=feedback)
     fit = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
     loop = build_loop(
         TinyWorld(), built, feedback=feedback, reward_model=fit, reward=RewardConfig(model="state"), seed=0

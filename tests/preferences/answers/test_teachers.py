@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tiny_episodes import BlockJudge, pair_of, tiny_episodes
@@ -22,6 +24,16 @@ def test_the_oracle_prefers_the_larger_return_and_calls_only_equals_a_tie() -> N
     verdicts = OracleTeacher().answer([pair_of(0.1, 0.2), pair_of(0.7, 0.2), pair_of(0.5, 0.5)])
     assert [verdict.label for verdict in verdicts] == [Label.RIGHT, Label.LEFT, Label.TIE]
     assert [verdict.status for verdict in verdicts] == [Status.OK, Status.OK, Status.NO_PREFERENCE]
+
+
+def test_an_oracle_of_progress_looks_at_the_end_and_not_at_the_return() -> None:
+    pair = pair_of(0.2, 0.7)
+    left, right = (replace(side, env_rewards=-side.env_rewards) for side in (pair.left, pair.right))
+    by_return, by_progress = (
+        build_teacher(kind, judge=None, frames=frames(), goal="", seed=0) for kind in ("oracle", "progress")
+    )
+    assert by_progress.answer([Pair(left=left, right=right)])[0].label is Label.RIGHT
+    assert by_return.answer([Pair(left=left, right=right)])[0].label is Label.LEFT
 
 
 def test_returns_are_summed_over_the_segment() -> None:

@@ -1,0 +1,82 @@
+from typing import Any
+
+import pytest
+from tiny_episodes import tiny_episodes
+from tiny_loops import SMALL
+
+from rlvlm import metrics
+from rlvlm.algorithms.sac_pebble.runner import Sample
+from rlvlm.algorithms.sac_pebble.schedule import Rewarding, RewardSchedule, build_schedule
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.novelty import NoveltyReward
+from rlvlm.testing import FakeJudge, TinyWorld
+from rlvlm.types.steps import Transitions
+
+TESTED = RewardModelConfig(picture_px=16)
+OFTEN = FeedbackConfig(first_step=10, every_steps=10, queries=120)
+
+
+def schedule_of(teacher: str, model: RewardModelConfig = TESTED, margin: float = 0.0, **more: Any) -> RewardSchedule:
+    settings: dict[str, Any] = {"feedback": OFTEN} | more
+    rewarding = Rewarding(
+        reward=RewardConfig(teacher=teacher),
+        reward_model=model,
+        make_judge=lambda: FakeJudge(margin=margin),
+        **settings,
+    )
+    schedule = build_schedule(rewarding, "tiny", TinyWorld(), novelty_neighbour=3, seed=0)
+    episodes = tiny_episodes(12)
+    seen = episodes[0]
+    transitions = Transitions(
+        obs=seen.obs,
+        actions=seen.actions,
+        next_obs=seen.next_obs,
+        env_rewards=seen.env_rewards,
+        snapshots=seen.snapshots,
+        terminated=seen.success.astype("f4"),
+        success=seen.success.astype("f4"),
+    )
+    schedule.take_in(Sample(transitions=transitions, episodes=episodes))
+    return schedule
+
+
+@pytest.mark.slow
+def test_novelty_goes_on_until_labels_were_foretold_and_a_coin_is_never_trusted() -> None:
+    honest, coin = schedule_of("progress"), schedule_of("random")
+    told = honest.hold_session(10)
+    assert told[metrics.REWARD_IS_TRUSTED] == 1 and honest.learned is honest.source
+    for step in (10, 20, 30):
+        told = coin.hold_session(step)
+        assert told[metrics.REWARD_IS_TRUSTED] == 0
+        assert isinstance(coin.source, NoveltyReward) and coin.learned is None
+    again = schedule_of("random")
+    again.load_tree(coin.save_tree())
+    assert isinstance(again.source, NoveltyReward) and again.steps_to_session(35) == 5
+
+
+def test_a_session_without_a_label_moves_nobody() -> None:
+    schedule = schedule_of("judge", SMALL, margin=255)  # every pair is a tie, and ties do not train
+    told = schedule.hold_session(10)
+    assert told[metrics.QUERIES_NO_PREFERENCE] == 120 and metrics.REWARD_LOSS not in told
+    assert schedule.learned is None and isinstance(schedule.source, NoveltyReward)
+
+
+def test_nobody_is_asked_at_the_end_of_the_run() -> None:
+    schedule = schedule_of("oracle", SMALL, total_steps=20)
+    assert schedule.is_feedback_due(10) and schedule.steps_to_session(7) == 3
+    schedule.hold_session(10)
+    assert not schedule.is_feedback_due(20) and schedule.steps_to_session(12) is None
+    endless = schedule_of("oracle", SMALL)
+    endless.hold_session(10)
+    assert endless.is_feedback_due(20) and endless.steps_to_session(12) == 8
+
+
+def test_what_the_last_session_asked_ahead_still_trains() -> None:
+    ahead = FeedbackConfig(first_step=10, every_steps=10, queries=20, ahead=True)
+    schedule = schedule_of("oracle", SMALL, feedback=ahead, total_steps=30)
+    assert metrics.REWARD_LOSS not in schedule.hold_session(10) and schedule.learned is None
+    told = schedule.hold_session(20)
+    assert told[metrics.COMPARISONS] > 20, "the first session's, and the last one's"
+    schedule.finish_feedback()
+    assert len(schedule.drain_records(30)) == 40
