@@ -39,10 +39,8 @@ def command(words: Sequence[str], prog: str) -> int:
         raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}")
     name = arguments.task.replace("/", "-").replace(":", ".")
     out = arguments.out or Path("contact_sheets") / f"{name}.png"
-    kind = task_kind(arguments.task)
-    if kind == "chunks":
-        raise UsageError(f"{arguments.task} is a world in chunks, which check-task does not draw yet", f"{prog} --list")
+    from rlvlm.reports.task.chunks import check_chunk_task
     from rlvlm.reports.task.turns import check_turn_task
 
-    check = check_turn_task if kind == "turns" else check_task
-    return check(arguments.task, out, arguments.episodes, arguments.seed)
+    checks = {"steps": check_task, "turns": check_turn_task, "chunks": check_chunk_task}
+    return checks[task_kind(arguments.task)](arguments.task, out, arguments.episodes, arguments.seed)

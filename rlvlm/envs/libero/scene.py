@@ -134,6 +134,10 @@ class LiberoScene:
         """The benchmark's own test, on positions and contacts as of the latest substep's beginning, as there."""
         return bool(self.env._check_success())
 
+    def is_reached(self, goal: Sequence[str]) -> bool:
+        """The same test of one goal alone."""
+        return bool(self.env._eval_predicate(goal))
+
     def progress(self) -> float:
         """Mean over the goals: 1 where one is reached, else how near it is, up to 0.9."""
         return float(np.mean([self._nearness(goal) for goal in self.goals]))
@@ -207,7 +211,7 @@ class LiberoScene:
         return {frozenset(pair) for pair in roots.tolist() if pair[0] != pair[1]}
 
     def _nearness(self, goal: Sequence[str]) -> float:
-        if self.env._eval_predicate(goal):
+        if self.is_reached(goal):
             return 1.0
         if len(goal) == 3:
             distance = float(np.linalg.norm(self.place_of(goal[1]) - self.place_of(goal[2])))

@@ -4,6 +4,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import mujoco
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld, ChunkWorlds
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.libero.expert import Script, ScriptMemory, has_script
 from rlvlm.envs.libero.scene import CAMERAS, LiberoScene, shared_scene
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.robosuite.arm import EXACT_STEP_S
@@ -147,6 +149,8 @@ class LiberoWorld(ChunkWorld):
         self._one = LiberoWorlds(self._scene, config)
         self._state_id = 0
         self._seen = np.empty(self.snapshot_size, np.float32)
+        self._memory = ScriptMemory()
+        self._planned: tuple[FloatArray, ScriptMemory] | None = None
         self.reset(seed=seed)
 
     def reset(
@@ -158,11 +162,16 @@ class LiberoWorld(ChunkWorld):
         self._state_id = drawn if options is None else int(options.get("state_id", drawn))
         obs = self._one.begin(np.array([self._state_id]))
         self._seen = obs.snapshots[0]
+        self._memory = ScriptMemory()
         return obs, {"state_id": self._state_id, "progress": float(self._one.progress[0]), "success": False}
 
     def step(self, chunk: FloatArray) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of a world in chunks is a chunk
         """Observation, 1 if the task has just been solved, terminated, truncated, info."""
-        came = self._one.step(np.array([0]), np.asarray(chunk, np.float32)[None])
+        chunk = np.asarray(chunk, np.float32)
+        is_scripted = self._planned is not None and np.array_equal(chunk, self._planned[0])
+        self._memory = self._planned[1] if self._planned is not None and is_scripted else ScriptMemory()
+        self._planned = None
+        came = self._one.step(np.array([0]), chunk[None])
         steps = int(came.steps[0])
         self._seen = came.obs.snapshots[0]
         info = {
@@ -192,8 +201,23 @@ class LiberoWorld(ChunkWorld):
         return np.rint(snapshots / _KEY_GRAIN).astype(np.int64)
 
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
-        """None as yet."""
-        return None
+        """[L, 7] of the script that picks up and puts down; None where a task asks for more.
+
+        It acts upon what each of its actions leads to, so it plays them, and the world is set back.
+        """
+        scene = self._scene
+        if not has_script(scene):
+            return None
+        scene.load(self._one.states[0])
+        mujoco.mj_fwdPosition(scene.model, scene.data)
+        memory = replace(self._memory)
+        script = Script(scene, memory)
+        chunk = np.empty((CHUNK_STEPS, ACTION_SIZE), np.float32)
+        for action in chunk:
+            action[:] = script.act(noise, rng)
+            scene.arm.step(to_robosuite(action))
+        self._planned = (chunk, memory)
+        return chunk
 
     def many(self) -> LiberoWorlds:
         """Worlds of the same config."""
@@ -203,6 +227,7 @@ class LiberoWorld(ChunkWorld):
         """Physics and arm, how long the episode has lasted, and the generator."""
         return {
             "state": self._one.states[0].copy(),
+            "script": self._memory.to_array(),
             "seen": self._seen.copy(),
             "age": int(self._one.ages[0]),
             "progress": float(self._one.progress[0]),
@@ -215,6 +240,7 @@ class LiberoWorld(ChunkWorld):
         self._one.states = [np.array(state["state"], np.float64)]
         self._one.ages = np.array([state["age"]], np.int64)
         self._one.progress = np.array([state["progress"]], np.float32)
+        self._memory, self._planned = ScriptMemory.from_array(np.asarray(state["script"])), None
         self._seen = np.array(state["seen"], np.float32)
         self._state_id = int(state["state_id"])
         self.np_random.bit_generator.state = json.loads(state["generator"])

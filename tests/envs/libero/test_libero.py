@@ -120,6 +120,23 @@ def test_success_is_the_benchmarks(world: LiberoWorld) -> None:
 
 
 @pytest.mark.slow
+def test_the_script_solves_held_out_states_and_goes_on_where_it_was(world: LiberoWorld) -> None:
+    one, rng = make(moved=0.02, episode_steps=280), np.random.default_rng(0)
+    for state_id in (FIRST_HELD_OUT_STATE, FIRST_HELD_OUT_STATE + 1):
+        one.reset(options={"state_id": state_id})
+        is_over, chunks = False, 0
+        while not is_over:
+            state = one.get_state()
+            chunk = one.scripted_chunk(0.0, rng)
+            if chunks == 5:  # in the middle of things
+                one.set_state(state)
+                np.testing.assert_array_equal(one.scripted_chunk(0.0, rng), chunk)
+            _, _, terminated, truncated, info = one.step(chunk)
+            is_over, chunks = terminated or truncated, chunks + 1
+        assert info["success"] and chunks < 20
+
+
+@pytest.mark.slow
 def test_moved_things_are_elsewhere_and_stand_clear(world: LiberoWorld) -> None:
     scene = world._scene
     things = scene.model.jnt_qposadr[scene._things]

@@ -1,0 +1,102 @@
+"""Where a two-finger hand that points down can take a thing: from the shapes that it collides with."""
+# pyright: reportAttributeAccessIssue=false
+# mujoco ships no type stubs, and its names live in compiled modules
+
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+Doubles = NDArray[np.float64]
+
+_OPENING_M = 0.072
+"""Widest thing between the open fingers, with some air."""
+_FINGER_M, _CLEARANCE_M = 0.05, 0.025
+"""From the middle to an open finger, and how near to it another thing may be."""
+_ANGLES = 36
+"""Directions of the fingers that are tried, over half a turn."""
+_ROUND = np.linspace(0, 2 * np.pi, 24, endpoint=False)
+_MESH_POINTS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Grasp:
+    """A place for the point between the finger tips."""
+
+    place: Doubles
+    """[3] metres, in the world."""
+    across: Doubles
+    """[2] horizontal direction from finger to finger; its sign does not matter."""
+    top: float
+    """Height of the thing's highest point."""
+
+
+def surface_points(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> Doubles:
+    """[N, 3] corners, rims and vertices, in the world, of all that collides in the tree below `body`."""
+    inside = [body]
+    for other in range(body + 1, model.nbody):
+        if model.body_parentid[other] in inside:
+            inside.append(other)
+    points = []
+    for geom in np.flatnonzero(np.isin(model.geom_bodyid, inside)):
+        if model.geom_contype[geom] or model.geom_conaffinity[geom]:
+            own = _own_points(model, int(geom))
+            points.append(own @ data.geom_xmat[geom].reshape(3, 3).T + data.geom_xpos[geom])
+    return np.concatenate(points) if points else data.xpos[body][None].copy()
+
+
+def _own_points(model: mujoco.MjModel, geom: int) -> Doubles:
+    """[N, 3] of one shape, in its own axes."""
+    kind, size = model.geom_type[geom], model.geom_size[geom]
+    if kind == mujoco.mjtGeom.mjGEOM_MESH:
+        mesh = int(model.geom_dataid[geom])
+        first, count = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
+        return model.mesh_vert[first : first + count : max(1, count // _MESH_POINTS)].astype(np.float64)
+    if kind == mujoco.mjtGeom.mjGEOM_CYLINDER:
+        rim = np.stack([size[0] * np.cos(_ROUND), size[0] * np.sin(_ROUND)], axis=1)
+        return np.concatenate([np.column_stack([rim, np.full(len(rim), z)]) for z in (size[1], -size[1])])
+    half = size
+    if kind == mujoco.mjtGeom.mjGEOM_SPHERE:
+        half = np.repeat(size[0], 3)
+    elif kind == mujoco.mjtGeom.mjGEOM_CAPSULE:
+        half = np.array([size[0], size[0], size[0] + size[1]])
+    return np.array(np.meshgrid(*[(-1.0, 1.0)] * 3)).reshape(3, -1).T * half
+
+
+def plan_grasp(points: Doubles, fingers: Doubles, obstacles: Doubles) -> Grasp:
+    """The grasp that needs little opening and little turning, and whose fingers come down beside other things.
+
+    A thing that fits between the fingers is taken in the middle of its upper part, a wider one at its rim.
+
+    Args:
+        points: [N, 3] of the thing's surface.
+        fingers: [2] present direction from finger to finger.
+        obstacles: [M, 3] points of other things' surfaces.
+    """
+    top, height = points[:, 2].max(), np.ptp(points[:, 2])
+    upper = points[points[:, 2] > top - max(0.035, 0.45 * height), :2] if height > 0.05 else points[:, :2]
+    angles = np.arange(_ANGLES) * np.pi / _ANGLES
+    across = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    along = upper @ across.T  # [N, angles]
+    widths, middles = np.ptp(along, axis=0), (along.max(axis=0) + along.min(axis=0)) / 2
+    parts = across * middles[:, None]  # of the middle, along each direction; with that at right angles it is whole
+    places = parts + np.roll(parts, _ANGLES // 2, axis=0)
+    costs, depth = 6.0 * widths, min(0.035, max(0.55 * height, 0.012))
+    fits = widths < _OPENING_M
+    if fits.any():
+        across, places, costs = across[fits], places[fits], costs[fits]
+    else:
+        across, depth = np.concatenate([across, -across]), 0.022
+        middle = places[np.argmin(widths)]
+        places = middle + across * ((upper @ across.T).max(axis=0) - middle @ across.T - 0.008)[:, None]
+        costs = np.zeros(len(across))
+    z = max(top - depth, points[:, 2].min() + 0.012)
+    costs = costs + 0.25 * np.arccos(np.clip(np.abs(across @ fingers), 0, 1))
+    high = obstacles[obstacles[:, 2] > z - 0.01, :2]
+    if len(high):
+        tips = np.stack([places + across * _FINGER_M, places - across * _FINGER_M])  # [2, angles, 2]
+        clear = np.linalg.norm(tips[:, :, None] - high, axis=-1).min(axis=(0, 2))
+        costs = costs + np.where(clear < _CLEARANCE_M, 1.0 + (_CLEARANCE_M - clear) / _CLEARANCE_M, 0.0)
+    best = int(np.argmin(costs))
+    return Grasp(np.array([*places[best], z]), across[best], float(top))
