@@ -76,6 +76,8 @@ PPO_UPDATES = "ppo/updates"
 PPO_GRAD_NORM = "ppo/grad_norm"
 PPO_ROLLOUT_S = "ppo/rollout_s"
 PPO_UPDATE_S = "ppo/update_s"
+ENGINE_SYNC_ERROR = "engine/sync_error"
+ENGINE_RETRIES = "engine/retries"
 
 REPLY_INVALID = "replies/invalid_share"
 REPLY_TOKENS = "replies/tokens"

@@ -31,11 +31,16 @@ def silence_rllib() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def only_learner(algorithm: Algorithm, threads: int) -> Any:
-    """The one learner that RLlib has built in this process, which will compute with `threads` CPU threads."""
+def settle_torch(threads: int) -> None:
+    """Torch as our learners want it in their process: `threads` CPU threads, and fresh memory left alone."""
     torch.set_num_threads(threads)
     # RLlib asks torch for determinism, which also writes NaN to all fresh memory, a replay's at once.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def only_learner(algorithm: Algorithm, threads: int) -> Any:
+    """The one learner that RLlib has built in this process, which will compute with `threads` CPU threads."""
+    settle_torch(threads)
     learners: Any = algorithm.learner_group  # RLlib's types want a function of two
     return next(iter(learners.foreach_learner(lambda learner: learner))).get()
 

@@ -1,9 +1,11 @@
-"""Starting, finding and stopping the judge's Serve app of a run. Called by experiments, with Ray already up."""
+"""Starting, finding and stopping a run's Serve apps: its judge, its policy. Called by runs, with Ray already up."""
 
 import logging
 import re
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,9 +17,12 @@ from ray.serve.schema import ApplicationStatus
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.serving.client import IN_FLIGHT, ServedJudge
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.deployments import bind_judge, check_environment
+from rlvlm.serving.deployments import bind_judge, bind_policy, check_environment
+from rlvlm.serving.replicas.policy import PolicyBuilder
 from rlvlm.serving.replicas.replica import Builder
 from rlvlm.serving.startup import NO_RESOURCES_S, POLL_S, START_TIMEOUT_S, cause_of, check_cluster
 
@@ -40,8 +45,8 @@ class RunningJudge:
 
     def stop(self) -> None:
         """Deletes the app if this run started it; an app that was there before is left alone."""
-        if self.is_ours and ray.is_initialized():
-            serve.delete(self.app, _blocking=True)
+        if self.is_ours:
+            _stop(self.app)
 
     def __enter__(self) -> Self:
         return self
@@ -74,20 +79,69 @@ def start_judge(
         return RunningJudge(judge=client, app=placement.app, is_ours=False)
     check_environment(judge, placement)
     app = app or f"judge-{_plain(name)}-{uuid.uuid4().hex[:8]}"
+    _start(bind_judge(judge, placement, build), app, placement, "judge", "serve")
+    running = RunningJudge(judge=_client(app, judge, placement, name), app=app, is_ours=True)
+    logger.info("judge %s answers in app %s", running.judge.stamp.judge, app)
+    return running
+
+
+@contextmanager
+def running_policy(
+    policy: PolicyConfig,
+    num_actions: int,
+    placement: PlacementConfig,
+    name: str,
+    batch_size: int,
+    build: PolicyBuilder = load_policy,
+) -> Iterator[str]:
+    """The name of a Serve app whose replicas hold `policy`, while the context is open.
+
+    Args:
+        policy: what to load.
+        num_actions: that an action head chooses from.
+        placement: where, with which resources.
+        name: of the run; the app's name is made from it and is unique.
+        batch_size: turns that go through the model together.
+        build: makes the policy inside each replica; it must pickle.
+
+    Raises:
+        ModelUnavailable: the policy cannot be loaded or placed; says why.
+    """
+    app = f"policy-{_plain(name)}-{uuid.uuid4().hex[:8]}"
+    _start(bind_policy(policy, num_actions, placement, batch_size, build), app, placement, "policy", "engine")
+    logger.info("the policy answers in app %s, %d replicas", app, placement.num_replicas)
+    try:
+        yield app
+    finally:
+        _stop(app)
+
+
+def _start(application: serve.Application, app: str, placement: PlacementConfig, what: str, section: str) -> None:
+    """Returns when the app is running; without an HTTP proxy.
+
+    Args:
+        application: bound.
+        app: its name.
+        placement: what was asked for.
+        what: is in it, for messages.
+        section: of the options that place it.
+    """
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
     serve.run_many(
-        [serve.RunTarget(bind_judge(judge, placement, build), name=app, route_prefix=None)],
+        [serve.RunTarget(application, name=app, route_prefix=None)],
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )
-    running = RunningJudge(judge=_client(app, judge, placement, name), app=app, is_ours=True)
     try:
-        _wait_until_running(app, placement)
+        _wait_until_running(app, placement, what, section)
     except BaseException:  # also on Ctrl-C: nothing of ours may stay behind
-        running.stop()
+        _stop(app)
         raise
-    logger.info("judge %s answers in app %s", running.judge.stamp.judge, app)
-    return running
+
+
+def _stop(app: str) -> None:
+    if ray.is_initialized():
+        serve.delete(app, _blocking=True)
 
 
 def _client(app: str, judge: JudgeConfig, placement: PlacementConfig, name: str) -> ServedJudge:
@@ -105,7 +159,7 @@ def _plain(name: str) -> str:
     return re.sub("[^A-Za-z0-9_-]+", "-", name)
 
 
-def _wait_until_running(app: str, placement: PlacementConfig) -> None:
+def _wait_until_running(app: str, placement: PlacementConfig, what: str, section: str) -> None:
     """Returns when the app is running; reports while it is not.
 
     Raises:
@@ -119,22 +173,22 @@ def _wait_until_running(app: str, placement: PlacementConfig) -> None:
         if waited_s > NO_RESOURCES_S:
             copies, several = placement.num_replicas, f" for {placement.num_replicas} replicas"
             wanted = {"CPU": placement.num_cpus * copies, "GPU": placement.num_gpus * copies}
-            who = f"the judge{several if copies > 1 else ''}"
-            check_cluster(wanted, who, "lower --serve.num-{resource}s, or use a cluster that has them")
+            who = f"the {what}{several if copies > 1 else ''}"
+            check_cluster(wanted, who, f"lower --{section}.num-{{resource}}s, or use a cluster that has them")
         if waited_s > ALL_TAKEN_S and status is not None:
-            _check_free(app, placement)
+            _check_free(app, placement, what, section)
         if waited_s > START_TIMEOUT_S:
             raise JudgeUnavailable(
-                f"the judge did not load within {START_TIMEOUT_S:.0f} s",
+                f"the {what} did not load within {START_TIMEOUT_S:.0f} s",
                 "look at `serve status` and at the replica's log in Ray's session folder",
             )
         if time.monotonic() - last_report > REPORT_S:
             last_report = time.monotonic()
-            logger.info("waiting for the judge to load (%.0f s)", waited_s)
+            logger.info("waiting for the %s to load (%.0f s)", what, waited_s)
         time.sleep(POLL_S)
 
 
-def _check_free(app: str, placement: PlacementConfig) -> None:
+def _check_free(app: str, placement: PlacementConfig, what: str, section: str) -> None:
     """Raises JudgeUnavailable where no replica of ours is placed because others hold what it asks for."""
     client = _get_global_client()
     details = client.get_serve_details() if client else {}
@@ -147,7 +201,7 @@ def _check_free(app: str, placement: PlacementConfig) -> None:
             others = sorted(name for name in serve.status().applications if name != app)
             holders = f", the Serve apps {', '.join(others)} among those who hold the rest" if others else ""
             raise JudgeUnavailable(
-                f"the judge asks for {each:g} {resource}; of the cluster's {total.get(resource, 0.0):g} only "
+                f"the {what} asks for {each:g} {resource}; of the cluster's {total.get(resource, 0.0):g} only "
                 f"{free.get(resource, 0.0):g} is free{holders}",
-                f"stop one of them, lower --serve.num-{resource.lower()}s, or use a running judge with --serve.app",
+                f"stop one of them, lower --{section}.num-{resource.lower()}s, or use a running judge with --serve.app",
             )

@@ -1,4 +1,4 @@
-"""Where a judge runs on Ray Serve; imports nothing heavy so that the command line starts at once."""
+"""Where judges and policies run on Ray Serve; imports nothing heavy so that the command line starts at once."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -53,6 +53,44 @@ class PlacementConfig:
             raise ValueError(f"serve.stall_s must be >= 1, got {self.stall_s}; a short pause is no fault")
         if self.timeout_s <= 0 or self.retries < 0:
             raise ValueError(f"need serve.timeout_s > 0 and retries >= 0, got {self.timeout_s} and {self.retries}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """Where a policy that is trained samples its replies."""
+
+    num_replicas: int = 0
+    """Copies of the policy on Ray Serve that answer rollouts and evaluations; 0: the run's own process does."""
+    num_cpus: float = 1.0
+    """CPU cores per replica."""
+    num_gpus: float = 0.0
+    """Share of a GPU per replica; 0.5 lets it share a card with a judge."""
+    timeout_s: float = 120.0
+    """Longest wait for a batch of replies, in seconds."""
+    retries: int = 4
+    """Tries after the first when a replica dies."""
+    stall_s: float = 5.0
+    """Silence after which a replica counts as stuck and is replaced, >= 1; as `serve.stall_s`."""
+
+    def __post_init__(self) -> None:
+        if self.num_replicas < 0:
+            raise ValueError(f"engine.num_replicas must be >= 0, got {self.num_replicas}")
+        rest = (self.num_cpus, self.num_gpus, self.timeout_s, self.retries, self.stall_s)
+        if not self.num_replicas and rest != (1.0, 0.0, 120.0, 4, 5.0):
+            raise ValueError("the other settings of engine have no effect without engine.num_replicas")
+        if self.num_replicas:
+            try:
+                self.placement  # noqa: B018 - checks the rest
+            except ValueError as error:
+                raise ValueError(str(error).replace("serve.", "engine.")) from None
+
+    @property
+    def placement(self) -> PlacementConfig:
+        """The same as a deployment's."""
+        return PlacementConfig(
+            num_replicas=self.num_replicas, num_cpus=self.num_cpus, num_gpus=self.num_gpus, timeout_s=self.timeout_s,
+            retries=self.retries, stall_s=self.stall_s,
+        )  # fmt: skip
 
 
 def refuse_unknown_keys(config: Any, value: Any, place: str) -> None:

@@ -1,4 +1,4 @@
-"""The judge as a Ray Serve deployment. `apps` starts it for a run, `serve deploy` from the YAML in serve_apps/."""
+"""Judge and policy as Ray Serve deployments. `apps` starts them for a run, `serve deploy` judges from a YAML file."""
 
 import re
 from pathlib import Path
@@ -11,8 +11,11 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig
 from rlvlm.errors import JudgeUnavailable, UsageError
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.serving.config import PlacementConfig, refuse_unknown_keys
 from rlvlm.serving.refusal import RETRY_AFTER_S
+from rlvlm.serving.replicas.policy import PolicyBuilder, PolicyReplica
 from rlvlm.serving.replicas.replica import Builder, JudgeReplica
 
 MAX_ONGOING_REQUESTS = 16
@@ -66,7 +69,7 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = 
         look_back_period_s=max(2.0, placement.upscale_delay_s),
     )
     make_deployment = serve.deployment(
-        name=deployment_name(judge),
+        **_options(deployment_name(judge), max(MAX_ONGOING_REQUESTS, 2 * judge.batch_size)),
         num_replicas="auto" if placement.max_replicas else placement.num_replicas,
         autoscaling_config=autoscaling if placement.max_replicas else None,
         ray_actor_options={
@@ -75,7 +78,40 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = 
             # Ray starts the replica with this interpreter: the same Python and Ray, and rlvlm, must be there
             "runtime_env": {"py_executable": str(python)} if (python := _interpreter(judge)) else {},
         },
-        max_ongoing_requests=max(MAX_ONGOING_REQUESTS, 2 * judge.batch_size),
+    )
+    return make_deployment(JudgeReplica).bind(judge, placement, build)
+
+
+def bind_policy(
+    policy: PolicyConfig,
+    num_actions: int,
+    placement: PlacementConfig,
+    batch_size: int,
+    build: PolicyBuilder = load_policy,
+) -> serve.Application:
+    """The deployment of a policy, bound and ready for `serve.run`.
+
+    Args:
+        policy: what to load.
+        num_actions: that an action head chooses from.
+        placement: with which resources, in how many copies.
+        batch_size: turns that go through the model together.
+        build: makes the policy inside each replica. It must pickle.
+    """
+    model = policy.model.rstrip("/").rpartition("/")[2] or "pocket"
+    make_deployment = serve.deployment(
+        **_options(re.sub(r"[^A-Za-z0-9_.-]+", "-", f"policy-{model}"), MAX_ONGOING_REQUESTS),
+        num_replicas=placement.num_replicas,
+        ray_actor_options={"num_cpus": placement.num_cpus, "num_gpus": placement.num_gpus},
+    )
+    return make_deployment(PolicyReplica).bind(policy, num_actions, placement, batch_size, build)
+
+
+def _options(name: str, max_ongoing_requests: int) -> dict[str, Any]:
+    """What all our deployments ask of Serve."""
+    return dict(
+        name=name,
+        max_ongoing_requests=max_ongoing_requests,
         max_queued_requests=MAX_QUEUED_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
         max_constructor_retry_count=CONSTRUCTOR_TRIES,
@@ -85,7 +121,6 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = 
         graceful_shutdown_wait_loop_s=GRACE_S / 4,
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
-    return make_deployment(JudgeReplica).bind(judge, placement, build)
 
 
 def check_environment(judge: JudgeConfig, placement: PlacementConfig) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import ray
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from rlvlm.errors import JudgeUnavailable, MachineError, RunError
+from rlvlm.errors import JudgeUnavailable, MachineError, ModelUnavailable, RunError
 
 START_TIMEOUT_S = 1_800.0
 """Longest wait: a big model is read from a slow disk in some minutes."""
@@ -18,11 +18,11 @@ NO_RESOURCES_S = 30.0
 """How long an app may ask for more than the whole cluster has: an autoscaler may add nodes."""
 POLL_S = 0.5
 _MARK = "rlvlm-cause: "
-_KINDS = {kind.__name__: kind for kind in (JudgeUnavailable, MachineError)}
+_KINDS = {kind.__name__: kind for kind in (JudgeUnavailable, ModelUnavailable, MachineError)}
 _ENDED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
 
 
-def marked(cause: JudgeUnavailable | MachineError) -> RuntimeError:
+def marked(cause: ModelUnavailable | MachineError) -> RuntimeError:
     """An error for Serve to show, with `cause` in its one line."""
     return RuntimeError(_MARK + json.dumps([type(cause).__name__, str(cause), cause.fix]))
 

@@ -10,7 +10,7 @@ from ray.serve.exceptions import BackPressureError
 from stub_judge import StubJudge, stub_queries
 
 from rlvlm.errors import JudgeUnavailable
-from rlvlm.serving import client as module
+from rlvlm.serving import calls as module
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.envelope import Receipt, Request, digest, request_key
 
@@ -48,7 +48,7 @@ def ask(monkeypatch):
 
     def make(answer: Callable[[Request, int], Any], **settings: Any) -> tuple[ServedJudge, Handle]:
         judge, handle = ServedJudge("app", **{"batch_size": 4, "retries": 2, "in_flight": 1} | settings), Handle(answer)
-        judge._handle = handle  # type: ignore[assignment]
+        judge._calls.handle = handle  # type: ignore[assignment]
         return judge, handle
 
     return make
@@ -116,4 +116,4 @@ def test_the_client_pickles_with_its_name_and_without_its_handle(ask):
     judge, _ = ask(lambda request, _: right(request), run="mine")
     judge.compare(stub_queries(1, 0))
     copy = pickle.loads(pickle.dumps(judge))
-    assert copy._run == "mine" and copy._handle is None
+    assert copy._run == "mine" and copy._calls.handle is None

@@ -7,7 +7,8 @@ from the success of whole episodes). Departures:
    on their mean; what is dropped counts in no denominator.
 2. The step size follows how far an update has moved the policy, so that Adam's first steps cannot wreck it.
 3. The executed action is what has a probability: the two tokens of the top bin count as one.
-4. Policy, worlds and learner share one process; RLlib's episodes and connectors are not on the path.
+4. Policy and worlds share one process, with the learner unless there are several; RLlib's episodes and connectors are
+   not on the path.
 """
 
 import logging
@@ -29,12 +30,13 @@ from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.groups import Group, gathered, sifted, weighed
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate
-from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule
+from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule, restore
 from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file
 from rlvlm.algorithms.grpo.rollouts import Eyes
 from rlvlm.algorithms.grpo.runner import GroupRunner
 from rlvlm.algorithms.grpo.scoring import JudgedEpisode, Scorer, SuccessScorer, VideoScorer
-from rlvlm.algorithms.rllib import log_round, only_learner, prepare_config, silence_rllib
+from rlvlm.algorithms.learners import Learners, check_learners
+from rlvlm.algorithms.rllib import log_round, prepare_config, silence_rllib
 from rlvlm.algorithms.tally import Tally
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
@@ -75,7 +77,9 @@ class VLAGRPOConfig(AlgorithmConfig):
     def learning(
         self, *, policy: PocketVLAConfig = _UNCHANGED, sft: SFTConfig = _UNCHANGED, grpo: GRPOConfig = _UNCHANGED
     ) -> Self:
-        """Chooses the policy, its supervised start, and the hyperparameters of GRPO."""
+        """Chooses the policy, its supervised start, and the hyperparameters of GRPO, number of learners included."""
+        if isinstance(grpo, GRPOConfig):
+            self.learners(num_learners=grpo.num_learners, num_gpus_per_learner=grpo.gpus_per_learner)
         return self._take(policy=policy, sft=sft, grpo=grpo)
 
     def rewards(self, *, scores: ScoreConfig = _UNCHANGED, make_judge: Callable[[], Judge] | None = _UNCHANGED) -> Self:
@@ -97,11 +101,7 @@ class VLAGRPOConfig(AlgorithmConfig):
         super().validate()
         if not self.task:
             raise ValueError("no task was chosen; call .worlds(task='push_block')")
-        if (self.num_env_runners, self.num_learners) != (0, 0):
-            raise ValueError(
-                f"num_env_runners and num_learners must be 0, got {self.num_env_runners} and {self.num_learners}: "
-                "worlds and learner share one process"
-            )
+        check_learners(self, self.grpo.num_learners, self.grpo.gpus_per_learner)
         if (self.scores.source == "judged") != (self.make_judge is not None):
             raise ValueError(
                 f"scores.source is {self.scores.source}, make_judge {self.make_judge}: judged scores need one, "
@@ -141,13 +141,19 @@ class VLAGRPO(Algorithm):
         """Builds worlds and policy; called by RLlib."""
         super().setup(config)
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
-        self._learner: GRPOLearner = only_learner(self, self.config.grpo.threads)
+        self._learners: Learners[GRPOLearner] = Learners(self, self.config.grpo.threads)
+        self._learner = self._learners.local
         runner: Any = self.env_runner_group.local_env_runner
         self._runner: GroupRunner = runner
         exact = replace(self.config.world, physics="exact")
         self._viewer = make_world(self.config.task, exact, self.config.seed)
-        self._policy: Any = self._learner.policy
-        self._learner.watch(Eyes(self._policy, self._viewer), self._viewer)
+        self._policy: Any
+        if self._learner is None:
+            self._policy = build_policy(self.config.policy, self._viewer)
+            self._learners.tell("watch_alone")
+        else:
+            self._policy = self._learner.policy
+            self._learner.watch(Eyes(self._policy, self._viewer), self._viewer)
         self._scale: ActionScale | None = None
         self.last_played: list[ChunkEpisode] = []
         self._tally = Tally()
@@ -168,8 +174,12 @@ class VLAGRPO(Algorithm):
         actions = shown.actions.reshape(-1, shown.actions.shape[-1])
         self._use_scale(ActionScale.of_actions(actions, self._viewer.scaled_actions))
         assert self._scale is not None, "just set"
-        loss = imitate(self._policy, self._learner.eyes, shown, self._scale, self.config.sft, rng, tell)
-        self._learner.begin()
+        loss = imitate(self._policy, Eyes(self._policy, self._viewer), shown, self._scale, self.config.sft, rng, tell)
+        if self._learner is None:
+            self._learners.tell(
+                "take_weights", {name: value.cpu() for name, value in self._policy.state_dict().items()}
+            )
+        self._learners.tell("begin")
         self._tally.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
 
     def training_step(self) -> None:
@@ -178,8 +188,14 @@ class VLAGRPO(Algorithm):
             self.prepare(logging.getLogger(__name__).info)
         groups = self._informative_groups()
         if groups:
-            self._learner.learn(weighed(groups, self.config.grpo.advantage))
+            self._learners.tell("learn", weighed(groups, self.config.grpo.advantage))
+            self._take_over()
         self._log_round()
+
+    def _take_over(self) -> None:
+        """Has the policy that plays in this process be the learners'."""
+        if self._learner is None:
+            restore(self._policy, self._learners.ask("weights"))
 
     def _informative_groups(self) -> list[Group]:
         """Groups that teach something: rolled out until there are as many as wanted, or the cap is reached."""
@@ -216,7 +232,7 @@ class VLAGRPO(Algorithm):
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`; success is that of the newest update's episodes."""
-        return self._tally.report() | self._learner.report()
+        return self._tally.report() | self._learners.ask("report")
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Greedy episodes from held-out initial states, and the success rate of sampled ones from the same states."""
@@ -250,7 +266,7 @@ class VLAGRPO(Algorithm):
         assert self._scale is not None, "there is something to save once the policy has been prepared"
         tree = {
             "runner": self._runner.save_tree(),
-            "learner": self._learner.save_tree(),
+            "learner": self._learners.ask("save_tree"),
             "scale": self._scale.write("task"),
             "iteration": self._iteration,
             "tally": self._tally.save_tree(),
@@ -265,7 +281,8 @@ class VLAGRPO(Algorithm):
         """
         tree = load_tree(Path(checkpoint_dir))
         self._runner.load_tree(tree["runner"])
-        self._learner.load_tree(tree["learner"])
+        self._learners.tell("load_tree", tree["learner"])
+        self._take_over()
         self._use_scale(ActionScale.read(tree["scale"], "task"))
         self._iteration = tree["iteration"]
         self._tally.load_tree(tree["tally"])

@@ -152,7 +152,11 @@ class GRPOConfig:
     max_grad_norm: float = 1.0
     """Longer gradients are cut to this norm."""
     threads: int = 1
-    """Threads of torch, >= 1."""
+    """Threads of torch in each learner's process, >= 1."""
+    num_learners: int = 0
+    """Processes that take each step together, with the gradient of one; 0: one, in the run's own process."""
+    gpus_per_learner: float = 0.0
+    """GPUs that Ray sets aside for each learner of `num_learners`."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
 
@@ -162,5 +166,11 @@ class GRPOConfig:
             raise ValueError(f"need group_size >= 2, warm_up >= 0 and all other counts >= 1, got {self}")
         if not (self.temperature > 0 and self.lr > 0 and self.max_grad_norm > 0):
             raise ValueError(f"need temperature, lr and max_grad_norm > 0, got {self}")
+        if self.num_learners < 0 or self.gpus_per_learner < 0:
+            raise ValueError(
+                f"need num_learners and gpus_per_learner >= 0, got {self.num_learners} and {self.gpus_per_learner}"
+            )
+        if self.gpus_per_learner and not self.num_learners:
+            raise ValueError("gpus_per_learner has no effect without num_learners; set both or neither")
         if self.kl_target is not None and not self.kl_target > 0:
             raise ValueError(f"kl_target must be > 0 or None, got {self.kl_target}")

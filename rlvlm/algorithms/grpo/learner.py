@@ -1,13 +1,15 @@
 """Trains the policy on groups of episodes. RLlib builds the learner; the algorithm hands it each update.
 
-Log-probabilities are computed anew from exactly the observations and tokens that were stored.
+Log-probabilities are computed anew from exactly the observations and tokens that were stored. Several learners take
+each step together, see `algorithms.learners`.
 """
 # pyright: reportAttributeAccessIssue=false
 # RLlib types configs and modules by their base classes
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,9 +24,12 @@ from rlvlm.algorithms.grpo.config import GRPOConfig
 from rlvlm.algorithms.grpo.groups import Update
 from rlvlm.algorithms.grpo.losses import kl_k3, token_weights, update_loss
 from rlvlm.algorithms.grpo.rollouts import Eyes, seen_at_chunks
+from rlvlm.algorithms.learners import add_up, add_up_gradients, own_share
 from rlvlm.envs.chunks import ChunkWorld
+from rlvlm.envs.registry import make_world
 from rlvlm.errors import NumericsError
 from rlvlm.policies.vla.sampling import entropy, log_probs_of
+from rlvlm.types.chunks import ChunkObs
 
 _LR_FACTOR = 1.3
 """By how much the step size changes after an update that moved the policy too little or too far."""
@@ -60,7 +65,9 @@ class Columns:
     """The chunks of an update, one row for each, ready to be cut into minibatches."""
 
     images: Tensor
-    """[B, cameras, H, W, 3] uint8."""
+    """[R, cameras, H, W, 3] uint8, of those rows that this learner goes through."""
+    drawn: Tensor
+    """[B] which of `images` is the row's; any for a row that others go through."""
     words: Tensor
     """[B, W]."""
     proprio: Tensor
@@ -89,7 +96,8 @@ class GRPOLearner(TorchLearner):
         self._grpo = self.config.grpo
         self.policy = self.module[DEFAULT_MODULE_ID].policy
         assert self.config.seed is not None, "VLAGRPOConfig always has a seed"
-        self._order = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(4,)))
+        self._seed = self.config.seed
+        self._order = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(4,)))
         self._reference: nn.Module | None = None
         self._latest: dict[str, float] = {}
         self.begin()
@@ -105,8 +113,24 @@ class GRPOLearner(TorchLearner):
         """Takes what draws what the policy saw, and a world of the task; called once, before anything is learned."""
         self.eyes, self._world = eyes, world
 
+    def watch_alone(self) -> None:
+        """`watch` in a process of its own, with a world of its own."""
+        world = make_world(self.config.task, self.config.world, self._seed)
+        self.watch(Eyes(cast(Any, self.policy), world), world)
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The policy's, by name: what others act with."""
+        return _arrays(self.policy)
+
+    def take_weights(self, weights: Mapping[str, Any]) -> None:
+        """Takes over what `weights` of an equal policy gave: all learners begin alike."""
+        restore(self.policy, weights)
+
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Nothing to register: the learner's own optimiser takes the steps."""
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """Gradients are summed here, so that shares may be uneven; RLlib's wrapper would average them."""
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
         """RLlib's own path from episodes to a loss, which this learner does not take.
@@ -122,18 +146,20 @@ class GRPOLearner(TorchLearner):
         Raises:
             NumericsError: the loss or the gradient is not finite.
         """
-        columns, grpo = self._columns(update), self._grpo
+        grpo, num = self._grpo, sum(len(episode.steps) for episode in update.episodes)
+        minibatches = self._minibatches(num)
+        columns = self._columns(update, torch.cat([own_share(rows) for rows in minibatches]).unique())
         warmth = min(1.0, (self.num_updates + 1) / (grpo.warm_up + 1))
         for group in self._optimizer.param_groups:
             group["lr"] = grpo.lr * self._lr_scale * warmth
         readings = []
-        for rows in self._minibatches(len(columns.bins)):
+        for rows in minibatches:
             readings.append(self._step(columns, rows))
             if grpo.kl_target is not None and readings[-1]["kl"] > 2 * grpo.kl_target:
                 break
         self.num_updates += 1
         self._follow(readings[-1]["kl"])
-        self._note(readings, len(columns.bins))
+        self._note(readings, num)
 
     def _minibatches(self, num: int) -> list[Tensor]:
         """Rows of each gradient step, in an order drawn anew for each pass."""
@@ -141,9 +167,37 @@ class GRPOLearner(TorchLearner):
         return [rows for one in passes for rows in one.tensor_split(self._grpo.minibatches) if len(rows)]
 
     def _step(self, columns: Columns, rows: Tensor) -> dict[str, float]:
-        """One gradient step; what it found before it moved."""
+        """One gradient step, which all learners take together; what it found before it moved."""
+        self._optimizer.zero_grad()
+        sums = self._backward(columns, own_share(rows))
+        add_up_gradients(list(self.policy.parameters()))
+        kl, ratio, clipped, total, disorder, disorder_total, loss = add_up(sums).tolist()
+        norm = float(nn.utils.clip_grad_norm_(self.policy.parameters(), self._grpo.max_grad_norm))
+        if not (np.isfinite(loss) and np.isfinite(norm)):
+            raise NumericsError(
+                f"the loss ({loss}) or its gradient ({norm}) is not finite",
+                "resume from the last checkpoint with a smaller --algo.lr",
+            )
+        self._optimizer.step()
+        return {
+            "kl": kl / total * columns.bins.shape[1],
+            "ratio": ratio / total,
+            "clipped": clipped / total,
+            "entropy": disorder / disorder_total,
+            "norm": norm,
+            "loss": loss,
+        }
+
+    def _backward(self, columns: Columns, rows: Tensor) -> Tensor:
+        """Leaves the gradient of `rows` in the parameters; returns [7] sums over their tokens, zeros for no rows.
+
+        They are: divergence, distance of ratios from 1, ratios outside the clips, tokens; entropy and tokens of the
+        first chunks; loss.
+        """
+        if not len(rows):
+            return torch.zeros(7, device=columns.bins.device)
         config, temperature = self._grpo.loss, self._grpo.temperature
-        seen = (columns.images[rows], columns.words[rows], columns.proprio[rows])
+        seen = (columns.images[columns.drawn[rows]], columns.words[rows], columns.proprio[rows])
         bins, old, weights = columns.bins[rows], columns.old_log_probs[rows], columns.weights[rows]
         logits = self.policy(*seen).logits
         log_probs = log_probs_of(logits, bins, temperature)
@@ -154,32 +208,37 @@ class GRPOLearner(TorchLearner):
         loss = update_loss(
             log_probs, old, columns.advantages[rows], weights, config, len(self._world.action_low), reference
         )
-        self._optimizer.zero_grad()
         (loss * self._grpo.minibatches).backward()  # minibatches' losses add up to the update's
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self._grpo.max_grad_norm)
-        if not (loss.isfinite() and norm.isfinite()):
-            raise NumericsError(
-                f"the loss ({loss.item()}) or its gradient ({norm.item()}) is not finite",
-                "resume from the last checkpoint with a smaller --algo.lr",
-            )
-        self._optimizer.step()
         with torch.no_grad():
-            mask = (weights > 0).float()
-            total, ratios = mask.sum(), (log_probs - old).exp()
-            clipped = ((ratios < 1 - config.clip_low) | (ratios > 1 + config.clip_high)).float()
-            return {
-                "kl": (kl_k3(old, log_probs) * mask).sum().item() / total.item() * mask.shape[1],
-                "ratio": (((ratios - 1).abs() * mask).sum() / total).item(),
-                "clipped": ((clipped * mask).sum() / total).item(),
-                "entropy": (entropy(logits[:_FEW], temperature) * mask[:_FEW]).sum().item() / mask[:_FEW].sum().item(),
-                "norm": norm.item(),
-                "loss": loss.item(),
-            }
+            mask, few = (weights > 0).float(), slice(_FEW)
+            ratios = (log_probs - old).exp()
+            outside = ((ratios < 1 - config.clip_low) | (ratios > 1 + config.clip_high)).float()
+            return torch.stack(
+                [
+                    (kl_k3(old, log_probs) * mask).sum(),
+                    ((ratios - 1).abs() * mask).sum(),
+                    (outside * mask).sum(),
+                    mask.sum(),
+                    (entropy(logits[few], temperature) * mask[few]).sum(),
+                    mask[few].sum(),
+                    loss.detach(),
+                ]
+            )
 
-    def _columns(self, update: Update) -> Columns:
-        """What is learned from, with images drawn once."""
+    def _columns(self, update: Update, own: Tensor | None = None) -> Columns:
+        """What is learned from, with the images of rows `own` drawn once; None draws all."""
         obs = seen_at_chunks(update.episodes)
-        images, words, proprio = self.eyes.look(obs)
+        rows = torch.arange(len(obs)) if own is None else own
+        drawn = torch.zeros(len(obs), dtype=torch.long)
+        drawn[rows] = torch.arange(len(rows))
+        images, _, _ = self.eyes.look(
+            ChunkObs(
+                snapshots=obs.snapshots[rows.numpy()],
+                instructions=tuple(obs.instructions[row] for row in rows.tolist()),
+                proprio=obs.proprio[rows.numpy()],
+            )
+        )
+        words = cast(Any, self.policy).read(obs.instructions)
         counts = [len(episode.steps) for episode in update.episodes]
         episodes = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
         steps = torch.from_numpy(np.concatenate([episode.steps for episode in update.episodes]))
@@ -194,8 +253,9 @@ class GRPOLearner(TorchLearner):
         )
         return Columns(
             images=images,
+            drawn=drawn.to(images.device),
             words=words,
-            proprio=proprio,
+            proprio=torch.from_numpy(obs.proprio).to(self.device),
             bins=torch.from_numpy(np.concatenate([e.bins for e in update.episodes]).astype(np.int64)).to(self.device),
             old_log_probs=torch.from_numpy(np.concatenate([e.log_probs for e in update.episodes])).to(self.device),
             advantages=torch.from_numpy(update.advantages)[episodes].to(self.device),
@@ -247,15 +307,16 @@ class GRPOLearner(TorchLearner):
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned."""
-        _restore(self.policy, tree["policy"])
+        restore(self.policy, tree["policy"])
         self.begin()
         if self._reference is not None:
-            _restore(self._reference, tree["reference"])
+            restore(self._reference, tree["reference"])
         for name, parameter in self.policy.named_parameters():
             moments = tree["adam"][name]
             if moments:
                 self._optimizer.state[parameter] = {
-                    key: torch.as_tensor(value).to(parameter.device if np.ndim(value) else "cpu")
+                    # copied: the tree may lie in memory that other learners read too, and Adam writes in place
+                    key: torch.as_tensor(value).clone().to(parameter.device if np.ndim(value) else "cpu")
                     for key, value in moments.items()
                 }
         self._order.bit_generator.state = tree["order"]
@@ -267,5 +328,6 @@ def _arrays(policy: nn.Module) -> dict[str, np.ndarray]:
     return {name: value.detach().cpu().numpy() for name, value in policy.state_dict().items()}
 
 
-def _restore(policy: nn.Module, arrays: dict[str, Any]) -> None:
+def restore(policy: nn.Module, arrays: Mapping[str, Any]) -> None:
+    """Gives `policy` the weights that `GRPOLearner.weights` told of an equal one."""
     policy.load_state_dict({name: torch.as_tensor(value) for name, value in arrays.items()})

@@ -29,14 +29,16 @@ from ray.rllib.utils.from_config import NotProvided
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file, load_tree, save_tree
 from rlvlm.algorithms.evaluation import Evaluation
+from rlvlm.algorithms.learners import Learners, check_learners
 from rlvlm.algorithms.ppo_vlm.config import HeadConfig, PPOConfig
 from rlvlm.algorithms.ppo_vlm.learner import ReplyLearner
 from rlvlm.algorithms.ppo_vlm.module import VLMModule
 from rlvlm.algorithms.ppo_vlm.monitors import check_readable, watch_replies
+from rlvlm.algorithms.ppo_vlm.objectives import build_objective
 from rlvlm.algorithms.ppo_vlm.play import Hand, Move
 from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer
 from rlvlm.algorithms.ppo_vlm.runner import Rollout, TurnRunner
-from rlvlm.algorithms.rllib import log_round, only_learner, prepare_config, silence_rllib
+from rlvlm.algorithms.rllib import log_round, prepare_config, silence_rllib
 from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
@@ -45,8 +47,10 @@ from rlvlm.algorithms.sft.in_process import teach
 from rlvlm.algorithms.tally import Tally
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
-from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.errors import RunError
+from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.types.sampling import ReplyTokens
 from rlvlm.types.steps import FloatArray, Frames
 from rlvlm.types.turns import TurnEpisode
 
@@ -55,6 +59,9 @@ logger = logging.getLogger(__name__)
 POLICY_KIND = "vlm"
 """Of the policy's file in a checkpoint."""
 _UNCHANGED: Any = NotProvided
+MakeEngine = Callable[[VLMPolicy, ReplyTokens, Frames], Engine]
+"""Makes what samples for a policy that is trained here, given a fixed reply and its image [1, H, W, 3] to compare by;
+it must pickle."""
 
 
 class PPOVLMConfig(AlgorithmConfig):
@@ -67,6 +74,7 @@ class PPOVLMConfig(AlgorithmConfig):
         self.ppo = PPOConfig()
         self.sft = SFTConfig()
         self.make_policy: Callable[[int], VLMPolicy] | None = None
+        self.make_engine: MakeEngine | None = None
         self.total_steps = 15_000
         self.seed = 0
         prepare_config(self, TurnRunner)
@@ -80,13 +88,14 @@ class PPOVLMConfig(AlgorithmConfig):
         """
         return self._take(task=task, world=world)
 
-    def acting(self, *, make_policy: Callable[[int], VLMPolicy]) -> Self:
+    def acting(self, *, make_policy: Callable[[int], VLMPolicy], make_engine: MakeEngine | None = _UNCHANGED) -> Self:
         """Chooses the policy.
 
         Args:
             make_policy: makes it, for a number of actions, in the process that trains it; must pickle.
+            make_engine: makes what samples its replies elsewhere; None samples in the algorithm's process.
         """
-        return self._take(make_policy=make_policy)
+        return self._take(make_policy=make_policy, make_engine=make_engine)
 
     def learning(
         self, *, ppo: PPOConfig = _UNCHANGED, sft: SFTConfig = _UNCHANGED, total_steps: int = _UNCHANGED
@@ -94,10 +103,12 @@ class PPOVLMConfig(AlgorithmConfig):
         """Chooses how it learns.
 
         Args:
-            ppo: hyperparameters, objective and number of worlds.
+            ppo: hyperparameters, objective, number of worlds and of learners.
             sft: the supervised start.
             total_steps: env steps over which the step sizes fall.
         """
+        if isinstance(ppo, PPOConfig):
+            self.learners(num_learners=ppo.num_learners, num_gpus_per_learner=ppo.gpus_per_learner)
         return self._take(ppo=ppo, sft=sft, total_steps=total_steps)
 
     def validate(self) -> None:
@@ -112,11 +123,7 @@ class PPOVLMConfig(AlgorithmConfig):
             raise ValueError("no task was chosen; call .worlds(task='number_line')")
         if self.make_policy is None:
             raise ValueError("there is no policy; call .acting(make_policy=...)")
-        if (self.num_env_runners, self.num_learners) != (0, 0):
-            raise ValueError(
-                "worlds, policy and learner share one process: num_env_runners and num_learners must be 0, "
-                f"got {self.num_env_runners} and {self.num_learners}"
-            )
+        check_learners(self, self.ppo.num_learners, self.ppo.gpus_per_learner)
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """The policy, with what makes it."""
@@ -148,17 +155,23 @@ class PPOVLM(Algorithm):
         super().setup(config)
         torch.use_deterministic_algorithms(False)  # RLlib asks for it, and it forbids sampling on a GPU
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
-        self._learner: ReplyLearner = only_learner(self, self.config.ppo.threads)
+        self._learners: Learners[ReplyLearner] = Learners(self, self.config.ppo.threads)
         runner = self.env_runner_group.local_env_runner
         assert isinstance(runner, TurnRunner), "what the config names"
         self._runner = runner
-        ppo, policy = self.config.ppo, self._learner.policy
+        ppo, make_policy = self.config.ppo, self.config.make_policy
+        assert make_policy is not None, "checked by `validate`"
+        self._learner = self._learners.local
+        world = runner.seats[0].world
+        policy = make_policy(len(world.action_names)) if self._learner is None else self._learner.policy
+        self._policy = policy
+        self._group_size = build_objective(ppo.objective).group_size
         if isinstance(ppo.objective, HeadConfig) != (policy.config.acts == "head"):
             raise ValueError(
                 f"the policy acts by {policy.config.acts}, the objective is {type(ppo.objective).__name__}: "
                 "set policy.acts head together with the objective head, or neither"
             )
-        self._engine = PolicyEngine(policy, ppo.num_worlds)
+        self._engine = self._make_engine()
         self._hand = runner.hand = Hand(self._engine, ppo.max_reply_tokens, ppo.temperature)
         self._player = TurnsPlayer(
             self._hand, partial(make_seat, self.config.task, self.config.world.for_evaluation()), ppo.num_worlds
@@ -168,6 +181,19 @@ class PPOVLM(Algorithm):
         """The greedy episodes of the last evaluation, with the moves that made them."""
         self._tally = Tally()
         self._is_prepared = False
+
+    def _make_engine(self) -> Engine:
+        """What samples: the policy of this process, or what the config's `make_engine` makes for it."""
+        if self.config.make_engine is None:
+            return PolicyEngine(self._policy, self.config.ppo.num_worlds)
+        seat = self._make_seat()
+        seat.begin(self.config.seed)
+        frame = seat.world.draw(seat.turn.snapshot[None])
+        self._policy.show([seat.scene.image], frame)
+        probe = self._policy.write(seat.scene.prompt, seat.scene.image, seat.world.action_text(0))
+        engine = self.config.make_engine(self._policy, probe, frame)
+        engine.take(0)
+        return engine
 
     @property
     def env_steps(self) -> int:
@@ -185,20 +211,24 @@ class PPOVLM(Algorithm):
         sft, seat = self.config.sft, make_seat(self.config.task, self.config.world)
         if sft.start_from:
             tell(f"starting from {sft.start_from}")
-            load_trained(self._learner.policy, Path(sft.start_from))
+            load_trained(self._policy, Path(sft.start_from))
         elif sft.turns or sft.demonstrations:
             episodes = self._demonstrations(seat, tell)
             measured = teach(
-                self._learner.policy, seat, episodes, sft, self.config.seed, self.config.ppo.max_reply_tokens, tell
+                self._policy, seat, episodes, sft, self.config.seed, self.config.ppo.max_reply_tokens, tell
             )
             self._tally.note(measured)
             tell(
                 f"supervised start: {sft.updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, held-out turns: "
                 f"{measured.get(metrics.SFT_EXACT_ACTION, float('nan')):.0%} with the demonstrated action"
             )
+        self._engine.take(self._engine.version + 1)
         if (sft.turns or sft.demonstrations or sft.start_from) and sft.eval_episodes:
             self._judge_start(tell)
-        self._learner.begin()
+        if self._learner is None:
+            weights = {name: value.cpu() for name, value in self._policy.trained_state().items()}
+            self._learners.tell("take_weights", weights)
+        self._learners.tell("begin")
         self._is_prepared = True
 
     def _demonstrations(self, seat: Seat, tell: Callable[[str], None]) -> list[TurnEpisode]:
@@ -230,16 +260,22 @@ class PPOVLM(Algorithm):
         self.prepare()
         began = time.monotonic()
         rollout = self._play()
+        check_versions(rollout, self._engine.version)
         between = time.monotonic()
-        self._learner.learn(rollout, progress=self.env_steps / self.config.total_steps)
-        self._engine.version += 1
+        self._learners.tell("learn", rollout, self.env_steps / self.config.total_steps)
+        self._take_over()
+        self._engine.take(self._engine.version + 1)
         self._log_round(rollout, between - began, time.monotonic() - between)
+
+    def _take_over(self) -> None:
+        """Has the policy that plays in this process be the learners'."""
+        if self._learner is None:
+            self._policy.load_trained_state(self._learners.ask("weights"))
 
     def _play(self) -> Rollout:
         """What every world does before the next update."""
-        group_size = self._learner.objective.group_size
-        if group_size > 1:
-            return self._runner.sample_groups(group_size=group_size)
+        if self._group_size > 1:
+            return self._runner.sample_groups(group_size=self._group_size)
         return self._runner.sample(num_turns=self.config.ppo.turns_per_world)
 
     def _log_round(self, rollout: Rollout, rollout_s: float, update_s: float) -> None:
@@ -255,7 +291,7 @@ class PPOVLM(Algorithm):
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`."""
-        return self._tally.report() | self._learner.report()
+        return self._tally.report() | self._learners.ask("report") | self._engine.report()
 
     def finish(self) -> None:
         """Nothing is waited for: replies are sampled in this process."""
@@ -284,15 +320,15 @@ class PPOVLM(Algorithm):
         """
         tree = {
             "runner": self._runner.save_tree(),
-            "learner": self._learner.save_tree(),
+            "learner": self._learners.ask("save_tree"),
             "tally": self._tally.save_tree(),
             "is_prepared": self._is_prepared,
             "version": self._engine.version,
             "iteration": self._iteration,
         }
-        trained = {name: value.contiguous() for name, value in self._learner.policy.trained_state().items()}
+        trained = {name: value.contiguous() for name, value in self._policy.trained_state().items()}
         save_tree(Path(checkpoint_dir), tree, PolicyFile(kind=POLICY_KIND, weights=trained))
-        self._learner.policy.images.clear()
+        self._forget_images()
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Goes on from a checkpoint of the same config, bit for bit as if there had been no stop.
@@ -302,16 +338,37 @@ class PPOVLM(Algorithm):
         """
         tree = load_tree(Path(checkpoint_dir))
         self._runner.load_tree(tree["runner"])
-        self._learner.load_tree(tree["learner"])
+        self._learners.tell("load_tree", tree["learner"])
+        self._take_over()
         self._tally.load_tree(tree["tally"])
-        self._is_prepared, self._engine.version = tree["is_prepared"], tree["version"]
+        self._is_prepared = tree["is_prepared"]
+        self._engine.take(tree["version"])
         self._iteration = tree["iteration"]
-        self._learner.policy.images.clear()
+        self._forget_images()
+
+    def _forget_images(self) -> None:
+        self._policy.images.clear()
+        self._learners.tell("forget_images")
 
     def cleanup(self) -> None:
         """Closes the worlds and lets RLlib stop the rest."""
         super().cleanup()
         self._viewer.close()
+        self._engine.close()
+
+
+def check_versions(rollout: Rollout, version: int) -> None:
+    """Passes where every turn of `rollout` was sampled with the weights of `version`; no other is learned from.
+
+    Raises:
+        RunError: something else was sampled.
+    """
+    odd = {one.move.version for row in rollout.turns for one in row if one is not None} - {version}
+    if odd:
+        raise RunError(
+            f"a rollout of version {version} of the weights has replies of version {sorted(odd)}",
+            "go on from the last checkpoint: rlvlm resume",
+        )
 
 
 def make_seat(task: str, world: EnvConfig) -> Seat:

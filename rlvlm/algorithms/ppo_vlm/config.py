@@ -236,7 +236,12 @@ class PPOConfig:
     is_value_detached: bool = False
     """Whether the critic's loss leaves the policy's body alone."""
     threads: int = 1
-    """CPU threads of torch in the learner's process."""
+    """CPU threads of torch in each learner's process."""
+    num_learners: int = 0
+    """Processes that take each step together, with the gradient of one; 0: one, in the run's own process. Of `rl4vlm`
+    each judges by itself whether a ratio exceeds `largest_ratio`, as micro-batches do."""
+    gpus_per_learner: float = 0.0
+    """GPUs that Ray sets aside for each learner of `num_learners`."""
 
     def __post_init__(self) -> None:
         _check_positive(
@@ -244,7 +249,14 @@ class PPOConfig:
             "value_lr", "max_grad_norm", "reward_scale", "temperature", "max_reply_tokens", "threads",
         )  # fmt: skip
         _check_shares(self, "algo", "final_lr", "most_unreadable")
-        _check_weights(self, "algo", "largest_kl")
+        _check_weights(self, "algo", "largest_kl", "num_learners", "gpus_per_learner")
+        if self.gpus_per_learner and not self.num_learners:
+            raise ValueError("algo.gpus_per_learner has no effect without algo.num_learners; set both or neither")
+        if self.num_learners > self.minibatch_turns:
+            raise ValueError(
+                f"algo.minibatch_turns must be >= algo.num_learners, got {self.minibatch_turns} and "
+                f"{self.num_learners}: some learners would never see a turn"
+            )
         if self.rollout_turns % self.num_worlds:
             raise ValueError(
                 f"algo.num_worlds must divide algo.rollout_turns, got {self.num_worlds} and {self.rollout_turns}"

@@ -1,33 +1,46 @@
 """Trains the policy on rollouts. RLlib builds the learner; the algorithm hands it each rollout.
 
-Log-probs and values are computed anew from exactly the prompt ids, images and reply ids that were stored.
+Log-probs and values are computed anew from exactly the prompt ids, images and reply ids that were stored. Several
+learners take each step together, see `algorithms.learners`.
 """
 # pyright: reportAttributeAccessIssue=false
 # RLlib types configs and modules by their base classes
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from torch import Tensor, nn
 
 from rlvlm import metrics
+from rlvlm.algorithms.learners import add_up, add_up_gradients, own_share, shared_out
 from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.ppo_vlm.objectives import Loss, Minibatch, Objective, Outcome, build_objective
 from rlvlm.algorithms.ppo_vlm.play import PlayedTurn
 from rlvlm.algorithms.ppo_vlm.runner import Rollout
 from rlvlm.algorithms.seats import Scene
+from rlvlm.envs.registry import make_world
 from rlvlm.errors import NumericsError
 from rlvlm.policies.vlm.policy import NO_REPLY, ReadReplies, VLMPolicy
 from rlvlm.types.sampling import ReplyTokens
 
 _FARTHEST = 2.0
 """Log-ratios beyond count as this when the divergence of an update is measured."""
+_LOSS = "loss"
+_MEASURED = (
+    metrics.PPO_POLICY_LOSS,
+    metrics.PPO_VALUE_LOSS,
+    metrics.PPO_KL,
+    metrics.PPO_CLIPPED,
+    metrics.PPO_FIRST_RATIO_ERROR,
+)
+"""What `_measure` tells of a minibatch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,10 +81,12 @@ class ReplyLearner(TorchLearner):
         self.objective = build_objective(ppo.objective)
         self.num_updates = 0
         assert self.config.seed is not None, "PPOVLMConfig always has a seed"
+        self._seed = self.config.seed
         self._generator = torch.Generator().manual_seed(self.config.seed)
         self._latest: dict[str, float] = {}
         self._start: dict[str, Tensor] = {}
         self._reference: VLMPolicy | None = None
+        self._world: Any = None
         self._parameters = [*self.policy.backbone_parameters(), *self.policy.head_parameters()]
         self._optimizer = torch.optim.AdamW(
             [
@@ -83,6 +98,12 @@ class ReplyLearner(TorchLearner):
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Nothing to register: the learner's own optimiser takes the steps."""
+
+    def _map_module_to_device(self, module: Any) -> None:
+        """The policy lies where its own config says; RLlib would move it to the CPU."""
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """Gradients are summed here, so that shares may be uneven; RLlib's wrapper would average them."""
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
         """RLlib's own path from episodes to a loss, which this learner does not take.
@@ -107,6 +128,7 @@ class ReplyLearner(TorchLearner):
             progress: share of the run that is done, in [0, 1]; step sizes fall with it.
         """
         ppo = self._ppo
+        self._look(rollout)
         fall = ppo.final_lr + (1 - ppo.final_lr) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         for group, lr in zip(self._optimizer.param_groups, (ppo.lr, ppo.value_lr), strict=True):
             group["lr"] = lr * fall
@@ -125,32 +147,68 @@ class ReplyLearner(TorchLearner):
             metrics.PPO_UPDATES: float(self.num_updates),
         }
 
+    def weights(self) -> dict[str, Tensor]:
+        """Everything that learns, on the CPU: what others act with."""
+        return {name: value.cpu() for name, value in self.policy.trained_state().items()}
+
+    def take_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes over what `weights` of an equal policy gave: all learners begin alike."""
+        self.policy.load_trained_state(weights)
+
+    def _look(self, rollout: Rollout) -> None:
+        """Draws and encodes what the policy has not seen here: others may have played."""
+        keys = list(rollout.snapshots)
+        missing = [keys[place] for place in self.policy.images.missing(keys)]
+        if not missing:
+            return
+        if self._world is None:
+            self._world = make_world(self.config.task, self.config.world, self._seed)
+        for chunk in _chunks(missing, self._ppo.microbatch_turns):
+            frames = self._world.draw(np.stack([rollout.snapshots[key] for key in chunk]))
+            self.policy.show(chunk, frames)
+
+    def forget_images(self) -> None:
+        """Leaves no features behind: who goes on from a checkpoint has none either."""
+        self.policy.images.clear()
+
     def _minibatches(self, count: int) -> Iterator[Tensor]:
         """Rows of each step, epoch by epoch."""
         for _ in range(self._ppo.epochs):
             yield from torch.randperm(count, generator=self._generator).split(self._ppo.minibatch_turns)
 
     def _step(self, columns: Columns, rows: Tensor) -> dict[str, float]:
-        """One step of the optimiser on some rows, which go through the policy in micro-batches."""
+        """One step of the optimiser on some rows, which go through the policy in micro-batches.
+
+        Every learner takes the same step, having gone through its share of the rows.
+        """
         self._optimizer.zero_grad()
-        reading: dict[str, float] = {}
-        for part in rows.split(self._ppo.microbatch_turns):
+        reading: dict[str, float] = {name: 0.0 for name in (_LOSS, *_MEASURED)}
+        is_warming_up = self.num_updates < self.objective.value_warm_up
+        for part in own_share(rows).split(self._ppo.microbatch_turns):
+            if not len(part):
+                continue
             share = len(part) / len(rows)
             batch = self._batch(columns, part)
             loss = self.objective.loss(batch)
-            is_warming_up = self.num_updates < self.objective.value_warm_up
             total = loss.value if is_warming_up else loss.policy + loss.value + loss.rest
-            if not bool(total.detach().isfinite()):
-                raise NumericsError(
-                    f"a loss is not finite after {self.num_updates} updates",
-                    "resume from the last checkpoint with smaller --algo.lr and --algo.value-lr",
-                )
             (share * total).backward()
-            for name, value in _measure(batch, loss).items():
-                reading[name] = reading.get(name, 0.0) + share * value
+            for name, value in ({_LOSS: float(total.detach())} | _measure(batch, loss)).items():
+                reading[name] += share * value
+        add_up_gradients(self._parameters)
+        reading = self._added_up(reading)
+        if not math.isfinite(reading.pop(_LOSS)):
+            raise NumericsError(
+                f"a loss is not finite after {self.num_updates} updates",
+                "resume from the last checkpoint with smaller --algo.lr and --algo.value-lr",
+            )
         reading[metrics.PPO_GRAD_NORM] = float(nn.utils.clip_grad_norm_(self._parameters, self._ppo.max_grad_norm))
         self._optimizer.step()
         return reading
+
+    def _added_up(self, reading: dict[str, float]) -> dict[str, float]:
+        """`reading` summed over all learners; they decide by it, so it is the same in each."""
+        values = torch.tensor(list(reading.values()), dtype=torch.float64, device=self.policy.device)
+        return dict(zip(reading, add_up(values).tolist(), strict=True))
 
     def _batch(self, columns: Columns, rows: Tensor) -> Minibatch:
         """Some rows as they were sampled and as the policy sees them now."""
@@ -198,10 +256,10 @@ class ReplyLearner(TorchLearner):
         turns = [played for row in rollout.turns for played in row if played is not None]
         device, actions = self.policy.device, torch.tensor([_action(one) for one in turns])
         tokens = [one.move.tokens for one in turns]
-        log_probs = _padded([torch.from_numpy(one.move.log_probs) for one in turns]).to(device)
+        log_probs = _padded([torch.tensor(one.move.log_probs) for one in turns]).to(device)
         is_reply = _padded([torch.ones(len(one.move.log_probs), dtype=torch.bool) for one in turns]).to(device)
         values = torch.tensor([one.move.value for one in turns])
-        token_values = self._token_values(tokens) if self.objective.judges_tokens else None
+        token_values = _padded(shared_out(tokens, self._token_values)) if self.objective.judges_tokens else None
         outcome = self._outcome(rollout, live, turns, token_values, is_reply)
         credit = self.objective.credit(outcome)
         return Columns(
@@ -213,7 +271,9 @@ class ReplyLearner(TorchLearner):
             values=(values if token_values is None else token_values).to(device),
             advantages=credit.advantages[live].float().to(device),
             returns=None if credit.returns is None else credit.returns[live].float().to(device),
-            reference=self._reference_log_probs(tokens) if self.objective.needs_reference else None,
+            reference=_padded(shared_out(tokens, self._reference_log_probs)).to(device)
+            if self.objective.needs_reference
+            else None,
         )
 
     def _outcome(
@@ -253,12 +313,15 @@ class ReplyLearner(TorchLearner):
                 if played.outcome.is_end or t + 1 == len(rollout.turns):
                     cut.append((t, w, played.outcome.following))
         after = torch.where(ends, 0.0, after) * live
-        with torch.no_grad():
-            for chunk in _chunks(cut, self._ppo.microbatch_turns):
-                asked = [self._prompt(scene) for _, _, scene in chunk]
-                for (t, w, _), value in zip(chunk, self.policy.values(asked).tolist(), strict=True):
-                    after[t, w] = value
+        for (t, w, _), value in zip(cut, shared_out([scene for _, _, scene in cut], self._values), strict=True):
+            after[t, w] = value
         return after
+
+    @torch.no_grad()
+    def _values(self, scenes: Sequence[Scene]) -> list[float]:
+        """The critic of each scene."""
+        chunks = _chunks([self._prompt(scene) for scene in scenes], self._ppo.microbatch_turns)
+        return [value for chunk in chunks for value in self.policy.values(chunk).tolist()]
 
     def _prompt(self, scene: Scene) -> ReplyTokens:
         (seen,) = self.policy.images.get([scene.image])
@@ -281,18 +344,18 @@ class ReplyLearner(TorchLearner):
         return found
 
     @torch.no_grad()
-    def _token_values(self, tokens: Sequence[ReplyTokens]) -> Tensor:
-        """[M, N] the critic before each token, by the policy as it is now."""
+    def _token_values(self, tokens: Sequence[ReplyTokens]) -> list[Tensor]:
+        """[N] of each reply, the critic before each token, by the policy as it is now."""
         parts = []
         for chunk in _chunks(tokens, self._ppo.microbatch_turns):
             values = self.policy.read(chunk, temperature=self._ppo.temperature, with_token_values=True).token_values
             assert values is not None
-            parts += [row[: len(one.reply_ids)] for row, one in zip(values, chunk, strict=True)]
-        return _padded(parts)
+            parts += [row[: len(one.reply_ids)].cpu() for row, one in zip(values, chunk, strict=True)]
+        return parts
 
     @torch.no_grad()
-    def _reference_log_probs(self, tokens: Sequence[ReplyTokens]) -> Tensor:
-        """[M, N] of the policy that PPO started with: a frozen copy, or the base without its adapter."""
+    def _reference_log_probs(self, tokens: Sequence[ReplyTokens]) -> list[Tensor]:
+        """[N] of each reply, by the policy that PPO started with: a frozen copy, or the base without its adapter."""
         parts: list[Tensor] = []
         for chunk in _chunks(tokens, self._ppo.microbatch_turns):
             if self._reference is not None:
@@ -300,8 +363,8 @@ class ReplyLearner(TorchLearner):
             else:
                 with self.policy.without_adapter():
                     table = self.policy.read(chunk, temperature=self._ppo.temperature).log_probs
-            parts += [row[: len(one.reply_ids)] for row, one in zip(table, chunk, strict=True)]
-        return _padded(parts)
+            parts += [row[: len(one.reply_ids)].cpu() for row, one in zip(table, chunk, strict=True)]
+        return parts
 
     def report(self) -> dict[str, float]:
         """Means over the newest update; nothing before the first."""
@@ -328,8 +391,8 @@ class ReplyLearner(TorchLearner):
             {name: torch.as_tensor(value).to(own[name].dtype) for name, value in tree["trained"].items()}
         )
         saved = self._optimizer.state_dict()
-        saved["state"] = {
-            int(number): {name: torch.as_tensor(value) for name, value in state.items()}
+        saved["state"] = {  # copied: the tree may lie in memory that other learners read too, and Adam writes in place
+            int(number): {name: torch.as_tensor(value).clone() for name, value in state.items()}
             for number, state in tree["adam"].items()
         }
         self._optimizer.load_state_dict(saved)

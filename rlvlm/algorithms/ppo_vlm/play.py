@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlvlm.algorithms.seats import Scene, Seat, TurnOutcome
-from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.engine import Engine
 from rlvlm.types.sampling import ReplyRequest, ReplyTokens
 from rlvlm.types.steps import FloatArray
 from rlvlm.types.turns import TurnEpisode
@@ -42,12 +42,12 @@ class Hand:
     """Asks a policy engine for the moves of many seats at once, showing it what it has not seen.
 
     Args:
-        engine: in process.
+        engine: in process or served.
         max_reply_tokens: a reply is cut after so many.
         temperature: of sampling.
     """
 
-    def __init__(self, engine: PolicyEngine, max_reply_tokens: int, temperature: float) -> None:
+    def __init__(self, engine: Engine, max_reply_tokens: int, temperature: float) -> None:
         self._engine = engine
         self._max_reply_tokens = max_reply_tokens
         self._temperature = temperature
@@ -66,7 +66,7 @@ class Hand:
             ReplyRequest(prompt=scene.prompt, image=scene.image, seed=seed)
             for scene, seed in zip(scenes, seeds, strict=True)
         ]
-        if self._engine.policy.config.acts == "head":
+        if self._engine.acts == "head":
             return [
                 Move(
                     text=seat.world.action_text(one.action),

@@ -1,6 +1,6 @@
 """Plays the worlds with the learner's policy, in its process. RLlib builds the runner and the algorithm calls it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from ray.rllib.env.env_runner import EnvRunner
 from rlvlm.algorithms.ppo_vlm.play import Hand, PlayedTurn
 from rlvlm.algorithms.seats import Seat
 from rlvlm.envs.registry import make_world
+from rlvlm.types.steps import FloatArray
 from rlvlm.types.turns import TurnEpisode
 
 _FIRST_TRAINING_SEED = 2**32
@@ -28,6 +29,8 @@ class Rollout:
     """Those that ended."""
     groups: Sequence[int]
     """[W] worlds with the same number started from the same seed."""
+    snapshots: Mapping[bytes, FloatArray]
+    """[S] from which each image can be drawn, by its key: of every turn and of every state after a cut."""
 
     def __len__(self) -> int:
         return sum(played is not None for row in self.turns for played in row)
@@ -60,15 +63,18 @@ class TurnRunner(EnvRunner):
     ) -> Rollout:
         """`num_turns` turns of every world; an episode that ends is followed by the next at once."""
         rows, episodes = [], []
+        snapshots: dict[bytes, FloatArray] = {}
         for _ in range(num_turns):
-            row = self._turn_of(self.seats)
+            row = self._turn_of(self.seats, snapshots)
             for seat, played in zip(self.seats, row, strict=True):
                 if played.outcome.episode is not None:
                     episodes.append(played.outcome.episode)
                     seat.begin(self._fresh_seed())
             rows.append(row)
-        self.hand.show(self.seats, [seat.scene for seat in self.seats])  # the critic is asked about the last states
-        return Rollout(turns=rows, episodes=episodes, groups=range(len(self.seats)))
+        last = [seat.scene for seat in self.seats]
+        self.hand.show(self.seats, last)  # the critic is asked about the last states
+        snapshots |= {scene.image: seat.turn.snapshot for seat, scene in zip(self.seats, last, strict=True)}
+        return Rollout(turns=rows, episodes=episodes, groups=range(len(self.seats)), snapshots=snapshots)
 
     def sample_groups(self, *, group_size: int) -> Rollout:
         """One whole episode of every world; `group_size` neighbours start from the same seed."""
@@ -77,10 +83,12 @@ class TurnRunner(EnvRunner):
         for seat, group in zip(self.seats, groups, strict=True):
             seat.begin(seeds[group])
         rows, episodes, still = [], [], list(range(len(self.seats)))
+        snapshots: dict[bytes, FloatArray] = {}
         while still:
             row: list[PlayedTurn | None] = [None] * len(self.seats)
             going_on = []
-            for place, played in zip(still, self._turn_of([self.seats[place] for place in still]), strict=True):
+            played_now = self._turn_of([self.seats[place] for place in still], snapshots)
+            for place, played in zip(still, played_now, strict=True):
                 row[place] = played
                 if played.outcome.episode is None:
                     going_on.append(place)
@@ -88,16 +96,21 @@ class TurnRunner(EnvRunner):
                     episodes.append(played.outcome.episode)
             rows.append(row)
             still = going_on
-        return Rollout(turns=rows, episodes=episodes, groups=groups)
+        return Rollout(turns=rows, episodes=episodes, groups=groups, snapshots=snapshots)
 
-    def _turn_of(self, seats: Sequence[Seat]) -> list[PlayedTurn]:
-        """A turn of each seat; states that a time limit cut off are shown to the policy, whose critic is asked next."""
+    def _turn_of(self, seats: Sequence[Seat], snapshots: dict[bytes, FloatArray]) -> list[PlayedTurn]:
+        """A turn of each seat, whose images' snapshots are added to `snapshots`.
+
+        States that a time limit cut off are shown to the policy: its critic is asked about them next.
+        """
+        snapshots |= {seat.scene.image: seat.turn.snapshot for seat in seats}
         moves = self.hand.moves(seats, [int(self._noise.integers(2**63)) for _ in seats])
         row = []
         for seat, move in zip(seats, moves, strict=True):
             outcome = seat.play(move.text)
             if outcome.is_end and not outcome.is_terminated:
                 self.hand.show([seat], [outcome.following])
+                snapshots[outcome.following.image] = seat.turn.snapshot
             row.append(PlayedTurn(move=move, outcome=outcome))
         return row
 

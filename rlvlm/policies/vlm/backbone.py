@@ -43,6 +43,8 @@ class Backbone:
         """The token that keeps a place for a visual token."""
         self.text_config: Any = model.config.get_text_config()
         """The language model's: a cache of keys and values is made from it."""
+        self.window: int = self.text_config.max_position_embeddings
+        """Tokens of prompt and reply that the language model has positions for."""
         self.banned_ids = self._banned(tokenizer)
         """[banned] tokens that a reply may not hold: those of images, padding and the chat's format, and ids without a
         token. They are masked when sampling and when recomputing, or the two distributions would differ."""
@@ -67,7 +69,7 @@ class Backbone:
         """[R, P] rotary positions of one prompt: time, height and width, or one row for models without these."""
         key = prompt_ids.tobytes(), grid
         if key not in self._positions:
-            ids = torch.from_numpy(prompt_ids)[None]
+            ids = torch.tensor(prompt_ids)[None]
             places = torch.arange(len(prompt_ids))[None]
             if hasattr(self.model.model, "get_rope_index"):
                 kinds = (ids == self.image_id).int()

@@ -1,20 +1,65 @@
-"""Sampling replies in process, many at once. The learner recomputes log-probs; the ones given here are a check.
+"""Sampling replies, many at once: what an engine is, and the one in process. The learner recomputes log-probs; the ones
+given here are a check.
 
 A batch goes through the language model once for its prompts and then once per token, with keys and values kept. Images
 are encoded when they are shown, not when they are asked about.
 """
 
 from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from rlvlm.errors import UsageError
 from rlvlm.policies.vlm.padding import Padded
 from rlvlm.policies.vlm.policy import NO_REPLY, VLMPolicy
 from rlvlm.types.sampling import ReplyRequest, ReplyTokens, SampledAction, SampledReply
 from rlvlm.types.steps import Frames
+
+
+class Engine(Protocol):
+    """Samples replies of a policy, wherever it runs; every reply says which version of the weights gave it."""
+
+    version: int
+    """Of the weights that replies are sampled with now."""
+
+    @property
+    def acts(self) -> Literal["text", "head"]:
+        """Whether it is asked for replies or, having an action head, for actions."""
+        ...
+
+    def take(self, version: int) -> None:
+        """From now on replies are sampled with the weights that the trained policy has now, and carry `version`."""
+        ...
+
+    def missing(self, images: Sequence[bytes]) -> list[int]:
+        """Places in `images` that must be shown before they can be asked about."""
+        ...
+
+    def show(self, images: Sequence[bytes], frames: Frames) -> None:
+        """Keeps `frames` [N, H, W, 3] under the keys `images`."""
+        ...
+
+    def reply(
+        self, requests: Sequence[ReplyRequest], *, max_new_tokens: int, temperature: float = 1.0, greedy: bool = False
+    ) -> list[SampledReply]:
+        """Replies to `requests`, in their order; see `PolicyEngine.reply`."""
+        ...
+
+    def act(self, requests: Sequence[ReplyRequest], *, greedy: bool = False) -> list[SampledAction]:
+        """Actions of a policy with an action head, in the order of `requests`."""
+        ...
+
+    def report(self) -> dict[str, float]:
+        """What the engine knows of itself, by names of `rlvlm.metrics`."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the engine holds beside the policy."""
+        ...
 
 
 class PolicyEngine:
@@ -29,7 +74,23 @@ class PolicyEngine:
         self.policy = policy
         self.max_batch = max_batch
         self.version = 0
-        """Of the policy's weights; whoever changes them counts it up."""
+        """Of the policy's weights."""
+
+    @property
+    def acts(self) -> Literal["text", "head"]:
+        """By text, or by an action head."""
+        return self.policy.config.acts
+
+    def take(self, version: int) -> None:
+        """The weights are the policy's own and need no taking: they are called `version` from now on."""
+        self.version = version
+
+    def report(self) -> dict[str, float]:
+        """Nothing that the policy does not say itself."""
+        return {}
+
+    def close(self) -> None:
+        """There is nothing beside the policy."""
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
         """Places in `images` that must be shown before they can be asked about."""
@@ -57,6 +118,7 @@ class PolicyEngine:
 
         Raises:
             MachineError: an image was not shown.
+            UsageError: a prompt and its reply would be longer than the model's window; a prompt is never cut.
         """
         if max_new_tokens < 1 or temperature <= 0:
             raise ValueError(f"need max_new_tokens >= 1 and temperature > 0, got {max_new_tokens} and {temperature}")
@@ -69,7 +131,7 @@ class PolicyEngine:
         actions = []
         for begin in range(0, len(requests), self.max_batch):
             chunk = requests[begin : begin + self.max_batch]
-            asked = self._asked(chunk)
+            asked = self._asked(chunk, room=0)
             log_probs, values = self.policy.act_log_probs(asked)
             noise = None if greedy else _uniforms(chunk, 1)[0]
             chosen = _draw(log_probs, noise)
@@ -82,21 +144,30 @@ class PolicyEngine:
             ]
         return actions
 
-    def _asked(self, requests: Sequence[ReplyRequest]) -> list[ReplyTokens]:
+    def _asked(self, requests: Sequence[ReplyRequest], room: int) -> list[ReplyTokens]:
+        """The prompts of `requests`, each with `room` for so many tokens of a reply."""
         seen = self.policy.images.get([request.image for request in requests])
-        return [
+        asked = [
             ReplyTokens(
                 prompt_ids=self.policy.encode(request.prompt, image.size_px), image=request.image, reply_ids=NO_REPLY
             )
             for request, image in zip(requests, seen, strict=True)
         ]
+        longest, window = max((len(one.prompt_ids) for one in asked), default=0), self.policy.backbone.window
+        if longest + room > window:
+            raise UsageError(
+                f"a prompt has {longest:,} tokens and its reply may have {room}; the model's window holds {window:,}",
+                "lower --policy.max-pixels (smaller images) or --algo.max-reply-tokens, or take a model with a larger "
+                "window",
+            )
+        return asked
 
     @torch.no_grad()
     def _reply(
         self, requests: Sequence[ReplyRequest], max_new_tokens: int, temperature: float, greedy: bool
     ) -> list[SampledReply]:
         policy = self.policy
-        asked = self._asked(requests)
+        asked = self._asked(requests, max_new_tokens)
         noise = None if greedy else _uniforms(requests, max_new_tokens)
         padded = policy.pad(asked)
         cache = DynamicCache(config=policy.backbone.text_config)

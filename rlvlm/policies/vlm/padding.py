@@ -58,8 +58,8 @@ def pad(
     where = torch.zeros((positions[0].shape[0], *ids.shape), dtype=torch.long)
     for row, (prompt, place, reply) in enumerate(zip(prompts, positions, replies, strict=True)):
         begin, end = width - len(prompt), width + len(reply)
-        ids[row, begin:width] = torch.from_numpy(prompt)
-        ids[row, width:end] = torch.from_numpy(reply)
+        ids[row, begin:width] = torch.tensor(prompt)
+        ids[row, width:end] = torch.tensor(reply)
         attention[row, begin:end] = 1
         where[:, row, begin:width] = place
         where[:, row, width:] = place.max() + 1 + torch.arange(room)

@@ -10,6 +10,7 @@ from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.config import RunConfig, at_most
+from rlvlm.serving.config import EngineConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +19,7 @@ class PolicyRunConfig(RunConfig):
 
     pipeline: ClassVar[str] = "policy"
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
     algo: PPOConfig = field(default_factory=PPOConfig)
 
@@ -41,8 +43,8 @@ class PolicyRunConfig(RunConfig):
 
     @property
     def num_workers(self) -> int:
-        """Worlds and learner share one process."""
-        return 0
+        """Learners and copies of the policy in processes of their own, and Serve's for the latter."""
+        return self.algo.num_learners + self.engine.num_replicas + bool(self.engine.num_replicas)
 
     @property
     def reward_name(self) -> str:

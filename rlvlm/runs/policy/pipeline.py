@@ -1,7 +1,7 @@
 """How a run of a VLM policy is built, written down and shown."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 from rlvlm.algorithms.evaluation import Player
-from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig, load_start, load_trained_policy, make_seat
+from rlvlm.algorithms.ppo_vlm.algorithm import (
+    PPOVLM,
+    MakeEngine,
+    PPOVLMConfig,
+    load_start,
+    load_trained_policy,
+    make_seat,
+)
 from rlvlm.algorithms.ppo_vlm.panel import ROWS
 from rlvlm.algorithms.ppo_vlm.play import Hand
 from rlvlm.algorithms.ppo_vlm.player import ScriptPlayer, TurnsPlayer
@@ -25,6 +32,8 @@ from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.pipeline import Draw, Players
 from rlvlm.runs.policy.config import PolicyRunConfig
 from rlvlm.runs.session import built
+from rlvlm.serving.apps import running_policy
+from rlvlm.serving.engine import ServedEngine
 from rlvlm.types.steps import FloatArray, Frames
 
 
@@ -47,7 +56,10 @@ class PolicyPipeline:
             .learning(ppo=config.algo, sft=config.sft, total_steps=config.steps)
             .debugging(seed=config.seed)
         )
-        with built(settings) as algorithm:
+        with ExitStack() as stack:
+            if config.engine.num_replicas:
+                settings.acting(make_policy=partial(make_policy, config.policy), make_engine=_served(config, stack))
+            algorithm = stack.enter_context(built(settings))
             assert isinstance(algorithm, PPOVLM), "what its config builds"
             self._algorithm = algorithm
             yield algorithm
@@ -119,6 +131,22 @@ class NoRecords:
 def make_policy(config: PolicyConfig, num_actions: int) -> VLMPolicy:
     """The policy of `config`, for a world with so many actions; `partial(make_policy, config)` pickles."""
     return load_policy(config, num_actions)
+
+
+def _served(config: PolicyRunConfig, stack: ExitStack) -> MakeEngine:
+    """Makes the engine over a Serve app of the policy, which is started now and lasts as long as `stack`."""
+    seat = make_seat(config.task, config.env)
+    num_actions = len(seat.world.action_names)
+    seat.world.close()
+    engine = config.engine
+    batch_size = -(-config.algo.num_worlds // engine.num_replicas)
+    app = stack.enter_context(
+        running_policy(config.policy, num_actions, engine.placement, config.task, batch_size=batch_size)
+    )
+
+    return partial(
+        ServedEngine, app, num_replicas=engine.num_replicas, timeout_s=engine.timeout_s, retries=engine.retries
+    )
 
 
 _PAGE_EPISODES = 24

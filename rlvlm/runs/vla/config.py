@@ -33,8 +33,8 @@ class VLARunConfig(RunConfig):
 
     @property
     def num_workers(self) -> int:
-        """Worlds and learner share one process."""
-        return 0
+        """Learners in processes of their own."""
+        return self.algo.num_learners
 
     @property
     def reward_name(self) -> str:

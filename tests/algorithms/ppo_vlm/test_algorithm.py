@@ -18,6 +18,7 @@ from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.folders import save_trained
 from rlvlm.errors import UsageError
 from tests.algorithms.ppo_vlm.tiny_runs import build
+from tests.tiny_policy import FAMILIES
 
 pytestmark = pytest.mark.ray
 
@@ -46,6 +47,10 @@ def assert_equal_weights(left: dict[str, torch.Tensor], right: dict[str, torch.T
         assert torch.equal(value, right[name]), name
 
 
+def reference(learner: Any, tokens: Any) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(learner._reference_log_probs(tokens), batch_first=True)
+
+
 @pytest.mark.parametrize(
     ("objective", "policy"),
     [
@@ -69,6 +74,27 @@ def test_a_round_with_every_objective(make: Any, objective: Any, policy: dict[st
     # Replies of random weights are alike in worth, so groups have nothing to compare; all others learn.
     moved = any(not torch.equal(value, before[name]) for name, value in weights(algorithm).items())
     assert moved or algorithm._learner.objective.group_size > 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("acts", ["text", "head"])
+def test_every_family_is_taught_and_learns_by_an_adapter_alone(make: Any, family: str, acts: str):
+    algorithm = make(
+        HeadConfig() if acts == "head" else TokenPPOConfig(kl_weight=0.05),
+        {"learns": "lora", "lora_rank": 4, "acts": acts},
+        SFTConfig(turns=8, updates=2, batch_turns=4, eval_episodes=0),
+        family=family,
+        rollout_turns=8,
+    )
+    before = weights(algorithm)
+    assert all("lora" in name or "head" in name for name in before), "the base is frozen"
+    algorithm.prepare(lambda line: None)
+    taught = weights(algorithm)
+    algorithm.train()
+    report, after = algorithm.report(), weights(algorithm)
+    assert np.isfinite(report[metrics.SFT_LOSS]) and report[metrics.PPO_FIRST_RATIO_ERROR] <= 1e-4
+    for earlier, later in ((before, taught), (taught, after)):
+        assert any("lora" in name and not torch.equal(value, later[name]) for name, value in earlier.items())
 
 
 def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
@@ -150,11 +176,11 @@ def test_the_reference_stays_where_ppo_started(make: Any, policy: dict[str, Any]
     learner = algorithm._learner
     algorithm.prepare(lambda line: None)
     tokens = [played.move.tokens for played in algorithm._play().turns[0] if played is not None]
-    began = learner._reference_log_probs(tokens)
+    began = reference(learner, tokens)
     with torch.no_grad():
         torch.testing.assert_close(began, learner.policy.read(tokens).log_probs, rtol=0, atol=1e-5)
     algorithm.train()
-    torch.testing.assert_close(learner._reference_log_probs(tokens), began, rtol=0, atol=1e-5)
+    torch.testing.assert_close(reference(learner, tokens), began, rtol=0, atol=1e-5)
     with torch.no_grad():
         assert (learner.policy.read(tokens).log_probs - began).abs().max() > 1e-4, "the policy itself moves on"
 

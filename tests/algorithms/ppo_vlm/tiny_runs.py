@@ -11,7 +11,7 @@ from rlvlm.envs.registry import task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
-from tests.tiny_vlm import save_tiny_vlm
+from tests.tiny_vlm import save_tiny_llava_next, save_tiny_vlm
 
 
 def make_policy(num_actions: int, *, folder: str, **settings: Any) -> VLMPolicy:
@@ -24,10 +24,12 @@ def build(
     objective: ObjectiveConfig | None = None,
     policy: dict[str, Any] | None = None,
     sft: SFTConfig | None = None,
+    make_engine: Any = None,
+    family: str = "qwen3_vl",
     **ppo: Any,
 ) -> PPOVLM:
     """The algorithm; `folder` is where the model's files are put."""
-    save_tiny_vlm(folder, "qwen3_vl")
+    save_tiny_llava_next(folder) if family == "llava_next" else save_tiny_vlm(folder, family)
     settings: dict[str, Any] = {
         "num_worlds": 4,
         "rollout_turns": 12,
@@ -37,7 +39,9 @@ def build(
     config = (
         PPOVLMConfig()
         .worlds(task="number_line", world=task_env("number_line"))
-        .acting(make_policy=functools.partial(make_policy, folder=str(folder), **(policy or {})))
+        .acting(
+            make_policy=functools.partial(make_policy, folder=str(folder), **(policy or {})), make_engine=make_engine
+        )
         .learning(
             ppo=PPOConfig(objective=objective or TokenPPOConfig(), **settings),
             sft=sft or SFTConfig(turns=0),

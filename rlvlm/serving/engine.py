@@ -1,0 +1,160 @@
+"""A policy that samples elsewhere, in one or more replicas behind Ray Serve; looks like the engine in process."""
+
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from rlvlm import metrics
+from rlvlm.errors import MachineError, ModelUnavailable
+from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.serving.calls import REFUSED, AppCalls
+from rlvlm.serving.replicas.policy import ReplyCall, ReplyReceipt, Sampled, Sampling
+from rlvlm.serving.weights import Weights, packed
+from rlvlm.types.sampling import ReplyRequest, ReplyTokens, SampledAction, SampledReply
+from rlvlm.types.steps import Frames
+
+
+class ServedEngine:
+    """The `Engine` protocol over a Serve app.
+
+    Turns go out in pieces cut by position alone, each of them a batch of a replica: with one client the model sees the
+    same batches whatever the timing. A piece that is lost with its replica is sent again; replies follow from their
+    seeds, so a turn has one reply however often it was asked for. Every piece names the version of the weights that is
+    to answer it, and an answer of another version is none.
+
+    Args:
+        app: name of the Serve application.
+        policy: that is trained here; its weights are what the replicas answer with once `take` was called.
+        probe: a fixed reply, by which every replica that takes weights over is compared with `policy`.
+        frame: [1, H, W, 3] its image.
+        num_replicas: pieces sent at once.
+        timeout_s: longest wait for one piece.
+        retries: tries after the first.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        policy: VLMPolicy,
+        probe: ReplyTokens,
+        frame: Frames,
+        *,
+        num_replicas: int = 1,
+        timeout_s: float = 120.0,
+        retries: int = 4,
+    ) -> None:
+        self.version = 0
+        """Of the weights that replies are sampled with now."""
+        self._policy = policy
+        self._probe, self._frame = probe, frame
+        self._num_replicas = num_replicas
+        self._weights: Weights | None = None
+        self._frames: OrderedDict[bytes, Frames] = OrderedDict()
+        self._bytes, self._max_bytes = 0, policy.config.cache_mib << 20
+        self._sync_error = 0.0
+        self._num_retries = 0
+        self._pool = ThreadPoolExecutor(2 * num_replicas, thread_name_prefix="policy-request")
+        self._calls = AppCalls(
+            app,
+            what="policy",
+            section="engine",
+            unavailable=ModelUnavailable,
+            timeout_s=timeout_s,
+            retries=retries,
+            note=self._note,
+        )
+
+    @property
+    def acts(self) -> Literal["text", "head"]:
+        """By text, or by an action head."""
+        return self._policy.config.acts
+
+    def take(self, version: int) -> None:
+        """Puts the policy's present weights where every replica finds them as soon as it is asked for `version`."""
+        if self._policy.images.missing([self._probe.image]):
+            self._policy.show([self._probe.image], self._frame)
+        self._weights = packed(self._policy, version, self._probe, self._frame)
+        self.version, self._sync_error = version, 0.0
+
+    def missing(self, images: Sequence[bytes]) -> list[int]:
+        """Places in `images` that must be shown before they can be asked about."""
+        wanted: dict[bytes, int] = {}
+        for place, key in enumerate(images):
+            if key in self._frames:
+                self._frames.move_to_end(key)
+            else:
+                wanted.setdefault(key, place)
+        return list(wanted.values())
+
+    def show(self, images: Sequence[bytes], frames: Frames) -> None:
+        """Keeps `frames` [N, H, W, 3] under the keys `images`; the least recently used leave where room is short."""
+        for key, frame in zip(images, frames, strict=True):
+            self._bytes += frame.nbytes - (self._frames[key].nbytes if key in self._frames else 0)
+            self._frames[key] = frame
+            self._frames.move_to_end(key)
+        while self._bytes > self._max_bytes and len(self._frames) > len(images):
+            self._bytes -= self._frames.popitem(last=False)[1].nbytes
+
+    def reply(
+        self, requests: Sequence[ReplyRequest], *, max_new_tokens: int, temperature: float = 1.0, greedy: bool = False
+    ) -> list[SampledReply]:
+        """Replies to `requests`, in their order; see `PolicyEngine.reply`.
+
+        Raises:
+            ModelUnavailable: a piece was not answered within its tries, or no replica could take the weights over.
+            UsageError: a prompt and its reply would be longer than the model's window.
+        """
+        return self._asked(requests, Sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy))
+
+    def act(self, requests: Sequence[ReplyRequest], *, greedy: bool = False) -> list[SampledAction]:
+        """Actions of a policy with an action head, in the order of `requests`."""
+        return self._asked(requests, Sampling(max_new_tokens=1, temperature=1.0, greedy=greedy))
+
+    def report(self) -> dict[str, float]:
+        """How far replicas were off when they took the present weights over, and what was sent again."""
+        return {metrics.ENGINE_SYNC_ERROR: self._sync_error, metrics.ENGINE_RETRIES: float(self._num_retries)}
+
+    def close(self) -> None:
+        """Ends the threads that wait for answers."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _asked(self, requests: Sequence[ReplyRequest], sampling: Sampling) -> list[Any]:
+        size = max(1, -(-len(requests) // self._num_replicas))
+        calls = [self._call(requests[begin : begin + size], sampling) for begin in range(0, len(requests), size)]
+        return [answer for answers in self._pool.map(self._answers, calls) for answer in answers]
+
+    def _call(self, requests: Sequence[ReplyRequest], sampling: Sampling) -> ReplyCall:
+        try:
+            frames = tuple(self._frames[request.image] for request in requests)
+        except KeyError as error:
+            raise MachineError(
+                f"image {error} was not shown to the engine, or its cache is smaller than a batch",
+                "raise --policy.cache-mib",
+            ) from error
+        return ReplyCall(
+            key=uuid.uuid4().hex,
+            requests=tuple(requests),
+            frames=frames,
+            sampling=sampling,
+            weights=self._weights,
+        )
+
+    def _answers(self, call: ReplyCall) -> list[Sampled]:
+        """The answers to one piece, once they are known to be those that were asked for."""
+
+        def checked(receipt: ReplyReceipt) -> list[Sampled]:
+            version, answers = 0 if call.weights is None else call.weights.version, receipt.answers
+            asked = [request.image for request in call.requests]
+            if [answer.tokens.image for answer in answers] != asked:
+                raise ModelUnavailable("the policy's app answered a turn that was not asked about")
+            if any(answer.version != version for answer in answers):
+                raise ModelUnavailable(f"the policy's app answered with other weights than version {version}")
+            self._sync_error = max(self._sync_error, receipt.sync_error)
+            return answers
+
+        return self._calls.call("ask", call, check=checked)
+
+    def _note(self, reason: str) -> None:
+        self._num_retries += reason != REFUSED

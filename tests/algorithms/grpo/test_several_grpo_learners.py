@@ -1,0 +1,90 @@
+"""Two learner actors of RLlib against the one in this process, on one update of GRPO."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm import metrics
+from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, LossConfig, SFTConfig
+from rlvlm.algorithms.grpo.groups import Update
+from rlvlm.envs.config import EnvConfig
+from rlvlm.policies.vla.config import PocketVLAConfig
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture
+def make(local_ray: None):
+    built: list[VLAGRPO] = []
+
+    def one(**grpo: Any) -> VLAGRPO:
+        settings = {"groups": 3, "group_size": 3, "rounds": 1, "minibatches": 1, "max_grad_norm": 1e9} | grpo
+        config = (
+            VLAGRPOConfig()
+            .worlds(task="push_block", world=EnvConfig(episode_steps=16))
+            .learning(
+                policy=PocketVLAConfig(image_px=16, hidden=32),
+                sft=SFTConfig(demonstrations=8, steps=10),
+                grpo=GRPOConfig(**settings),
+            )
+            .debugging(seed=0)
+        )
+        algorithm = config.build_algo()
+        assert isinstance(algorithm, VLAGRPO)
+        built.append(algorithm)
+        return algorithm
+
+    yield one
+    for algorithm in built:
+        algorithm.stop()
+
+
+def gradients(learner: Any) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in learner.policy.named_parameters() if p.grad is not None}
+
+
+def update_of(algorithm: VLAGRPO, seed: int) -> Update:
+    """Episodes of the policy as it is now, and advantages that are no matter."""
+    episodes = algorithm._runner.sample(policy=algorithm._policy, num_groups=3, group_size=3, temperature=1.0)
+    return Update(episodes=episodes, advantages=np.random.default_rng(seed).normal(size=9).astype(np.float32))
+
+
+def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
+    one, two = make(loss=LossConfig(kl_weight=0.05)), make(loss=LossConfig(kl_weight=0.05), num_learners=2)
+    one.prepare(lambda line: None)
+    update = update_of(one, 0)
+    two._learners.tell("take_weights", one._learners.ask("weights"))
+    two._learners.tell("begin")
+    for algorithm in (one, two):
+        algorithm._learners.tell("learn", update)
+    alone, *both = (
+        answer.get() for algorithm in (one, two) for answer in algorithm.learner_group.foreach_learner(gradients)
+    )
+    assert len(both) == 2 and max(float(gradient.abs().max()) for gradient in alone.values()) > 1e-3
+    for name, gradient in alone.items():
+        for other in both:
+            assert (other[name] - gradient).abs().max() <= 1e-5 * max(1.0, float(gradient.abs().max())), name
+    left, right = two._learners.tell("weights")
+    assert all(np.array_equal(value, right[name]) for name, value in left.items()), "they take the same step"
+    reports = one._learners.ask("report"), two._learners.ask("report")
+    for name, value in reports[0].items():
+        assert reports[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+
+
+def test_a_checkpoint_of_two_learners_goes_on_to_the_bit(make: Any, tmp_path: Path) -> None:
+    first = make(num_learners=2)
+    first.prepare(lambda line: None)
+    first._learners.tell("learn", update_of(first, 0))
+    first._take_over()
+    assert first.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5, "the learners must see what was sampled here"
+    first.save_checkpoint(str(tmp_path / "saved"))
+    second = make(num_learners=2)
+    second.load_checkpoint(str(tmp_path / "saved"))
+    for algorithm in (first, second):
+        algorithm._learners.tell("learn", update_of(algorithm, 1))
+    left, right = (one._learners.ask("weights") for one in (first, second))
+    assert all(np.array_equal(value, right[name]) for name, value in left.items())

@@ -1,0 +1,188 @@
+"""A policy behind Ray Serve: replies as in process, weights by version, and what happens when something breaks."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import safetensors.torch
+import torch
+from chaos import Killer, replica_pids, wait_until
+from ray import serve
+
+from rlvlm import metrics
+from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, check_versions
+from rlvlm.errors import ModelUnavailable, RunError, UsageError
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.serving.apps import running_policy
+from rlvlm.serving.config import EngineConfig, PlacementConfig
+from rlvlm.serving.engine import ServedEngine
+from rlvlm.serving.weights import packed, take_over
+from rlvlm.types.sampling import ReplyTokens
+from rlvlm.types.steps import Frames
+from tests.algorithms.ppo_vlm.tiny_runs import build
+from tests.tiny_policy import requests, tiny_policy
+from tests.tiny_vlm import save_tiny_vlm
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+PLACEMENT = PlacementConfig(num_replicas=2, num_cpus=0.1, timeout_s=60.0, retries=8)
+IMAGE = b"image 0"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("policy")
+
+
+@pytest.fixture(scope="module")
+def app(local_ray: None, folder: Path) -> Iterator[str]:
+    """Two replicas of a random chat VLM."""
+    save_tiny_vlm(folder, "qwen3_vl")
+    config = PolicyConfig(model=str(folder), device="cpu", learns="all", seed=1)
+    with running_policy(config, 0, PLACEMENT, "tiny", batch_size=8) as app:
+        yield app
+    serve.shutdown()
+
+
+def frames_of_tiny_policy() -> dict[bytes, Frames]:
+    rng = np.random.default_rng(0)
+    shown = [(first, rng.integers(0, 256, (2, *size, 3), np.uint8)) for first, size in ((0, (56, 56)), (2, (56, 96)))]
+    return {b"image %d" % (first + i): frame for first, frames in shown for i, frame in enumerate(frames)}
+
+
+def trainer(folder: Path) -> tuple[VLMPolicy, ReplyTokens, Frames]:
+    policy = tiny_policy(folder)
+    frame = frames_of_tiny_policy()[IMAGE][None]
+    return policy, policy.write("Which way?", IMAGE, '{"action": "+"}'), frame
+
+
+def engine_of(app: str, folder: Path) -> tuple[ServedEngine, VLMPolicy]:
+    policy, probe, frame = trainer(folder)
+    engine = ServedEngine(app, policy, probe, frame, num_replicas=2, timeout_s=60.0, retries=8)
+    for key, image in frames_of_tiny_policy().items():
+        engine.show([key], image[None])
+    return engine, policy
+
+
+def ids_of(replies: Any) -> list[list[int]]:
+    return [reply.tokens.reply_ids.tolist() for reply in replies]
+
+
+def move(policy: VLMPolicy, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for value in policy.trained_state().values():
+        value += 0.05 * torch.randn(value.shape, generator=generator)
+
+
+def test_served_replies_are_those_in_process_and_follow_the_weights(app: str, folder: Path) -> None:
+    engine, policy = engine_of(app, folder)
+    here = PolicyEngine(policy)
+    asked = requests(12)
+    seen = []
+    for version in (1, 2):
+        engine.take(version)
+        here.take(version)
+        served, own = (one.reply(asked, max_new_tokens=6) for one in (engine, here))
+        assert ids_of(served) == ids_of(own) and {reply.version for reply in served} == {version}
+        for left, right in zip(served, own, strict=True):
+            np.testing.assert_allclose(left.log_probs, right.log_probs, atol=1e-4)
+            assert left.tokens.prompt_ids.tolist() == right.tokens.prompt_ids.tolist()
+        assert engine.report()[metrics.ENGINE_SYNC_ERROR] <= 1e-4
+        seen.append(ids_of(served))
+        move(policy, version)
+    assert seen[0] != seen[1], "other weights, other replies"
+    engine.close()
+
+
+def test_weights_that_are_torn_are_refused_and_the_old_ones_stay(local_ray: None, tmp_path: Path) -> None:
+    policy, probe, frame = trainer(tmp_path / "there")
+    other = tiny_policy(tmp_path / "here")
+    move(policy, 7)
+    good = packed(policy, 3, probe, frame)
+    content = ray.get(good.parcel[0])
+    before = {name: value.clone() for name, value in other.trained_state().items()}
+
+    def parcel(data: bytes, **changes: Any) -> Any:
+        return replace(good, parcel=(ray.put(data),), sha256=hashlib.sha256(data).hexdigest(), **changes)
+
+    poisoned = {name: value.clone() for name, value in policy.trained_state().items()}
+    next(iter(poisoned.values())).fill_(torch.nan)
+    strange = replace(good.probe, log_probs=good.probe.log_probs - 1.0)
+    broken = {
+        "torn": replace(good, parcel=(ray.put(content[:-8]),)),
+        "cannot be read": parcel(content[:-8]),
+        "not finite": parcel(safetensors.torch.save(poisoned)),
+        "of another policy": parcel(safetensors.torch.save({"a": torch.zeros(2)})),
+        "a fixed reply differs": replace(good, probe=strange),
+    }
+    for reason, weights in broken.items():
+        with pytest.raises(ModelUnavailable, match=reason):
+            take_over(other, weights)
+        assert all(torch.equal(value, before[name]) for name, value in other.trained_state().items()), reason
+    assert take_over(other, good) <= 1e-6
+    assert all(torch.equal(value, policy.trained_state()[name]) for name, value in other.trained_state().items())
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.full)])
+def test_killed_replicas_lose_and_double_no_turn(app: str, folder: Path, kills: int) -> None:
+    """Kills at random moments: every turn has one reply, the right one, of the version that was asked for."""
+    engine, policy = engine_of(app, folder)
+    here = PolicyEngine(policy)
+    version = 0
+    with Killer(2026, lambda: replica_pids(app), 3.0, at_most=kills) as killer:
+        while len(killer.killed) < kills:
+            version += 1
+            move(policy, version)
+            for one in (engine, here):
+                one.take(version)
+            asked = requests(12, seed=100 * version)
+            served = engine.reply(asked, max_new_tokens=6)
+            assert ids_of(served) == ids_of(here.reply(asked, max_new_tokens=6))
+            assert {reply.version for reply in served} == {version}
+    wait_until(lambda: len(replica_pids(app)) == 2, 120, "both replicas back")
+    assert kills == 1 or engine.report()[metrics.ENGINE_RETRIES] > 0, "some request was under way when its replica died"
+    engine.close()
+
+
+def test_a_prompt_beyond_the_window_is_refused_with_the_setting(app: str, folder: Path) -> None:
+    engine, policy = engine_of(app, folder)
+    with pytest.raises(UsageError, match=r"the model's window holds 4,096") as caught:
+        engine.reply(requests(2), max_new_tokens=5_000)
+    assert "--algo.max-reply-tokens" in caught.value.fix
+    with pytest.raises(UsageError, match="a prompt has"):
+        PolicyEngine(policy).reply([replace(requests(1)[0], prompt="go " * 5_000)], max_new_tokens=1)
+    engine.close()
+
+
+def test_ppo_learns_from_a_served_policy(local_ray: None, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save_tiny_vlm(model, "qwen3_vl")
+    config = PolicyConfig(model=str(model), device="cpu", learns="all", seed=1)
+    with running_policy(config, 0, PLACEMENT, "ppo", batch_size=2) as app:
+        algorithm: PPOVLM = build(model, make_engine=partial(ServedEngine, app, num_replicas=2))
+        for number in (1, 2):
+            algorithm.train()
+            report = algorithm.report()
+            assert report[metrics.PPO_FIRST_RATIO_ERROR] <= 1e-4, "trained on what was sampled"
+            assert report[metrics.ENGINE_SYNC_ERROR] <= 1e-4 and report[metrics.PPO_UPDATES] == number
+        assert algorithm.evaluate_policy(2).episodes
+        rollout = algorithm._play()
+        check_versions(rollout, algorithm._engine.version)
+        with pytest.raises(RunError, match="has replies of version"):
+            check_versions(rollout, algorithm._engine.version + 1)
+        algorithm.stop()
+
+
+def test_settings_without_effect_are_refused() -> None:
+    with pytest.raises(ValueError, match="no effect without engine.num_replicas"):
+        EngineConfig(num_gpus=0.5)
+    with pytest.raises(ValueError, match="engine.stall_s must be >= 1"):
+        EngineConfig(num_replicas=1, stall_s=0.1)
