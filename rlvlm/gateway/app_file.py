@@ -1,6 +1,6 @@
 """An app file: the YAML of `serve deploy` with one or more judges and their gateway. Read without starting Ray."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from rlvlm.errors import UsageError
 from rlvlm.gateway.config import DEFAULT_PORT, LOOPBACK_NAMES, HttpConfig
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.serving.config import PlacementConfig, refuse_unknown_keys
 from rlvlm.yaml_text import read_yaml
 
@@ -41,6 +42,19 @@ class JudgeEntry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyEntry:
+    """One trained policy; files have none, `rlvlm serve RUN` makes it."""
+
+    app: str
+    """Name of its Serve app."""
+    policy: PolicyConfig
+    num_actions: int
+    placement: PlacementConfig
+    build: Callable[[PolicyConfig, int], Any]
+    """Makes the policy, trained, in each replica; it must pickle."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AppFile:
     """What a file says, checked."""
 
@@ -50,10 +64,16 @@ class AppFile:
     host: str
     port: int
     judges: tuple[JudgeEntry, ...]
+    policies: tuple[PolicyEntry, ...] = ()
     gateway_app: str
     """Name of the gateway's Serve app."""
     route_prefix: str
     http: HttpConfig
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all its Serve apps, the gateway's last."""
+        return [*(entry.app for entry in (*self.judges, *self.policies)), self.gateway_app]
 
     @property
     def url(self) -> str:

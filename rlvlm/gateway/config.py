@@ -10,11 +10,27 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ActConfig:
+    """How a trained policy is asked."""
+
+    app: str
+    """Its Serve app, by which callers name it too."""
+    action_names: tuple[str, ...]
+    """What its actions are called."""
+    max_reply_tokens: int
+    """A reply is cut after this many tokens."""
+    temperature: float = 1.0
+    """Of sampling, > 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HttpConfig:
     """Limits and names of one gateway. It holds the path of the token, never the token."""
 
     judges: tuple[str, ...] = ("judge",)
     """Serve apps that answer; a request that names none gets the first. Known to callers as `backend`."""
+    policies: tuple[ActConfig, ...] = ()
+    """Policies that answer `/v1/act`; with none, there is no such route."""
     token_file: str = ""
     """File with the bearer token, mode 0600; made with a random one if absent. Empty is `~/.rlvlm/token`."""
     hosts: tuple[str, ...] = LOOPBACK_NAMES
@@ -39,7 +55,7 @@ class HttpConfig:
     """CPU cores that Ray counts per copy."""
 
     def __post_init__(self) -> None:
-        if not self.judges or not all(self.judges):
+        if not (self.judges or self.policies) or not all(self.judges):
             raise ValueError("http.judges needs the name of at least one Serve app, got none; use e.g. [pocket]")
         if len(set(self.judges)) != len(self.judges):
             raise ValueError(f"http.judges must name each app once, got {list(self.judges)}")

@@ -1,4 +1,4 @@
-"""The gateway as a Ray Serve deployment: guard outside, routes inside, judges reached by the names of their apps."""
+"""The gateway as a Ray Serve deployment: guard outside, routes inside, judges and policies reached by their apps."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from ray.serve.config import BackpressureConfig
 from starlette.types import ASGIApp
 
 from rlvlm.errors import MachineError
+from rlvlm.gateway.acting import add_act_route
 from rlvlm.gateway.config import HttpConfig
 from rlvlm.gateway.guard import Guard
 from rlvlm.gateway.judge_line import JudgeLine, Line
@@ -36,7 +37,13 @@ def build_gateway(config: HttpConfig, lines: dict[str, Line]) -> ASGIApp:
     token = read_token(config.token_path)
     desk = Desk(lines)
     app = build_app(desk)
-    add_reference_routes(app, desk, MediaRoot(config.media_root), config.max_tokens)
+    if config.judges:
+        add_reference_routes(app, desk, MediaRoot(config.media_root), config.max_tokens)
+    if config.policies:
+        doors = {
+            one.app: (one, JudgeLine(one.app, config.timeout_s, config.retries, "policy")) for one in config.policies
+        }
+        add_act_route(app, desk, doors)
     return Guard(app, token, config)
 
 

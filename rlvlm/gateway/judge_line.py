@@ -1,4 +1,4 @@
-"""A judge's Serve app, asked from the gateway's event loop: retries what died, passes on what is overloaded."""
+"""A Serve app, a judge or a policy, asked from the event loop: retries what died, passes on what is overloaded."""
 
 import asyncio
 import logging
@@ -12,8 +12,9 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.errors import ModelUnavailable, UsageError
 from rlvlm.serving.refusal import Refusal, overloaded
+from rlvlm.serving.replicas.policy import ReplyCall, ReplyReceipt
 from rlvlm.types.judging import Clip, Query, Score, Verdict
 from rlvlm.vlms.chats import Chat
 
@@ -46,9 +47,10 @@ class JudgeLine:
     again here, where the caller knows better how long it can wait.
     """
 
-    def __init__(self, app: str, timeout_s: float, retries: int) -> None:
-        """Remembers where to ask; the app may start later."""
+    def __init__(self, app: str, timeout_s: float, retries: int, what: str = "judge") -> None:
+        """Remembers where to ask, and what is there; the app may start later."""
         self._app = app
+        self._what = what
         self._timeout_s = timeout_s
         self._retries = retries
         self._handle: DeploymentHandle | None = None
@@ -70,6 +72,10 @@ class JudgeLine:
         replies = await self._ask("generate", [chat], max_new_tokens, temperature)
         return replies[0]
 
+    async def sample(self, call: ReplyCall) -> ReplyReceipt:
+        """What a policy answers; raises as `compare` does, and a 422 Refusal where it cannot be asked this."""
+        return await self._ask("ask", call)
+
     async def _ask(self, method: str, *args: Any) -> Any:
         """The answer of one call, or what became of it as a `Refusal`."""
         retrying = AsyncRetrying(
@@ -82,22 +88,24 @@ class JudgeLine:
             async with asyncio.timeout(self._timeout_s):
                 outcome = await retrying(self._try_once, method, *args)
         except BackPressureError:
-            raise overloaded("the judge's queue is full") from None
+            raise overloaded(f"the {self._what}'s queue is full") from None
         except TimeoutError:
             raise Refusal(
                 504,
                 "deadline",
-                f"the judge did not answer within {self._timeout_s:g} s",
+                f"the {self._what} did not answer within {self._timeout_s:g} s",
                 "send fewer questions at once",
             ) from None
-        except (RayError, RayServeException, JudgeUnavailable) as error:
-            logger.warning("judge app %s did not answer: %s", self._app, type(error).__name__)
-            raise Refusal(503, "judge", "the judge does not answer now", "try again; its operator sees why") from None
-        if isinstance(outcome, UnsupportedQuestion):
+        except (RayError, RayServeException, ModelUnavailable) as error:
+            logger.warning("%s app %s did not answer: %s", self._what, self._app, type(error).__name__)
+            said = f"the {self._what} does not answer now"
+            raise Refusal(503, self._what, said, "try again; its operator sees why") from None
+        if isinstance(outcome, UsageError):
             raise Refusal(422, "unsupported", str(outcome), outcome.fix)
-        if isinstance(outcome, JudgeUnavailable):
-            logger.warning("judge app %s: %s", self._app, outcome)
-            raise Refusal(503, "judge", "the judge broke on this request", "try again; its operator sees why")
+        if isinstance(outcome, ModelUnavailable):
+            logger.warning("%s app %s: %s", self._what, self._app, outcome)
+            said = f"the {self._what} broke on this request"
+            raise Refusal(503, self._what, said, "try again; its operator sees why")
         return outcome
 
     async def _try_once(self, method: str, *args: Any) -> Any:
@@ -111,5 +119,6 @@ class JudgeLine:
             response.cancel()
             raise
         except _DIED:
-            logger.warning("judge app %s: a replica died after %.1f s", self._app, time.monotonic() - start)
+            died = time.monotonic() - start
+            logger.warning("%s app %s: a replica died after %.1f s", self._what, self._app, died)
             raise

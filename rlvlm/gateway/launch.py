@@ -13,15 +13,17 @@ from ray.serve.schema import ApplicationStatus
 from rlvlm.errors import JudgeUnavailable, MachineError, UsageError
 from rlvlm.gateway.app_file import AppFile
 from rlvlm.gateway.gateway import bind_gateway
-from rlvlm.serving.deployments import bind_judge, check_environment
+from rlvlm.serving.deployments import bind_judge, bind_policy, check_environment
 from rlvlm.serving.startup import NO_RESOURCES_S, POLL_S, START_TIMEOUT_S, cause_of, check_cluster
 
+ACT_BATCH = 16
+"""Turns of a served policy that go through its model together."""
 _LOWER = "lower num_{resource}s in the app file, or use a cluster that has them: RAY_ADDRESS=..."
 
 
 @contextmanager
 def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped: Callable[[], bool]) -> Iterator[None]:
-    """The file's judges and gateway while the context is open, all of them answering.
+    """The file's judges, policies and gateway while the context is open, all of them answering.
 
     Args:
         file: what to start.
@@ -36,7 +38,7 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
     """
     for entry in file.judges:
         check_environment(entry.judge, entry.placement)
-    names = [entry.app for entry in file.judges] + [file.gateway_app]
+    names = file.names
     serve.start(
         proxy_location="HeadOnly",
         http_options=HTTPOptions(host=file.host, port=file.port),
@@ -49,6 +51,14 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
     targets = [
         serve.RunTarget(bind_judge(entry.judge, entry.placement), name=entry.app, route_prefix=None)
         for entry in file.judges
+    ]
+    targets += [
+        serve.RunTarget(
+            bind_policy(entry.policy, entry.num_actions, entry.placement, ACT_BATCH, entry.build),
+            name=entry.app,
+            route_prefix=None,
+        )
+        for entry in file.policies
     ]
     targets.append(serve.RunTarget(bind_gateway(file.http), name=file.gateway_app, route_prefix=file.route_prefix))
     report(f"loading {', '.join(names)}", 0.0)
@@ -68,8 +78,7 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
 def unhealthy(file: AppFile) -> list[str]:
     """Names of the file's apps that do not answer now."""
     running = serve.status().applications
-    names = [entry.app for entry in file.judges] + [file.gateway_app]
-    return [name for name in names if name not in running or running[name].status is not ApplicationStatus.RUNNING]
+    return [name for name in file.names if name not in running or running[name].status is not ApplicationStatus.RUNNING]
 
 
 def _check_address(file: AppFile) -> None:
@@ -113,7 +122,7 @@ def _wait(
 
 def _wanted(file: AppFile) -> dict[str, float]:
     """What the file's apps ask for together."""
-    placements = [entry.placement for entry in file.judges]
+    placements = [entry.placement for entry in (*file.judges, *file.policies)]
     return {
         "CPU": sum(p.num_replicas * p.num_cpus for p in placements) + file.http.num_replicas * file.http.num_cpus,
         "GPU": sum(p.num_replicas * p.num_gpus for p in placements),

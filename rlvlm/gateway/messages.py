@@ -205,6 +205,34 @@ class VideoScoreAnswer(WireModel):
     latency_s: float
 
 
+class ActRequest(WireModel):
+    """What a policy sees in a turn."""
+
+    image: Picture
+    prompt: Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)] = Field(
+        description="The words of the turn, as the policy was trained with them."
+    )
+    greedy: bool = Field(True, description="The likeliest token each time; false samples.")
+    seed: int | None = Field(None, ge=0, lt=2**63, description="Of sampling; the answer says which was taken.")
+    policy: JudgeName | None = Field(None, description="Name of the policy; the server's first if absent.")
+
+
+class ActAnswer(WireModel):
+    """What it does. `action` is null where its reply names none of its actions: nothing is made up."""
+
+    text: str
+    action: str | None
+    log_prob: float
+    """Of the whole reply, nats."""
+    value: float
+    """What its critic expects from here on."""
+    is_complete: bool
+    """False where the reply was cut at its longest."""
+    seed: int
+    policy: str
+    latency_s: float
+
+
 class HealthAnswer(WireModel):
     """Without a token only `status`."""
 

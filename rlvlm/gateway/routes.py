@@ -128,7 +128,28 @@ def build_app(desk: Desk) -> FastAPI:
     )
 
     app.router.route_class = FastRoute
+    if desk.names:
+        _add_judge_routes(app, desk)
 
+    @app.get("/health")
+    async def health() -> wire.HealthAnswer:
+        """Whether the gateway listens; with a token also which judges it knows."""
+        first = desk.names[0] if desk.names else None
+        return wire.HealthAnswer(status="ok", default_backend=first, loaded_backends=desk.names)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        """The routes on one page that loads nothing from anywhere."""
+        return HTMLResponse(
+            docs_page(app.openapi()),
+            headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"},
+        )
+
+    _answer_errors(app)
+    return app
+
+
+def _add_judge_routes(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/preference")
     async def preference(request: wire.PreferenceRequest) -> wire.PreferenceAnswer:
         """Which of two clips is nearer to the goal."""
@@ -148,22 +169,6 @@ def build_app(desk: Desk) -> FastAPI:
     async def score_batch(request: wire.ScoreBatchRequest) -> wire.ScoreBatchAnswer:
         """Several clips at once."""
         return wire.ScoreBatchAnswer(answers=await _score(desk, request.clips, request.backend))
-
-    @app.get("/health")
-    async def health() -> wire.HealthAnswer:
-        """Whether the gateway listens; with a token also which judges it knows."""
-        return wire.HealthAnswer(status="ok", default_backend=desk.names[0], loaded_backends=desk.names)
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        """The routes on one page that loads nothing from anywhere."""
-        return HTMLResponse(
-            docs_page(app.openapi()),
-            headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"},
-        )
-
-    _answer_errors(app)
-    return app
 
 
 async def _compare(

@@ -330,4 +330,4 @@ def _arrays(policy: nn.Module) -> dict[str, np.ndarray]:
 
 def restore(policy: nn.Module, arrays: Mapping[str, Any]) -> None:
     """Gives `policy` the weights that `GRPOLearner.weights` told of an equal one."""
-    policy.load_state_dict({name: torch.as_tensor(value) for name, value in arrays.items()})
+    policy.load_state_dict({name: torch.as_tensor(np.array(value)) for name, value in arrays.items()})

@@ -186,7 +186,7 @@ class PPOVLM(Algorithm):
         """What samples: the policy of this process, or what the config's `make_engine` makes for it."""
         if self.config.make_engine is None:
             return PolicyEngine(self._policy, self.config.ppo.num_worlds)
-        seat = self._make_seat()
+        seat = make_seat(self.config.task, self.config.world)
         seat.begin(self.config.seed)
         frame = seat.world.draw(seat.turn.snapshot[None])
         self._policy.show([seat.scene.image], frame)

@@ -1,4 +1,4 @@
-"""`rlvlm serve`: finds an app file by name, loads its apps, and shows them until Ctrl-C."""
+"""`rlvlm serve`: finds an app file by name, or a run's policy, loads its apps, and shows them until Ctrl-C."""
 
 import base64
 import difflib
@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 import rlvlm
+from rlvlm.commands.judging.serve_run import run_app
 from rlvlm.console.boxes import EXIT_INTERRUPTED
 from rlvlm.console.quiet import quiet_output
 from rlvlm.console.signals import StopRequest
@@ -37,10 +38,10 @@ FOLDER = "serve_apps"
 
 @dataclass(frozen=True)
 class ServeArguments:
-    """Put judges behind HTTP, with a token, until Ctrl-C. On a private Ray, or on the one that RAY_ADDRESS names."""
+    """Put judges or a run's policy behind HTTP, with a token, until Ctrl-C; on a private Ray or that of RAY_ADDRESS."""
 
     name: tyro.conf.Positional[str] = ""
-    """An app of the list, or the path of an app file (YAML)."""
+    """An app of the list, the path of an app file (YAML), or the folder of a run whose policy answers in text."""
     list: tyro.conf.FlagCreatePairsOff[bool] = False
     """Show the apps that there are, and stop."""
     host: str = ""
@@ -51,6 +52,12 @@ class ServeArguments:
     """File with the bearer token (mode 0600); made with a random one if absent. Empty keeps the file's."""
     media_root: str = ""
     """Folder that `video_path` may name videos of; empty keeps the file's, which is none."""
+    replicas: int = 1
+    """Copies of a run's policy; app files say it themselves."""
+    num_gpus: float = 0.0
+    """Share of a GPU for each of these copies."""
+    trust: bool = False
+    """Import the task that a run's folder names as MODULE:NAME, which runs its code."""
     allowed_hosts: tuple[str, ...] = ()
     """Names under which callers may call; empty keeps the file's, which are those of this machine."""
 
@@ -64,7 +71,13 @@ def command(words: Sequence[str], prog: str) -> int:
     if not arguments.name:
         names = ", ".join(path.stem for path in list_app_files(app_folder()))
         raise UsageError(f"name an app first: {prog} NAME; apps: {names}", f"{prog} --list")
-    file = find_app(arguments.name).with_options(
+    if Path(arguments.name).is_dir():
+        found = run_app(Path(arguments.name), arguments.replicas, arguments.num_gpus, arguments.trust)
+    elif (arguments.replicas, arguments.num_gpus, arguments.trust) != (1, 0.0, False):
+        raise UsageError("--replicas, --num-gpus and --trust go with the folder of a run", f"{prog} --help")
+    else:
+        found = find_app(arguments.name)
+    file = found.with_options(
         host=arguments.host,
         port=arguments.port,
         hosts=arguments.allowed_hosts,
@@ -159,6 +172,8 @@ def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool) ->
         f"  listens   {file.url}  ({reach})",
         f"  token     {token}{'  (made now)' if is_new else ''}",
     ]
+    if file.policies:
+        lines.append(f"  policy    {file.about}, {file.policies[0].placement.num_replicas} replicas")
     lines += [
         f"  judge     {entry.app}: {entry.judge.backend} {entry.judge.model}".rstrip() + f", {entry.resources}"
         for entry in file.judges
@@ -166,25 +181,35 @@ def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool) ->
     videos = f"below {file.http.media_root}" if file.http.media_root else "not by name; --media-root DIR allows it"
     # the token comes from the file as it is sent, so the list of processes does not show it (bash and zsh)
     curl = f"""curl -s -H @<(printf 'Authorization: Bearer %s' "$(cat {token})")"""
+    route, body = ("/v1/preference", example_question()) if file.judges else ("/v1/act", example_turn())
     lines += [
-        f"  videos    {videos}",
-        f"  try       {curl} -H 'Content-Type: application/json' -d '{example_question()}' {file.url}/v1/preference",
+        f"  try       {curl} -H 'Content-Type: application/json' -d '{body}' {file.url}{route}",
         f"  fields    {curl} {file.url}/docs",
-        f"  in a run  {' '.join(f'{name}={value}' for name, value in variables.items())} "
-        f"python -m rlvlm.run drawer_open --serve.app {file.judges[0].app}",
-        "Ctrl-C stops it.",
     ]
+    if file.judges:
+        lines += [
+            f"  videos    {videos}",
+            f"  in a run  {' '.join(f'{name}={value}' for name, value in variables.items())} "
+            f"python -m rlvlm.run drawer_open --serve.app {file.judges[0].app}",
+        ]
+    lines.append("Ctrl-C stops it.")
     console.print(Text("\n".join(lines)))
 
 
 def example_question() -> str:
     """A whole question, ready to paste: which of two grey squares is nearer to an open drawer?"""
-    squares = []
-    for level in (64, 192):
-        stream = io.BytesIO()
-        Image.new("L", (32, 32), level).save(stream, "PNG")
-        squares.append(base64.b64encode(stream.getvalue()).decode())
-    return f'{{"goal":"open the drawer","left":["{squares[0]}"],"right":["{squares[1]}"]}}'
+    return f'{{"goal":"open the drawer","left":["{_square(64, 32)}"],"right":["{_square(192, 32)}"]}}'
+
+
+def example_turn() -> str:
+    """A turn, ready to paste: a grey image and a few words, in place of the task's own."""
+    return f'{{"image":"{_square(128, 64)}","prompt":"What do you do?"}}'
+
+
+def _square(level: int, side_px: int) -> str:
+    stream = io.BytesIO()
+    Image.new("L", (side_px, side_px), level).save(stream, "PNG")
+    return base64.b64encode(stream.getvalue()).decode()
 
 
 def find_app(name: str) -> AppFile:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlvlm.errors import UsageError
 from rlvlm.policies.vlm.images import SeenImage
 from rlvlm.policies.vlm.padding import Padded
 from rlvlm.types.sampling import IntArray
@@ -57,8 +58,17 @@ class Backbone:
         return next(self.model.parameters()).device
 
     def encode(self, prompt: str, size_px: tuple[int, int]) -> IntArray:
-        """[P] ids of one user turn with an image of `size_px` (H, W) and `prompt`, up to where the reply begins."""
+        """[P] ids of one user turn with an image of `size_px` (H, W) and `prompt`, up to where the reply begins.
+
+        Raises:
+            UsageError: the words hold tokens of the chat's format: they could end the turn or add an image.
+        """
         if (prompt, size_px) not in self._prompts:
+            words = self.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+            if np.isin(words, [*self.banned_ids.tolist(), self.stop_id]).any():
+                raise UsageError(
+                    f"a prompt must not hold tokens of the chat's format, got {prompt[:80]!r}", "say it in plain words"
+                )
             content = [{"type": "image"}, {"type": "text", "text": prompt}]
             chat = self.processor.apply_chat_template([{"role": "user", "content": content}])
             ids = self.processor(text=[chat], images=[[np.zeros((*size_px, 3), np.uint8)]])["input_ids"][0].numpy()

@@ -6,6 +6,7 @@ from torch.nn import functional
 from rlvlm.policies.vla.config import PocketVLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.sampling import draw_bins, log_probs_of
+from tests.oracles import pocket_vla as oracle
 
 TOKENS = 8 * 7
 
@@ -29,6 +30,25 @@ def test_one_pass_gives_all_tokens_of_a_chunk() -> None:
     assert 0.5e6 < sum(parameter.numel() for parameter in policy.parameters()) < 3e6
     with_value = pocket(has_value=True)(images, policy.read(["push it"] * 5), proprio)
     assert with_value.values is not None and with_value.values.shape == (5,)
+
+
+def test_the_pass_is_that_of_a_plain_program() -> None:
+    config = PocketVLAConfig(vocabulary=50, word_width=6, channels=(4, 5), image_px=12, hidden=16, token_width=7)
+    torch.manual_seed(3)
+    policy = PocketVLA(config, num_cameras=2, proprio_size=3, num_tokens=10)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.parameters():  # what begins at zero or one would hide mistakes
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        policy.words.weight[config.vocabulary] = 0  # stands for no word, and is never trained
+    images = torch.randint(0, 256, (3, 2, 12, 12, 3), dtype=torch.uint8, generator=generator)
+    proprio = torch.randn(3, 3, generator=generator)
+    said = ["push the red block to the pad", "", "lift"]
+    found = policy(images, policy.read(said), proprio).logits.detach()
+    weights = {name: value.double().numpy() for name, value in policy.state_dict().items()}
+    for row, text in enumerate(said):
+        expected = oracle.logits(weights, images[row].numpy(), text, proprio[row].double().numpy())
+        torch.testing.assert_close(found[row].double(), torch.from_numpy(expected), atol=1e-5, rtol=1e-5)
 
 
 def test_a_batch_is_its_rows_one_by_one() -> None:

@@ -1,0 +1,306 @@
+"""Where the time of PPO for VLM policies goes, and how fast worlds are played, side by side in one run.
+
+    python benchmarks/policy_rollouts.py --out rollouts.json
+    python benchmarks/policy_rollouts.py --tasks number_line --rounds 5
+
+Env steps per second of rollouts, by who samples the replies:
+
+(a) generate: the references' way: the model's own `generate`, one prompt at a time, the image encoded with it.
+(b) engine: the engine in process, all worlds as one batch, images encoded once.
+(c) served 1, served 2: the same behind Ray Serve, with one and with two replicas.
+
+and of updates, which are the same for all. The ways take turns within each round, so that a busy machine slows all.
+Rates are per processor second of all processes that take part (this one and the replicas), wall time stands beside
+them: on a machine that does other things it says little.
+
+Then a PPO step with the engine in process, by part: sampling replies, gradient steps, other passes of the model (the
+critic after a rollout, the reference), and the rest: worlds, drawing, reading replies, advantages, bookkeeping.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import psutil
+import torch
+import tyro
+from ray import serve
+from ray.serve.context import _get_global_client
+
+from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig, make_seat
+from rlvlm.algorithms.ppo_vlm.play import Hand
+from rlvlm.policies.vlm.engine import Engine, PolicyEngine
+from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.runs.policy.config import PolicyRunConfig
+from rlvlm.runs.policy.pipeline import make_policy
+from rlvlm.runs.processes.private_ray import ray_session
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.session import built
+from rlvlm.serving.apps import running_policy
+from rlvlm.serving.config import EngineConfig
+from rlvlm.serving.engine import ServedEngine
+from rlvlm.types.sampling import ReplyRequest, ReplyTokens, SampledReply
+from rlvlm.types.steps import Frames
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    tasks: tuple[str, ...] = ("number_line", "minigrid/MiniGrid-DoorKey-6x6-v0")
+    turns: int = 256
+    """Of each rollout and update; of (a) an eighth."""
+    rounds: int = 3
+    sft_updates: int = 100
+    """Of the supervised start: replies should be as long as they are in a run."""
+    replicas: tuple[int, ...] = (1, 2)
+    out: Path | None = None
+    """File for the figures, as JSON."""
+
+
+@dataclass
+class Clock:
+    """Processor and wall seconds, by part."""
+
+    processes: Sequence[psutil.Process] = ()
+    """That work for this one."""
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    wall_s: dict[str, float] = field(default_factory=dict)
+    _is_inside: bool = False
+
+    @contextlib.contextmanager
+    def around(self, part: str) -> Iterator[None]:
+        """Counts what happens within to `part`; a part within a part counts to the outer one alone."""
+        if self._is_inside:
+            yield
+            return
+        self._is_inside = True
+        began, wall = self.now(), time.perf_counter()
+        try:
+            yield
+        finally:
+            self._is_inside = False
+            self.cpu_s[part] = self.cpu_s.get(part, 0.0) + self.now() - began
+            self.wall_s[part] = self.wall_s.get(part, 0.0) + time.perf_counter() - wall
+
+    def now(self) -> float:
+        """Processor seconds so far, of all that take part."""
+        return time.process_time() + sum(sum(process.cpu_times()[:2]) for process in self.processes)
+
+    def wrap(self, owner: Any, method: str, part: str) -> None:
+        """Counts every call of `owner.method` to `part`."""
+        inner = getattr(owner, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self.around(part):
+                return inner(*args, **kwargs)
+
+        setattr(owner, method, timed)
+
+
+class GenerateEngine(PolicyEngine):
+    """The references' way, as an engine: one prompt at a time through the model's own `generate`."""
+
+    def __init__(self, policy: VLMPolicy) -> None:
+        super().__init__(policy, 1)
+        self._frames: dict[bytes, Frames] = {}
+
+    def missing(self, images: Sequence[bytes]) -> list[int]:
+        """Every image is given to the model anew, so it is enough that its pixels are here."""
+        return list({key: place for place, key in enumerate(images) if key not in self._frames}.values())
+
+    def show(self, images: Sequence[bytes], frames: Frames) -> None:
+        """Keeps the pixels."""
+        self._frames |= dict(zip(images, frames, strict=True))
+
+    def reply(
+        self, requests: Sequence[ReplyRequest], *, max_new_tokens: int, temperature: float = 1.0, greedy: bool = False
+    ) -> list[SampledReply]:
+        """One after the other."""
+        return [self._generate(request, max_new_tokens, temperature) for request in requests]
+
+    @torch.no_grad()
+    def _generate(self, request: ReplyRequest, max_new_tokens: int, temperature: float) -> SampledReply:
+        policy = self.policy
+        content = [{"type": "image"}, {"type": "text", "text": request.prompt}]
+        chat = policy.processor.apply_chat_template([{"role": "user", "content": content}])
+        inputs: Any = policy.processor(text=[chat], images=[[self._frames[request.image]]])
+        torch.manual_seed(request.seed % 2**31)
+        made = policy.model.generate(
+            **inputs,
+            do_sample=True,
+            top_k=0,
+            top_p=1.0,
+            temperature=temperature,
+            suppress_tokens=policy.banned_ids.tolist(),
+            max_new_tokens=max_new_tokens,
+            eos_token_id=policy.stop_id,
+            pad_token_id=policy.backbone.pad_id,
+        )
+        count = inputs["input_ids"].shape[1]
+        prompt_ids, reply_ids = made[0, :count].numpy(), made[0, count:].numpy()
+        return SampledReply(
+            tokens=ReplyTokens(prompt_ids=prompt_ids, image=request.image, reply_ids=reply_ids),
+            text=policy.text_of(reply_ids),
+            log_probs=np.zeros(len(reply_ids), np.float32),
+            value=0.0,
+            is_complete=bool(reply_ids[-1] == policy.stop_id),
+            version=self.version,
+        )
+
+
+def algorithm_of(config: Config, run: PolicyRunConfig) -> PPOVLMConfig:
+    return (
+        PPOVLMConfig()
+        .worlds(task=run.task, world=run.env)
+        .acting(make_policy=partial(make_policy, run.policy))
+        .learning(
+            ppo=replace(run.algo, rollout_turns=config.turns),
+            sft=replace(run.sft, updates=config.sft_updates, eval_episodes=0),
+            total_steps=run.steps,
+        )
+        .debugging(seed=0)
+    )
+
+
+def replica_processes(app: str) -> list[psutil.Process]:
+    client = _get_global_client()
+    assert client is not None, "Serve runs"
+    deployments = client.get_serve_details()["applications"][app]["deployments"].values()
+    return [psutil.Process(replica["pid"]) for deployment in deployments for replica in deployment["replicas"]]
+
+
+def contest(config: Config, task: str) -> dict[str, Any]:
+    """Rates of all ways on one task, and the parts of a step."""
+    run = recipe(task)
+    assert isinstance(run, PolicyRunConfig), f"{task} is no world in turns"
+    with contextlib.ExitStack() as stack:
+        algorithm = stack.enter_context(built(algorithm_of(config, run)))
+        assert isinstance(algorithm, PPOVLM)
+        algorithm.prepare(lambda line: None)
+        policy, runner = algorithm._policy, algorithm._runner
+        ways: dict[str, tuple[Engine, int, Sequence[psutil.Process]]] = {
+            "generate": (GenerateEngine(policy), max(1, config.turns // 8 // run.algo.num_worlds), ()),
+            "engine": (PolicyEngine(policy, run.algo.num_worlds), config.turns // run.algo.num_worlds, ()),
+        }
+        seat = make_seat(task, run.env)
+        seat.begin(0)
+        frame = seat.world.draw(seat.turn.snapshot[None])
+        policy.show([seat.scene.image], frame)
+        probe = policy.write(seat.scene.prompt, seat.scene.image, seat.world.action_text(0))
+        for count in config.replicas:
+            app = stack.enter_context(
+                running_policy(
+                    run.policy,
+                    len(seat.world.action_names),
+                    EngineConfig(num_replicas=count).placement,
+                    task,
+                    batch_size=-(-run.algo.num_worlds // count),
+                )  # fmt: skip
+            )
+            served = ServedEngine(app, policy, probe, frame, num_replicas=count)
+            served.take(0)
+            ways[f"served {count}"] = served, config.turns // run.algo.num_worlds, replica_processes(app)
+        rates = rollout_rates(config, algorithm, ways)
+        rates["update"] = update_rates(config, algorithm)
+        return {"rates": rates, "parts of a step": step_parts(config, algorithm), "reply tokens": reply_tokens(runner)}
+
+
+def rollout_rates(
+    config: Config, algorithm: PPOVLM, ways: dict[str, tuple[Engine, int, Sequence[psutil.Process]]]
+) -> dict[str, dict[str, float]]:
+    """Medians over rounds, of env steps per second."""
+    ppo, runner = algorithm.config.ppo, algorithm._runner
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for number in range(config.rounds + 1):
+        for name, (engine, turns, processes) in ways.items():
+            runner.hand = Hand(engine, ppo.max_reply_tokens, ppo.temperature)
+            clock = Clock(processes)
+            with clock.around("all"):
+                steps = len(runner.sample(num_turns=turns))
+            if number:  # the first warms up
+                found[name].append((steps / clock.cpu_s["all"], steps / clock.wall_s["all"]))
+    runner.hand = algorithm._hand
+    return {name: medians(pairs) for name, pairs in found.items()}
+
+
+def update_rates(config: Config, algorithm: PPOVLM) -> dict[str, float]:
+    """Env steps learned from per second, all epochs together."""
+    pairs = []
+    for number in range(config.rounds + 1):
+        rollout, clock = algorithm._play(), Clock()
+        with clock.around("all"):
+            algorithm._learners.tell("learn", rollout, 0.0)
+        if number:
+            pairs.append((len(rollout) / clock.cpu_s["all"], len(rollout) / clock.wall_s["all"]))
+    return medians(pairs)
+
+
+def step_parts(config: Config, algorithm: PPOVLM) -> dict[str, float]:
+    """Shares of a PPO step's processor time, engine in process."""
+    clock, learner = Clock(), algorithm._learners.local
+    assert learner is not None, "the algorithm has one learner, in this process"
+    clock.wrap(algorithm._engine, "reply", "sampling replies")
+    clock.wrap(learner, "_step", "gradient steps")
+    clock.wrap(algorithm._policy, "show", "encoding images")
+    for method in ("_values", "_reference_log_probs", "_token_values"):
+        clock.wrap(learner, method, "other passes of the model")
+    began = clock.now()
+    for _ in range(config.rounds):
+        algorithm.train()
+    total = clock.now() - began
+    parts = {name: seconds / total for name, seconds in clock.cpu_s.items()}
+    return {name: round(share, 4) for name, share in (parts | {"the rest": 1 - sum(parts.values())}).items()}
+
+
+def reply_tokens(runner: Any) -> float:
+    """Mean length of a reply."""
+    turns = [one for row in runner.sample(num_turns=2).turns for one in row]
+    return round(float(np.mean([len(one.move.tokens.reply_ids) for one in turns])), 1)
+
+
+def medians(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    cpu, wall = (sorted(rates) for rates in zip(*pairs, strict=True))
+    return {
+        "env_steps_per_cpu_s": round(statistics.median(cpu), 1),
+        "lowest": round(cpu[0], 1),
+        "highest": round(cpu[-1], 1),
+        "env_steps_per_wall_s": round(statistics.median(wall), 1),
+    }
+
+
+def main(show: Callable[[str], None] = print) -> None:
+    config = tyro.cli(Config, description=__doc__)
+    torch.set_num_threads(1)
+    figures = {}
+    with ray_session(num_workers=2 + sum(config.replicas)):
+        for task in config.tasks:
+            figures[task] = contest(config, task)
+            base = figures[task]["rates"]["generate"]["env_steps_per_cpu_s"]
+            show(f"{task}, replies of {figures[task]['reply tokens']} tokens")
+            for name, rates in figures[task]["rates"].items():
+                times = "" if name == "update" else f"{rates['env_steps_per_cpu_s'] / base:6.1f}x"
+                show(
+                    f"  {name:10s} {rates['env_steps_per_cpu_s']:7.1f} ({rates['lowest']:.1f} to "
+                    f"{rates['highest']:.1f}) env steps per cpu-s, {rates['env_steps_per_wall_s']:7.1f} per s {times}"
+                )
+            for name, share in figures[task]["parts of a step"].items():
+                show(f"  {name:26s} {share:6.1%} of a PPO step")
+        serve.shutdown()
+    if config.out is not None:
+        machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}
+        config.out.write_text(json.dumps({"machine": machine, "figures": figures}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

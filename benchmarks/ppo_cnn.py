@@ -1,0 +1,145 @@
+"""Stock RLlib PPO with a CNN on a world in turns: success by env steps and by time, as one JSON line per evaluation.
+
+    python benchmarks/ppo_cnn.py --task number_line --steps 50000
+    python benchmarks/ppo_cnn.py --task minigrid/MiniGrid-DoorKey-6x6-v0 --steps 200000
+
+The world, its image (made smaller), its rewards and evaluation episodes are those of `python -m rlvlm.run TASK`; the
+network picks one of the actions' names, so there is no text, nothing unreadable and no demonstration. Settings are
+RLlib's defaults but for what stands in `Trial`.
+"""
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from PIL import Image
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+from rlvlm.algorithms.evaluation import FIRST_SEED
+from rlvlm.algorithms.ppo_vlm.player import is_strict_success, wilson_interval
+from rlvlm.algorithms.rllib import silence_rllib
+from rlvlm.algorithms.seats import Seat
+from rlvlm.envs.registry import make_world, task_env
+from rlvlm.runs.processes.private_ray import ray_session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One run."""
+
+    task: str = "number_line"
+    seed: int = 0
+    steps: int = 50_000
+    """Env steps."""
+    every: int = 5_000
+    """Env steps between evaluations."""
+    episodes: int = 200
+    """Of an evaluation, greedy and sampled each."""
+    image_px: int = 64
+    """Side of the image that the network sees."""
+    lr: float = 3e-4
+    gamma: float = 0.95
+    batch: int = 2_048
+    """Env steps between updates."""
+    minibatch: int = 128
+    epochs: int = 8
+    num_worlds: int = 16
+    """Stepped side by side."""
+
+
+class Pictured(gym.Env[np.ndarray, int]):
+    """A world in turns as images and numbers of actions."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.seat = Seat(make_world(settings["task"], task_env(settings["task"]), settings["seed"]), settings["task"])
+        self._px = settings["image_px"]
+        self.legal = self.seat.world.legal()
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (self._px, self._px, 3), np.float32)
+        self.action_space = gym.spaces.Discrete(len(self.legal))
+        self._rng = np.random.default_rng(settings["seed"])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self.seat.begin(int(self._rng.integers(2**32, 2**33)))
+        return self.look(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        outcome = self.seat.play(self.seat.world.action_text(self.legal[int(action)]))
+        is_cut = outcome.is_end and not outcome.is_terminated
+        return self.look(), outcome.env_reward, outcome.is_terminated, is_cut, {}
+
+    def look(self) -> np.ndarray:
+        """The image as the network takes it."""
+        frame = self.seat.world.draw(self.seat.turn.snapshot[None])[0]
+        small = Image.fromarray(frame).resize((self._px, self._px), Image.Resampling.BOX)
+        return np.asarray(small, np.float32) / 127.5 - 1.0
+
+
+def evaluate(module: Any, trial: Trial, greedy: bool) -> list[bool]:
+    """Strict success of each episode, from the seeds of every evaluation of this task."""
+    world, rng = Pictured({"task": trial.task, "seed": 0, "image_px": trial.image_px}), np.random.default_rng(0)
+    found = []
+    for seed in range(FIRST_SEED, FIRST_SEED + trial.episodes):
+        world.seat.begin(seed)
+        episode = None
+        while episode is None:
+            with torch.no_grad():
+                logits = module.forward_inference({Columns.OBS: torch.from_numpy(world.look()[None])})
+            odds = logits[Columns.ACTION_DIST_INPUTS][0].double().softmax(-1).numpy()
+            action = int(odds.argmax()) if greedy else int(rng.choice(len(odds), p=odds / odds.sum()))
+            episode = world.seat.play(world.seat.world.action_text(world.legal[action])).episode
+        found.append(is_strict_success(episode))
+    return found
+
+
+def main(trial: Trial) -> None:
+    torch.set_num_threads(1)
+    silence_rllib()
+    config = (
+        PPOConfig()
+        .environment(Pictured, env_config={"task": trial.task, "seed": trial.seed, "image_px": trial.image_px})
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=trial.num_worlds)
+        .rl_module(
+            model_config=DefaultModelConfig(
+                conv_filters=[[16, 4, 2], [32, 4, 2], [32, 4, 2]], head_fcnet_hiddens=[128], vf_share_layers=True
+            )
+        )
+        .training(
+            lr=trial.lr, gamma=trial.gamma, train_batch_size_per_learner=trial.batch, minibatch_size=trial.minibatch,
+            num_epochs=trial.epochs,
+        )
+        .debugging(seed=trial.seed, log_level="ERROR")
+    )  # fmt: skip
+    algorithm = config.build_algo()
+    cpu_s = wall_s = 0.0
+    env_steps = last = 0
+    while env_steps < trial.steps:
+        cpu, wall = time.process_time(), time.monotonic()
+        result = algorithm.train()
+        cpu_s, wall_s = cpu_s + time.process_time() - cpu, wall_s + time.monotonic() - wall
+        env_steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
+        if env_steps - last < trial.every and env_steps < trial.steps:
+            continue
+        last, row = env_steps, {"env_steps": env_steps, "cpu_s": round(cpu_s, 1), "wall_s": round(wall_s, 1)}
+        module = algorithm.get_module(DEFAULT_MODULE_ID)
+        for name, greedy in (("greedy", True), ("sampled", False)):
+            found = evaluate(module, trial, greedy)
+            row |= {name: sum(found) / len(found), f"{name}_interval": wilson_interval(sum(found), len(found))}
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
+    algorithm.stop()
+
+
+if __name__ == "__main__":
+    with ray_session():
+        main(tyro.cli(Trial, description=__doc__))
