@@ -170,7 +170,7 @@ class VLAGRPO(Algorithm):
         """The supervised start: the world's script demonstrates, the policy imitates."""
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(6,)))
         tell(f"{self.config.sft.demonstrations} demonstrations by the task's script")
-        shown = demonstrate(self._viewer, self.config.sft, rng)
+        shown = demonstrate(self._viewer, self.config.sft, rng, tell)
         actions = shown.actions.reshape(-1, shown.actions.shape[-1])
         self._use_scale(ActionScale.of_actions(actions, self._viewer.scaled_actions))
         assert self._scale is not None, "just set"

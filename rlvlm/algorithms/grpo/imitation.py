@@ -19,6 +19,8 @@ from rlvlm.types.steps import FloatArray
 
 _WARM_UP = 20
 """Gradient steps over which the step size rises."""
+_TELL_EVERY = 50
+"""Demonstrations between lines about them."""
 _CHANCES = 4
 """Episodes that the script may play for each one that is wanted."""
 
@@ -36,8 +38,10 @@ class Demonstrations:
     """Episodes that the script failed, left out."""
 
 
-def demonstrate(world: ChunkWorld, config: SFTConfig, rng: np.random.Generator) -> Demonstrations:
-    """Plays the world's script until it has succeeded `config.demonstrations` times.
+def demonstrate(
+    world: ChunkWorld, config: SFTConfig, rng: np.random.Generator, tell: Callable[[str], None] = lambda line: None
+) -> Demonstrations:
+    """Plays the world's script until it has succeeded `config.demonstrations` times, and tells how far it is.
 
     Raises:
         UsageError: the world has no script, or the script fails most of the time.
@@ -54,6 +58,8 @@ def demonstrate(world: ChunkWorld, config: SFTConfig, rng: np.random.Generator) 
             )
         episode, success = _script_episode(world, config.noise, rng)
         successes, failures = successes + success, failures + (not success)
+        if success and successes % _TELL_EVERY == 0:
+            tell(f"demonstrations: {successes} of {config.demonstrations}, {failures} failures left out")
         if success:
             seen += [obs for obs, _ in episode]
             done += [chunk for _, chunk in episode]

@@ -98,13 +98,12 @@ class Script:
         memory = self._memory
         if memory.goal < 0:
             self._choose()
+        place, grip = self._leg()
         for _ in _LEG_STEPS:  # legs that are over take no step
-            place, grip = self._leg()
-            is_near = np.linalg.norm(place - self._scene.arm.place) < _NEAR_M.get(memory.leg, 0.0)
-            has_turned = memory.leg == TURN and abs(self._across_now() @ memory.across) > 0.995
-            if not (is_near or has_turned or memory.steps >= _LEG_STEPS[memory.leg]):
+            if not self._is_over(place):
                 break
             self._begin_next_leg()
+            place, grip = self._leg()
         memory.steps += 1
         action = np.zeros(7)
         action[:3] = (place - self._scene.arm.place) * _GAIN
@@ -112,6 +111,15 @@ class Script:
         action[:6] = np.clip(action[:6], -1.0, 1.0) + noise * rng.normal(size=6) * _ASIDE
         action[6] = grip
         return np.clip(action, [-1.0] * 6 + [0.0], 1.0).astype(np.float32)
+
+    def _is_over(self, place: Doubles) -> bool:
+        """Whether the leg that leads to `place` is."""
+        memory = self._memory
+        if memory.steps >= _LEG_STEPS[memory.leg]:
+            return True
+        if memory.leg == TURN:
+            return bool(abs(self._across_now() @ memory.across) > 0.995)
+        return bool(np.linalg.norm(place - self._scene.arm.place) < _NEAR_M.get(memory.leg, 0.0))
 
     def _choose(self) -> None:
         """Takes up the first goal that is not reached, with a grasp for its thing."""

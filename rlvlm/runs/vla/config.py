@@ -46,11 +46,14 @@ class VLARunConfig(RunConfig):
         return f"{self.judge.backend} {kind} of the video{marked}"
 
     def smoke(self) -> Self:
-        """This run cut to minutes: every part of it happens, nothing is learnt to the end."""
+        """This run cut to minutes: every part of it happens, nothing is learnt to the end. Long episodes are fewer."""
+        share = min(1.0, 32 / self.env.episode_steps)
         return replace(
-            at_most(self, steps=30_000),
-            sft=at_most(self.sft, demonstrations=100, steps=300),
-            algo=at_most(self.algo, groups=16, rounds=1),
-            eval=at_most(self.eval, every_steps=10_000, episodes=20),
-            track=at_most(self.track, checkpoint_every_steps=10_000, log_every_steps=5_000),
+            at_most(self, steps=int(30_000 * share)),
+            sft=at_most(self.sft, demonstrations=int(100 * share), steps=300),
+            algo=at_most(self.algo, groups=max(2, int(16 * share)), rounds=1),
+            eval=at_most(self.eval, every_steps=int(10_000 * share), episodes=max(4, int(20 * share))),
+            track=at_most(
+                self.track, checkpoint_every_steps=int(10_000 * share), log_every_steps=max(1, int(5_000 * share))
+            ),
         )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from rlvlm.algorithms.grpo.config import GRPOConfig, SFTConfig
 from rlvlm.envs.libero.suites import SUITES
 from rlvlm.envs.registry import task_env
 from rlvlm.policies.vla.config import PocketVLAConfig
@@ -22,13 +23,16 @@ def push_block() -> VLARunConfig:
 
 
 def libero(task: str) -> VLARunConfig:
-    """One task of LIBERO, its things moved by up to 2 cm so that the policy must look. No figures yet."""
+    """One task of LIBERO, its things moved by up to 2 cm so that the policy must look."""
+    world = task_env(task)
     return VLARunConfig(
         task=task,
-        steps=400_000,
-        env=replace(task_env(task), moved=0.02, physics="fast"),
+        steps=1_000_000,
+        env=replace(world, moved=0.02, physics="fast", episode_steps=min(world.episode_steps, 160)),
         policy=PocketVLAConfig(image_px=64),
-        eval=EvalConfig(every_steps=50_000, episodes=50),
+        sft=SFTConfig(demonstrations=100, noise=0.02, label_width=0.05, steps=800),
+        algo=GRPOConfig(groups=16, rounds=2),
+        eval=EvalConfig(every_steps=100_000, episodes=100),
         track=TrackConfig(log_every_steps=10_000, checkpoint_every_steps=50_000),
     )
 

@@ -27,6 +27,13 @@ def test_the_recipe_comes_back_from_its_text_and_can_be_cut_to_minutes() -> None
     assert small.steps // small.eval.every_steps >= 3
 
 
+def test_long_episodes_make_a_smoke_run_of_fewer() -> None:
+    short, long = recipe("push_block").smoke(), recipe("libero_object/alphabet soup").smoke()
+    assert isinstance(short, VLARunConfig) and isinstance(long, VLARunConfig)
+    assert (short.sft.demonstrations, long.sft.demonstrations) == (100, 20)  # 32 env steps are five times less than 160
+    assert long.steps == 6_000 and long.algo.groups == 3 and long.steps // long.eval.every_steps >= 3
+
+
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=300, check=False)
 
