@@ -101,6 +101,9 @@ class JudgeConfig(VLMConfig):
     """Longest answer, in tokens."""
     batch_size: int = 16
     """Queries per forward pass, >= 1."""
+    untrained: Literal["refuse", "ok"] = "refuse"
+    """What becomes of a run on a task that the pocket judge has never seen, about which it talks nonsense, and sure of
+    it. refuse: it does not start; ok: it does."""
     store: str = ""
     """Folder of the label store that answers are kept in and looked up from; runs may share one. Empty keeps a run's
     answers in the run's own folder."""
@@ -132,6 +135,11 @@ class JudgeConfig(VLMConfig):
     def ships_weights(self) -> bool:
         """Whether a model of its own comes with rlvlm."""
         return self.backend == "pocket"
+
+    @property
+    def knows_few_tasks(self) -> bool:
+        """Whether it was trained on the tasks of its card alone, and is no general model."""
+        return self.ships_weights and not self.model
 
     @property
     def wants_weights(self) -> bool:

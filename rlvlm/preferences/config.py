@@ -49,6 +49,32 @@ BPREF_TEACHERS = {
 """The imperfect teachers of Lee et al. 2021 (B-Pref), arXiv:2111.03026: one weakness each, at its published value."""
 
 
+THEIR_TASKS = {
+    "drawer_open": "Drawer",
+    "soccer": "Soccer",
+    "sweep_into": "Sweep",
+    "cartpole": "CartPole",
+    "fold_cloth": "Cloth",
+    "straighten_rope": "Rope",
+    "pass_water": "Water",
+}
+"""What Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, call our tasks."""
+
+
+def published_name(task: str) -> str:
+    """The paper's name of one of our tasks, whose labels the teacher `published` imitates.
+
+    Raises:
+        ValueError: the paper has no such task.
+    """
+    if task not in THEIR_TASKS:
+        raise ValueError(
+            f"reward.teacher published knows {', '.join(sorted(THEIR_TASKS))}, got {task}; for another task measure a "
+            "judge with `rlvlm judge-report` and choose reward.teacher measured with feedback.measured FILE"
+        )
+    return THEIR_TASKS[task]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackConfig:
     """When the teacher is asked, and about what."""

@@ -100,6 +100,11 @@ class RunConfig:
         raise NotImplementedError("each pipeline's config says so")
 
     @property
+    def judge_knows(self) -> list[str]:
+        """The tasks of which the judge knows this run's kind of question; empty where it is a general model."""
+        return []
+
+    @property
     def num_workers(self) -> int:
         """Processes beside the learner's for which the run needs a place."""
         raise NotImplementedError("each pipeline's config says so")

@@ -15,7 +15,8 @@ def check_before_run(config: RunConfig) -> None:
     """Raises what would otherwise stop the run after it has begun.
 
     Raises:
-        UsageError: the judge's model is a folder that is not there, or its store is none that can be used.
+        UsageError: the judge knows nothing of this task, its model is a folder that is not there, or its store is none
+            that can be used.
         JudgeUnavailable: the pocket judge's weights are missing.
         MachineError: no renderer, or the dashboard's port is taken.
     """
@@ -24,6 +25,13 @@ def check_before_run(config: RunConfig) -> None:
         raise UsageError(
             f"{config.task} has no goal phrase of its own, and the judge is asked about one",
             f'say it in a few words: python -m rlvlm.run {config.task} --goal "reach the flag on the hill"',
+        )
+    known = config.judge_knows
+    if config.asks_judge and known and config.task not in known and config.judge.untrained == "refuse":
+        raise UsageError(
+            f"the pocket judge knows {', '.join(known)} alone; about {config.task} it talks nonsense, and sure of it",
+            "put in a general model with --judge.backend transformers --judge.model MODEL, take comparisons of the "
+            "truth with --reward.teacher oracle, or go on all the same with --judge.untrained ok",
         )
     if config.asks_judge and config.judge.ships_weights and not (model or weights_folder().is_dir()):
         raise JudgeUnavailable(f"the pocket judge's weights are not in {weights_folder()}", POCKET_FIX)

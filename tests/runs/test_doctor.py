@@ -49,5 +49,19 @@ def test_a_judge_is_not_asked_about_a_goal_that_nobody_said() -> None:
     with pytest.raises(UsageError, match="no goal phrase of its own") as caught:
         check_before_run(config)
     assert "--goal" in caught.value.fix
-    check_before_run(replace(config, goal="drive the car up to the flag"))
+    general = replace(config.judge, untrained="ok")
+    check_before_run(replace(config, goal="drive the car up to the flag", judge=general))
     check_before_run(replace(config, reward=replace(config.reward, teacher="oracle")))
+
+
+def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "try_renderer", lambda _: None)
+    config = recipe("metaworld/window-close-v3")
+    with pytest.raises(UsageError, match="knows cartpole, .* alone; about metaworld/window-close") as caught:
+        check_before_run(config)
+    assert all(
+        word in caught.value.fix for word in ("--judge.backend", "--reward.teacher oracle", "--judge.untrained ok")
+    )
+    check_before_run(replace(config, judge=replace(config.judge, untrained="ok")))
+    check_before_run(replace(config, judge=replace(config.judge, model="/")))  # a judge of one's own
+    check_before_run(recipe("drawer_open"))

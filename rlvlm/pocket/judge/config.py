@@ -1,7 +1,14 @@
-"""How a pocket judge is distilled; imports nothing heavy so that the command line starts at once."""
+"""What the pocket judge knows, and how one is distilled; imports nothing heavy, so the command line starts at once."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+
+def trained_tasks() -> list[str]:
+    """The tasks that the judge which ships was trained and evaluated on, sorted."""
+    return sorted({row["task"] for row in json.loads((Path(__file__).parent / "evaluation.json").read_bytes())})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,31 +30,7 @@ SHARES: dict[str, FloatArray] = {
 Source: RL-VLM-F, Wang et al. 2024, arXiv:2402.03681, and its website, read off the figure by eye (so sums may miss 100
 by one or two). The VLM was Gemini-Pro-Vision, for the cloth GPT-4V, asked in two stages.
 """
-THEIR_TASKS = {
-    "drawer_open": "Drawer",
-    "soccer": "Soccer",
-    "sweep_into": "Sweep",
-    "cartpole": "CartPole",
-    "fold_cloth": "Cloth",
-    "straighten_rope": "Rope",
-    "pass_water": "Water",
-}
-"""What the paper calls our tasks."""
 _SMALLEST_GAP = 1e-6
-
-
-def published_shares(task: str) -> FloatArray:
-    """[10, 3] of `SHARES` for one of our tasks.
-
-    Raises:
-        ValueError: the paper has no such task.
-    """
-    if task not in THEIR_TASKS:
-        raise ValueError(
-            f"reward.teacher published knows {', '.join(sorted(THEIR_TASKS))}, got {task}; for another task measure a "
-            "judge with `rlvlm judge-report` and choose reward.teacher measured with feedback.measured FILE"
-        )
-    return SHARES[THEIR_TASKS[task]]
 
 
 def read_shares(path: Path) -> FloatArray:

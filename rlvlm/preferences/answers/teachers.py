@@ -13,9 +13,9 @@ import numpy as np
 
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.judges.judge import Judge
-from rlvlm.preferences.answers.measured import MeasuredTeacher, published_shares, read_shares
+from rlvlm.preferences.answers.measured import SHARES, MeasuredTeacher, read_shares
 from rlvlm.preferences.answers.simulated import SimulatedTeacher
-from rlvlm.preferences.config import FeedbackConfig, simulated_config
+from rlvlm.preferences.config import FeedbackConfig, published_name, simulated_config
 from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.types.steps import FloatArray, Pair, Segment, Trajectory
 
@@ -198,7 +198,7 @@ def build_teacher(
     if simulated is not None:
         return SimulatedTeacher(simulated, seed)
     if kind == "published":
-        return MeasuredTeacher(published_shares(task), seed, task)
+        return MeasuredTeacher(SHARES[published_name(task)], seed, task)
     if kind == "measured":
         return MeasuredTeacher(read_shares(Path(feedback.measured)), seed, feedback.measured)
     if kind in ("oracle", "progress"):

@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from rlvlm.preferences.answers.measured import SHARES, THEIR_TASKS
+from rlvlm.preferences.answers.measured import SHARES
+from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.reports.judge.answers import Answers
 from rlvlm.reports.judge.measures import (
     GIVEN,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.preferences.answers.measured import published_shares
-from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning
+from rlvlm.pocket.judge.config import trained_tasks
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.config import RunConfig, at_most
 
@@ -27,7 +27,7 @@ class PreferenceRunConfig(RunConfig):
         RunConfig.__post_init__(self)
         check_learning(self.reward, self.feedback, self.reward_model)
         if self.reward.teacher == "published":
-            published_shares(self.task)
+            published_name(self.task)
         is_about_clips = self.reward.source == "preference" and self.feedback.segment_steps > 1
         if self.asks_judge and not self.judge.reads_clips and is_about_clips:
             raise ValueError(
@@ -48,6 +48,11 @@ class PreferenceRunConfig(RunConfig):
             return 0
         sessions = (self.steps - 1 - feedback.first_step) // feedback.every_steps + 1
         return min(sessions * feedback.queries, feedback.max_queries)
+
+    @property
+    def judge_knows(self) -> list[str]:
+        """The pocket judge's tasks, where it is the one that ships."""
+        return trained_tasks() if self.judge.knows_few_tasks else []
 
     @property
     def num_workers(self) -> int:

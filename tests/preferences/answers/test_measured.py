@@ -6,9 +6,9 @@ import pytest
 from tiny_episodes import pair_of
 
 from rlvlm.envs.pictures import FrameStore
-from rlvlm.preferences.answers.measured import SHARES, MeasuredTeacher, published_shares, read_shares
+from rlvlm.preferences.answers.measured import SHARES, MeasuredTeacher, read_shares
 from rlvlm.preferences.answers.teachers import build_teacher
-from rlvlm.preferences.config import FeedbackConfig
+from rlvlm.preferences.config import FeedbackConfig, published_name
 from rlvlm.testing import TinyWorld
 from rlvlm.types.judging import Label, Status
 from rlvlm.types.steps import Pair
@@ -34,7 +34,7 @@ def row(place: int, **counts: int) -> dict[str, object]:
 
 
 def test_it_is_as_often_right_as_the_paper_s_vlm_at_each_gap() -> None:
-    teacher = MeasuredTeacher(published_shares("drawer_open"), seed=0, name="drawer_open")
+    teacher = MeasuredTeacher(SHARES[published_name("drawer_open")], seed=0, name="drawer_open")
     for gap, place in ((0.05, 0), (0.55, 5), (0.97, 9)):
         expected = SHARES["Drawer"][place] / SHARES["Drawer"][place].sum()
         np.testing.assert_allclose(shares_of(teacher, pair_of(0.0, gap)), expected, atol=0.03)
@@ -88,4 +88,4 @@ def test_a_file_or_a_task_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="FileNotFoundError"):
         read_shares(tmp_path / "none.csv")
     with pytest.raises(ValueError, match="published knows cartpole, drawer_open"):
-        published_shares("metaworld/window-close-v3")
+        published_name("metaworld/window-close-v3")

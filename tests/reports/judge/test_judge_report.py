@@ -11,7 +11,8 @@ from rlvlm.errors import UsageError
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin, Truth
 from rlvlm.labels.store import LabelStore
-from rlvlm.preferences.answers.measured import SHARES, THEIR_TASKS
+from rlvlm.preferences.answers.measured import SHARES
+from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.reports.judge.answers import read_sources
 from rlvlm.reports.judge.figures import REFERENCE, decided_accuracy
 from rlvlm.reports.judge.report import report_judges
