@@ -1,6 +1,5 @@
 """Episodes of a policy on the true task, in a world and with a generator of their own: training does not notice."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -72,14 +71,3 @@ def evaluate(player: Player, num_episodes: int) -> list[PlayedEpisode]:
         num_episodes: >= 0.
     """
     return player.play(range(FIRST_SEED, FIRST_SEED + num_episodes))
-
-
-def wilson_interval(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Bounds of a share of `hits` among `count` >= 1 trials, at 95 % for the usual `z`.
-
-    Source: Wilson 1927, JASA 22, p. 209. Right near 0 and 1 too, where the normal interval has no width.
-    """
-    rate, weight = hits / count, z * z / count
-    centre = (rate + weight / 2) / (1 + weight)
-    reach = z * math.sqrt(rate * (1 - rate) / count + weight / (4 * count)) / (1 + weight)
-    return max(0.0, centre - reach), min(1.0, centre + reach)

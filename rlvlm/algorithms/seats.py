@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from rlvlm.envs.turns import TurnWorld
+from rlvlm.types.steps import FloatArray
 from rlvlm.types.turns import Reply, Turn, TurnEpisode
 
 
@@ -26,7 +27,19 @@ class TurnOutcome:
     """That was replied to."""
     reply: Reply
     """As the world read it."""
+    action: str
+    """Name of the action that was read; empty where none was."""
+    goal: str
+    """What the world asks for in this episode."""
+    snapshots: FloatArray
+    """[2, S] before the reply and after it, before any reset."""
     env_reward: float
+    is_success: bool
+    """Whether the world's own test holds after the reply."""
+    progress: float
+    """The simulator's after the reply, in [0, 1]."""
+    is_nearer: bool
+    """Whether the reply brought success nearer: by the expert's turns to it where they are known, else by progress."""
     is_end: bool
     """Whether the episode is over, for whatever reason."""
     is_terminated: bool
@@ -70,7 +83,7 @@ class Seat:
 
     def play(self, text: str) -> TurnOutcome:
         """The turn with `text` as its reply."""
-        before, scene = self._turn, self.scene
+        before, scene, goal, distance = self._turn, self.scene, self.world.goal, distance_of(self.world)
         reply = self.world.read(text)
         self._turn, env_reward, terminated, truncated, info = self.world.step(text)
         self._tape.append(
@@ -87,7 +100,13 @@ class Seat:
         return TurnOutcome(
             scene=scene,
             reply=reply,
+            action="" if reply.action is None else self.world.action_names[reply.action],
+            goal=goal,
+            snapshots=np.stack([before.snapshot, self._turn.snapshot]),
             env_reward=float(env_reward),
+            is_success=bool(info["success"]),
+            progress=float(info["progress"]),
+            is_nearer=distance_of(self.world) < distance,
             is_end=is_end,
             is_terminated=bool(terminated),
             following=self.scene,
@@ -120,6 +139,12 @@ class Seat:
         self.world.set_state(tree["world"])
         self._seed, self._turn = tree["seed"], Turn(**tree["turn"])
         self._tape = [row | {"reply": _reply_of(row["reply"])} for row in tree["tape"]]
+
+
+def distance_of(world: TurnWorld) -> float:
+    """How far success is: the expert's turns to it, or what progress lacks where nobody knows these."""
+    left = world.turns_left()
+    return 1.0 - world.progress() if left is None else float(left)
 
 
 def _reply_of(columns: dict[str, Any]) -> Reply:

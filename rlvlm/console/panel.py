@@ -27,6 +27,8 @@ class PanelRow:
     """How it is written, e.g. `.1f`."""
     word: str = ""
     """What stands before it in plain lines; empty leaves it out of them."""
+    is_rare: bool = False
+    """Whether only some runs have it; it is shown from its first value on."""
 
 
 DEFAULT = (
@@ -69,13 +71,13 @@ class RunConsole(Screen):
         self._phase = "training"
         if self._live is None and is_due:
             step, left = self._progress()
-            numbers = [f"{row.word} {self._number(row)}" for row in self._rows if row.word]
+            numbers = [f"{row.word} {self._number(row)}" for row in self._shown() if row.word]
             self.line("  ".join([f"step {step:>7,}/{self._total_steps:,}", *numbers, f"left {left}"]))
 
     def render(self) -> Panel:
         """The panel: two numbers a line, then how far the run is."""
         grid = Table.grid(padding=(0, 3))
-        cells = [cell for row in self._rows for cell in (Text(row.label), Text(self._number(row), style="bold"))]
+        cells = [cell for row in self._shown() for cell in (Text(row.label), Text(self._number(row), style="bold"))]
         for start in range(0, len(cells), 4):
             grid.add_row(*cells[start : start + 4])
         step, left = self._progress()
@@ -83,6 +85,9 @@ class RunConsole(Screen):
         foot = f"{self._phase}   step {step:,} of {self._total_steps:,}   left {left}"
         body = Group(grid, Text(""), bar, Text(foot))
         return Panel(body, title=self._title, title_align="left", border_style="cyan")
+
+    def _shown(self) -> list[PanelRow]:
+        return [row for row in self._rows if not row.is_rare or row.metric in self._latest]
 
     def _number(self, row: PanelRow) -> str:
         return format(self._latest[row.metric], row.format) if row.metric in self._latest else "-"

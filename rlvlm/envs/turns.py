@@ -141,6 +141,10 @@ class TurnWorld(gym.Env[Turn, str]):
     def progress(self) -> float:
         """How near to success, in [0, 1]."""
 
+    def turns_left(self) -> int | None:
+        """Turns that the expert would still take to success, 0 once it is reached; None where nobody knows."""
+        return None
+
     @abstractmethod
     def snapshot(self) -> FloatArray:
         """The present state as `[S]`: everything that can change the picture."""

@@ -1,5 +1,6 @@
 """From a judge's config to a judge. Serving, runs and notebooks start here."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,8 +14,10 @@ from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import MAX_PICTURES
 from rlvlm.labels.store import open_store
-from rlvlm.vlms.shipped import weights_folder
+from rlvlm.vlms.shipped import shipped_folder, weights_folder
 
+ABILITIES_FILE = "abilities.json"
+"""Says in a small model's folder what it was taught: the fields of `Abilities`."""
 POCKET_ABILITIES = Abilities(score=frozenset({"progress"}), goal_pictures=False)
 """What the pocket judge was trained on (`pocket.judge.texts`): every comparison, and the percentage."""
 
@@ -56,15 +59,34 @@ def _chat_judge(config: JudgeConfig, model: str = "", abilities: Abilities | Non
 
 
 def _pocket_judge(config: JudgeConfig) -> ChatJudge:
-    """The small Qwen3-VL that ships with rlvlm, or any folder made like it."""
-    POCKET_ABILITIES.check(config)
-    folder = Path(config.model) if config.model else weights_folder()
+    """A small Qwen3-VL that ships with rlvlm, or any folder made like one."""
+    folder = shipped_folder(config.model) or (Path(config.model) if config.model else weights_folder())
     if not folder.is_dir():
         raise JudgeUnavailable(
             f"the pocket judge's weights are not in {folder}",
             "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md says",
         )
-    return _chat_judge(config, str(folder), POCKET_ABILITIES)
+    abilities = _abilities_of(folder)
+    abilities.check(config)
+    return _chat_judge(config, str(folder), abilities)
+
+
+def _abilities_of(folder: Path) -> Abilities:
+    """What a small model was taught: as its folder says, and otherwise what the pocket judge was.
+
+    Raises:
+        JudgeUnavailable: the folder's file cannot be read.
+    """
+    file = folder / ABILITIES_FILE
+    if not file.exists():
+        return POCKET_ABILITIES
+    try:
+        told = json.loads(file.read_text())
+        return Abilities(
+            compare=frozenset(told["compare"]), score=frozenset(told["score"]), goal_pictures=told["goal_pictures"]
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise JudgeUnavailable(f"{file} cannot be read: {error}", "restore it, or make the weights anew") from error
 
 
 def _vllm_judge(config: JudgeConfig) -> ChatJudge:

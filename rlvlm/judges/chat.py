@@ -43,8 +43,14 @@ class ChatJudge:
         """One verdict per query, in order; what cannot be asked is a failed one.
 
         Raises:
+            UnsupportedQuestion: the model was only taught to score.
             JudgeUnavailable: not one of those that could be asked was answered.
         """
+        if not self._abilities.compare:
+            raise UnsupportedQuestion(
+                "this judge scores turns and clips, it was never taught to compare",
+                "use a judge that compares, e.g. the pocket judge: leave out --judge.model",
+            )
         verdicts = []
         for asked in self._ask(queries, label_dialogue(self._config.prompt)):
             reading = asked.reading

@@ -9,7 +9,7 @@ from rlvlm.vlms.config import ApiConfig, EngineConfig, VLMConfig
 Backend = Literal["pocket", "transformers", "vllm", "openai", "gemini", "clip", "blip2", "cached"]
 Mode = Literal["two_stage", "single_stage", "direct"]
 """How a comparison can be asked."""
-ScoreMode = Literal["progress", "rating", "success", "video"]
+ScoreMode = Literal["progress", "rating", "success", "video", "utility"]
 """How the score of one clip can be asked."""
 RANDOM = "random"
 """Name of a model that nobody trained."""
@@ -83,14 +83,16 @@ class JudgeConfig(VLMConfig):
     an environment of its own; openai, gemini: over HTTP; clip, blip2: similarity of picture and goal; cached: from
     disk."""
     model: str = ""
-    """Hub name or local folder of the weights, or the API's name of the model; empty for the pocket judge's own.
+    """Hub name or local folder of the weights, or the API's name of the model. Of the pocket backend: empty for the
+    judge of pairs, `scorer` for the one that scores turns and clips of worlds that act, or a folder made like them.
     `random` gives clip and blip2 random weights: a control that knows nothing."""
     prompt: Mode = "direct"
     """two_stage: describe, then label (the paper's); single_stage: both in one answer; direct: the label's
     probabilities from one forward pass, no text."""
     score: ScoreMode = "progress"
     """How one clip is scored. progress: percent, in one number; rating: 1 to 5; success: probability of yes from one
-    forward pass; video: percent after written reasoning, from first picture, clip and current picture."""
+    forward pass; video: percent after written reasoning, from first picture, clip and current picture; utility: of one
+    step, from the picture before it, the action and the picture after it, by the probabilities of five ratings."""
     both_orders: bool = False
     """Ask each query in both orders, at twice the price; where the answers disagree there is no preference."""
     picture_px: int = 300
@@ -182,7 +184,7 @@ class Abilities:
     """The forms of question that a model's training covers; those of a general chat model, where nothing is said."""
 
     compare: frozenset[Mode] = frozenset(get_args(Mode))
-    """Values of `JudgeConfig.prompt`."""
+    """Values of `JudgeConfig.prompt`; none of a model that only scores."""
     score: frozenset[ScoreMode] = frozenset(get_args(ScoreMode))
     """Values of `JudgeConfig.score`."""
     goal_pictures: bool = True
@@ -195,7 +197,7 @@ class Abilities:
             UnsupportedQuestion: its training does not cover one of the two forms.
         """
         for field_name, wanted, known in (("prompt", config.prompt, self.compare), ("score", config.score, self.score)):
-            if wanted not in known:
+            if known and wanted not in known:  # what it cannot do at all is refused where it is asked
                 raise UnsupportedQuestion(
                     f"this judge cannot be asked with judge.{field_name} {wanted}, it knows {', '.join(sorted(known))}",
                     f"use --judge.{field_name} {sorted(known)[0]}, or a general model with "

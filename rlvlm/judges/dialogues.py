@@ -78,6 +78,8 @@ def score_dialogue(mode: ScoreMode) -> Callable[[Clip], Dialogue]:
     """The dialogue that asks for a score in this form."""
     if mode == "success":
         return _score_success
+    if mode == "utility":
+        return _score_utility
     parse = {"progress": parse_score, "rating": parse_rating, "video": parse_video_score}[mode]
 
     def score(clip: Clip) -> Dialogue:
@@ -132,6 +134,36 @@ def _score_success(clip: Clip) -> Dialogue:
         value = yes_odds(reply.first_tokens) if reply.first_tokens else None
         value = {"yes": 1.0, "no": 0.0}.get(reply.readable.strip(" \n.!*").lower()) if value is None else value
     return Reading(value=value, text=_told(reply))
+
+
+def _score_utility(clip: Clip) -> Dialogue:
+    """The mean of the ratings by their probabilities, 1 as 0 and 5 as 1; without probabilities the rating written.
+
+    Source: Liu et al. 2023 (G-Eval), arXiv:2303.16634, sec. 2: a mean over the scale's tokens is finer than the
+    likeliest of them.
+    """
+    choices = prompts.RATING_TEXTS
+    reply = yield Ask(chat=prompts.score_messages("utility", clip), choices=choices, wants_odds=True)
+    if isinstance(reply, Odds):
+        is_answer = np.exp(reply.log_p).sum() >= MIN_CHOICE_MASS
+        value = _mean_rating(_normalised(reply.log_p))
+        return Reading(value=value if is_answer else None, text=choices[int(reply.log_p.argmax())])
+    odds = rating_odds(reply.first_tokens) if reply.first_tokens and not reply.is_refusal else None
+    if odds is not None:
+        return Reading(value=_mean_rating(odds), text=_told(reply))
+    return Reading(value=None if reply.is_refusal else parse_rating(reply.readable), text=_told(reply))
+
+
+def _mean_rating(shares: Sequence[float]) -> float:
+    """In [0, 1], of the shares [5] of the ratings."""
+    return min(1.0, fsum(share * place / (len(shares) - 1) for place, share in enumerate(shares)))
+
+
+def rating_odds(tokens: Tokens) -> list[float] | None:
+    """Probabilities of the ratings, summing to 1; None where the reply hardly begins with one."""
+    masses = [fsum(p for token, p in tokens if token.strip(_MARKS) == text) for text in prompts.RATING_TEXTS]
+    total = fsum(masses)
+    return [mass / total for mass in masses] if MIN_TOKEN_MASS <= total <= _ROUNDING else None
 
 
 def label_odds(tokens: Tokens) -> tuple[float, float, float] | None:

@@ -6,7 +6,8 @@
 Sources, for the order of the parts and the scales; the wording is our own. Comparisons: RL-VLM-F, arXiv:2402.03681.
 Rating: RoboReward, arXiv:2601.00675 (1 to 5 on the final state). Success: TOPReward, arXiv:2602.19313, as a yes-no
 question. Video: PRIMO-R1, arXiv:2603.15600 (first picture, clip, current picture; think, then answer). Departure: the
-clip's pictures are sent as pictures, not as a video file.
+clip's pictures are sent as pictures, not as a video file. Utility: the scorer of the VLM_PPO repository (picture
+before, action, picture after, with a rubric). Departure: a scale of 1 to 5, each one token, in place of 0 to 10.
 """
 
 from typing import Any
@@ -67,6 +68,18 @@ TAG_START = "The scene at the start:"
 TAG_CLIP = "The clip, pictures in order of time:"
 TAG_NOW = "The scene now:"
 VIDEO_REQUEST = "How much of the task is done now? The answer is a whole number of percent, from 0 to 100."
+TAG_BEFORE = "Before:"
+TAG_AFTER = "The action: {action}. After it:"
+NO_ACTION = "none that could be read"
+"""Stands in the place of an action where there was none."""
+UTILITY_REQUEST = (
+    "How useful was this step? 1: it leads away from the goal, 2: it changes nothing, 3: hard to say, "
+    "4: it comes nearer to the goal, 5: the goal is reached by it. Write one line with only the number."
+)
+OTHER_GOAL = "leave everything as it is"
+"""A goal that no task has: nothing that is done comes nearer to it. Judges are put to the test with it."""
+RATING_TEXTS = ("1", "2", "3", "4", "5")
+"""How the ratings of a step are written in an answer."""
 ANSWERS_YES, ANSWERS_NO = ("yes", "Yes", "YES"), ("no", "No", "NO")
 """How yes and no are written in an answer."""
 
@@ -94,6 +107,18 @@ def check_goal(goal: str) -> str:
     return goal
 
 
+def check_action(action: str) -> str:
+    """The action's words, stripped; `NO_ACTION` where there are none.
+
+    Raises:
+        ValueError: it is longer than a goal may be, or no line of plain words.
+    """
+    try:
+        return check_goal(action) if action.strip() else NO_ACTION
+    except ValueError as error:
+        raise ValueError(f"an action is told like a goal: {error}") from error
+
+
 def problem_of(item: Query | Clip) -> str | None:
     """Why nobody could be asked about an item; None where somebody can."""
     shown = [item.left, item.right] if isinstance(item, Query) else [item.frames]
@@ -102,6 +127,8 @@ def problem_of(item: Query | Clip) -> str | None:
             return f"pictures must be [L, H, W, 3] uint8, got {frames.shape} {frames.dtype}"
     try:
         check_goal(item.goal)
+        if isinstance(item, Clip):
+            check_action(item.action)
     except ValueError as error:
         return str(error)
     return None
@@ -137,8 +164,9 @@ def label_messages(goal: str, report: str) -> Chat:
 def score_messages(mode: ScoreMode, clip: Clip) -> Chat:
     """The turns that ask for one clip's score.
 
-    `video` shows first picture, whole clip and current picture, and asks for reasoning before the answer; the others
-    show the clip once and differ in their last line alone.
+    `video` shows first picture, whole clip and current picture, and asks for reasoning before the answer; `utility`
+    shows the first and the last picture with the action between them; the others show the clip once and differ in their
+    last line alone.
     """
     goal = check_goal(clip.goal)
     if mode == "video":
@@ -152,6 +180,15 @@ def score_messages(mode: ScoreMode, clip: Clip) -> Chat:
             text_part(VIDEO_REQUEST),
         ]
         return [{"role": "system", "content": [text_part(VIDEO_SYSTEM)]}, {"role": "user", "content": content}]
+    if mode == "utility":
+        content = [
+            *_opening(f"One step in a task. Goal: {goal}.", clip.goal_picture, TAG_BEFORE),
+            *image_parts(clip.frames[:1]),
+            text_part(TAG_AFTER.format(action=check_action(clip.action))),
+            *image_parts(clip.frames[-1:]),
+            text_part(UTILITY_REQUEST),
+        ]
+        return [{"role": "user", "content": content}]
     request = {"progress": SCORE_REQUEST, "rating": RATING_REQUEST, "success": SUCCESS_REQUEST}[mode]
     opening = _opening(
         INTRO_SCORE.format(goal=goal), clip.goal_picture, TAG_SCENE if clip.goal_picture is not None else ""

@@ -29,12 +29,15 @@ class Question:
     """Pictures of the right side; none where one clip is scored."""
     goal_picture: tuple[str, ...] = ()
     """The picture of the goal reached, where one was shown."""
+    action: str = ""
+    """What was done within the clip, where the judge is told."""
 
     @property
     def id(self) -> str:
         """SHA-256 of the question: what truths and answers of several judges have in common."""
-        content = json.dumps([self.kind, self.goal, self.left, self.right, self.goal_picture])
-        return hashlib.sha256(content.encode()).hexdigest()
+        content = [self.kind, self.goal, self.left, self.right, self.goal_picture]
+        told = [*content, self.action] if self.action else content  # as it was before there were actions
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
     @property
     def swapped(self) -> Self:
@@ -106,7 +109,10 @@ def describe(item: Query | Clip) -> tuple[Question, Pictures]:
     sides = [_digests(frames) for frames in (left, right, item.goal_picture)]
     digests = [tuple(digest for digest, _ in side) for side in sides]
     kind = "compare" if isinstance(item, Query) else "score"
-    question = Question(kind=kind, goal=item.goal, left=digests[0], right=digests[1], goal_picture=digests[2])
+    action = "" if isinstance(item, Query) else item.action
+    question = Question(
+        kind=kind, goal=item.goal, left=digests[0], right=digests[1], goal_picture=digests[2], action=action
+    )
     return question, [picture for side in sides for picture in side]
 
 
@@ -204,7 +210,8 @@ def _question(record: dict[str, Any]) -> Question:
     has_digests = all(is_digest(name) for side in sides.values() for name in side)
     if record["kind"] not in ("compare", "score") or not has_digests:
         raise DamagedLine("a question is of kind compare or score, and names its pictures by digest")
-    return Question(kind=record["kind"], goal=_text(record.get("goal", "")), **sides)
+    goal, action = (_text(record.get(name, "")) for name in ("goal", "action"))
+    return Question(kind=record["kind"], goal=goal, action=action, **sides)
 
 
 def _answer(kind: str, record: dict[str, Any], question: str) -> Answer:

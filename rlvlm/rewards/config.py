@@ -1,6 +1,6 @@
 """Which reward a run learns from; imports nothing heavy so that the command line starts at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 _SCORERS = ("judge", "oracle", "random")
@@ -52,3 +52,117 @@ class RewardConfig:
     def asks_judge(self) -> bool:
         """Whether a VLM is asked at all."""
         return self.source == "judged" or (self.is_learned and self.teacher == "judge")
+
+
+ScoreTeacher = Literal["judge", "random", "biased"]
+"""Who scores turns and episodes. judge: the VLM; random: a die, the control that must teach nothing; biased: the truth,
+but for a share of failures that it takes for successes, the control that the monitor must catch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MonitorConfig:
+    """How a judge that rewards is watched. What is measured never reaches the policy."""
+
+    controls: int = 4
+    """Scored turns or episodes of each update that are shown again twice: backwards, and with a goal that is not
+    theirs; 0 shows none."""
+    window: int = 400
+    """Episodes that the newest figures are about; the first so many are what they are compared with."""
+    most_false_positives: float = 0.1
+    """Share of failures, in [0, 1], that may be called successes before there is an alarm."""
+    on_alarm: Literal["warn", "stop"] = "warn"
+    """warn: say so in the log, the panel and the run's pages; stop: end the run too, with exit code 5."""
+    preflight: int = 32
+    """Known successes, and as many known failures, that the judge has to tell apart before a run starts; 0 asks for
+    nothing."""
+    least_auc: float = 0.75
+    """Least area under the curve of that test, in [0.5, 1]."""
+
+    def __post_init__(self) -> None:
+        if min(self.controls, self.preflight) < 0 or self.window < 20:
+            raise ValueError(f"need monitor.controls and preflight >= 0 and window >= 20, got {self}")
+        if not 0 <= self.most_false_positives <= 1 or not 0.5 <= self.least_auc <= 1:
+            raise ValueError(f"need most_false_positives in [0, 1] and least_auc in [0.5, 1], got {self}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureConfig:
+    """Weights of the sources that are added up; each is logged raw, too."""
+
+    environment: float = 0.0
+    """Of the true reward, in its own units."""
+    judged: float = 0.0
+    """Of the judge's score, as a number in [-1, 1]."""
+    novelty: float = 0.0
+    """Of the novelty of what was done, in [0, 1]."""
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Names of the sources whose weight is not 0."""
+        return tuple(name for name in ("environment", "judged", "novelty") if getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnRewardConfig:
+    """What the turns of a world that is talked to are worth; the true reward is kept beside it, for evaluation."""
+
+    source: Literal["environment", "judged", "mixture"] = "environment"
+    """environment: the true reward; judged: a judge's score alone; mixture: what `mixture` weighs."""
+    mixture: MixtureConfig = field(default_factory=MixtureConfig)
+    teacher: ScoreTeacher = "judge"
+    """Who scores, where scores count."""
+    per: Literal["turn", "episode"] = "turn"
+    """turn: the utility of each turn, from the image before it, the action and the image after it (`judge.score
+    utility`); episode: one score of the images of the whole episode, given to its last turn."""
+    num_frames: int = 8
+    """Images of an episode that the judge is shown at most, >= 2, the first and the last among them."""
+    without_answer: Literal["stop", "drop", "neutral"] = "drop"
+    """Where the judge has no answer: end the run, leave the episode's turns of this update out (with objectives that
+    compare episodes, its whole group), or score it `neutral`. The truth never takes its place."""
+    neutral: float = 0.5
+    """See `without_answer`; in [0, 1]."""
+    false_positives: float = 0.2
+    """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+
+    def __post_init__(self) -> None:
+        check_scoring("reward", self.num_frames, self.neutral, self.false_positives)
+        if (self.source == "mixture") != bool(self.mixture.used):
+            raise ValueError(
+                f"reward.source is {self.source} and reward.mixture weighs {self.mixture.used or 'nothing'}: weights "
+                "go with the source mixture, which needs one at least"
+            )
+        if self.teacher == "biased" and self.per == "turn":
+            raise ValueError("the biased teacher is about whole episodes; set reward.per episode")
+
+    @property
+    def weights(self) -> MixtureConfig:
+        """What each source counts."""
+        if self.source == "mixture":
+            return self.mixture
+        return MixtureConfig(environment=float(self.source == "environment"), judged=float(self.source == "judged"))
+
+    @property
+    def scores(self) -> bool:
+        """Whether anybody scores."""
+        return self.weights.judged != 0
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether a VLM is asked."""
+        return self.scores and self.teacher == "judge"
+
+    @property
+    def name(self) -> str:
+        """Short enough for a legend, e.g. `judge per turn`."""
+        if self.source == "mixture":
+            return " + ".join(f"{getattr(self.mixture, name):g} {name}" for name in self.mixture.used)
+        return "env reward" if self.source == "environment" else f"{self.teacher} per {self.per}"
+
+
+def check_scoring(section: str, num_frames: int, neutral: float, false_positives: float) -> None:
+    """Raises ValueError for frames, a neutral score or a bias that make no sense; `section` names their place."""
+    if num_frames < 2:
+        raise ValueError(f"{section}.num_frames must be >= 2, got {num_frames}")
+    if not 0 <= neutral <= 1 or not 0 <= false_positives <= 1:
+        raise ValueError(f"{section}.neutral and false_positives must be in [0, 1], got {neutral}, {false_positives}")

@@ -7,9 +7,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rlvlm.algorithms.evaluation import PlayedEpisode, evaluate, wilson_interval
+from rlvlm.algorithms.evaluation import PlayedEpisode, evaluate
 from rlvlm.disk import write_json
 from rlvlm.errors import EXIT_DONE, UsageError
+from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.artifacts.album import VIDEO_PX, write_videos
 from rlvlm.runs.folder.checkpoints import Checkpoint
 from rlvlm.runs.folder.rows import evaluation_row

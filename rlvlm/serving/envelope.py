@@ -35,10 +35,11 @@ class Receipt:
 
 
 def digest(item: Query | Clip) -> bytes:
-    """32 bytes that two questions share only when goal and all pictures are the same."""
+    """32 bytes that two questions share only when goal, action and all pictures are the same."""
     clips = [item.frames] if isinstance(item, Clip) else [item.left, item.right]
     clips += [item.goal_picture] if item.goal_picture is not None else []
-    content = hashlib.sha256(repr((type(item).__name__, item.goal, [clip.shape for clip in clips])).encode())
+    told = (item.goal, item.action) if isinstance(item, Clip) and item.action else item.goal
+    content = hashlib.sha256(repr((type(item).__name__, told, [clip.shape for clip in clips])).encode())
     for clip in clips:
         content.update(np.ascontiguousarray(clip).data)
     return content.digest()

@@ -64,6 +64,8 @@ class Clip:
     """[L, H, W, 3]."""
     goal_picture: Frames | None = None
     """[1, H, W, 3] the scene with the goal reached, where the judge is to be shown one."""
+    action: str = ""
+    """What was done between the first frame and the last, in a few plain words; empty where nobody says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,6 +36,38 @@ def test_success_is_invalid_where_yes_and_no_are_both_unlikely():
     assert [score.status for score in judge.score([CLIP] * 2)] == [Status.INVALID, Status.OK]
 
 
+def test_utility_is_the_mean_of_five_ratings():
+    # by hand: 0.1 x 1/4 + 0.3 x 3/4 + 0.6 x 1 = 0.85, the likeliest rating is 5
+    p = [1e-30, 0.1, 1e-30, 0.3, 0.6]
+    judge = make_judge(ScriptedModel(log_p=lambda count: [np.log(p)] * count), score="utility")
+    score = judge.score([replace(CLIP, action="pull")])[0]
+    assert (score.status, score.text) == (Status.OK, "5") and score.value == pytest.approx(0.85)
+
+
+def test_a_step_is_shown_as_before_action_after():
+    model = ScriptedModel(log_p=lambda count: [[-1.0] * 5] * count)
+    make_judge(model, score="utility").score([replace(CLIP, action="pull the handle"), CLIP])
+    for chat, action in zip(model.chats, ("pull the handle", prompts.NO_ACTION), strict=True):
+        parts = chat[0]["content"]
+        assert [int(picture[0, 0, 0]) for picture in pictures_of(chat)] == [0, 2]
+        assert [part["type"] for part in parts] == ["text", "image", "text", "image", "text"]
+        assert action in parts[2]["text"]
+
+
+def test_an_action_that_could_end_a_turn_is_not_asked_about():
+    model = ScriptedModel(log_p=lambda count: [[-1.0] * 5] * count)
+    scores = make_judge(model, score="utility").score([replace(CLIP, action="<|im_end|>"), CLIP])
+    assert [score.status for score in scores] == [Status.FAILED, Status.OK] and "action" in scores[0].text
+
+
+def test_a_model_that_only_scores_is_not_asked_to_compare():
+    only = Abilities(compare=frozenset(), score=frozenset({"utility"}))
+    judge = make_judge(ScriptedModel(log_p=lambda count: [[-1.0] * 5] * count), only, score="utility")
+    with pytest.raises(UnsupportedQuestion, match="never taught to compare"):
+        judge.compare([QUERY])
+    assert judge.score([CLIP])[0].status is Status.OK
+
+
 def test_no_probability_at_all_is_invalid_and_not_a_number_nowhere():
     judge = make_judge(ScriptedModel(log_p=lambda count: [[-np.inf] * 3]))
     verdict = judge.compare([QUERY])[0]

@@ -34,7 +34,7 @@ from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule, restore
 from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file
 from rlvlm.algorithms.grpo.rollouts import Eyes
 from rlvlm.algorithms.grpo.runner import GroupRunner
-from rlvlm.algorithms.grpo.scoring import JudgedEpisode, Scorer, SuccessScorer, VideoScorer
+from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes
 from rlvlm.algorithms.learners import Learners, check_learners
 from rlvlm.algorithms.rllib import log_round, prepare_config, silence_rllib
 from rlvlm.algorithms.tally import Tally
@@ -44,6 +44,8 @@ from rlvlm.judges.judge import Judge
 from rlvlm.policies.vla.config import PocketVLAConfig
 from rlvlm.policies.vla.pocket import build_policy
 from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.rewards.scorers import make_scorer
+from rlvlm.rewards.showings import Told
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -102,10 +104,10 @@ class VLAGRPOConfig(AlgorithmConfig):
         if not self.task:
             raise ValueError("no task was chosen; call .worlds(task='push_block')")
         check_learners(self, self.grpo.num_learners, self.grpo.gpus_per_learner)
-        if (self.scores.source == "judged") != (self.make_judge is not None):
+        if self.scores.asks_judge != (self.make_judge is not None):
             raise ValueError(
-                f"scores.source is {self.scores.source}, make_judge {self.make_judge}: judged scores need one, "
-                "and no others do"
+                f"scores.source is {self.scores.source}, teacher {self.scores.teacher}, make_judge {self.make_judge}: "
+                "judged scores need one, and no others do"
             )
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
@@ -157,9 +159,14 @@ class VLAGRPO(Algorithm):
         self._scale: ActionScale | None = None
         self.last_played: list[ChunkEpisode] = []
         self._tally = Tally()
-        self._scorer: Scorer = SuccessScorer()
-        if self.config.make_judge is not None:
-            self._scorer = VideoScorer(self.config.make_judge(), self._viewer.draw, self.config.scores)
+        self._scorer: EpisodeScorer = SuccessScorer()
+        if self.config.scores.source == "judged":
+            scores = self.config.scores
+            scorer = make_scorer(
+                scores.teacher, self.config.make_judge, lambda snapshots: self.draw(snapshots, scores.frame_px),
+                self.config.seed, remembers=False, false_positives=scores.false_positives,
+            )  # fmt: skip
+            self._scorer = VideoScorer(scorer, scores)
 
     @property
     def env_steps(self) -> int:
@@ -168,6 +175,7 @@ class VLAGRPO(Algorithm):
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """The supervised start: the world's script demonstrates, the policy imitates."""
+        self._try_judge(tell)
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(6,)))
         tell(f"{self.config.sft.demonstrations} demonstrations by the task's script")
         shown = demonstrate(self._viewer, self.config.sft, rng, tell)
@@ -181,6 +189,26 @@ class VLAGRPO(Algorithm):
             )
         self._learners.tell("begin")
         self._tally.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
+
+    def _try_judge(self, tell: Callable[[str], None]) -> None:
+        """Has a judge tell known successes from known failures, before anything is learned from it.
+
+        Raises:
+            JudgeUnavailable: it cannot.
+        """
+        scores = self.config.scores
+        count = scores.monitor.preflight if scores.asks_judge else 0
+        if not count or not isinstance(self._scorer, VideoScorer):
+            return
+        rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(7,)))
+        known = known_episodes(self._viewer, count, scores.num_frames, rng)
+        if not known:
+            tell("the judge is not tried on known episodes: the task has no script that succeeds and fails")
+            return
+        tell(f"trying the judge on {len(known)} episodes whose outcome is known")
+        area = self._scorer.try_on(known)
+        self._tally.note({metrics.JUDGE_PREFLIGHT_AUC: area})
+        tell(f"the judge tells successes from failures: area under the curve {area:.2f}")
 
     def training_step(self) -> None:
         """One update: roll out groups, score their episodes, learn from those groups that teach something."""
@@ -201,19 +229,26 @@ class VLAGRPO(Algorithm):
         """Groups that teach something: rolled out until there are as many as wanted, or the cap is reached."""
         grpo, found = self.config.grpo, []
         for _ in range(grpo.rounds):
-            episodes = self._runner.sample(
-                policy=self._policy,
-                num_groups=grpo.groups,
-                group_size=grpo.group_size,
-                temperature=grpo.temperature,
-            )
-            scores = self._scorer.score(episodes, self.env_steps)
+            episodes: list[ChunkEpisode] = []
+            for num_groups in self._parts():
+                played = self._runner.sample(
+                    policy=self._policy, num_groups=num_groups, group_size=grpo.group_size, temperature=grpo.temperature
+                )
+                self._scorer.begin(played)
+                episodes += played
+            scores = self._scorer.collect(self.env_steps)
             kept = sifted(gathered(episodes, scores), grpo.advantage)
             found += kept
             self._take_in(episodes, scores, len(kept) / grpo.groups)
             if len(found) >= grpo.groups:
                 break
         return found
+
+    def _parts(self) -> list[int]:
+        """Groups of each part of a rollout: all at once where nobody has to look."""
+        groups, scores = self.config.grpo.groups, self.config.scores
+        parts = min(scores.parts, groups) if scores.source == "judged" else 1
+        return [len(part) for part in np.array_split(np.arange(groups), parts)]
 
     def _take_in(self, episodes: list[ChunkEpisode], scores: FloatArray, kept: float) -> None:
         ended = [(float(episode.env_rewards.sum()), episode.success) for episode in episodes]
@@ -232,7 +267,7 @@ class VLAGRPO(Algorithm):
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`; success is that of the newest update's episodes."""
-        return self._tally.report() | self._learners.ask("report")
+        return self._tally.report() | self._learners.ask("report") | self._scorer.report()
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Greedy episodes from held-out initial states, and the success rate of sampled ones from the same states."""
@@ -249,7 +284,7 @@ class VLAGRPO(Algorithm):
     def finish(self) -> None:
         """Nothing is still to come: a round ends with its scores."""
 
-    def drain_records(self) -> list[JudgedEpisode]:
+    def drain_records(self) -> list[Told]:
         """The judge's answers since the last call; none where nobody is asked."""
         return self._scorer.drain_records()
 
@@ -270,6 +305,7 @@ class VLAGRPO(Algorithm):
             "scale": self._scale.write("task"),
             "iteration": self._iteration,
             "tally": self._tally.save_tree(),
+            "scorer": self._scorer.save_tree(),
         }
         save_tree(Path(checkpoint_dir), tree, policy_file(self._policy, self.config.policy, self._scale))
 
@@ -286,6 +322,7 @@ class VLAGRPO(Algorithm):
         self._use_scale(ActionScale.read(tree["scale"], "task"))
         self._iteration = tree["iteration"]
         self._tally.load_tree(tree["tally"])
+        self._scorer.load_tree(tree["scorer"])
 
     def _use_scale(self, scale: ActionScale) -> None:
         self._scale = self._runner.scale = scale

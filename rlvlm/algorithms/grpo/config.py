@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rlvlm.rewards.config import MonitorConfig, ScoreTeacher, check_scoring
+
 Baseline = Literal["mean", "leave_one_out"]
 Granularity = Literal["token", "action", "chunk"]
 Averaging = Literal["trajectory", "token", "constant"]
@@ -70,6 +72,8 @@ class ScoreConfig:
 
     source: Literal["success", "judged"] = "success"
     """success: 1 or 0 by the env's own test; judged: what a judge says of the episode's video."""
+    teacher: ScoreTeacher = "judge"
+    """Who scores, where the source is judged."""
     num_frames: int = 8
     """Frames of an episode that the judge is shown, >= 2, the first and the last among them."""
     frame_px: int = 224
@@ -80,19 +84,28 @@ class ScoreConfig:
     """Where the judge has no answer: end the run, leave the episode's group out, or score it `neutral`."""
     neutral: float = 0.5
     """See `without_answer`; in [0, 1]."""
+    false_positives: float = 0.2
+    """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
+    parts: int = 4
+    """A rollout is played in so many parts, >= 1: a judge looks at one while the next is played."""
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def __post_init__(self) -> None:
-        if self.num_frames < 2 or self.frame_px < 1:
-            raise ValueError(f"need num_frames >= 2 and frame_px >= 1, got {self.num_frames} and {self.frame_px}")
+        check_scoring("reward", self.num_frames, self.neutral, self.false_positives)
+        if self.frame_px < 1 or self.parts < 1:
+            raise ValueError(f"need frame_px and parts >= 1, got {self.frame_px} and {self.parts}")
         if self.threshold is not None and not 0 < self.threshold <= 1:
             raise ValueError(f"threshold must be in (0, 1] or None, got {self.threshold}")
-        if not 0 <= self.neutral <= 1:
-            raise ValueError(f"neutral must be in [0, 1], got {self.neutral}")
-        rest = (self.num_frames, self.frame_px, self.threshold, self.without_answer, self.neutral)
-        if self.source == "success" and rest != (8, 224, None, "drop_group", 0.5):
+        rest = (self.teacher, self.threshold, self.without_answer, self.neutral, self.monitor)
+        if self.source == "success" and rest != ("judge", None, "drop_group", 0.5, MonitorConfig()):
             raise ValueError("the other settings of a score have no effect unless source is judged")
         if self.without_answer != "neutral" and self.neutral != 0.5:
             raise ValueError("neutral has no effect unless without_answer is neutral")
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether a VLM is asked."""
+        return self.source == "judged" and self.teacher == "judge"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

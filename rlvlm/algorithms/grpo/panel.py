@@ -11,5 +11,13 @@ ROWS = (
     PanelRow(label="change per chunk, nats", metric=metrics.GRPO_KL, format=".3f", word="kl"),
     PanelRow(label="entropy of a token, nats", metric=metrics.GRPO_ENTROPY, format=".2f"),
     PanelRow(label="step size", metric=metrics.GRPO_LR, format=".1e"),
+    PanelRow(
+        label="failures the judge calls successes",
+        metric=metrics.JUDGE_FALSE_POSITIVES,
+        format=".0%",
+        word="fooled",
+        is_rare=True,
+    ),
+    PanelRow(label="the judge's alarm", metric=metrics.JUDGE_ALARM, format=".0f", word="alarm", is_rare=True),
 )
 """For `RunConsole`."""

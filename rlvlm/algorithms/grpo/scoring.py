@@ -1,106 +1,239 @@
 """What an episode is worth: the env's own success, or what a judge says of its video, once per episode.
 
-A score that a judge could not give is never replaced by the truth.
+The algorithm hands episodes over as they are rolled out and asks for their scores afterwards: a judge looks at one part
+of a rollout while the next is played. A score that a judge could not give is never replaced by the truth.
 """
 
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
 
 import numpy as np
 
+from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import ScoreConfig
+from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld
 from rlvlm.errors import JudgeUnavailable
-from rlvlm.judges.judge import Judge
+from rlvlm.rewards.monitor import JudgeMonitor, check_judge
+from rlvlm.rewards.scorers import Scorer
+from rlvlm.rewards.showings import Showing, Told, spread
 from rlvlm.types.chunks import ChunkEpisode
-from rlvlm.types.judging import Clip, Score, Status
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.types.judging import Score
+from rlvlm.types.steps import FloatArray
+
+HALF = 0.5
+"""Scores from here on say that an episode is a success, where there is no threshold."""
+_MOST_TRIES = 20
+"""Episodes of the script per known success that is looked for."""
+_LARGE_NOISE = 0.6
+"""Of a script that is to fail, in units of an action's range."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JudgedEpisode:
-    """A judge's answer about one episode, with the truth beside it, for the run's log."""
-
-    episode: ChunkEpisode
-    score: Score
-    env_step: int
-    """Env steps done when it was asked for."""
-    timestamp: float
-    """Unix time of the answer, seconds."""
-
-
-class Scorer(Protocol):
+class EpisodeScorer(Protocol):
     """Gives the scores that groups are compared by."""
 
-    def score(self, episodes: Sequence[ChunkEpisode], env_step: int) -> FloatArray:
-        """[B] one score for each episode; NaN where there is none, so that its group is dropped."""
+    def begin(self, episodes: Sequence[ChunkEpisode]) -> None:
+        """Takes in some episodes of a rollout; whoever has to look may begin."""
         ...
 
-    def drain_records(self) -> list[JudgedEpisode]:
-        """The judge's answers since the last call."""
+    def collect(self, env_step: int) -> FloatArray:
+        """[B] one score for each episode since the last call; NaN where there is none, so that its group is dropped.
+
+        Args:
+            env_step: env steps done before the rollout.
+        """
+        ...
+
+    def report(self) -> dict[str, float]:
+        """The newest figures by their names in `rlvlm.metrics`."""
+        ...
+
+    def drain_records(self) -> list[Told]:
+        """What was said since the last call."""
+        ...
+
+    def save_tree(self) -> dict[str, Any]:
+        """Everything that an exact continuation needs."""
+        ...
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned."""
         ...
 
 
 class SuccessScorer:
     """1 for a success, else 0: the env's own test."""
 
-    def score(self, episodes: Sequence[ChunkEpisode], env_step: int) -> FloatArray:
-        """[B]."""
-        return np.array([episode.success for episode in episodes], np.float32)
+    def __init__(self) -> None:
+        self._waiting: list[bool] = []
 
-    def drain_records(self) -> list[JudgedEpisode]:
+    def begin(self, episodes: Sequence[ChunkEpisode]) -> None:
+        """See `EpisodeScorer`."""
+        self._waiting += [episode.success for episode in episodes]
+
+    def collect(self, env_step: int) -> FloatArray:
+        """[B]."""
+        scores, self._waiting = np.array(self._waiting, np.float32), []
+        return scores
+
+    def report(self) -> dict[str, float]:
+        """The truth needs no watching."""
+        return {}
+
+    def drain_records(self) -> list[Told]:
         """Nobody is asked."""
         return []
 
+    def save_tree(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Nothing."""
+
 
 class VideoScorer:
-    """Has a judge look at frames of each episode, from its first moment to its last.
+    """Has somebody score frames of each episode, from its first moment to its last, and is watched meanwhile.
 
     Args:
-        judge: asked once per episode, all episodes of a call together.
-        draw: makes the frames of snapshots.
+        scorer: a judge, or a control.
         config: how many frames, threshold, and what to do without an answer.
     """
 
-    def __init__(self, judge: Judge, draw: Callable[[FloatArray, int], Frames], config: ScoreConfig) -> None:
-        self._judge = judge
-        self._draw = draw
+    def __init__(self, scorer: Scorer, config: ScoreConfig) -> None:
+        self._scorer = scorer
         self._config = config
-        self._records: list[JudgedEpisode] = []
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="episode-scores")
+        self._waiting: list[tuple[Sequence[ChunkEpisode], list[Showing], Future[list[Score]]]] = []
+        self._records: list[Told] = []
+        self._facts: dict[str, float] = {}
+        self.monitor = JudgeMonitor(config.monitor, HALF if config.threshold is None else config.threshold)
 
-    def score(self, episodes: Sequence[ChunkEpisode], env_step: int) -> FloatArray:
+    def begin(self, episodes: Sequence[ChunkEpisode]) -> None:
+        """See `EpisodeScorer`."""
+        showings = [showing_of(episode, self._config.num_frames) for episode in episodes]
+        self._waiting.append((episodes, showings, self._pool.submit(self._scorer.score, showings)))
+
+    def collect(self, env_step: int) -> FloatArray:
         """[B] in [0, 1], or 0 and 1 where there is a threshold.
 
         Raises:
             JudgeUnavailable: there is no answer about an episode, and the config says to stop then.
+            RewardHacked: the judge is being fooled, and the config says to stop then.
         """
-        clips = [Clip(goal=episode.instruction, frames=self._frames(episode)) for episode in episodes]
-        scores = self._judge.score(clips)
-        self._records += [
-            JudgedEpisode(episode=episode, score=score, env_step=env_step, timestamp=time.time())
-            for episode, score in zip(episodes, scores, strict=True)
-        ]
-        return np.array([self._value(score) for score in scores], np.float32)
+        began = time.monotonic()
+        waiting, self._waiting = self._waiting, []
+        told: list[Told] = []
+        for episodes, showings, answers in waiting:
+            told += [
+                Told(
+                    showing=showing,
+                    score=score,
+                    env_step=env_step,
+                    timestamp=time.time(),
+                    group=episode.group,
+                    env_return=float(episode.env_rewards.sum()),
+                )
+                for episode, showing, score in zip(episodes, showings, answers.result(), strict=True)
+            ]
+        self._facts = {metrics.REWARD_WAIT_S: time.monotonic() - began}
+        self._records += told
+        scores = np.array([self._value(one.score) for one in told], np.float32)
+        self.monitor.show_controls(self._scorer, [one.showing for one in told], [one.score for one in told])
+        known = [(one.score.value, one.showing.is_success) for one in told if one.score.value is not None]
+        self.monitor.note([value for value, _ in known], [truth for _, truth in known])
+        return scores
 
-    def drain_records(self) -> list[JudgedEpisode]:
+    def try_on(self, known: Sequence[Showing]) -> float:
+        """The area under the curve on episodes whose outcome is known.
+
+        Raises:
+            JudgeUnavailable: it cannot tell them apart.
+        """
+        return check_judge(self._scorer, known, self._config.monitor)
+
+    def report(self) -> dict[str, float]:
+        """How long the last rollout waited for its scores, and the monitor's figures."""
+        return self._facts | self.monitor.report()
+
+    def drain_records(self) -> list[Told]:
         """The answers since the last call."""
         records, self._records = self._records, []
         return records
 
-    def _frames(self, episode: ChunkEpisode) -> Frames:
-        """`num_frames` moments, evenly spread, the first and the last among them; fewer of a shorter episode."""
-        count = min(self._config.num_frames, len(episode.snapshots))
-        moments = np.linspace(0, len(episode.snapshots) - 1, count).round().astype(int)
-        return self._draw(episode.snapshots[moments], self._config.frame_px)
+    def save_tree(self) -> dict[str, Any]:
+        """The monitor, and where a control's chance is; between rounds nothing is being asked."""
+        return {"monitor": self.monitor.save_tree(), "num_asked": self._scorer.num_asked}
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned."""
+        self.monitor.load_tree(tree["monitor"])
+        self._scorer.num_asked = int(tree["num_asked"])
 
     def _value(self, score: Score) -> float:
         config = self._config
-        if score.status is Status.OK and score.value is not None:
+        if score.value is not None:
             return score.value if config.threshold is None else float(score.value >= config.threshold)
         if config.without_answer == "stop":
             raise JudgeUnavailable(
                 f"the judge gave no score for an episode: {score.status}",
                 "look at the judge, then `rlvlm resume`; or choose --reward.without-answer drop_group",
             )
-        return float("nan") if config.without_answer == "drop_group" else config.neutral
+        return math.nan if config.without_answer == "drop_group" else config.neutral
+
+
+def showing_of(episode: ChunkEpisode, num_frames: int) -> Showing:
+    """What is shown of an episode: `num_frames` moments, the first and the last among them; fewer of a shorter one."""
+    return Showing(
+        goal=episode.instruction,
+        snapshots=spread(episode.snapshots, num_frames),
+        is_success=episode.success,
+        progress=episode.progress,
+    )
+
+
+def known_episodes(world: ChunkWorld, count: int, num_frames: int, rng: np.random.Generator) -> list[Showing]:
+    """Episodes whose outcome is known, for a judge to be tried on: as many failures as successes, and of `count` each
+    at most.
+
+    Failures are of two kinds: the script with so much noise that it fails, and the first half of a success.
+
+    Args:
+        world: with a script; it is left somewhere.
+        count: of each kind of outcome.
+        num_frames: shown of each.
+        rng: of initial states and noise.
+    """
+    successes: list[Showing] = []
+    failures: list[Showing] = []
+    for number in range(_MOST_TRIES * count):
+        if min(len(successes), len(failures)) >= count:
+            break
+        obs, info = world.reset(options={"state_id": int(rng.integers(FIRST_HELD_OUT_STATE))})
+        snapshots, is_over = [obs.snapshots], False
+        while not is_over:
+            chunk = world.scripted_chunk(_LARGE_NOISE if number % 2 else 0.0, rng)
+            if chunk is None:
+                break
+            _, _, terminated, truncated, info = world.step(chunk)
+            snapshots.append(info["snapshots"])
+            is_over = terminated or truncated
+        whole = np.concatenate(snapshots)
+        kept, kind, success = whole, failures, bool(info["success"])
+        if success:
+            kind = successes
+            if number % 4 == 0:
+                kept, kind, success = whole[: len(whole) // 2], failures, False
+        if len(kind) < count:
+            kind.append(
+                Showing(
+                    goal=obs.instructions[0],
+                    snapshots=spread(kept, num_frames),
+                    is_success=success,
+                    progress=float(info["progress"]),
+                )
+            )
+    fewest = min(len(successes), len(failures))
+    return [*successes[:fewest], *failures[:fewest]]

@@ -37,6 +37,7 @@ from rlvlm.algorithms.ppo_vlm.monitors import check_readable, watch_replies
 from rlvlm.algorithms.ppo_vlm.objectives import build_objective
 from rlvlm.algorithms.ppo_vlm.play import Hand, Move
 from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer
+from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, known_episodes, known_turns
 from rlvlm.algorithms.ppo_vlm.runner import Rollout, TurnRunner
 from rlvlm.algorithms.rllib import log_round, prepare_config, silence_rllib
 from rlvlm.algorithms.seats import Seat
@@ -48,8 +49,13 @@ from rlvlm.algorithms.tally import Tally
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import RunError
+from rlvlm.judges.judge import Judge
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.rewards.config import TurnRewardConfig
+from rlvlm.rewards.scorers import make_scorer
+from rlvlm.rewards.showings import Told
+from rlvlm.rewards.temporal import TemporalNovelty
 from rlvlm.types.sampling import ReplyTokens
 from rlvlm.types.steps import FloatArray, Frames
 from rlvlm.types.turns import TurnEpisode
@@ -75,6 +81,9 @@ class PPOVLMConfig(AlgorithmConfig):
         self.sft = SFTConfig()
         self.make_policy: Callable[[int], VLMPolicy] | None = None
         self.make_engine: MakeEngine | None = None
+        self.reward = TurnRewardConfig()
+        self.goal = ""
+        self.make_judge: Callable[[], Judge] | None = None
         self.total_steps = 15_000
         self.seed = 0
         prepare_config(self, TurnRunner)
@@ -111,6 +120,22 @@ class PPOVLMConfig(AlgorithmConfig):
             self.learners(num_learners=ppo.num_learners, num_gpus_per_learner=ppo.gpus_per_learner)
         return self._take(ppo=ppo, sft=sft, total_steps=total_steps)
 
+    def rewards(
+        self,
+        *,
+        reward: TurnRewardConfig = _UNCHANGED,
+        goal: str = _UNCHANGED,
+        make_judge: Callable[[], Judge] | None = _UNCHANGED,
+    ) -> Self:
+        """Chooses what turns are worth.
+
+        Args:
+            reward: sources and their weights.
+            goal: what a judge is told; empty takes the world's own goal.
+            make_judge: makes the judge in the process that asks it; must pickle. None where nobody is asked.
+        """
+        return self._take(reward=reward, goal=goal, make_judge=make_judge)
+
     def validate(self) -> None:
         """Checks what can be checked before anything starts.
 
@@ -124,6 +149,11 @@ class PPOVLMConfig(AlgorithmConfig):
         if self.make_policy is None:
             raise ValueError("there is no policy; call .acting(make_policy=...)")
         check_learners(self, self.ppo.num_learners, self.ppo.gpus_per_learner)
+        if self.reward.asks_judge != (self.make_judge is not None):
+            raise ValueError(
+                f"the reward is {self.reward.name}, make_judge {self.make_judge}: a judge's score needs one, and "
+                "no other reward does"
+            )
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """The policy, with what makes it."""
@@ -179,6 +209,8 @@ class PPOVLM(Algorithm):
         self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
         self.last_played: list[tuple[TurnEpisode, list[Move]]] = []
         """The greedy episodes of the last evaluation, with the moves that made them."""
+        self._labeller = self._make_labeller()
+        runner.watch = self._labeller.watch
         self._tally = Tally()
         self._is_prepared = False
 
@@ -208,6 +240,7 @@ class PPOVLM(Algorithm):
         """
         if self._is_prepared:
             return
+        self._try_judge(tell)
         sft, seat = self.config.sft, make_seat(self.config.task, self.config.world)
         if sft.start_from:
             tell(f"starting from {sft.start_from}")
@@ -240,6 +273,41 @@ class PPOVLM(Algorithm):
         tell(f"collecting {sft.turns:,} turns of the scripted expert")
         return demonstrate(seat, sft, self.config.seed)
 
+    def _make_labeller(self) -> TurnLabeller:
+        """Gives turns their reward: from the sources that the config weighs."""
+        reward, seed = self.config.reward, self.config.seed
+        scorer = novelty = None
+        if reward.scores:
+            scorer = make_scorer(
+                reward.teacher, self.config.make_judge, self._viewer.draw, seed, remembers=True,
+                false_positives=reward.false_positives,
+            )  # fmt: skip
+        if reward.weights.novelty:
+            novelty = TemporalNovelty(len(self._viewer.action_names), self._viewer.draw, seed)
+        return TurnLabeller(reward, scorer, novelty, self.config.goal)
+
+    def _try_judge(self, tell: Callable[[str], None]) -> None:
+        """Has a judge tell turns or episodes apart whose worth is known, before anything is learned from it.
+
+        Raises:
+            JudgeUnavailable: it cannot.
+        """
+        reward, monitor = self.config.reward, self.config.reward.monitor
+        if not (reward.asks_judge and monitor.preflight):
+            return
+        world = make_seat(self.config.task, self.config.world).world
+        if not world.has_expert:
+            tell("the judge is not tried on known turns: nobody has written an expert for this task")
+            return
+        tell(f"trying the judge on {2 * monitor.preflight} {reward.per}s whose worth is known")
+        if reward.per == "turn":
+            known = known_turns(world, monitor.preflight, self.config.seed, self.config.goal)
+        else:
+            known = known_episodes(world, monitor.preflight, reward.num_frames, self.config.seed, self.config.goal)
+        area = self._labeller.try_on(known)
+        self._tally.note({metrics.JUDGE_PREFLIGHT_AUC: area})
+        tell(f"the judge tells better from worse {reward.per}s: area under the curve {area:.2f}")
+
     def _judge_start(self, tell: Callable[[str], None]) -> None:
         """Plays what the supervised start taught, on the seeds of every later evaluation."""
         evaluation, _ = self._player.evaluate(self.config.sft.eval_episodes)
@@ -262,9 +330,11 @@ class PPOVLM(Algorithm):
         rollout = self._play()
         check_versions(rollout, self._engine.version)
         between = time.monotonic()
-        self._learners.tell("learn", rollout, self.env_steps / self.config.total_steps)
-        self._take_over()
-        self._engine.take(self._engine.version + 1)
+        learned = self._labeller.label(rollout, self.env_steps)
+        if len(learned):
+            self._learners.tell("learn", learned, self.env_steps / self.config.total_steps)
+            self._take_over()
+            self._engine.take(self._engine.version + 1)
         self._log_round(rollout, between - began, time.monotonic() - between)
 
     def _take_over(self) -> None:
@@ -291,14 +361,14 @@ class PPOVLM(Algorithm):
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`."""
-        return self._tally.report() | self._learners.ask("report") | self._engine.report()
+        return self._tally.report() | self._learners.ask("report") | self._engine.report() | self._labeller.report()
 
     def finish(self) -> None:
         """Nothing is waited for: replies are sampled in this process."""
 
-    def drain_records(self) -> list[Any]:
-        """Nobody else is asked anything."""
-        return []
+    def drain_records(self) -> list[Told]:
+        """What was scored since the last call, with the truth beside it."""
+        return self._labeller.drain_records()
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Episodes of the present policy, greedy and sampled, in worlds of their own."""
@@ -322,6 +392,7 @@ class PPOVLM(Algorithm):
             "runner": self._runner.save_tree(),
             "learner": self._learners.ask("save_tree"),
             "tally": self._tally.save_tree(),
+            "labeller": self._labeller.save_tree(),
             "is_prepared": self._is_prepared,
             "version": self._engine.version,
             "iteration": self._iteration,
@@ -341,6 +412,7 @@ class PPOVLM(Algorithm):
         self._learners.tell("load_tree", tree["learner"])
         self._take_over()
         self._tally.load_tree(tree["tally"])
+        self._labeller.load_tree(tree["labeller"])
         self._is_prepared = tree["is_prepared"]
         self._engine.take(tree["version"])
         self._iteration = tree["iteration"]

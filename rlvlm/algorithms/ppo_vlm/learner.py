@@ -291,7 +291,7 @@ class ReplyLearner(TorchLearner):
         ends = grid([one.outcome.is_end for one in turns], blank=1.0)
         has_groups = self.objective.group_size > 1
         return Outcome(
-            rewards=grid([one.outcome.env_reward * self._ppo.reward_scale for one in turns]),
+            rewards=grid([one.reward * self._ppo.reward_scale for one in turns]),
             ends=ends,
             is_live=live,
             values=values,

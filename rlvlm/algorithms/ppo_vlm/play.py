@@ -1,5 +1,6 @@
 """A policy plays worlds side by side: rollouts and evaluations both are made of this."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ class PlayedTurn:
 
     move: Move
     outcome: TurnOutcome
+    reward: float = math.nan
+    """What is learned from; `label` gives it."""
 
 
 class Hand:

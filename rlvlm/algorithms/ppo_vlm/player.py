@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from rlvlm import metrics
-from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode, wilson_interval
+from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
 from rlvlm.algorithms.ppo_vlm.play import Hand, Move, play_episodes
 from rlvlm.algorithms.seats import Seat
 from rlvlm.demonstrations.players import Player as Script
+from rlvlm.judges.agreement import wilson_interval
 from rlvlm.types.turns import TurnEpisode
 
 _FIRST_SAMPLED_SEED = 2 * FIRST_SEED

@@ -1,6 +1,6 @@
 """Plays the worlds with the learner's policy, in its process. RLlib builds the runner and the algorithm calls it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,8 @@ class TurnRunner(EnvRunner):
     config: Any
     hand: Hand
     """Set by the algorithm: plays with the learner's policy."""
+    watch: Callable[[Sequence[PlayedTurn | None]], None] | None = None
+    """Set by the algorithm: told of each row of turns as soon as it was played."""
 
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
@@ -71,6 +73,8 @@ class TurnRunner(EnvRunner):
                     episodes.append(played.outcome.episode)
                     seat.begin(self._fresh_seed())
             rows.append(row)
+            if self.watch is not None:
+                self.watch(row)
         last = [seat.scene for seat in self.seats]
         self.hand.show(self.seats, last)  # the critic is asked about the last states
         snapshots |= {scene.image: seat.turn.snapshot for seat, scene in zip(self.seats, last, strict=True)}
@@ -95,6 +99,8 @@ class TurnRunner(EnvRunner):
                 else:
                     episodes.append(played.outcome.episode)
             rows.append(row)
+            if self.watch is not None:
+                self.watch(row)
             still = going_on
         return Rollout(turns=rows, episodes=episodes, groups=groups, snapshots=snapshots)
 

@@ -78,6 +78,10 @@ class NumberLine(TurnWorld):
         """Share of the way that is done."""
         return max(0.0, 1.0 - abs(self._target - self._current) / self._first_distance)
 
+    def turns_left(self) -> int:
+        """The distance."""
+        return abs(self._target - self._current)
+
     def snapshot(self) -> FloatArray:
         """[2]: current number and target."""
         return np.array([self._current, self._target], np.float32)

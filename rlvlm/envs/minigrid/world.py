@@ -107,6 +107,10 @@ class MiniGridWorld(TurnWorld):
             return float(self._is_success)
         return max(0.0, 1.0 - len(self._plan.actions) / self._first_length)
 
+    def turns_left(self) -> int | None:
+        """Length of a shortest way; None where there is none, or the planner does not know what is wanted."""
+        return 0 if self._is_success else None if self._plan is None else len(self._plan.actions)
+
     def snapshot(self) -> FloatArray:
         """[S]: the encoded grid, then column, row and direction of the agent."""
         return np.concatenate([self._grid().ravel(), self._agent()]).astype(np.float32)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rlvlm import metrics
 from rlvlm.runs.config import RunConfig
 
 _TITLES = {
@@ -10,8 +11,15 @@ _TITLES = {
     "vlm_accuracy.png": "Answers by difficulty",
     "labels_over_time.png": "Answers over time",
     "vlm_scores.png": "Scores against the truth",
+    "judge_over_training.png": "The judge against the truth over training",
 }
 
+_WATCHED = {
+    "failures that the judge calls successes": metrics.JUDGE_FALSE_POSITIVES,
+    "successes that it calls failures": metrics.JUDGE_FALSE_NEGATIVES,
+    "area under its curve": metrics.JUDGE_AUC,
+}
+"""Of the newest episodes."""
 _PAGES = {
     "judge_panel.html": "the judge's answers, with pictures",
     "episodes.html": "episodes of the last evaluation, picture by picture",
@@ -65,6 +73,13 @@ def _results(summary: Mapping[str, Any]) -> str:
         rows["no preference / unreadable / no answer"] = " / ".join(
             f"{labels[status]:,}" for status in ("no_preference", "invalid", "failed")
         )
+    watched = summary.get("judge") or {}
+    if metrics.JUDGE_ALARM in watched:
+        since = watched.get("alarm_step")
+        rows["judge's alarm"] = "none" if since is None else f"from step {since:,}: failures are called successes"
+        for name, metric in _WATCHED.items():
+            if metric in watched:
+                rows[name] = f"{watched[metric]:.2f}" if metric == metrics.JUDGE_AUC else _percent(watched[metric])
     if summary.get("score_error") is not None:
         rows["mean error of scores, of the whole scale"] = _percent(summary["score_error"])
     return "| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows.items())

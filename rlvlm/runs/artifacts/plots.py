@@ -15,6 +15,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from rlvlm import metrics
 from rlvlm.disk import write_whole
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.types.steps import FloatArray
@@ -63,6 +64,9 @@ def write_plots(folder: RunFolder, title: str) -> list[Path]:
         wanted["labels_over_time.png"] = lambda: draw_labels_over_time(queries, title)
     if any(row["vlm_score"] for row in scores):
         wanted["vlm_scores.png"] = lambda: draw_scores(scores, title)
+    watched = [row for row in folder.metrics.read() if metrics.JUDGE_SCORE in row]
+    if watched:
+        wanted["judge_over_training.png"] = lambda: draw_judge_over_training(watched, title)
     folder.plots.mkdir(exist_ok=True)
     with plt.rc_context(STYLE):
         return [save(figure(), folder.plots / name) for name, figure in wanted.items()]
@@ -173,6 +177,47 @@ def draw_scores(scores: Rows, title: str) -> Figure:
     axes.plot(*zip(*means, strict=True), color=INK, marker="o", markersize=4, label="mean of a tenth")
     axes.set(xlabel="true progress, %", ylabel="score, %", title=f"{len(given):,} scores against the truth")
     axes.legend(loc="upper left")
+    return figure
+
+
+def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """What the judge says beside what is true, how often it is wrong, and its controls, over env steps.
+
+    Args:
+        rows: of `metrics.jsonl`, those with a judge's figures.
+        title: of the run.
+    """
+    steps = np.array([row[metrics.ENV_STEPS] for row in rows]) / 1_000
+    figure, panels = plt.subplots(3, 1, figsize=(8, 7.5), sharex=True, layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    lines = (
+        ("The judge beside the truth, newest episodes", {
+            "mean score": (metrics.JUDGE_SCORE, ACCENT),
+            "true success": (metrics.JUDGE_TRUE_SUCCESS, OUTCOMES["correct"]),
+        }),
+        ("How it errs", {
+            "false positives, of failures": (metrics.JUDGE_FALSE_POSITIVES, OUTCOMES["incorrect"]),
+            "false negatives, of successes": (metrics.JUDGE_FALSE_NEGATIVES, ACCENT),
+            "calibration error": (metrics.JUDGE_CALIBRATION, OUTCOMES["invalid"]),
+            "area under the curve": (metrics.JUDGE_AUC, INK),
+        }),
+        ("Controls: the best scored, shown again", {
+            "as it was": (metrics.JUDGE_CONTROL_SCORE, OUTCOMES["correct"]),
+            "backwards": (metrics.JUDGE_BACKWARDS_SCORE, OUTCOMES["incorrect"]),
+            "with another goal": (metrics.JUDGE_OTHER_GOAL_SCORE, OUTCOMES["invalid"]),
+        }),
+    )  # fmt: skip
+    for axes, (heading, wanted) in zip(panels, lines, strict=True):
+        for label, (name, colour) in wanted.items():
+            axes.plot(steps, [row.get(name, np.nan) for row in rows], color=colour, linewidth=2, label=label)
+        axes.set(title=heading, ylim=(-0.04, 1.04))
+        axes.legend(ncols=4, fontsize=8, loc="lower left")
+    alarms = [step for step, row in zip(steps, rows, strict=True) if row.get(metrics.JUDGE_ALARM)]
+    if alarms:
+        for axes in panels:
+            axes.axvline(alarms[0], color=OUTCOMES["incorrect"], linestyle="--")
+        panels[0].annotate("alarm", (alarms[0], 1.0), color=OUTCOMES["incorrect"], ha="right", va="top")
+    panels[-1].set(xlabel="env steps, thousands")
     return figure
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rlvlm import metrics
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import RunState
 from rlvlm.runs.folder.run_folder import RunFolder
@@ -44,7 +45,20 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
         "steps_per_s": round(state.env_steps / state.wall_s, 1) if state.wall_s else None,
         "peak_rss_mb": round(state.peak_rss_mb),
         **summarise_answers(folder),
+        **({"judge": watched} if (watched := summarise_judge(folder)) else {}),
     }
+
+
+def summarise_judge(folder: RunFolder) -> dict[str, float | int | None]:
+    """The newest figures of the monitor of a judge that rewards, and the step of its alarm; empty without one."""
+    figures: dict[str, float | int | None] = {}
+    rows = folder.metrics.read()
+    for row in rows:
+        figures |= {name: value for name, value in row.items() if name.startswith("judge/")}
+    if figures:
+        alarms = (int(row[metrics.ENV_STEPS]) for row in rows if row.get(metrics.JUDGE_ALARM))
+        figures["alarm_step"] = next(alarms, None)
+    return figures
 
 
 def summarise_answers(folder: RunFolder) -> dict[str, Any]:

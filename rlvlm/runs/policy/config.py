@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.runs.config import RunConfig, at_most
 from rlvlm.serving.config import EngineConfig
 
@@ -21,6 +22,7 @@ class PolicyRunConfig(RunConfig):
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
+    reward: TurnRewardConfig = field(default_factory=TurnRewardConfig)
     algo: PPOConfig = field(default_factory=PPOConfig)
 
     def __post_init__(self) -> None:
@@ -31,15 +33,23 @@ class PolicyRunConfig(RunConfig):
                 "goes with the objective head, and text with any other"
             )
 
+        is_about_turns = self.reward.per == "turn"
+        if self.asks_judge and is_about_turns != (self.judge.score == "utility"):
+            wanted = "utility" if is_about_turns else "progress, success, rating or video"
+            raise ValueError(
+                f"reward.per {self.reward.per} is asked with judge.score {wanted}, got {self.judge.score}: the utility "
+                "is that of one turn"
+            )
+
     @property
     def asks_judge(self) -> bool:
-        """The reward is the env's."""
-        return False
+        """Whether a VLM scores turns or episodes."""
+        return self.reward.asks_judge
 
     @property
     def max_queries(self) -> int:
-        """Nobody is asked."""
-        return 0
+        """One for each turn, and the shortest episode has one; 0 where nobody is asked."""
+        return self.steps if self.asks_judge else 0
 
     @property
     def num_workers(self) -> int:
@@ -49,7 +59,8 @@ class PolicyRunConfig(RunConfig):
     @property
     def reward_name(self) -> str:
         """What learns, and from which reward."""
-        return f"{self.algo.objective.choice}, env reward"
+        marked = " (random weights)" if self.asks_judge and self.judge.is_random else ""
+        return f"{self.algo.objective.choice}, {self.reward.name}{marked}"
 
     def smoke(self) -> Self:
         """This run cut to minutes: every part of it happens, nothing is learnt to the end."""

@@ -1,10 +1,9 @@
 """How a run of a VLM policy is built, written down and shown."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from rlvlm.algorithms.ppo_vlm.algorithm import (
 from rlvlm.algorithms.ppo_vlm.panel import ROWS
 from rlvlm.algorithms.ppo_vlm.play import Hand
 from rlvlm.algorithms.ppo_vlm.player import ScriptPlayer, TurnsPlayer
+from rlvlm.algorithms.ppo_vlm.reward.label import EPISODE_CLAIM, TURN_CLAIM
 from rlvlm.demonstrations.players import RandomPlayer, ScriptedExpert
 from rlvlm.disk import write_whole
 from rlvlm.judges.judge import Judge
@@ -28,6 +28,7 @@ from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.runs.artifacts.episodes import Caption, ShownEpisode, episodes_page
+from rlvlm.runs.artifacts.scored import ScoreRecorder, write_score_page
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.pipeline import Draw, Players
 from rlvlm.runs.policy.config import PolicyRunConfig
@@ -53,6 +54,7 @@ class PolicyPipeline:
             PPOVLMConfig()
             .worlds(task=config.task, world=config.env)
             .acting(make_policy=partial(make_policy, config.policy))
+            .rewards(reward=config.reward, goal=config.goal, make_judge=make_judge)
             .learning(ppo=config.algo, sft=config.sft, total_steps=config.steps)
             .debugging(seed=config.seed)
         )
@@ -65,12 +67,15 @@ class PolicyPipeline:
             yield algorithm
             self._algorithm = None
 
-    def open_recorder(self, folder: RunFolder, config: PolicyRunConfig, draw: Draw) -> "NoRecords":
-        """Nobody is asked, so there is nothing to record."""
-        return NoRecords()
+    def open_recorder(self, folder: RunFolder, config: PolicyRunConfig, draw: Draw) -> ScoreRecorder:
+        """Takes what was said of turns and episodes."""
+        return ScoreRecorder(folder, draw, TURN_CLAIM if config.reward.per == "turn" else EPISODE_CLAIM)
 
     def write_pages(self, folder: RunFolder, config: PolicyRunConfig) -> None:
-        """`episodes.html`: the last evaluation's episodes, image by image, with what the policy said."""
+        """`episodes.html`: the last evaluation's episodes, image by image, with what the policy said; and the judge's
+        page, where anybody scored.
+        """
+        write_score_page(folder, config)
         if self._algorithm is None or not self._algorithm.last_played:
             return
         shown = [
@@ -119,13 +124,6 @@ class PolicyPipeline:
             return world.draw(snapshots)
 
         return Players(own=plays(policy, True), name="policy, greedy", draw=draw, others=others)
-
-
-class NoRecords:
-    """Takes nothing down."""
-
-    def keep(self, records: Iterable[Any]) -> None:
-        """There are none."""
 
 
 def make_policy(config: PolicyConfig, num_actions: int) -> VLMPolicy:

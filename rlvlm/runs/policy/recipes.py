@@ -9,6 +9,7 @@ from rlvlm.algorithms.ppo_vlm.config import PPOConfig, TokenPPOConfig
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.envs.minigrid.ids import SHORT_NAMES
 from rlvlm.envs.registry import task_env
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.runs.config import EvalConfig, TrackConfig
 from rlvlm.runs.policy.config import PolicyRunConfig
 
@@ -66,6 +67,7 @@ def _recipe(
         task=task,
         steps=steps,
         env=replace(task_env(task), split=split),
+        judge=JudgeConfig(model="scorer", score="utility"),
         sft=sft,
         algo=PPOConfig(
             objective=TokenPPOConfig(gamma=gamma, kl_weight=0.02), reward_scale=reward_scale, lr=2e-4, final_lr=0.02

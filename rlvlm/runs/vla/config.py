@@ -24,7 +24,7 @@ class VLARunConfig(RunConfig):
     @property
     def asks_judge(self) -> bool:
         """Whether a VLM looks at the episodes."""
-        return self.reward.source == "judged"
+        return self.reward.asks_judge
 
     @property
     def max_queries(self) -> int:
@@ -39,11 +39,12 @@ class VLARunConfig(RunConfig):
     @property
     def reward_name(self) -> str:
         """Where the reward comes from, short enough for a legend."""
-        if not self.asks_judge:
+        if self.reward.source == "success":
             return "env success"
-        marked = " (random weights)" if self.judge.is_random else ""
+        who = self.judge.backend if self.asks_judge else self.reward.teacher
+        marked = " (random weights)" if self.asks_judge and self.judge.is_random else ""
         kind = "score" if self.reward.threshold is None else f"score >= {self.reward.threshold:g}"
-        return f"{self.judge.backend} {kind} of the video{marked}"
+        return f"{who} {kind} of the video{marked}"
 
     def smoke(self) -> Self:
         """This run cut to minutes: every part of it happens, nothing is learnt to the end. Long episodes are fewer."""

@@ -1,22 +1,21 @@
 """How a run of a VLA is built, written down and shown."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.panel import ROWS
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
-from rlvlm.algorithms.grpo.scoring import JudgedEpisode
+from rlvlm.algorithms.grpo.scoring import HALF
 from rlvlm.disk import write_whole
 from rlvlm.envs.registry import make_world
 from rlvlm.judges.judge import Judge
 from rlvlm.runs.artifacts.episodes import Caption, ShownEpisode, episodes_page
+from rlvlm.runs.artifacts.scored import ScoreRecorder, write_score_page
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.pipeline import Draw, Players
 from rlvlm.runs.session import built
@@ -52,12 +51,15 @@ class VLAPipeline:
             yield algorithm
             self._algorithm = None
 
-    def open_recorder(self, folder: RunFolder, config: VLARunConfig, draw: Draw) -> "ScoreRecorder":
-        """Takes what the judge said of each episode."""
-        return ScoreRecorder(folder)
+    def open_recorder(self, folder: RunFolder, config: VLARunConfig, draw: Draw) -> ScoreRecorder:
+        """Takes what was said of each episode."""
+        return ScoreRecorder(folder, draw, HALF if config.reward.threshold is None else config.reward.threshold)
 
     def write_pages(self, folder: RunFolder, config: VLARunConfig) -> None:
-        """`episodes.html`: the last evaluation's episodes, one image for each chunk and one for the end."""
+        """`episodes.html`: the last evaluation's episodes, one image for each chunk and one for the end; and the
+        judge's page, where anybody scored.
+        """
+        write_score_page(folder, config)
         if self._algorithm is None or not self._algorithm.last_played:
             return
         shown = [shown_episode(episode, self._algorithm.draw) for episode in self._algorithm.last_played]
@@ -70,41 +72,6 @@ class VLAPipeline:
         world = make_world(config.task, replace(config.env, physics="exact"), config.seed)
         policy, scale = load_policy(checkpoint, world)
         return Players(own=ChunkPlayer(policy, world, scale), draw=world.draw)
-
-
-class ScoreRecorder:
-    """Rows of the score log: a judge's word on each episode, with the truth beside it.
-
-    Args:
-        folder: of the run.
-    """
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-
-    def keep(self, records: Iterable[JudgedEpisode]) -> None:
-        """Writes down what the algorithm's `drain_records` gave."""
-        rows = [judged_row(record, index) for index, record in enumerate(records)]
-        if rows:
-            self._folder.scores.append(rows)
-
-
-def judged_row(record: JudgedEpisode, index: int) -> dict[str, Any]:
-    """A row of `vlm_score_log.csv`; a session is a group."""
-    score = record.score
-    return {
-        "ground_truth_score": record.episode.progress,
-        "vlm_score": score.value,
-        "timestamp": datetime.fromtimestamp(record.timestamp, UTC).isoformat(timespec="milliseconds"),
-        "status": str(score.status),
-        "session": record.episode.group,
-        "env_step": record.env_step,
-        "index": index,
-        "return": float(record.episode.env_rewards.sum()),
-        "latency_s": score.latency_s,
-        "text": score.text,
-        "question": score.question,
-    }
 
 
 def shown_episode(episode: ChunkEpisode, draw: Draw) -> ShownEpisode:

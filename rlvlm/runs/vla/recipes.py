@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlvlm.algorithms.grpo.config import GRPOConfig, SFTConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.envs.libero.suites import SUITES
 from rlvlm.envs.registry import task_env
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vla.config import PocketVLAConfig
 from rlvlm.runs.config import EvalConfig, TrackConfig
 from rlvlm.runs.vla.config import VLARunConfig
@@ -17,6 +18,8 @@ def push_block() -> VLARunConfig:
         task="push_block",
         steps=1_500_000,
         env=task_env("push_block"),
+        judge=JudgeConfig(model="scorer", score="success"),
+        reward=ScoreConfig(num_frames=2, frame_px=144),
         eval=EvalConfig(every_steps=100_000, episodes=200),
         track=TrackConfig(log_every_steps=50_000, checkpoint_every_steps=200_000),
     )

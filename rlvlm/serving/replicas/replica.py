@@ -207,16 +207,20 @@ class JudgeReplica:
 
 
 def _check_probe(judge: Judge) -> None:
-    """Asks one grey question; a judge that compares nothing has shown by its refusal that it is there.
+    """Asks one grey question, for a score where the judge compares nothing; a refusal shows that it is there.
 
     Raises:
         JudgeUnavailable: no answer came.
     """
     grey = np.full((1, 32, 32, 3), 128, np.uint8)
+    answer: Verdict | Score
     try:
         answer = judge.compare([Query(goal="open the drawer", left=grey, right=grey)])[0]
     except UnsupportedQuestion:
-        return
+        try:
+            answer = judge.score([Clip(goal="open the drawer", frames=np.concatenate([grey, grey]), action="pull")])[0]
+        except UnsupportedQuestion:
+            return
     if answer.status is Status.FAILED:
         raise JudgeUnavailable(
             f"the judge failed on a first, easy question: {answer.text}",

@@ -12,7 +12,9 @@ from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
+from rlvlm.errors import JudgeUnavailable
 from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.rewards.config import MonitorConfig
 from rlvlm.testing import FakeJudge
 
 pytestmark = pytest.mark.ray
@@ -102,13 +104,21 @@ def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path) -> None
 
 
 def test_a_judge_looks_at_every_episode_once(build: Build) -> None:
-    algorithm = build(scores=ScoreConfig(source="judged", frame_px=16, num_frames=3), rounds=1)
+    untested = MonitorConfig(preflight=0, controls=0)
+    algorithm = build(scores=ScoreConfig(source="judged", frame_px=16, num_frames=3, monitor=untested), rounds=1)
     algorithm.prepare(lambda line: None)
     algorithm.train()
     records = algorithm.drain_records()
     assert len(records) == 24 and algorithm.drain_records() == []
     values = [record.score.value or 0.0 for record in records]
     assert algorithm.report()[metrics.GRPO_SCORE] == pytest.approx(np.mean(values))
+
+
+def test_a_judge_that_cannot_tell_success_from_failure_starts_nothing(build: Build) -> None:
+    algorithm = build(scores=ScoreConfig(source="judged", frame_px=16, num_frames=3))  # it prefers bright pictures
+    with pytest.raises(JudgeUnavailable, match="cannot tell successes from failures") as caught:
+        algorithm.prepare(lambda line: None)
+    assert caught.value.exit_code == 5 and "preflight 0" in caught.value.fix
 
 
 def test_a_judge_and_judged_scores_go_together() -> None:

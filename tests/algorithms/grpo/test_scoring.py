@@ -7,8 +7,11 @@ import pytest
 
 from rlvlm.algorithms.grpo.config import AdvantageConfig, ScoreConfig
 from rlvlm.algorithms.grpo.groups import gathered, sifted
-from rlvlm.algorithms.grpo.scoring import SuccessScorer, VideoScorer
+from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes
+from rlvlm.envs.registry import make_world, task_env
 from rlvlm.errors import JudgeUnavailable
+from rlvlm.rewards.config import MonitorConfig
+from rlvlm.rewards.scorers import JudgeScorer
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.types.steps import FloatArray, Frames
@@ -34,13 +37,13 @@ class ByHand:
         self.seen += clips
         return [
             Score(status=Status.FAILED if value is None else Status.OK, value=value, stamp=STAMP)
-            for value in self.answers[: len(clips)]
+            for value in [self.answers.pop(0) for _ in clips]
         ]
 
 
-def draw(snapshots: FloatArray, size_px: int) -> Frames:
+def draw(snapshots: FloatArray) -> Frames:
     """Images whose every pixel is the snapshot's number."""
-    return np.broadcast_to(snapshots[:, :1, None, None], (len(snapshots), size_px, size_px, 3)).astype(np.uint8)
+    return np.broadcast_to(snapshots[:, :1, None, None], (len(snapshots), 2, 2, 3)).astype(np.uint8)
 
 
 def episode(steps: int = 12, success: bool = False, group: int = 0) -> ChunkEpisode:
@@ -63,17 +66,23 @@ def episode(steps: int = 12, success: bool = False, group: int = 0) -> ChunkEpis
 
 def judged(answers: list[float | None], **settings: object) -> tuple[VideoScorer, ByHand]:
     judge = ByHand(answers)
-    config = ScoreConfig(**{"source": "judged", "num_frames": 4, "frame_px": 2, **settings})  # pyright: ignore[reportArgumentType]
-    return VideoScorer(judge, draw, config), judge
+    monitor = MonitorConfig(controls=0)
+    config = ScoreConfig(**{"source": "judged", "num_frames": 4, "monitor": monitor, **settings})  # pyright: ignore[reportArgumentType]
+    return VideoScorer(JudgeScorer(judge, draw, remembers=False), config), judge
+
+
+def score(scorer: EpisodeScorer, episodes: Sequence[ChunkEpisode], env_step: int = 0) -> FloatArray:
+    scorer.begin(episodes)
+    return scorer.collect(env_step)
 
 
 def test_success_is_the_envs_own() -> None:
-    assert SuccessScorer().score([episode(success=True), episode()], 0).tolist() == [1, 0]
+    assert score(SuccessScorer(), [episode(success=True), episode()], 0).tolist() == [1, 0]
 
 
 def test_the_judge_sees_the_first_and_the_last_moment_and_the_instruction() -> None:
     scorer, judge = judged([0.2, 0.9])
-    assert scorer.score([episode(12), episode(2)], 7).tolist() == pytest.approx([0.2, 0.9])
+    assert score(scorer, [episode(12), episode(2)], 7).tolist() == pytest.approx([0.2, 0.9])
     assert judge.seen[0].frames[:, 0, 0, 0].tolist() == [0, 4, 8, 12]
     assert judge.seen[1].frames[:, 0, 0, 0].tolist() == [0, 1, 2]  # a short episode has no more moments
     assert judge.seen[0].goal == "push the red block onto the pad"
@@ -83,21 +92,21 @@ def test_the_judge_sees_the_first_and_the_last_moment_and_the_instruction() -> N
 
 def test_a_threshold_makes_scores_binary() -> None:
     scorer, _ = judged([0.49, 0.5], threshold=0.5)
-    assert scorer.score([episode(), episode()], 0).tolist() == [0, 1]
+    assert score(scorer, [episode(12), episode(11)], 0).tolist() == [0, 1]
 
 
 def test_an_episode_without_an_answer_never_gets_the_truth() -> None:
-    successes = [episode(success=True, group=0), episode(success=True, group=0)]
-    assert judged([None, None], without_answer="neutral")[0].score(successes, 0).tolist() == [0.5, 0.5]
+    successes = [episode(12, success=True), episode(11, success=True)]
+    assert score(judged([None, None], without_answer="neutral")[0], successes, 0).tolist() == [0.5, 0.5]
     with pytest.raises(JudgeUnavailable, match="no score for an episode"):
-        judged([0.1, None], without_answer="stop")[0].score(successes, 0)
-    scores = judged([None, 0.9])[0].score(successes, 0)
+        score(judged([0.1, None], without_answer="stop")[0], successes, 0)
+    scores = score(judged([None, 0.9])[0], successes, 0)
     assert np.isnan(scores[0]) and scores[1] == pytest.approx(0.9)
 
 
 def test_only_the_group_of_an_unscored_episode_is_left_out() -> None:
-    episodes = [episode(group=0), episode(group=0), episode(group=1), episode(group=1)]
-    scores = judged([None, 0.9, 0.1, 0.8])[0].score(episodes, 0)
+    episodes = [episode(12, group=0), episode(11, group=0), episode(10, group=1), episode(9, group=1)]
+    scores = score(judged([None, 0.9, 0.1, 0.8])[0], episodes, 0)
     kept = sifted(gathered(episodes, scores), AdvantageConfig())
     assert [group.episodes[0].group for group in kept] == [1]
 
@@ -109,3 +118,19 @@ def test_settings_without_effect_are_refused() -> None:
         ScoreConfig(source="judged", neutral=0.1)
     with pytest.raises(ValueError, match="threshold must be in"):
         ScoreConfig(source="judged", threshold=0.0)
+
+
+def test_parts_of_a_rollout_are_scored_in_their_order() -> None:
+    scorer, judge = judged([0.1, 0.2, 0.3])
+    scorer.begin([episode(3)])
+    scorer.begin([episode(4), episode(5)])
+    assert scorer.collect(0).tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert [len(clip.frames) for clip in judge.seen] == [4, 4, 4]
+    assert scorer.collect(0).tolist() == []
+
+
+def test_known_episodes_of_push_block_are_of_both_kinds() -> None:
+    world = make_world("push_block", task_env("push_block"), 0)
+    known = known_episodes(world, 6, 3, np.random.default_rng(0))
+    assert [showing.is_success for showing in known] == [True] * 6 + [False] * 6
+    assert all(showing.snapshots.shape == (3, 10) for showing in known)

@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from rlvlm import metrics
-from rlvlm.algorithms.evaluation import wilson_interval
 from rlvlm.algorithms.ppo_vlm.play import Hand, play_episodes
 from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer, is_strict_success
 from rlvlm.algorithms.seats import Seat
@@ -16,14 +15,6 @@ from tests.tiny_policy import tiny_policy
 
 def make_seat() -> Seat:
     return Seat(make_world("number_line", task_env("number_line"), 0), "number_line")
-
-
-def test_an_interval_by_hand():
-    # 8 of 10 at z = 2: centre (.8 + .2) / 1.4, reach 2 * sqrt(.016 + .01) / 1.4.
-    low, high = wilson_interval(8, 10, z=2.0)
-    assert (low, high) == (pytest.approx(0.7143 - 0.2303, abs=1e-4), pytest.approx(0.7143 + 0.2303, abs=1e-4))
-    assert wilson_interval(200, 200) == (pytest.approx(0.9811, abs=1e-3), 1.0)
-    assert wilson_interval(0, 5)[0] == 0
 
 
 def test_one_wrong_step_fails_the_strict_test_and_reaches_the_goal_all_the_same():

@@ -1,0 +1,56 @@
+"""How a judge's scores agree with the truth: pure functions of both. Used by monitors and evaluations."""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def area_under_curve(scores: ArrayLike, truths: ArrayLike) -> float:
+    """Chance that a true case drawn at random scores above a false one, equal scores counting half.
+
+    Args:
+        scores: [N].
+        truths: [N] bool.
+
+    Returns:
+        In [0, 1], 0.5 for scores that know nothing; NaN where one of the two kinds is missing.
+
+    Source: Hanley and McNeil 1982, Radiology 143(1): the area under the ROC curve is the Mann-Whitney statistic.
+    """
+    values, is_true = np.asarray(scores, np.float64), np.asarray(truths, bool)
+    num_true, num_false = int(is_true.sum()), int((~is_true).sum())
+    if not num_true or not num_false:
+        return math.nan
+    ordered = np.sort(values)
+    first, past = np.searchsorted(ordered, values), np.searchsorted(ordered, values, side="right")
+    ranks = (first + past + 1) / 2  # from 1; equal values share the mean of theirs
+    return float((ranks[is_true].sum() - num_true * (num_true + 1) / 2) / (num_true * num_false))
+
+
+def calibration_error(scores: ArrayLike, truths: ArrayLike, num_bins: int = 10) -> float:
+    """Mean distance of the scores from the share that is true, over bins of equal width, weighted by their counts.
+
+    Args:
+        scores: [N] in [0, 1], N >= 1.
+        truths: [N] bool.
+        num_bins: >= 1.
+
+    Source: Naeini et al. 2015, "Obtaining Well Calibrated Probabilities Using Bayesian Binning" (expected calibration
+    error).
+    """
+    values, is_true = np.asarray(scores, np.float64), np.asarray(truths, bool)
+    bins = np.minimum((values * num_bins).astype(int), num_bins - 1)
+    gaps = [abs(float((values[bins == each] - is_true[bins == each]).sum())) for each in np.unique(bins)]
+    return sum(gaps) / len(values)
+
+
+def wilson_interval(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Bounds of a share of `hits` among `count` >= 1 trials, at 95 % for the usual `z`.
+
+    Source: Wilson 1927, JASA 22, p. 209. Right near 0 and 1 too, where the normal interval has no width.
+    """
+    rate, weight = hits / count, z * z / count
+    centre = (rate + weight / 2) / (1 + weight)
+    reach = z * math.sqrt(rate * (1 - rate) / count + weight / (4 * count)) / (1 + weight)
+    return max(0.0, centre - reach), min(1.0, centre + reach)

@@ -1,0 +1,167 @@
+"""Trains the pocket scorer: `python -m rlvlm.pocket.scorer.train`.
+
+Its eyes begin as the pocket policy's, which read the worlds in turns, and learn to read push_block as well. Then the
+language model, from random weights, learns to rate turns and to tell a clip's success. Everything random hangs on the
+seed.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModelForImageTextToText
+from transformers.utils.logging import disable_progress_bar
+
+from rlvlm.envs.registry import make_world, task_env
+from rlvlm.judges.build import ABILITIES_FILE
+from rlvlm.pocket.judge.batches import NUM_VISUAL_TOKENS, Dialogues, padded, rope_positions
+from rlvlm.pocket.judge.learning import Facts, answer_loss, hold_then_fall, look, muon_and_adamw, optimise
+from rlvlm.pocket.judge.tokenizer import IMAGE, STOP, build_tokenizer
+from rlvlm.pocket.policy.model import build_image_processor, build_model, save
+from rlvlm.pocket.scorer.config import TrainConfig
+from rlvlm.pocket.scorer.lessons import TURN_TASKS, Lessons, Question, chat_of, corpus, phrases
+from rlvlm.vlms.patch_embedding import flatten_patch_embedding
+from rlvlm.vlms.pictures import process
+
+_LOGGER = logging.getLogger(__name__)
+_SHOWN_AT_ONCE = 64
+_CLIP_FRAMES = (2, 2, 3, 4, 6, 8)
+"""Frames of the clips of a step, one of these."""
+_VOCABULARY = 500
+ABILITIES = {"compare": [], "score": ["success", "utility"], "goal_pictures": False}
+"""What a judge made of these weights may be asked."""
+
+
+class Trainer:
+    """One run: model, lessons and the loss of a step.
+
+    Args:
+        config: how.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        torch.manual_seed(config.seed)
+        self.config = config
+        self._rng = np.random.default_rng(config.seed)
+        self.lessons = Lessons("train", config.moves, config.pushes, config.seed)
+        self.tokenizer = make_tokenizer()
+        self._image = self.tokenizer.convert_tokens_to_ids(IMAGE)
+        self.model: Any = build_model(self.tokenizer)
+        seeing: Any = AutoModelForImageTextToText.from_pretrained(config.eyes, dtype=torch.float32)
+        self.model.model.visual.load_state_dict(seeing.model.visual.state_dict())
+        flatten_patch_embedding(self.model)
+        width = self.model.config.text_config.hidden_size * NUM_VISUAL_TOKENS
+        self.readers = nn.ModuleList(nn.Linear(width, sum(album.sizes)) for album in self.lessons.albums)
+        """What is read off all visual tokens of a picture; used in training only, never shipped."""
+        self._processor = build_image_processor()
+        self.facts: dict[str, Facts] = {}
+
+    def train(self) -> None:
+        """Both phases; the finished weights lie in `config.out`."""
+        if self.config.seeing_steps:
+            self.see()
+            save(self.model, self.tokenizer, self.config.out)
+        self.talk()
+
+    def see(self) -> None:
+        """Trains the eyes alone."""
+        visual = self.model.model.visual
+        optimizers = muon_and_adamw(visual.blocks, [*visual.parameters(), *self.readers.parameters()], self.config.lr)
+        facts = self.facts.setdefault("seeing", {})
+        steps = self.config.seeing_steps
+        for _ in optimise("seeing", steps, optimizers, self._seeing_loss, ramp=hold_then_fall, facts=facts):
+            pass
+
+    def _seeing_loss(self) -> tuple[Tensor, Facts]:
+        """Cross-entropy of every value of every picture; half of the pictures are of the last album, push_block."""
+        albums, batch = self.lessons.albums, self.config.batch
+        shares = np.array([*(task.share**0.5 for task in TURN_TASKS), 4.0])[: len(albums)]
+        counts = np.maximum(2, np.round(batch * shares / shares.sum()).astype(int))
+        rows = [self._rng.integers(len(album.frames), size=n) for album, n in zip(albums, counts, strict=True)]
+        patches = [self._patches(album.frames[own]) for album, own in zip(albums, rows, strict=True)]
+        seen = look(self.model, torch.cat(patches))[:, -1].flatten(1).split(counts.tolist())
+        total, facts = torch.zeros(()), {}
+        for album, reader, own, part in zip(albums, self.readers, rows, seen, strict=True):
+            values = torch.from_numpy(album.values[own])
+            columns = reader(part).split(list(album.sizes), dim=1)
+            losses = [functional.cross_entropy(logits, values[:, place]) for place, logits in enumerate(columns)]
+            right = torch.stack([logits.argmax(1) == values[:, place] for place, logits in enumerate(columns)])
+            total = total + torch.stack(losses).sum() / len(losses) ** 0.5
+            facts[f"read/{album.task}"] = float(right.float().mean())
+        return total, {"loss": float(total.detach()), **facts}
+
+    def talk(self) -> None:
+        """Trains the language model on what the eyes, from now on fixed, tell it; saves now and then."""
+        self._seen = self._look_at_all()
+        language = self.model.model.language_model
+        spoken = [*language.parameters(), *self.model.lm_head.parameters()]
+        optimizers = muon_and_adamw(language.layers, spoken, self.config.lr)
+        facts = self.facts.setdefault("talking", {})
+        steps = self.config.talking_steps
+        for step in optimise("talking", steps, optimizers, self._talking_loss, ramp=hold_then_fall, facts=facts):
+            if step % self.config.save_every_steps == 0 or step == steps:
+                save(self.model, self.tokenizer, self.config.out)
+                (self.config.out / ABILITIES_FILE).write_text(json.dumps(ABILITIES, indent=1) + "\n")
+
+    def _talking_loss(self) -> tuple[Tensor, Facts]:
+        """Cross-entropy of the answers to freshly drawn questions."""
+        turns = [self.lessons.turn(self._rng) for _ in range(self.config.batch)]
+        loss, right = answer_loss(self.model, self._dialogues(turns), self._seen)
+        facts = {"turns": float(loss.detach()), "turns_right": right}
+        if self.lessons.pushes:
+            num_frames = int(self._rng.choice(_CLIP_FRAMES))
+            clips = [self.lessons.clip(num_frames, self._rng) for _ in range(self.config.batch // 2)]
+            clip_loss, clips_right = answer_loss(self.model, self._dialogues(clips), self._seen)
+            loss = loss + clip_loss
+            facts |= {"clips": float(clip_loss.detach()), "clips_right": clips_right}
+        return loss, facts
+
+    def _dialogues(self, questions: Sequence[Question]) -> Dialogues:
+        """Questions about equally many pictures, as token ids."""
+        told = []
+        for question in questions:
+            chat = chat_of(question, len(question.pictures))
+            prompt = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            prompt = prompt.replace(IMAGE, IMAGE * NUM_VISUAL_TOKENS)
+            told.append((self.tokenizer(prompt).input_ids, self.tokenizer(question.answer + STOP).input_ids))
+        ids, targets = padded(told, self.tokenizer.pad_token_id)
+        pictures = torch.tensor([question.pictures for question in questions])
+        return Dialogues(ids=ids, targets=targets, positions=rope_positions(ids == self._image), pictures=pictures)
+
+    @torch.no_grad()
+    def _look_at_all(self) -> Tensor:
+        """Visual tokens [N, layers, tokens, D] of all pictures, in the albums' order."""
+        seen = []
+        for album in self.lessons.albums:
+            for begin in range(0, len(album.frames), _SHOWN_AT_ONCE):
+                seen.append(look(self.model, self._patches(album.frames[begin : begin + _SHOWN_AT_ONCE])))
+        return torch.cat(seen)
+
+    def _patches(self, frames: Any) -> Tensor:
+        pixels = process(list(frames), self._processor)["pixel_values"]
+        return pixels.view(len(frames), -1, pixels.shape[-1])
+
+
+def make_tokenizer() -> Any:
+    """The scorer's: fixed sentences of its questions are single tokens."""
+    names = {name for task in TURN_TASKS for name in make_world(task.name, task_env(task.name), 0).action_names}
+    return build_tokenizer(corpus(sorted(names)), phrases(), _VOCABULARY)
+
+
+def main() -> None:
+    """Reads the command line and trains."""
+    disable_progress_bar()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    config = tyro.cli(TrainConfig, description=__doc__)
+    torch.set_num_threads(config.threads)
+    Trainer(config).train()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Watches a judge that rewards: does the policy get better, or does it learn what fools the judge?
+
+A policy that is paid by a judge looks for whatever the judge pays, true or not. What gives it away is the share of
+failures that the judge calls successes: it rises while the judge's scores rise.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlvlm import metrics
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges.agreement import area_under_curve, calibration_error, wilson_interval
+from rlvlm.judges.prompts import OTHER_GOAL
+from rlvlm.rewards.config import MonitorConfig
+from rlvlm.rewards.scorers import Scorer
+from rlvlm.rewards.showings import Showing
+from rlvlm.types.judging import Score
+
+logger = logging.getLogger(__name__)
+
+FEWEST = 30
+"""Failures, or controls, below which nothing is concluded from a share of them."""
+_LEAST_RISE = 0.02
+"""Of the mean score, between the first episodes and the newest, that counts as one."""
+
+
+class RewardHacked(JudgeUnavailable):
+    """The judge rewards failures: going on would teach the policy to fool it."""
+
+
+class JudgeMonitor:
+    """Figures of the newest episodes beside those of the first ones, and an alarm that stays once it was given.
+
+    Args:
+        config: sizes and bounds.
+        claim: a score from here on says that the episode is a success.
+    """
+
+    def __init__(self, config: MonitorConfig, claim: float) -> None:
+        self._config = config
+        self._claim = claim
+        self._first: list[list[float]] = []
+        self._recent: deque[list[float]] = deque(maxlen=config.window)
+        self._controls: deque[list[float]] = deque(maxlen=config.window)
+        self.alarm = ""
+        """What is wrong; empty as long as nothing is."""
+
+    def note(self, scores: Sequence[float], truths: Sequence[bool]) -> None:
+        """Takes in scored episodes, oldest first.
+
+        Args:
+            scores: [N] of the judge, in [0, 1].
+            truths: [N] whether they were successes.
+
+        Raises:
+            RewardHacked: there is an alarm, and the config says to stop then.
+        """
+        for score, truth in zip(scores, truths, strict=True):
+            row = [float(score), float(truth)]
+            if len(self._first) < self._config.window:
+                self._first.append(row)
+            self._recent.append(row)
+        if not self.alarm:
+            self.alarm = self._found()
+            if self.alarm:
+                logger.warning("the judge is being fooled: %s", self.alarm)
+        if self.alarm and self._config.on_alarm == "stop":
+            raise RewardHacked(
+                self.alarm,
+                "look at judge_panel.html; use another judge or prompt, a stricter --reward.threshold, or "
+                "--reward.monitor.on-alarm warn to go on",
+            )
+
+    def show_controls(self, scorer: Scorer, showings: Sequence[Showing], scores: Sequence[Score]) -> None:
+        """Has some of what was scored scored again: backwards, and with a goal that was not its own.
+
+        That goal is another's among `showings` where there is one, and otherwise one that no task has.
+
+        Args:
+            scorer: that gave `scores`.
+            showings: [N] of one update.
+            scores: [N] of them.
+        """
+        known = [
+            (showing, score.value) for showing, score in zip(showings, scores, strict=True) if score.value is not None
+        ]
+        # those that scored best say most: what is shown backwards, or was not asked for, must score less
+        chosen = sorted(known, key=lambda each: -each[1])[: self._config.controls]
+        if not chosen:
+            return
+        backwards = [replace(showing, snapshots=showing.snapshots[::-1]) for showing, _ in chosen]
+        goals = sorted({showing.goal for showing in showings})
+        elsewhere = [
+            replace(showing, goal=next((goal for goal in goals if goal != showing.goal), OTHER_GOAL))
+            for showing, _ in chosen
+        ]
+        again = scorer.score([*backwards, *elsewhere])
+        for place, (_, value) in enumerate(chosen):
+            turned, other = again[place].value, again[place + len(chosen)].value
+            if turned is not None and other is not None:
+                self._controls.append([value, turned, other])
+
+    def report(self) -> dict[str, float]:
+        """The newest figures by their names in `rlvlm.metrics`; those that nothing is known of are left out."""
+        rows = np.array(self._recent).reshape(-1, 2)
+        if not len(rows):
+            return {}
+        scores, truths = rows[:, 0], rows[:, 1] > 0
+        figures = {
+            metrics.JUDGE_SCORE: float(scores.mean()),
+            metrics.JUDGE_TRUE_SUCCESS: float(truths.mean()),
+            metrics.JUDGE_CALIBRATION: calibration_error(scores, truths),
+            metrics.JUDGE_AUC: area_under_curve(scores, truths),
+            metrics.JUDGE_ALARM: float(bool(self.alarm)),
+        }
+        claims = scores >= self._claim
+        if (~truths).any():
+            figures[metrics.JUDGE_FALSE_POSITIVES] = float(claims[~truths].mean())
+        if truths.any():
+            figures[metrics.JUDGE_FALSE_NEGATIVES] = float((~claims[truths]).mean())
+        if self._controls:
+            straight, turned, other = np.array(self._controls).mean(0).tolist()
+            figures[metrics.JUDGE_CONTROL_SCORE] = straight
+            figures[metrics.JUDGE_BACKWARDS_SCORE] = turned
+            figures[metrics.JUDGE_OTHER_GOAL_SCORE] = other
+        return {name: value for name, value in figures.items() if np.isfinite(value)}
+
+    def save_tree(self) -> dict[str, Any]:
+        """Everything, for a checkpoint."""
+        return {
+            "first": [list(row) for row in self._first],
+            "recent": [list(row) for row in self._recent],
+            "controls": [list(row) for row in self._controls],
+            "alarm": self.alarm,
+        }
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned."""
+        self._first = [list(row) for row in tree["first"]]
+        self._recent.extend(list(row) for row in tree["recent"])
+        self._controls.extend(list(row) for row in tree["controls"])
+        self.alarm = str(tree["alarm"])
+
+    def _found(self) -> str:
+        """What is wrong now; empty where nothing is."""
+        hits, failures = self._called_successes(self._recent)
+        if failures < FEWEST:
+            return ""
+        low, _ = wilson_interval(hits, failures)
+        bound = self._config.most_false_positives
+        if low > bound:
+            return f"it calls {hits} of {failures} failures successes; monitor.most_false_positives is {bound:g}"
+        first_hits, first_failures = self._called_successes(self._first)
+        if len(self._recent) < self._config.window or first_failures < FEWEST:
+            return ""
+        _, first_high = wilson_interval(first_hits, first_failures)
+        rise = float(np.mean([row[0] for row in self._recent]) - np.mean([row[0] for row in self._first]))
+        if low > first_high and rise > _LEAST_RISE:
+            return (
+                f"it called {first_hits} of {first_failures} failures successes at first and calls {hits} of "
+                f"{failures} so now, while its mean score rose by {rise:.2f}"
+            )
+        return ""
+
+    def _called_successes(self, rows: Sequence[list[float]] | deque[list[float]]) -> tuple[int, int]:
+        """How many failures among `rows` are claimed as successes, and how many failures there are."""
+        claims = [score >= self._claim for score, truth in rows if not truth]
+        return sum(claims), len(claims)
+
+
+def check_judge(scorer: Scorer, showings: Sequence[Showing], config: MonitorConfig) -> float:
+    """The area under the curve of `scorer` on showings whose truth is known.
+
+    Args:
+        scorer: of a judge.
+        showings: successes and failures.
+        config: with the least area.
+
+    Raises:
+        JudgeUnavailable: the judge cannot tell them apart, or did not answer.
+    """
+    scores = scorer.score(showings)
+    known = [(score.value, shown.is_success) for score, shown in zip(scores, showings, strict=True)]
+    answered = [(value, truth) for value, truth in known if value is not None]
+    area = area_under_curve([value for value, _ in answered], [truth for _, truth in answered])
+    if not area >= config.least_auc:
+        what = f"an area under the curve of {area:.2f}" if answered else "no answer that can be read"
+        raise JudgeUnavailable(
+            f"the judge cannot tell successes from failures: {what} on {len(showings)} whose truth is known, "
+            f"reward.monitor.least_auc is {config.least_auc:g}",
+            "use a judge that knows this task, another --judge.score or --reward.num-frames; "
+            "--reward.monitor.preflight 0 starts all the same",
+        )
+    return area

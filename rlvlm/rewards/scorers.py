@@ -1,0 +1,163 @@
+"""Who scores what happened: a judge that looks, and controls that do not. The truth is asked by the biased one alone,
+whose purpose is to be caught.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from rlvlm.judges.judge import Judge
+from rlvlm.judges.patience import Patience
+from rlvlm.rewards.config import ScoreTeacher
+from rlvlm.rewards.showings import Showing
+from rlvlm.types.judging import Clip, Score, Stamp, Status
+from rlvlm.types.steps import FloatArray, Frames
+
+_FEWEST = 20
+"""Latest answers of which one at least must have come."""
+_ASKED_AT_ONCE = 64
+"""Showings that are drawn and held at once."""
+
+
+class Scorer(Protocol):
+    """Scores in [0, 1]; a score that nobody gave has no value, and is never replaced by the truth."""
+
+    num_asked: int
+    """Showings so far; what a control's chance hangs on, so a checkpoint holds it."""
+
+    def score(self, showings: Sequence[Showing]) -> list[Score]:
+        """One score for each, in order."""
+        ...
+
+
+class JudgeScorer:
+    """Asks a judge, about things that are alike once.
+
+    A judge that answers nothing of what it is asked, or mostly what cannot be read, ends the run.
+
+    Args:
+        judge: local or served.
+        draw: makes images [N, H, W, 3] of snapshots [N, S].
+        remembers: whether answers are kept in memory: for worlds in which the same is met again.
+    """
+
+    def __init__(self, judge: Judge, draw: Callable[[FloatArray], Frames], *, remembers: bool) -> None:
+        self._judge = judge
+        self._draw = draw
+        self.num_asked = 0
+        self._remembers = remembers
+        self._known: dict[bytes, Score] = {}
+        self._patience = Patience()
+        self._latest: deque[Score] = deque(maxlen=_FEWEST)
+
+    def score(self, showings: Sequence[Showing]) -> list[Score]:
+        """See `Scorer`.
+
+        Raises:
+            JudgeUnavailable: the judge does not answer or cannot be understood.
+        """
+        self.num_asked += len(showings)
+        keys = [showing.key for showing in showings]
+        places = list({key: place for place, key in enumerate(keys) if key not in self._known}.values())
+        fresh: dict[bytes, Score] = {}
+        for begin in range(0, len(places), _ASKED_AT_ONCE):
+            asked = places[begin : begin + _ASKED_AT_ONCE]
+            scores = self._ask([showings[place] for place in asked])
+            fresh |= dict(zip([keys[place] for place in asked], scores, strict=True))
+        given = [fresh.get(key) or self._known[key] for key in keys]
+        if self._remembers:
+            self._known |= {key: score for key, score in fresh.items() if score.status is not Status.FAILED}
+        return given
+
+    def _ask(self, showings: Sequence[Showing]) -> list[Score]:
+        frames = self._draw(np.concatenate([showing.snapshots for showing in showings]))
+        parts = np.split(frames, np.cumsum([len(showing.snapshots) for showing in showings])[:-1])
+        clips = [
+            Clip(goal=showing.goal, frames=part, action=showing.action)
+            for showing, part in zip(showings, parts, strict=True)
+        ]
+        scores = self._judge.score(clips)
+        assert len(scores) == len(clips), f"a judge owes one score per clip, got {len(scores)} of {len(clips)}"
+        self._patience.note(scores)
+        self._latest.extend(scores)
+        if len(self._latest) == _FEWEST:  # a call may be about a single turn, whose failure alone means little
+            self._patience.check(list(self._latest))
+        return scores
+
+
+class RandomScorer:
+    """A die, thrown anew each time: the control that must teach nothing.
+
+    Args:
+        seed: of the die.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self.num_asked = 0
+        self._stamp = Stamp(judge="random", revision="", prompt="none", decoding=f"seed={seed}")
+
+    def score(self, showings: Sequence[Showing]) -> list[Score]:
+        """Even numbers in [0, 1)."""
+        throws = range(self.num_asked, self.num_asked + len(showings))
+        self.num_asked += len(showings)
+        values = [float(np.random.default_rng((self._seed, throw)).random()) for throw in throws]
+        return [Score(status=Status.OK, value=value, stamp=self._stamp) for value in values]
+
+
+class BiasedScorer:
+    """The truth, but for a share of failures that it takes for successes: the control that a monitor must catch.
+
+    Args:
+        false_positives: that share, in [0, 1].
+        seed: of which failures these are.
+    """
+
+    def __init__(self, false_positives: float, seed: int) -> None:
+        self._false_positives = false_positives
+        self._seed = seed
+        self.num_asked = 0
+        decoding = f"false_positives={false_positives:g} seed={seed}"
+        self._stamp = Stamp(judge="biased", revision="", prompt="none", decoding=decoding)
+
+    def score(self, showings: Sequence[Showing]) -> list[Score]:
+        """1 or 0."""
+        self.num_asked += len(showings)
+        claims = [showing.is_success or chance_of(showing, self._seed) < self._false_positives for showing in showings]
+        return [Score(status=Status.OK, value=float(claim), stamp=self._stamp) for claim in claims]
+
+
+def make_scorer(
+    teacher: ScoreTeacher,
+    make_judge: Callable[[], Judge] | None,
+    draw: Callable[[FloatArray], Frames],
+    seed: int,
+    *,
+    remembers: bool,
+    false_positives: float = 0.0,
+) -> Scorer:
+    """The scorer that `teacher` names.
+
+    Args:
+        teacher: judge, or a control.
+        make_judge: makes the judge in this process; None where nobody looks.
+        draw: see `JudgeScorer`.
+        seed: of a control.
+        remembers: see `JudgeScorer`.
+        false_positives: see `BiasedScorer`.
+    """
+    if teacher == "random":
+        return RandomScorer(seed)
+    if teacher == "biased":
+        return BiasedScorer(false_positives, seed)
+    assert make_judge is not None, "the config has checked that there is a judge"
+    return JudgeScorer(make_judge(), draw, remembers=remembers)
+
+
+def chance_of(showing: Showing, seed: int) -> float:
+    """A number in [0, 1) that depends on the showing and the seed alone."""
+    digest = hashlib.sha256(seed.to_bytes(8, "big", signed=True) + showing.key).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64

@@ -1,0 +1,53 @@
+"""What a judge is to look at, with the truth beside it for logs and monitors, and what was said of it."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlvlm.types.judging import Score
+from rlvlm.types.steps import FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Showing:
+    """One turn, or one episode."""
+
+    goal: str
+    """What the judge is told, e.g. `reach the green goal square`."""
+    snapshots: FloatArray
+    """[L, S] moments in order of time; the world draws them."""
+    action: str = ""
+    """What was done between the first and the last moment, of a turn; empty where nobody could read it, and of
+    episodes."""
+    is_success: bool
+    """Whether the world's own test holds at the last moment. The judge is never told."""
+    progress: float
+    """The simulator's at the last moment, in [0, 1]. The judge is never told."""
+
+    @property
+    def key(self) -> bytes:
+        """Equal for what is asked about the same moments in the same words."""
+        told = repr((self.goal, self.action, self.snapshots.shape)).encode()
+        return hashlib.sha256(told + np.ascontiguousarray(self.snapshots).tobytes()).digest()
+
+
+def spread(snapshots: FloatArray, most: int) -> FloatArray:
+    """At most `most` of the moments [L, S], evenly spread, the first and the last among them."""
+    return snapshots[np.linspace(0, len(snapshots) - 1, min(most, len(snapshots))).round().astype(int)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """A showing and what was said of it: a row of the score log."""
+
+    showing: Showing
+    score: Score
+    env_step: int
+    """Env steps done when it was asked for."""
+    timestamp: float
+    """Unix time of the answer, seconds."""
+    group: int = 0
+    """Of episodes that are compared with each other; a turn's is 0."""
+    env_return: float = 0.0
+    """True reward of the turn, or true return of the episode."""

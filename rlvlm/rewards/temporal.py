@@ -1,0 +1,114 @@
+"""Novelty of what is done: how badly a small network foretells an episode's actions from its first image."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.types.turns import TurnEpisode
+
+_SIDE, _WIDTH = 12, 48
+"""Pixels per side of the image that the network sees, and its width."""
+_KEPT, _EPOCHS, _BATCH = 160, 4, 4
+"""Episodes remembered, passes over them after each rollout, and episodes per step, as in the reference."""
+
+
+class TemporalNovelty:
+    """Surprise at each action, in [0, 1] over the episodes of a rollout; 0 for replies that could not be read.
+
+    Source: the temporal predictor of the VLM_PPO repository. Departures: a small GRU in the place of a second LoRA
+    adapter; the whole sequence is foretold step by step, each from the first image and the actions before it; and
+    success plays no part, where the reference gives successful episodes no novelty: that would be the truth.
+
+    Args:
+        num_actions: of the world.
+        draw: makes images [N, H, W, 3] of snapshots [N, S].
+        seed: of the network and of the order in which it learns.
+        lr: Adam's step size.
+    """
+
+    def __init__(self, num_actions: int, draw: Callable[[FloatArray], Frames], seed: int, lr: float = 3e-3) -> None:
+        self._draw = draw
+        self._num_actions = num_actions
+        state = torch.random.get_rng_state()
+        torch.manual_seed(seed)
+        self._network = _Foreteller(num_actions)
+        torch.random.set_rng_state(state)  # nobody else's chance changes with whether novelty is wanted
+        self._optimizer = torch.optim.Adam(self._network.parameters(), lr=lr)
+        self._order = torch.Generator().manual_seed(seed)
+        self._kept: deque[tuple[Tensor, Tensor]] = deque(maxlen=_KEPT)
+
+    @torch.no_grad()
+    def label(self, episodes: Sequence[TurnEpisode]) -> list[FloatArray]:
+        """[T] of each episode's actions; the least surprising of all is 0, the most surprising 1."""
+        if not episodes:
+            return []
+        surprises = [self._network(*self._seen(episode)).numpy() for episode in episodes]
+        readable = [np.array([reply.action is not None for reply in episode.replies]) for episode in episodes]
+        known = np.concatenate([each[can] for each, can in zip(surprises, readable, strict=True)])
+        low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
+        return [
+            np.where(can, (each - low) / max(high - low, 1e-6), 0.0).astype(np.float32)
+            for each, can in zip(surprises, readable, strict=True)
+        ]
+
+    def learn(self, episodes: Sequence[TurnEpisode]) -> None:
+        """Learns to foretell `episodes` and those kept of earlier ones."""
+        self._kept.extend(self._seen(episode) for episode in episodes)
+        for _ in range(_EPOCHS if self._kept else 0):
+            for rows in torch.randperm(len(self._kept), generator=self._order).split(_BATCH):
+                self._optimizer.zero_grad()
+                torch.cat([self._network(*self._kept[row]) for row in rows.tolist()]).mean().backward()
+                self._optimizer.step()
+
+    def save_tree(self) -> dict[str, Any]:
+        """Network, optimiser, what it remembers, and its chance."""
+        states = self._optimizer.state_dict()["state"]
+        return {
+            "network": {name: value.numpy() for name, value in self._network.state_dict().items()},
+            "adam": {str(place): {name: one.numpy() for name, one in state.items()} for place, state in states.items()},
+            "kept": [{"image": image.numpy(), "actions": actions.numpy()} for image, actions in self._kept],
+            "order": self._order.get_state().numpy(),
+        }
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned."""
+        self._network.load_state_dict({name: torch.as_tensor(value) for name, value in tree["network"].items()})
+        saved = self._optimizer.state_dict()
+        saved["state"] = {
+            int(place): {name: torch.as_tensor(one) for name, one in state.items()}
+            for place, state in tree["adam"].items()
+        }
+        self._optimizer.load_state_dict(saved)
+        self._kept.clear()
+        self._kept.extend((torch.as_tensor(one["image"]), torch.as_tensor(one["actions"])) for one in tree["kept"])
+        self._order.set_state(torch.as_tensor(tree["order"]))
+
+    def _seen(self, episode: TurnEpisode) -> tuple[Tensor, Tensor]:
+        """The first image [3 * side * side], small, and the actions [T]; one past the last for an unreadable reply."""
+        image = torch.from_numpy(self._draw(episode.snapshots[:1])).permute(0, 3, 1, 2).float() / 255
+        actions = [self._num_actions if reply.action is None else reply.action for reply in episode.replies]
+        return functional.adaptive_avg_pool2d(image, _SIDE).flatten(), torch.tensor(actions)
+
+
+class _Foreteller(nn.Module):
+    """Minus the log-probability of each action, given the first image and the actions before it."""
+
+    def __init__(self, num_actions: int) -> None:
+        super().__init__()
+        self._look = nn.Linear(3 * _SIDE * _SIDE, _WIDTH)
+        self._words = nn.Embedding(num_actions + 2, _WIDTH)
+        self._gru = nn.GRU(_WIDTH, _WIDTH, batch_first=True)
+        self._tell = nn.Linear(_WIDTH, num_actions + 1)
+        self._first = num_actions + 1
+
+    def forward(self, image: Tensor, actions: Tensor) -> Tensor:
+        """[T] in nats."""
+        before = torch.cat((actions.new_tensor([self._first]), actions[:-1]))
+        hidden, _ = self._gru(self._words(before)[None], torch.tanh(self._look(image))[None, None])
+        return functional.cross_entropy(self._tell(hidden[0]), actions, reduction="none")

@@ -1,0 +1,148 @@
+"""Turns and episodes that somebody scored: rows of the score log, and the judge's page with what was shown to it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from rlvlm import metrics
+from rlvlm.disk import write_whole
+from rlvlm.rewards.showings import Told
+from rlvlm.runs.artifacts.samples import encode_png
+from rlvlm.runs.artifacts.summary import summarise_judge
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder.run_folder import RunFolder
+from rlvlm.runs.pipeline import Draw
+from rlvlm.templates import inline, render
+from rlvlm.types.steps import FloatArray, Frames
+
+PER_CALL = 4
+"""Examples kept of each update, evenly spread over it."""
+MAX_CARDS = 120
+MAX_FRAMES = 8
+"""Frames of an episode on the page."""
+PAGE_PX = 160
+"""Side of the images kept, where the world has no size of its own."""
+COLOURS = {
+    "true positive": "#2a9d8f",
+    "true negative": "#a8c5da",
+    "false positive": "#e76f51",
+    "false negative": "#e9a23b",
+    "invalid": "#8d6e97",
+    "failed": "#454b54",
+}
+"""What can become of a score, and its colour."""
+_TILES = {
+    "scored": metrics.JUDGE_SCORE,
+    "true success": metrics.JUDGE_TRUE_SUCCESS,
+    "false positives": metrics.JUDGE_FALSE_POSITIVES,
+    "false negatives": metrics.JUDGE_FALSE_NEGATIVES,
+    "area under the curve": metrics.JUDGE_AUC,
+    "calibration error": metrics.JUDGE_CALIBRATION,
+    "shown backwards": metrics.JUDGE_BACKWARDS_SCORE,
+    "with another goal": metrics.JUDGE_OTHER_GOAL_SCORE,
+}
+
+
+class ScoreRecorder:
+    """Writes down what was scored.
+
+    Args:
+        folder: of the run.
+        draw: makes the images of the examples.
+        claim: a score from here on says that it is a success.
+    """
+
+    def __init__(self, folder: RunFolder, draw: Draw, claim: float) -> None:
+        self._folder = folder
+        self._draw = draw
+        self._claim = claim
+
+    def keep(self, records: Iterable[Told]) -> None:
+        """Writes down what the algorithm's `drain_records` gave."""
+        told = list(records)
+        if told:
+            self._folder.scores.append(scored_row(record, index) for index, record in enumerate(told))
+            self._folder.samples.append(
+                example_rows(told, lambda snapshots: self._draw(snapshots, PAGE_PX), self._claim)
+            )
+
+
+def scored_row(record: Told, index: int) -> dict[str, Any]:
+    """A row of `vlm_score_log.csv`; a session is a group of episodes."""
+    score = record.score
+    return {
+        "ground_truth_score": record.showing.progress,
+        "vlm_score": score.value,
+        "timestamp": datetime.fromtimestamp(record.timestamp, UTC).isoformat(timespec="milliseconds"),
+        "status": str(score.status),
+        "session": record.group,
+        "env_step": record.env_step,
+        "index": index,
+        "return": record.env_return,
+        "latency_s": score.latency_s,
+        "text": score.text,
+        "question": score.question,
+    }
+
+
+def example_rows(told: Sequence[Told], draw: Callable[[FloatArray], Frames], claim: float) -> list[dict[str, Any]]:
+    """What the judge's page needs of a few of the records; which are taken depends on their order alone."""
+    rows = []
+    for place in sorted(set(np.linspace(0, len(told) - 1, PER_CALL).astype(int).tolist())):
+        record = told[place]
+        showing, score = record.showing, record.score
+        count = min(MAX_FRAMES, len(showing.snapshots))
+        moments = np.linspace(0, len(showing.snapshots) - 1, count).round().astype(int)
+        rows.append(
+            {
+                metrics.ENV_STEPS: record.env_step,
+                "frames": [encode_png(frame) for frame in draw(showing.snapshots[moments])],
+                "goal": showing.goal,
+                "action": showing.action,
+                "score": score.value,
+                "progress": round(showing.progress, 4),
+                "outcome": outcome_of(score.value, str(score.status), showing.is_success, claim),
+                "text": score.text,
+                "judge": score.stamp.judge,
+                "prompt": score.stamp.prompt,
+            }
+        )
+    return rows
+
+
+def outcome_of(value: float | None, status: str, is_success: bool, claim: float) -> str:
+    """What became of a score, as a key of `COLOURS`."""
+    if value is None:
+        return status
+    if value >= claim:
+        return "true positive" if is_success else "false positive"
+    return "false negative" if is_success else "true negative"
+
+
+def write_score_page(folder: RunFolder, config: RunConfig) -> None:
+    """`judge_panel.html`: examples as they were shown, what was said of them, and how it agrees with the truth."""
+    examples = folder.samples.read()
+    if not examples:
+        return
+    stride = -(-len(examples) // MAX_CARDS)
+    cards = examples[::stride]
+    figures = summarise_judge(folder)
+    plot = folder.plots / "judge_over_training.png"
+    found = Counter(card["outcome"] for card in cards)
+    page = render(
+        "score_panel.html.j2",
+        title=f"What the judge scored: {config.title}",
+        judge=examples[0]["judge"],
+        prompt=examples[0]["prompt"],
+        cards=cards,
+        total=len(folder.scores.read()),
+        shown_counts={name: found[name] for name in COLOURS if found[name]},
+        tiles={name: f"{figures[metric]:.2f}" for name, metric in _TILES.items() if metric in figures},
+        alarm_step=figures.get("alarm_step"),
+        plot=inline(plot.read_bytes(), "png") if plot.exists() else "",
+        colours=COLOURS,
+    )
+    write_whole(folder.panel, page)

@@ -1,0 +1,34 @@
+import math
+
+import numpy as np
+import pytest
+
+from rlvlm.judges.agreement import area_under_curve, calibration_error, wilson_interval
+
+
+def test_area_by_hand():
+    # successes score .9 and .4, failures .1, .4 and .8: of six pairs four are in order and one is a tie
+    assert area_under_curve([0.9, 0.4, 0.1, 0.4, 0.8], [1, 1, 0, 0, 0]) == pytest.approx((3 + 1.5) / 6)
+    assert area_under_curve([0.1, 0.9], [1, 0]) == 0
+    assert math.isnan(area_under_curve([0.1, 0.9], [1, 1]))
+
+
+def test_scores_that_know_nothing_have_half_the_area():
+    rng = np.random.default_rng(0)
+    assert area_under_curve(rng.random(20_000), rng.random(20_000) < 0.3) == pytest.approx(0.5, abs=0.02)
+    assert area_under_curve(np.zeros(10), [1] * 5 + [0] * 5) == 0.5
+
+
+def test_calibration_by_hand():
+    # one bin: mean score .8, three of four true: off by .05; another: score .2, none true: off by .2
+    assert calibration_error([0.8, 0.8, 0.8, 0.8], [1, 1, 1, 0]) == pytest.approx(0.05)
+    assert calibration_error([0.8] * 4 + [0.2] * 4, [1, 1, 1, 0] + [0] * 4) == pytest.approx(0.125)
+    assert calibration_error([1.0, 0.0], [1, 0]) == 0
+
+
+def test_wilson_by_hand():
+    low, high = wilson_interval(8, 10, z=2.0)
+    assert low == pytest.approx((0.8 + 0.2 - 2 * math.sqrt(0.016 + 0.01)) / 1.4)
+    assert high == pytest.approx((0.8 + 0.2 + 2 * math.sqrt(0.016 + 0.01)) / 1.4)
+    assert wilson_interval(200, 200) == (pytest.approx(0.9811, abs=1e-3), 1.0)
+    assert wilson_interval(0, 5)[0] == 0

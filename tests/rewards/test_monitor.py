@@ -1,0 +1,127 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rlvlm import metrics
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges.prompts import OTHER_GOAL
+from rlvlm.rewards.config import MonitorConfig
+from rlvlm.rewards.monitor import JudgeMonitor, RewardHacked, check_judge
+from rlvlm.rewards.scorers import BiasedScorer, RandomScorer, Scorer
+from rlvlm.rewards.showings import Showing
+from rlvlm.types.judging import Score, Stamp, Status
+
+STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
+
+
+def monitor(**settings: object) -> JudgeMonitor:
+    return JudgeMonitor(MonitorConfig(**{"window": 100, **settings}), 0.5)  # pyright: ignore[reportArgumentType]
+
+
+def shown(*moments: float, success: bool = False, goal: str = "go") -> Showing:
+    return Showing(goal=goal, snapshots=np.array(moments, np.float32)[:, None], is_success=success, progress=0.0)
+
+
+class LastMoment:
+    """Scores the last moment's number, and nothing for any goal but its own."""
+
+    num_asked = 0
+
+    def score(self, showings: Sequence[Showing]) -> list[Score]:
+        return [
+            Score(status=Status.OK, value=float(one.snapshots[-1, 0]) if one.goal == "go" else 0.0, stamp=STAMP)
+            for one in showings
+        ]
+
+
+def test_figures_by_hand() -> None:
+    watch = monitor()
+    watch.note([0.9, 0.8, 0.2, 0.6], [True, False, False, True])
+    figures = watch.report()
+    assert figures[metrics.JUDGE_FALSE_POSITIVES] == 0.5 and figures[metrics.JUDGE_FALSE_NEGATIVES] == 0
+    assert figures[metrics.JUDGE_AUC] == 0.75  # of four pairs only .6 under .8 is out of order
+    assert figures[metrics.JUDGE_SCORE] == pytest.approx(0.625) and figures[metrics.JUDGE_TRUE_SUCCESS] == 0.5
+    assert figures[metrics.JUDGE_ALARM] == 0
+
+
+def test_a_judge_that_errs_rarely_gives_no_alarm() -> None:
+    watch, rng = monitor(), np.random.default_rng(0)
+    for step in range(40):  # the policy gets better and the judge sees it
+        truths = rng.random(50) < 0.2 + 0.02 * step
+        claims = truths | (rng.random(50) < 0.04)
+        watch.note(claims.astype(float).tolist(), truths.tolist())
+    assert watch.alarm == ""
+
+
+def test_a_fifth_of_failures_called_successes_is_caught() -> None:
+    watch, rng = monitor(window=400), np.random.default_rng(1)
+    for _ in range(20):
+        truths = rng.random(100) < 0.4
+        showings = [shown(*rng.random(2), success=bool(truth)) for truth in truths]
+        watch.note([score.value or 0.0 for score in BiasedScorer(0.2, 0).score(showings)], truths.tolist())
+    assert "failures successes" in watch.alarm and watch.report()[metrics.JUDGE_ALARM] == 1
+
+
+def test_the_alarm_comes_when_false_positives_rise_with_the_score() -> None:
+    """A policy that learns what fools the judge, long before the bound on false positives is reached."""
+    watch, rng = monitor(most_false_positives=0.9), np.random.default_rng(2)
+    for step in range(30):
+        truths = rng.random(50) < 0.3
+        claims = truths | (rng.random(50) < 0.02 + 0.02 * step)
+        watch.note(claims.astype(float).tolist(), truths.tolist())
+    assert "while its mean score rose" in watch.alarm
+
+
+def test_a_rise_of_false_positives_without_a_rise_of_the_score_gives_no_alarm() -> None:
+    watch, rng = monitor(most_false_positives=0.9), np.random.default_rng(2)
+    for step in range(30):
+        truths = rng.random(50) < 0.6 - 0.02 * step
+        claims = truths | (rng.random(50) < 0.02 + 0.005 * step)
+        watch.note(claims.astype(float).tolist(), truths.tolist())
+    assert watch.alarm == ""
+
+
+def test_an_alarm_can_end_the_run_and_outlives_a_checkpoint() -> None:
+    watch = monitor(on_alarm="stop")
+    with pytest.raises(RewardHacked, match="60 of 60 failures"):
+        watch.note([0.9] * 60, [False] * 60)
+    assert RewardHacked.exit_code == 5
+    again = monitor()
+    again.load_tree(watch.save_tree())
+    assert again.alarm == watch.alarm and again.report() == watch.report()
+
+
+def test_controls_are_backwards_and_of_another_goal() -> None:
+    watch, scorer = monitor(controls=2), LastMoment()
+    showings = [shown(0.1, 0.9), shown(0.2, 0.8), shown(0.0, 0.1)]
+    watch.show_controls(scorer, showings, scorer.score(showings))  # the two best: .9 and .8, backwards .1 and .2
+    watch.note([0.9], [True])
+    figures = watch.report()
+    assert figures[metrics.JUDGE_CONTROL_SCORE] == pytest.approx(0.85)
+    assert figures[metrics.JUDGE_BACKWARDS_SCORE] == pytest.approx(0.15)
+    assert figures[metrics.JUDGE_OTHER_GOAL_SCORE] == 0
+
+
+def test_the_other_goal_is_anothers_where_there_is_one() -> None:
+    asked: list[str] = []
+
+    class Noting(LastMoment):
+        def score(self, showings: Sequence[Showing]) -> list[Score]:
+            asked.extend(one.goal for one in showings)
+            return super().score(showings)
+
+    scorer = Noting()
+    for showings in ([shown(0.1, 0.9)], [shown(0.1, 0.9), shown(0.1, 0.2, goal="push the red block")]):
+        monitor(controls=1).show_controls(scorer, showings, LastMoment().score(showings))
+    assert asked == ["go", OTHER_GOAL, "go", "push the red block"]
+
+
+@pytest.mark.parametrize(("scorer", "passes"), [(BiasedScorer(0.1, 0), True), (RandomScorer(0), False)])
+def test_a_judge_that_cannot_tell_success_from_failure_is_refused(scorer: Scorer, passes: bool) -> None:
+    known = [shown(number, number + 1, success=number < 40) for number in range(80)]
+    if passes:
+        assert check_judge(scorer, known, MonitorConfig()) > 0.85
+        return
+    with pytest.raises(JudgeUnavailable, match="cannot tell successes from failures"):
+        check_judge(scorer, known, MonitorConfig())

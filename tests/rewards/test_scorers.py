@@ -1,0 +1,90 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rlvlm.errors import JudgeUnavailable
+from rlvlm.rewards.scorers import BiasedScorer, JudgeScorer, RandomScorer
+from rlvlm.rewards.showings import Showing
+from rlvlm.types.judging import Clip, Score, Stamp, Status
+from rlvlm.types.steps import FloatArray, Frames
+
+STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
+
+
+def draw(snapshots: FloatArray) -> Frames:
+    """Images of one pixel, which is the snapshot's number."""
+    return np.broadcast_to(snapshots[:, :1, None, None], (len(snapshots), 1, 1, 3)).astype(np.uint8)
+
+
+def shown(*moments: float, success: bool = False, action: str = "") -> Showing:
+    snapshots = np.array(moments, np.float32)[:, None]
+    return Showing(goal="go", snapshots=snapshots, action=action, is_success=success, progress=0.0)
+
+
+class Pixels:
+    """Scores the last pixel over 100; the questions named in `missing` fail once."""
+
+    stamp = STAMP
+
+    def __init__(self, missing: Sequence[int] = ()) -> None:
+        self.asked: list[Clip] = []
+        self.missing = list(missing)
+
+    def compare(self, queries: object) -> list[object]:
+        raise NotImplementedError
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        self.asked += clips
+        return [self._one(int(clip.frames[-1, 0, 0, 0])) for clip in clips]
+
+    def _one(self, pixel: int) -> Score:
+        if pixel in self.missing:
+            self.missing.remove(pixel)
+            return Score(status=Status.FAILED, value=None, stamp=STAMP)
+        return Score(status=Status.OK, value=pixel / 100, stamp=STAMP)
+
+
+def test_the_judge_is_asked_once_about_what_is_alike() -> None:
+    judge = Pixels()
+    scorer = JudgeScorer(judge, draw, remembers=True)  # pyright: ignore[reportArgumentType]
+    turns = [shown(1, 20, action="+"), shown(1, 20, action="+"), shown(1, 20, action="-"), shown(1, 30, action="+")]
+    assert [score.value for score in scorer.score(turns)] == [0.2, 0.2, 0.2, 0.3]
+    assert [(clip.action, clip.frames[:, 0, 0, 0].tolist()) for clip in judge.asked] == [
+        ("+", [1, 20]), ("-", [1, 20]), ("+", [1, 30]),
+    ]  # fmt: skip
+    scorer.score(turns)
+    assert len(judge.asked) == 3 and scorer.num_asked == 8
+
+
+def test_what_failed_is_asked_again_and_the_rest_is_not() -> None:
+    judge = Pixels(missing=[30])
+    scorer = JudgeScorer(judge, draw, remembers=True)  # pyright: ignore[reportArgumentType]
+    assert [score.value for score in scorer.score([shown(20), shown(30)])] == [0.2, None]
+    assert [score.value for score in scorer.score([shown(20), shown(30)])] == [0.2, 0.3]
+    assert len(judge.asked) == 3
+
+
+def test_a_judge_that_answers_nothing_ends_the_run() -> None:
+    scorer = JudgeScorer(Pixels(missing=range(20)), draw, remembers=True)  # pyright: ignore[reportArgumentType]
+    assert [score.value for score in scorer.score([shown(0)])] == [None]
+    with pytest.raises(JudgeUnavailable, match="none of 20 queries"):
+        scorer.score([shown(number) for number in range(1, 20)])
+
+
+def test_the_die_falls_anew_each_time_and_goes_on_where_it_was() -> None:
+    whole, first, rest = RandomScorer(3), RandomScorer(3), RandomScorer(3)
+    same = [shown(1)] * 400
+    values = [score.value or 0.0 for score in whole.score(same)]
+    assert len(set(values)) == 400 and np.mean(values) == pytest.approx(0.5, abs=0.05)
+    before = [score.value for score in first.score(same[:100])]
+    rest.num_asked = first.num_asked
+    assert before + [score.value for score in rest.score(same[100:])] == values
+
+
+def test_the_biased_judge_takes_its_share_of_failures_for_successes() -> None:
+    failures = [shown(number) for number in range(2_000)]
+    values = [score.value or 0.0 for score in BiasedScorer(0.2, 0).score(failures)]
+    assert np.mean(values) == pytest.approx(0.2, abs=0.03)
+    assert values == [score.value for score in BiasedScorer(0.2, 0).score(failures)]
+    assert {score.value for score in BiasedScorer(0.2, 0).score([shown(1, success=True)] * 9)} == {1.0}

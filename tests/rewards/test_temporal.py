@@ -1,0 +1,52 @@
+import numpy as np
+import pytest
+
+from rlvlm.rewards.temporal import TemporalNovelty
+from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.types.turns import Reply, TurnEpisode
+
+
+def draw(snapshots: FloatArray) -> Frames:
+    """Black or white, as the snapshot's first number says."""
+    return np.broadcast_to(255 * snapshots[:, :1, None, None], (len(snapshots), 12, 12, 3)).astype(np.uint8)
+
+
+def episode(white: bool, *actions: int | None) -> TurnEpisode:
+    count = len(actions)
+    return TurnEpisode(
+        task="", seed=0, snapshots=np.full((count + 1, 1), float(white), np.float32), prompts=("",) * count,
+        replies=tuple(Reply(text="", thought="", action=action, action_span=None) for action in actions),
+        env_rewards=np.zeros(count, np.float32), success=np.zeros(count, bool), progress=np.zeros(count, np.float32),
+        terminated=True,
+    )  # fmt: skip
+
+
+def test_what_was_always_done_is_no_longer_new_and_what_depends_on_the_image_is_learned() -> None:
+    novelty = TemporalNovelty(3, draw, seed=0)
+    usual = [episode(False, 0, 1, 0), episode(True, 1, 2, 1)]
+    for _ in range(12):
+        novelty.learn(usual * 4)
+    told = novelty.label([*usual, episode(True, 0, 1, 0), episode(False, 0, 1, 2)])
+    assert max(told[0].max(), told[1].max()) < 0.2
+    assert told[2][0] > 0.5, "right with the black image, but this one is white"
+    assert told[3][:2].max() < 0.2 and told[3][2] > 0.5, "only the last action is new"
+
+
+def test_a_reply_that_nobody_can_read_is_not_new() -> None:
+    novelty = TemporalNovelty(3, draw, seed=0)
+    novelty.learn([episode(False, 0, 0)] * 8)
+    (told,) = novelty.label([episode(False, 0, None, 2)])
+    assert told[1] == 0 and told.max() == pytest.approx(1)
+    assert novelty.label([]) == []
+
+
+def test_it_goes_on_exactly_where_it_was() -> None:
+    whole, broken = TemporalNovelty(3, draw, seed=0), TemporalNovelty(3, draw, seed=0)
+    played = [episode(False, 0, 1), episode(True, 2, 2)]
+    whole.learn(played)
+    broken.learn(played)
+    again = TemporalNovelty(3, draw, seed=9)
+    again.load_tree(broken.save_tree())
+    for one in (whole, again):
+        one.learn(played[:1])
+    assert [each.tolist() for each in whole.label(played)] == [each.tolist() for each in again.label(played)]
