@@ -37,7 +37,7 @@ from rlvlm.algorithms.ppo_vlm.monitors import check_readable, watch_replies
 from rlvlm.algorithms.ppo_vlm.objectives import build_objective
 from rlvlm.algorithms.ppo_vlm.play import Hand, Move
 from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer
-from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, known_episodes, known_turns
+from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, known_episodes, known_turns, without_unknown
 from rlvlm.algorithms.ppo_vlm.runner import Rollout, TurnRunner
 from rlvlm.algorithms.rllib import log_round, prepare_config, silence_rllib
 from rlvlm.algorithms.seats import Seat
@@ -330,7 +330,7 @@ class PPOVLM(Algorithm):
         rollout = self._play()
         check_versions(rollout, self._engine.version)
         between = time.monotonic()
-        learned = self._labeller.label(rollout, self.env_steps)
+        learned = without_unknown(rollout)
         if len(learned):
             self._learners.tell("learn", learned, self.env_steps / self.config.total_steps)
             self._take_over()
@@ -343,10 +343,12 @@ class PPOVLM(Algorithm):
             self._policy.load_trained_state(self._learners.ask("weights"))
 
     def _play(self) -> Rollout:
-        """What every world does before the next update."""
+        """What every world does before the next update, with what each turn was worth."""
         if self._group_size > 1:
-            return self._runner.sample_groups(group_size=self._group_size)
-        return self._runner.sample(num_turns=self.config.ppo.turns_per_world)
+            rollout = self._runner.sample_groups(group_size=self._group_size)
+        else:
+            rollout = self._runner.sample(num_turns=self.config.ppo.turns_per_world)
+        return self._labeller.label(rollout, self.env_steps)
 
     def _log_round(self, rollout: Rollout, rollout_s: float, update_s: float) -> None:
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""

@@ -102,7 +102,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
     gradients = []
     for algorithm in (whole, parts):
         learner = algorithm._learner
-        columns = learner._columns(algorithm._labeller.label(algorithm._play(), 0))
+        columns = learner._columns(algorithm._play())
         learner._step(columns, torch.arange(8))
         gradients.append([parameter.grad.clone() for parameter in learner._parameters if parameter.grad is not None])
     for left, right in zip(*gradients, strict=True):
@@ -128,7 +128,7 @@ def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
     algorithm = make(rollout_turns=40, num_worlds=4)  # 10 turns a world: random replies meet the time limit
     head = algorithm._learner.policy.value_head[-1]
     torch.nn.init.constant_(head.bias, 3.0)
-    rollout = algorithm._labeller.label(algorithm._play(), 0)
+    rollout = algorithm._play()
     assert all(played.outcome.is_end and not played.outcome.is_terminated for played in rollout.turns[-1])
     live = torch.ones(10, 4, dtype=torch.bool)
     ends = torch.tensor([[played.outcome.is_end for played in row] for row in rollout.turns])
@@ -139,7 +139,7 @@ def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
 
 def test_groups_start_alike_and_others_do_not(make: Any):
     algorithm = make(GRPOConfig(group_size=2))
-    rollout = algorithm._labeller.label(algorithm._play(), 0)
+    rollout = algorithm._play()
     starts = [played.outcome.scene.image for played in rollout.turns[0]]
     assert starts[0] == starts[1]
     assert starts[2] == starts[3]

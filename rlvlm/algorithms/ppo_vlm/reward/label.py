@@ -92,7 +92,7 @@ class TurnLabeller:
         self._waiting.append(_Asked(places, turns, showings, answers))
 
     def label(self, rollout: Rollout, env_step: int) -> Rollout:
-        """The rollout with every turn's reward; turns that are not to be learned from are None in it.
+        """The rollout with every turn's reward; NaN where nobody could say it and the config has it left out.
 
         Args:
             rollout: whose rows were all shown to `watch`, in their order.
@@ -124,13 +124,13 @@ class TurnLabeller:
                 parts.append((env_reward, float(judged[t, w]), float(novelty[t, w]), total))
                 labelled.append(replace(played, reward=total))
             rows.append(labelled)
-        kept = _without_unknown(replace(rollout, turns=rows))
-        self._note(parts, 1 - len(kept) / max(len(rollout), 1), waited)
+        labelled_rollout = replace(rollout, turns=rows)
+        self._note(parts, 1 - len(without_unknown(labelled_rollout)) / max(len(rollout), 1), waited)
         if scored:
             self._watch_judge(scored)
         if self._novelty is not None:
             self._novelty.learn(rollout.episodes)
-        return kept
+        return labelled_rollout
 
     def try_on(self, known: Sequence[Showing]) -> float:
         """The area under the curve of the judge on showings whose truth is known.
@@ -341,7 +341,7 @@ def _played(rollout: Rollout, w: int, t: int) -> PlayedTurn:
     return played
 
 
-def _without_unknown(rollout: Rollout) -> Rollout:
+def without_unknown(rollout: Rollout) -> Rollout:
     """The rollout without episodes that have a turn of unknown reward, and, where they are compared, their groups."""
     unknown = [
         (w, span)

@@ -7,7 +7,7 @@ import pytest
 
 from rlvlm import metrics
 from rlvlm.algorithms.ppo_vlm.play import Move, PlayedTurn
-from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, known_episodes, known_turns
+from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, known_episodes, known_turns, without_unknown
 from rlvlm.algorithms.ppo_vlm.runner import Rollout
 from rlvlm.algorithms.seats import Seat
 from rlvlm.envs.registry import make_world, task_env
@@ -74,7 +74,7 @@ def play(starts: Sequence[tuple[int, int]], turns: int, right: bool = True, grou
 def labelled(labeller: TurnLabeller, rollout: Rollout) -> Rollout:
     for row in rollout.turns:
         labeller.watch(row)
-    return labeller.label(rollout, 7)
+    return without_unknown(labeller.label(rollout, 7))
 
 
 def rewards(rollout: Rollout) -> list[list[float | None]]:
