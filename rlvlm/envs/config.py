@@ -25,8 +25,12 @@ class EnvConfig:
     """Of worlds in turns: which starts (hands of cards, layouts of grids) episodes may have. A fifth of them is held
     out, always the same ones. A run of training plays the others, and its evaluations those that were held out."""
     shows_text: bool = False
-    """Of MiniGrid: whether the prompt tells the mission, the direction and what is carried, which no picture shows."""
+    """Of MiniGrid: whether the prompt tells the mission, the direction and what is carried, which no picture shows. Of
+    robosuite: where the hand is."""
 
+    move_ticks: int = 4
+    """Of robosuite's worlds in turns: control ticks, of 50 ms, that a move of the hand goes on for, >= 1. The reference
+    has 1, and episodes of hundreds of turns."""
     moved: float = 0.0
     """Of LIBERO's worlds: things are moved by up to so much, metres, along both sides of the table, from where the
     benchmark's saved starts have them; there many of them never move, so a policy need not look."""
@@ -35,6 +39,8 @@ class EnvConfig:
     other movements. Evaluations and demonstrations are always exact."""
 
     def __post_init__(self) -> None:
+        if self.move_ticks < 1:
+            raise ValueError(f"move_ticks must be >= 1, got {self.move_ticks}")
         if not 0 <= self.moved <= 0.1:
             raise ValueError(f"moved must be in [0, 0.1] metres, got {self.moved}")
         if self.episode_steps < 1:

@@ -314,6 +314,16 @@ register(
         kind="chunks",
     )
 )
+register(
+    Task(
+        name="pick_place_can",
+        goal="pick up the red can and put it into the bin that waits for it",
+        goal_state="the red can lies in its bin",
+        maker="rlvlm.envs.robosuite.pick_place_can:PickPlaceCan",
+        env=EnvConfig(episode_steps=120),
+        kind="turns",
+    )
+)
 for _suite, _files in SUITES.items():
     for _number, _file in enumerate(_files):
         register(

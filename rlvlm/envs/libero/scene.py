@@ -12,16 +12,12 @@ from typing import Any
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
 
 from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
 from rlvlm.envs.libero.suites import SUITES, instruction_of
-from rlvlm.envs.mujoco.painter import Painter
-from rlvlm.envs.robosuite.arm import Arm
-from rlvlm.envs.robosuite.lightening import shrink_textures, thin_meshes
 from rlvlm.envs.robosuite.loading import load, silence
+from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene
 from rlvlm.errors import MachineError
-from rlvlm.types.steps import FloatArray
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 NO_OP = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
@@ -32,18 +28,13 @@ _SETTLING_AGAIN = 3
 """Env steps after things were moved."""
 _EVERY_HELD_OUT = 5
 """One saved start of so many is for evaluation alone."""
-_CELL_M, _TEXTURE_PX = 0.005, 256
-"""How finely things are drawn."""
 _FAR_M = 0.8
 """From here on a thing that has to come somewhere counts as no progress."""
 _ALMOST = 0.9
 """Progress of a goal that is as near as can be, and not reached."""
 _TRIES = 20
 """For a place that is free."""
-_COLLISION_GROUP = 0
-_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 
-Doubles = NDArray[np.float64]
 _scenes: "weakref.WeakValueDictionary[tuple[str, int], LiberoScene]" = weakref.WeakValueDictionary()
 
 
@@ -59,8 +50,8 @@ def shared_scene(suite: str, number: int) -> "LiberoScene":
     return found
 
 
-class LiberoScene:
-    """One task. It holds one state at a time: `load` a state before anything else is asked.
+class LiberoScene(RobosuiteScene):
+    """One task.
 
     Args:
         suite: a key of `SUITES`.
@@ -73,38 +64,12 @@ class LiberoScene:
     def __init__(self, suite: str, number: int) -> None:
         name = SUITES[suite][number]
         self.instruction = instruction_of(name)
-        self.env = _compiled(suite, name)
-        self.model: mujoco.MjModel = self.env.sim.model._model
-        self.data: mujoco.MjData = self.env.sim.data._data
-        self.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR
-        self.arm = Arm(self.env)
+        super().__init__(_compiled(suite, name), CAMERAS)
         self.goals: Sequence[Sequence[str]] = self.env.parsed_problem["goal_state"]
         self._saved = _saved_starts(suite, name)
         self._settled: dict[int, Doubles] = {}
-        self._size = mujoco.mj_stateSize(self.model, _STATE)
         self._things = np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
         self._fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
-        self._painter: Painter | None = None
-
-    @property
-    def num_positions(self) -> int:
-        """Joint positions: what a snapshot holds."""
-        return self.model.nq
-
-    def load(self, state: Doubles) -> None:
-        """Continues from `state`, which `save` returned, to the bit. Positions in world coordinates do not follow."""
-        mujoco.mj_setState(self.model, self.data, state[: self._size], _STATE)
-        self.arm.set_memory(state[self._size :])
-
-    def save(self) -> Doubles:
-        """All that the future depends on, `[P]`."""
-        physics = np.empty(self._size)
-        mujoco.mj_getState(self.model, self.data, physics, _STATE)
-        return np.concatenate([physics, self.arm.get_memory()])
-
-    def positions(self) -> FloatArray:
-        """[S] joint positions: everything that can change the images."""
-        return self.data.qpos.astype(np.float32)
 
     def start(self, state_id: int, moved_m: float) -> Doubles:
         """The start of episode `state_id`, settled: one of the benchmark's saved starts, with things moved.
@@ -141,20 +106,6 @@ class LiberoScene:
     def progress(self) -> float:
         """Mean over the goals: 1 where one is reached, else how near it is, up to 0.9."""
         return float(np.mean([self._nearness(goal) for goal in self.goals]))
-
-    def draw(self, snapshots: FloatArray, size_px: int, camera: str) -> NDArray[np.uint8]:
-        """Images [N, H, W, 3] of joint positions [N, S] by one of `CAMERAS`, the right way up."""
-        if self._painter is None:
-            thin_meshes(self.model, _CELL_M)
-            shrink_textures(self.model, _TEXTURE_PX)
-            hidden = self.model.geom_group == _COLLISION_GROUP
-            self._painter = Painter(self.model, CAMERAS, hidden, (), copies=False)
-        return self._painter.draw(snapshots, size_px, camera)
-
-    def close(self) -> None:
-        """Frees OpenGL; the next picture opens it again."""
-        if self._painter is not None:
-            self._painter.close()
 
     def place_of(self, name: str) -> Doubles:
         """[3] of a thing, a fixture or a region, as of the latest kinematics."""

@@ -17,6 +17,7 @@ from rlvlm.envs.libero.expert import Script, ScriptMemory, has_script
 from rlvlm.envs.libero.scene import CAMERAS, LiberoScene, shared_scene
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.robosuite.arm import EXACT_STEP_S
+from rlvlm.envs.robosuite.scene import picture_key
 from rlvlm.types.chunks import ChunkObs, ChunkStep
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -25,9 +26,6 @@ ACTION_SIZE = 7
 _GRIPPER = ACTION_SIZE - 1
 _PROPRIO_SIZE = 8
 _FAST_STEP_S = 0.005
-_KEY_GRAIN = 0.25e-3
-"""Grain of picture keys, metres or radians: at most 0.2 of a pixel at 300."""
-_DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("QPOS", "QVEL", "QACC")]
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -104,13 +102,11 @@ class LiberoWorlds(ChunkWorlds):
         )
 
     def _has_diverged(self) -> bool:
-        """MuJoCo starts over where numbers have become impossible; such an episode is cut there, as a failure."""
-        warnings = self._scene.data.warning.number
-        if not warnings[_DIVERGED].any():
-            return False
-        _LOGGER.warning("the simulation diverged: %s; the episode ends here", self._scene.instruction)
-        warnings[:] = 0
-        return True
+        """Whether numbers have become impossible; such an episode is cut there, as a failure."""
+        diverged = self._scene.has_diverged()
+        if diverged:
+            _LOGGER.warning("the simulation diverged: %s; the episode ends here", self._scene.instruction)
+        return diverged
 
     def _observed(self, positions: FloatArray, proprio: FloatArray) -> ChunkObs:
         instructions = (self._scene.instruction,) * len(positions)
@@ -189,16 +185,12 @@ class LiberoWorld(ChunkWorld):
         return self._seen.copy()
 
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
-        """Images [N, size_px, size_px, 3], turned as those that published policies were trained on.
-
-        Snapshots are rounded to the grain of `picture_key` first, so that equal keys give equal images to the bit.
-        """
-        rounded = np.rint(snapshots / _KEY_GRAIN) * np.float32(_KEY_GRAIN)
-        return np.ascontiguousarray(self._scene.draw(rounded, size_px, camera)[:, :, ::-1])
+        """Images [N, size_px, size_px, 3], turned as those that published policies were trained on."""
+        return np.ascontiguousarray(self._scene.draw(snapshots, size_px, camera)[:, :, ::-1])
 
     def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, S]: snapshots in steps of a quarter of a millimetre (or of a milliradian)."""
-        return np.rint(snapshots / _KEY_GRAIN).astype(np.int64)
+        return picture_key(snapshots)
 
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
         """[L, 7] of the script that picks up and puts down; None where a task asks for more.

@@ -51,6 +51,11 @@ def doorkey_6x6() -> PolicyRunConfig:
     )
 
 
+def pick_place_can() -> PolicyRunConfig:
+    """The robot arm with the can, not tuned."""
+    return _recipe("pick_place_can", steps=40_960, gamma=0.97)
+
+
 _SHORT_AND_NOISY = SFTConfig(turns=1_000, p_wrong=0.4, updates=100)
 
 
@@ -83,6 +88,7 @@ RECIPES: dict[str, Callable[[], PolicyRunConfig]] = {
     "ez_points": ez_points,
     "blackjack": blackjack,
     "points24": points24,
+    "pick_place_can": pick_place_can,
     "empty_random_6x6": empty_random_6x6,
     "doorkey_6x6": doorkey_6x6,
 }

