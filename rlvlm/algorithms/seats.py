@@ -38,8 +38,9 @@ class TurnOutcome:
     """Whether the world's own test holds after the reply."""
     progress: float
     """The simulator's after the reply, in [0, 1]."""
-    is_nearer: bool
-    """Whether the reply brought success nearer: by the expert's turns to it where they are known, else by progress."""
+    gain: float
+    """By how much the reply brought success nearer, below 0 for farther: in turns of the expert where they are known,
+    in progress elsewhere."""
     is_end: bool
     """Whether the episode is over, for whatever reason."""
     is_terminated: bool
@@ -106,7 +107,7 @@ class Seat:
             env_reward=float(env_reward),
             is_success=bool(info["success"]),
             progress=float(info["progress"]),
-            is_nearer=distance_of(self.world) < distance,
+            gain=distance - distance_of(self.world),
             is_end=is_end,
             is_terminated=bool(terminated),
             following=self.scene,

@@ -47,6 +47,8 @@ class Told:
     """Env steps done when it was asked for."""
     timestamp: float
     """Unix time of the answer, seconds."""
+    truth: float
+    """What would have been right, on the scale of the score, by the simulator."""
     group: int = 0
     """Of episodes that are compared with each other; a turn's is 0."""
     env_return: float = 0.0

@@ -133,6 +133,7 @@ class VideoScorer:
                     score=score,
                     env_step=env_step,
                     timestamp=time.time(),
+                    truth=episode.progress,
                     group=episode.group,
                     env_return=float(episode.env_rewards.sum()),
                 )

@@ -188,7 +188,7 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
         title: of the run.
     """
     steps = np.array([row[metrics.ENV_STEPS] for row in rows]) / 1_000
-    figure, panels = plt.subplots(3, 1, figsize=(8, 7.5), sharex=True, layout="constrained")
+    figure, panels = plt.subplots(3, 1, figsize=(10, 7.5), sharex=True, layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     lines = (
         ("The judge beside the truth, newest episodes", {
@@ -211,7 +211,7 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
         for label, (name, colour) in wanted.items():
             axes.plot(steps, [row.get(name, np.nan) for row in rows], color=colour, linewidth=2, label=label)
         axes.set(title=heading, ylim=(-0.04, 1.04))
-        axes.legend(ncols=4, fontsize=8, loc="lower left")
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     alarms = [step for step, row in zip(steps, rows, strict=True) if row.get(metrics.JUDGE_ALARM)]
     if alarms:
         for axes in panels:

@@ -74,7 +74,7 @@ def scored_row(record: Told, index: int) -> dict[str, Any]:
     """A row of `vlm_score_log.csv`; a session is a group of episodes."""
     score = record.score
     return {
-        "ground_truth_score": record.showing.progress,
+        "ground_truth_score": record.truth,
         "vlm_score": score.value,
         "timestamp": datetime.fromtimestamp(record.timestamp, UTC).isoformat(timespec="milliseconds"),
         "status": str(score.status),
@@ -103,6 +103,7 @@ def example_rows(told: Sequence[Told], draw: Callable[[FloatArray], Frames], cla
                 "goal": showing.goal,
                 "action": showing.action,
                 "score": score.value,
+                "truth": round(record.truth, 4),
                 "progress": round(showing.progress, 4),
                 "outcome": outcome_of(score.value, str(score.status), showing.is_success, claim),
                 "text": score.text,

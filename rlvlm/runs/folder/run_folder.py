@@ -60,7 +60,7 @@ SCORE_COLUMNS = (
     "text",
     "question",
 )
-"""A score is in [0, 1]; its truth is the simulator's progress."""
+"""A score is in [0, 1]; its truth is the simulator's progress, or of a turn its true utility."""
 BYTES_NEEDED = 512 * 2**20
 """Free disk that a run asks for before it starts: its checkpoints, twice."""
 

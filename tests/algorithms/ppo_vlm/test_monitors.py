@@ -24,7 +24,7 @@ def turn(image: bytes, thought: str) -> PlayedTurn:
     reply = Reply(text="", thought=thought, action=0, action_span=None)
     outcome = TurnOutcome(
         scene=scene, reply=reply, action="+", goal="", snapshots=np.zeros((2, 1), np.float32), env_reward=0.0,
-        is_success=False, progress=0.0, is_nearer=False, is_end=False, is_terminated=False, following=scene,
+        is_success=False, progress=0.0, gain=0.0, is_end=False, is_terminated=False, following=scene,
         episode=None,
     )  # fmt: skip
     return PlayedTurn(move=move, outcome=outcome)

@@ -30,6 +30,8 @@ from rlvlm.types.steps import FloatArray
 TURN_CLAIM, EPISODE_CLAIM = 0.875, 0.5
 """Scores from here on say that an episode is a success. A turn's utility lies at 0.75 for a turn that only comes nearer
 and at 1 for the one that reaches the goal."""
+AWAY, SAME, NEARER, REACHED = 0.0, 0.25, 0.75, 1.0
+"""Utility of a turn on the scale of scores, as the prompt has its ratings."""
 _FAILURES_AT_MOST = 2_000
 """Turns that are played in search of known failures before a run."""
 
@@ -206,10 +208,19 @@ class TurnLabeller:
                 true_reward = played.outcome.env_reward if whole is None else whole.env_rewards.sum()
                 told = Told(
                     showing=showing, score=score, env_step=env_step, timestamp=time.time(),
-                    env_return=float(true_reward),
+                    env_return=float(true_reward), truth=self._truth(played),
                 )  # fmt: skip
                 self._records.append(told)
         return grid, scored
+
+    def _truth(self, played: PlayedTurn) -> float:
+        """What a judge without fault would say, on the scale of its scores."""
+        outcome = played.outcome
+        if self._config.per == "episode":
+            return outcome.progress
+        if outcome.is_success:
+            return REACHED
+        return NEARER if outcome.gain > 0 else SAME if outcome.gain == 0 else AWAY
 
     def _reward(self, score: Score) -> float:
         if score.value is not None:
@@ -253,7 +264,7 @@ class TurnLabeller:
         assert self._scorer is not None, "somebody scored"
         known = [(played.outcome, score.value) for played, _, score in scored if score.value is not None]
         if self._config.per == "turn":
-            area = area_under_curve([value for _, value in known], [outcome.is_nearer for outcome, _ in known])
+            area = area_under_curve([value for _, value in known], [outcome.gain > 0 for outcome, _ in known])
             self._facts |= {metrics.JUDGE_TURN_AUC: area} if math.isfinite(area) else {}
         self.monitor.show_controls(
             self._scorer, [showing for _, showing, _ in scored], [score for _, _, score in scored]

@@ -99,6 +99,7 @@ def test_judged_rewards_by_hand() -> None:
     records = labeller.drain_records()
     assert [record.env_step for record in records] == [7] * 3 and labeller.drain_records() == []
     assert [record.showing.is_success for record in records] == [False, True, True]
+    assert [record.truth for record in records] == [record.score.value for record in records] == [0.75, 1.0, 1.0]
 
 
 def test_wrong_turns_are_paid_by_the_judge_and_never_by_the_truth() -> None:
