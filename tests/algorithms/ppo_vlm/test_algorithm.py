@@ -17,6 +17,10 @@ from rlvlm.algorithms.ppo_vlm.config import (
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.folders import save_trained
 from rlvlm.errors import UsageError
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.judge import Judge
+from rlvlm.rewards.config import TurnRewardConfig
 from tests.algorithms.ppo_vlm.tiny_runs import build
 from tests.tiny_policy import FAMILIES
 
@@ -107,6 +111,39 @@ def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
         gradients.append([parameter.grad.clone() for parameter in learner._parameters if parameter.grad is not None])
     for left, right in zip(*gradients, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
+
+
+def scorer() -> Judge:
+    return build_judge(JudgeConfig(model="scorer", score="utility"))
+
+
+def test_a_real_judge_rewards_every_turn_and_goes_on_where_it_was(make: Any, tmp_path: Path):
+    """The pocket scorer on the replies of a policy with random weights: most cannot be read and change nothing."""
+    judged = {"reward": TurnRewardConfig(source="judged"), "make_judge": scorer, "policy": {"acts": "head"}}
+    first, second = make(HeadConfig(), **judged), make(HeadConfig(), **judged)
+    told: list[str] = []
+    first.prepare(told.append)
+    assert told[:2] == [
+        "trying the judge on 64 turns whose worth is known",
+        "the judge tells better from worse turns: area under the curve 1.00",
+    ]
+    first.train()
+    records, report = first.drain_records(), first.report()
+    assert len(records) == 12 == first.env_steps
+    assert np.mean([abs(record.score.value - record.truth) < 0.1 for record in records]) == 1
+    expected = np.mean([2 * record.score.value - 1 for record in records])
+    assert report[metrics.REWARD_JUDGED] == pytest.approx(expected) == report[metrics.REWARD_TOTAL]
+    assert report[metrics.JUDGE_TURN_AUC] == 1
+    first.save_checkpoint(str(tmp_path / "saved"))
+    first.train()
+    second.load_checkpoint(str(tmp_path / "saved"))
+    second.train()
+    assert_equal_weights(weights(first), weights(second))
+
+
+def test_a_judge_and_judged_rewards_go_together(make: Any):
+    with pytest.raises(ValueError, match="a judge's score needs one"):
+        make(reward=TurnRewardConfig(source="judged"))
 
 
 def test_a_continuation_is_bit_equal(make: Any, tmp_path: Path):

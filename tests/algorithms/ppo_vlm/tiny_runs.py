@@ -11,6 +11,7 @@ from rlvlm.envs.registry import task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.rewards.config import TurnRewardConfig
 from tests.tiny_vlm import save_tiny_llava_next, save_tiny_vlm
 
 
@@ -26,6 +27,8 @@ def build(
     sft: SFTConfig | None = None,
     make_engine: Any = None,
     family: str = "qwen3_vl",
+    reward: TurnRewardConfig | None = None,
+    make_judge: Any = None,
     **ppo: Any,
 ) -> PPOVLM:
     """The algorithm; `folder` is where the model's files are put."""
@@ -47,6 +50,7 @@ def build(
             sft=sft or SFTConfig(turns=0),
             total_steps=100,
         )
+        .rewards(reward=reward or TurnRewardConfig(), make_judge=make_judge)
         .debugging(seed=0)
     )
     algorithm = config.build_algo()

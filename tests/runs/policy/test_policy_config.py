@@ -3,7 +3,9 @@ from dataclasses import replace
 import pytest
 
 from rlvlm.algorithms.ppo_vlm.config import GiGPOConfig, HeadConfig, PPOConfig
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.runs.configs import config_text, read_config_text
 from rlvlm.runs.policy.config import PolicyRunConfig
 from rlvlm.runs.recipes import recipe
@@ -37,3 +39,15 @@ def test_what_was_held_out_of_training_is_what_evaluations_play() -> None:
     doorkey, number_line = recipe("doorkey_6x6").env, recipe("number_line").env
     assert (doorkey.split, doorkey.for_evaluation().split) == ("training", "held_out")
     assert number_line.for_evaluation() == number_line
+
+
+def test_a_turn_is_asked_about_by_its_utility_and_an_episode_is_not() -> None:
+    turns = replace(recipe("number_line"), reward=TurnRewardConfig(source="judged"))
+    assert turns.asks_judge and turns.max_queries == turns.steps
+    assert turns.reward_name == "token_ppo, judge per turn"
+    assert read_config_text(config_text(turns)) == turns
+    with pytest.raises(ValueError, match="judge.score progress, success, rating or video, got utility"):
+        replace(turns, reward=TurnRewardConfig(source="judged", per="episode"))
+    with pytest.raises(ValueError, match="judge.score utility, got progress"):
+        replace(turns, judge=JudgeConfig())
+    assert not replace(turns, reward=TurnRewardConfig(source="judged", teacher="random")).asks_judge
