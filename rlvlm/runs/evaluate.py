@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rlvlm.algorithms.evaluation import PlayedEpisode, evaluate
+from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, evaluate
 from rlvlm.disk import write_json
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.judges.agreement import wilson_interval
@@ -46,8 +46,10 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool)
         compared = {players.name: _measured(played)}
         for name, player in players.others.items():
             compared[name] = _measured(evaluate(player, episodes))
-    row = evaluation_row(played, checkpoint.state.env_steps, 0.0)
-    result = {key: value for key, value in row.items() if key not in ("learned_return", "wall_s")}
+    row = evaluation_row(Evaluation(episodes=played), checkpoint.state.env_steps, 0.0)
+    result = {
+        key: value for key, value in row.items() if key not in ("learned_return", "wall_s", "sampled_success_rate")
+    }
     write_json(folder.path / "evaluation.json", result | {"each": _each(played), "compared": compared})
     videos = (
         write_videos(folder, played, checkpoint.state.env_steps, lambda snapshots: players.draw(snapshots, VIDEO_PX))

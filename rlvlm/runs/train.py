@@ -20,7 +20,7 @@ from rlvlm.runs.artifacts.album import VIDEO_PX, write_artifacts
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import Checkpoint, RunState
 from rlvlm.runs.folder.label_store import label_store
-from rlvlm.runs.folder.rows import evaluation_row
+from rlvlm.runs.folder.rows import evaluation_rank, evaluation_row
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.folder.trackers import Trackers
 from rlvlm.runs.pipeline import Pipeline
@@ -165,11 +165,10 @@ class Training:
         self._console.phase("evaluating", is_line=False)
         self._last_evaluation = self._algorithm.evaluate_policy(self._config.eval.episodes)
         state = self.state
-        row = evaluation_row(self._last_evaluation.episodes, state.env_steps, state.wall_s)
+        row = evaluation_row(self._last_evaluation, state.env_steps, state.wall_s)
         rows = self._folder.evaluations.read()
         self._folder.evaluations.append([row])
-        earlier = [(float(old["success_rate"]), float(old["episode_return"])) for old in rows]
-        return (row["success_rate"], row["episode_return"]) > max(earlier, default=(-1.0, 0.0))
+        return evaluation_rank(row) > max(map(evaluation_rank, rows), default=(-1.0, 0.0))
 
     def _log_if_due(self, before: int) -> None:
         is_due = self._crosses(self._config.track.log_every_steps, before)

@@ -82,6 +82,7 @@ LESSONS: tuple[Lesson, ...] = (
         task="blackjack",
         plan=r", so I (.*)\"$",
         phrases=("I have ", "a soft ", " and the dealer shows ", "an ace", ", so I ", "stand.", "hit."),
+        share=1.5,
     ),
     Lesson(task="ez_points", plan=_THOUGHTS, phrases=_FORMULAS),
     Lesson(task="points24", plan=_THOUGHTS, phrases=_FORMULAS, share=1.5),
@@ -89,7 +90,7 @@ LESSONS: tuple[Lesson, ...] = (
         Lesson(task=task, plan=r"Next is the (.*)\.\"$", plans=visible_things, phrases=_GRID, share=share)
         for task, share in (
             ("empty_random_6x6", 0.5),
-            ("doorkey_6x6", 1.5),
+            ("doorkey_6x6", 1.0),
         )
     ),
 )

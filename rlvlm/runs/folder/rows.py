@@ -1,20 +1,22 @@
 """A run's events as rows of its tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
-from rlvlm.algorithms.evaluation import PlayedEpisode
+from rlvlm import metrics
+from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.preferences.records import QueryRecord, ScoreRecord
 from rlvlm.types.judging import Label
 
 _CODES = {Label.LEFT: 0, Label.RIGHT: 1}
 
 
-def evaluation_row(episodes: Sequence[PlayedEpisode], env_steps: int, wall_s: float) -> dict[str, Any]:
+def evaluation_row(evaluation: Evaluation, env_steps: int, wall_s: float) -> dict[str, Any]:
     """A row of `eval.csv`: means over the episodes of one evaluation."""
+    episodes = evaluation.episodes
     learned = float(np.mean([episode.learned_return for episode in episodes]))
     return {
         "step": env_steps,
@@ -24,7 +26,19 @@ def evaluation_row(episodes: Sequence[PlayedEpisode], env_steps: int, wall_s: fl
         "final_progress": float(np.mean([episode.progress[-1] for episode in episodes])),
         "episodes": len(episodes),
         "wall_s": wall_s,
+        "sampled_success_rate": evaluation.metrics.get(metrics.EVAL_SAMPLED_SUCCESS),
     }
+
+
+def evaluation_rank(row: Mapping[str, Any]) -> tuple[float, float]:
+    """What the best of several rows of `eval.csv` is chosen by: success, then the return.
+
+    Where sampled play was evaluated too, it counts as much as greedy play: a greedy policy that went round in circles
+    may sample well, and the other way round.
+    """
+    success = float(row["success_rate"])
+    sampled = row.get("sampled_success_rate")
+    return (success + float(sampled)) / 2 if sampled not in (None, "") else success, float(row["episode_return"])
 
 
 def query_row(record: QueryRecord) -> dict[str, Any]:

@@ -22,7 +22,16 @@ from rlvlm.runs.folder.scratch import checkpoint_shelf
 from rlvlm.runs.folder.tables import CsvTable, JsonLines
 from rlvlm.runs.folder.trust import is_foreign
 
-EVAL_COLUMNS = ("step", "success_rate", "episode_return", "learned_return", "final_progress", "episodes", "wall_s")
+EVAL_COLUMNS = (
+    "step",
+    "success_rate",
+    "episode_return",
+    "learned_return",
+    "final_progress",
+    "episodes",
+    "wall_s",
+    "sampled_success_rate",
+)
 QUERY_COLUMNS = (
     "ground_truth_score_1",
     "ground_truth_score_2",

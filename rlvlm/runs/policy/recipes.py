@@ -20,8 +20,11 @@ def number_line() -> PolicyRunConfig:
 
 
 def ez_points() -> PolicyRunConfig:
-    """gym-cards EZPoints: 12 from two cards. Short and noisy start."""
-    return _recipe("ez_points", steps=10_240, gamma=0.95, reward_scale=0.1)
+    """gym-cards EZPoints: 12 from two cards. The start is noisy, so that what PPO adds can be seen."""
+    return _recipe(
+        "ez_points", steps=12_288, gamma=0.95, reward_scale=0.1, final_lr=0.05,
+        sft=SFTConfig(turns=1_000, p_wrong=0.3, updates=100),
+    )  # fmt: skip
 
 
 def blackjack() -> PolicyRunConfig:
@@ -67,6 +70,7 @@ def _recipe(
     reward_scale: float = 1.0,
     sft: SFTConfig = _SHORT_AND_NOISY,
     split: Literal["all", "training"] = "all",
+    final_lr: float = 0.02,
 ) -> PolicyRunConfig:
     return PolicyRunConfig(
         task=task,
@@ -75,7 +79,10 @@ def _recipe(
         judge=JudgeConfig(model="scorer", score="utility"),
         sft=sft,
         algo=PPOConfig(
-            objective=TokenPPOConfig(gamma=gamma, kl_weight=0.02), reward_scale=reward_scale, lr=2e-4, final_lr=0.02
+            objective=TokenPPOConfig(gamma=gamma, kl_weight=0.02),
+            reward_scale=reward_scale,
+            lr=2e-4,
+            final_lr=final_lr,
         ),
         eval=EvalConfig(every_steps=steps // 2, episodes=200),
         track=TrackConfig(log_every_steps=512, checkpoint_every_steps=steps // 2),

@@ -1,8 +1,12 @@
 import csv
 from collections.abc import Callable
 
+import numpy as np
+
+from rlvlm import metrics
+from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.preferences.records import QueryRecord
-from rlvlm.runs.folder.rows import query_row
+from rlvlm.runs.folder.rows import evaluation_rank, evaluation_row, query_row
 from rlvlm.runs.folder.run_folder import RunFolder
 
 
@@ -24,3 +28,32 @@ def test_the_four_ends_of_a_query_stay_apart(folder: RunFolder, make_records: Ca
     assert (first["ground_truth_score_1"], first["ground_truth_score_2"], first["p_left"]) == ("0.9", "0.1", "0.6")
     assert first["timestamp"] == "2023-11-14T22:13:20.500+00:00"
     assert (first["env_step"], first["session"], first["index"]) == ("1500", "0", "0")
+
+
+def evaluation(successes: int, sampled: float | None, reward: float = 1.0) -> Evaluation:
+    """Four episodes of one step."""
+    one = np.ones(1, np.float32)
+    episodes = [
+        PlayedEpisode(
+            snapshots=one[None],
+            env_rewards=one * reward,
+            learned_rewards=one * np.nan,
+            success=np.array([i < successes]),
+            progress=one,
+        )
+        for i in range(4)
+    ]
+    return Evaluation(episodes=episodes, metrics={} if sampled is None else {metrics.EVAL_SAMPLED_SUCCESS: sampled})
+
+
+def test_greedy_and_sampled_play_choose_the_best_together_and_the_return_between_equals() -> None:
+    def rank(*measured: float | None) -> tuple[float, float]:
+        row = evaluation_row(evaluation(*measured), 0, 0.0)  # type: ignore[arg-type]
+        as_read = {name: "" if value is None else str(value) for name, value in row.items()}
+        assert evaluation_rank(as_read) == evaluation_rank(row)
+        return evaluation_rank(row)
+
+    assert rank(3, 0.25) == (0.5, 1.0)
+    assert rank(4, 0.9) > rank(4, 0.8)
+    assert rank(3, 0.9) > rank(4, 0.5), "one that goes round in circles when greedy, against one that is all noise"
+    assert rank(3, None) == (0.75, 1.0) and rank(3, None, 2.0) > rank(3, None, 1.0)
