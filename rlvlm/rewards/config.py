@@ -121,6 +121,8 @@ class TurnRewardConfig:
     compare episodes, its whole group), or score it `neutral`. The truth never takes its place."""
     neutral: float = 0.5
     """See `without_answer`; in [0, 1]."""
+    last_resort: str = ""
+    """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: nobody is."""
     false_positives: float = 0.2
     """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
@@ -132,6 +134,8 @@ class TurnRewardConfig:
                 f"reward.source is {self.source} and reward.mixture weighs {self.mixture.used or 'nothing'}: weights "
                 "go with the source mixture, which needs one at least"
             )
+        if self.last_resort and not self.asks_judge:
+            raise ValueError("reward.last_resort has no effect where no judge is asked")
         if self.teacher == "biased" and self.per == "turn":
             raise ValueError("the biased teacher is about whole episodes; set reward.per episode")
 

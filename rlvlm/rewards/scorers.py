@@ -3,18 +3,22 @@ whose purpose is to be caught.
 """
 
 import hashlib
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from rlvlm.errors import JudgeUnavailable, first_line
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.patience import Patience
 from rlvlm.rewards.config import ScoreTeacher
 from rlvlm.rewards.showings import Showing
 from rlvlm.types.judging import Clip, Score, Stamp, Status
 from rlvlm.types.steps import FloatArray, Frames
+
+logger = logging.getLogger(__name__)
 
 _FEWEST = 20
 """Latest answers of which one at least must have come."""
@@ -88,6 +92,39 @@ class JudgeScorer:
         return scores
 
 
+class LastResortScorer:
+    """Asks a second scorer about what the first has no score for, or about everything where the first does not answer.
+
+    Args:
+        first: usually asked.
+        last: asked where that one gives nothing.
+    """
+
+    def __init__(self, first: Scorer, last: Scorer) -> None:
+        self._first = first
+        self._last = last
+        self.num_asked = 0
+
+    def score(self, showings: Sequence[Showing]) -> list[Score]:
+        """See `Scorer`; a score says by its stamp who gave it.
+
+        Raises:
+            JudgeUnavailable: neither of them answers.
+        """
+        self.num_asked += len(showings)
+        try:
+            scores = self._first.score(showings)
+        except JudgeUnavailable as error:
+            logger.warning("the judge does not answer (%s): the last resort is asked", first_line(error))
+            return self._last.score(showings)
+        missing = [place for place, score in enumerate(scores) if score.value is None]
+        if missing:
+            again = self._last.score([showings[place] for place in missing])
+            for place, score in zip(missing, again, strict=True):
+                scores[place] = score
+        return scores
+
+
 class RandomScorer:
     """A die, thrown anew each time: the control that must teach nothing.
 
@@ -138,6 +175,7 @@ def make_scorer(
     *,
     remembers: bool,
     false_positives: float = 0.0,
+    make_last_resort: Callable[[], Judge] | None = None,
 ) -> Scorer:
     """The scorer that `teacher` names.
 
@@ -148,13 +186,17 @@ def make_scorer(
         seed: of a control.
         remembers: see `JudgeScorer`.
         false_positives: see `BiasedScorer`.
+        make_last_resort: makes a judge that is asked where the first has no answer; None where nobody is.
     """
     if teacher == "random":
         return RandomScorer(seed)
     if teacher == "biased":
         return BiasedScorer(false_positives, seed)
     assert make_judge is not None, "the config has checked that there is a judge"
-    return JudgeScorer(make_judge(), draw, remembers=remembers)
+    first = JudgeScorer(make_judge(), draw, remembers=remembers)
+    if make_last_resort is None:
+        return first
+    return LastResortScorer(first, JudgeScorer(make_last_resort(), draw, remembers=remembers))
 
 
 def chance_of(showing: Showing, seed: int) -> float:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -16,6 +17,7 @@ from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
 from rlvlm.runs.config import RunConfig
 from rlvlm.serving.apps import start_judge
+from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.monitoring import MeteredCache
 from rlvlm.vlms.config import ApiConfig
 
@@ -44,6 +46,11 @@ def judge_session(
     judge = replace(config.judge, api=reachable(config.judge.api, ledger))
     with start_judge(judge, config.serve, name=config.task) as running:
         yield lambda: MeteredCache(CachedJudge(running.judge, open_store()), config.task)
+
+
+def last_resort(app: str) -> Callable[[], Judge] | None:
+    """What makes the client of a running Serve app of that name; None where there is no name."""
+    return partial(ServedJudge, app) if app else None
 
 
 def reachable(api: ApiConfig, ledger: Path) -> ApiConfig:

@@ -54,6 +54,15 @@ def test_a_judge_that_errs_rarely_gives_no_alarm() -> None:
     assert watch.alarm == ""
 
 
+def test_errors_that_only_waver_give_no_alarm() -> None:
+    """What a run of push_block met: 4 of 275 failures called successes at first, 13 of 194 later, 2 % at the end."""
+    watch = monitor(window=400)
+    for hits, failures in ((4, 275), (13, 194)):
+        scores = [0.9] * hits + [0.1] * (failures - hits) + [0.9] * (400 - failures)
+        watch.note(scores, [False] * failures + [True] * (400 - failures))
+    assert watch.alarm == ""
+
+
 def test_a_fifth_of_failures_called_successes_is_caught() -> None:
     watch, rng = monitor(window=400), np.random.default_rng(1)
     for _ in range(20):

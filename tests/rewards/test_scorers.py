@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlvlm.errors import JudgeUnavailable
-from rlvlm.rewards.scorers import BiasedScorer, JudgeScorer, RandomScorer
+from rlvlm.rewards.scorers import BiasedScorer, JudgeScorer, LastResortScorer, RandomScorer
 from rlvlm.rewards.showings import Showing
 from rlvlm.types.judging import Clip, Score, Stamp, Status
 from rlvlm.types.steps import FloatArray, Frames
@@ -88,3 +88,15 @@ def test_the_biased_judge_takes_its_share_of_failures_for_successes() -> None:
     assert np.mean(values) == pytest.approx(0.2, abs=0.03)
     assert values == [score.value for score in BiasedScorer(0.2, 0).score(failures)]
     assert {score.value for score in BiasedScorer(0.2, 0).score([shown(1, success=True)] * 9)} == {1.0}
+
+
+def test_the_last_resort_is_asked_where_the_first_has_no_answer() -> None:
+    first, last = Pixels(missing=[30]), Pixels()
+    both = LastResortScorer(*(JudgeScorer(one, draw, remembers=False) for one in (first, last)))  # pyright: ignore
+    assert [score.value for score in both.score([shown(20), shown(30)])] == [0.2, 0.3]
+    assert len(first.asked) == 2 and len(last.asked) == 1
+    silent = JudgeScorer(Pixels(missing=range(20)), draw, remembers=False)  # pyright: ignore[reportArgumentType]
+    gone = LastResortScorer(silent, JudgeScorer(Pixels(), draw, remembers=False))  # pyright: ignore[reportArgumentType]
+    assert [score.value for score in gone.score([shown(number) for number in range(20)])] == [
+        n / 100 for n in range(20)
+    ]

@@ -64,6 +64,7 @@ class VLAGRPOConfig(AlgorithmConfig):
         self.grpo = GRPOConfig()
         self.scores = ScoreConfig()
         self.make_judge: Callable[[], Judge] | None = None
+        self.make_last_resort: Callable[[], Judge] | None = None
         self.seed = 0
         prepare_config(self, GroupRunner)
 
@@ -84,14 +85,21 @@ class VLAGRPOConfig(AlgorithmConfig):
             self.learners(num_learners=grpo.num_learners, num_gpus_per_learner=grpo.gpus_per_learner)
         return self._take(policy=policy, sft=sft, grpo=grpo)
 
-    def rewards(self, *, scores: ScoreConfig = _UNCHANGED, make_judge: Callable[[], Judge] | None = _UNCHANGED) -> Self:
+    def rewards(
+        self,
+        *,
+        scores: ScoreConfig = _UNCHANGED,
+        make_judge: Callable[[], Judge] | None = _UNCHANGED,
+        make_last_resort: Callable[[], Judge] | None = _UNCHANGED,
+    ) -> Self:
         """Chooses what an episode is worth.
 
         Args:
             scores: success, or a judge's word on the video.
             make_judge: makes the judge in the process that asks it; must pickle.
+            make_last_resort: likewise the judge that is asked where the first has no answer.
         """
-        return self._take(scores=scores, make_judge=make_judge)
+        return self._take(scores=scores, make_judge=make_judge, make_last_resort=make_last_resort)
 
     def validate(self) -> None:
         """Checks what can be checked before anything starts.
@@ -165,6 +173,7 @@ class VLAGRPO(Algorithm):
             scorer = make_scorer(
                 scores.teacher, self.config.make_judge, lambda snapshots: self.draw(snapshots, scores.frame_px),
                 self.config.seed, remembers=False, false_positives=scores.false_positives,
+                make_last_resort=self.config.make_last_resort,
             )  # fmt: skip
             self._scorer = VideoScorer(scorer, scores)
 

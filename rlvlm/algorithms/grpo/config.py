@@ -84,6 +84,8 @@ class ScoreConfig:
     """Where the judge has no answer: end the run, leave the episode's group out, or score it `neutral`."""
     neutral: float = 0.5
     """See `without_answer`; in [0, 1]."""
+    last_resort: str = ""
+    """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: nobody is."""
     false_positives: float = 0.2
     """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
     parts: int = 4
@@ -99,6 +101,8 @@ class ScoreConfig:
         rest = (self.teacher, self.threshold, self.without_answer, self.neutral, self.monitor)
         if self.source == "success" and rest != ("judge", None, "drop_group", 0.5, MonitorConfig()):
             raise ValueError("the other settings of a score have no effect unless source is judged")
+        if self.last_resort and not self.asks_judge:
+            raise ValueError("last_resort has no effect where no judge is asked")
         if self.without_answer != "neutral" and self.neutral != 0.5:
             raise ValueError("neutral has no effect unless without_answer is neutral")
 

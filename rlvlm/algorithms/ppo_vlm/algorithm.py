@@ -84,6 +84,7 @@ class PPOVLMConfig(AlgorithmConfig):
         self.reward = TurnRewardConfig()
         self.goal = ""
         self.make_judge: Callable[[], Judge] | None = None
+        self.make_last_resort: Callable[[], Judge] | None = None
         self.total_steps = 15_000
         self.seed = 0
         prepare_config(self, TurnRunner)
@@ -126,6 +127,7 @@ class PPOVLMConfig(AlgorithmConfig):
         reward: TurnRewardConfig = _UNCHANGED,
         goal: str = _UNCHANGED,
         make_judge: Callable[[], Judge] | None = _UNCHANGED,
+        make_last_resort: Callable[[], Judge] | None = _UNCHANGED,
     ) -> Self:
         """Chooses what turns are worth.
 
@@ -133,8 +135,9 @@ class PPOVLMConfig(AlgorithmConfig):
             reward: sources and their weights.
             goal: what a judge is told; empty takes the world's own goal.
             make_judge: makes the judge in the process that asks it; must pickle. None where nobody is asked.
+            make_last_resort: likewise the judge that is asked where the first has no answer.
         """
-        return self._take(reward=reward, goal=goal, make_judge=make_judge)
+        return self._take(reward=reward, goal=goal, make_judge=make_judge, make_last_resort=make_last_resort)
 
     def validate(self) -> None:
         """Checks what can be checked before anything starts.
@@ -280,7 +283,7 @@ class PPOVLM(Algorithm):
         if reward.scores:
             scorer = make_scorer(
                 reward.teacher, self.config.make_judge, self._viewer.draw, seed, remembers=True,
-                false_positives=reward.false_positives,
+                false_positives=reward.false_positives, make_last_resort=self.config.make_last_resort,
             )  # fmt: skip
         if reward.weights.novelty:
             novelty = TemporalNovelty(len(self._viewer.action_names), self._viewer.draw, seed)

@@ -32,7 +32,7 @@ from rlvlm.runs.artifacts.scored import ScoreRecorder, write_score_page
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.pipeline import Draw, Players
 from rlvlm.runs.policy.config import PolicyRunConfig
-from rlvlm.runs.session import built
+from rlvlm.runs.session import built, last_resort
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.engine import ServedEngine
 from rlvlm.types.steps import FloatArray, Frames
@@ -54,7 +54,12 @@ class PolicyPipeline:
             PPOVLMConfig()
             .worlds(task=config.task, world=config.env)
             .acting(make_policy=partial(make_policy, config.policy))
-            .rewards(reward=config.reward, goal=config.goal, make_judge=make_judge)
+            .rewards(
+                reward=config.reward,
+                goal=config.goal,
+                make_judge=make_judge,
+                make_last_resort=last_resort(config.reward.last_resort),
+            )
             .learning(ppo=config.algo, sft=config.sft, total_steps=config.steps)
             .debugging(seed=config.seed)
         )

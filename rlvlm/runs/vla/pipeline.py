@@ -18,7 +18,7 @@ from rlvlm.runs.artifacts.episodes import Caption, ShownEpisode, episodes_page
 from rlvlm.runs.artifacts.scored import ScoreRecorder, write_score_page
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.pipeline import Draw, Players
-from rlvlm.runs.session import built
+from rlvlm.runs.session import built, last_resort
 from rlvlm.runs.vla.config import VLARunConfig
 from rlvlm.types.chunks import ChunkEpisode
 
@@ -42,7 +42,11 @@ class VLAPipeline:
             VLAGRPOConfig()
             .worlds(task=config.task, world=config.env)
             .learning(policy=config.policy, sft=config.sft, grpo=config.algo)
-            .rewards(scores=config.reward, make_judge=make_judge)
+            .rewards(
+                scores=config.reward,
+                make_judge=make_judge,
+                make_last_resort=last_resort(config.reward.last_resort),
+            )
             .debugging(seed=config.seed)
         )
         with built(settings) as algorithm:
