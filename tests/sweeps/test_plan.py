@@ -115,7 +115,9 @@ def test_the_command_of_a_run_makes_the_same_run() -> None:
     settings = {"feedback.ahead": True, "algo.hidden": [32, 16], "reward.teacher": "mistake"}
     sweep = replace(SWEEP, sources={"odd": SourceConfig(title="odd", settings=settings)}, smoke=True)
     member = {"algo.objective.choice": "gigpo", "algo.objective.group_size": 4, "policy.lora_rank": 8}
-    acting = replace(sweep, tasks=("number_line",), sources={"gigpo": SourceConfig(title="GiGPO", settings=member)})
+    head = {"algo.objective.choice": "head", "policy.acts": "head"}  # neither goes without the other
+    sources = {name: SourceConfig(title=name, settings=own) for name, own in (("gigpo", member), ("head", head))}
+    acting = replace(sweep, tasks=("number_line",), sources=sources)
     for plan in expand(sweep) + expand(acting):
         words = alone_command(plan.config)
         assert words[:3] == ["rlvlm", "run", plan.task]

@@ -61,11 +61,11 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
     Raises:
         UsageError: a name that the tree does not have, a value of the wrong type, or one that the config refuses.
     """
-    choices = {name: value for name, value in settings.items() if name.split(".")[-1] == _CHOICE}
-    if any(flat(config).get(name, value) != value for name, value in choices.items()):
-        config = _choose(config, choices)  # the other settings may be fields of the new member
     tree = _plain(config)
-    known = flat(config)
+    for name, value in settings.items():
+        if name.split(".")[-1] == _CHOICE:  # the other settings may be fields of the new member
+            _choose(config, tree, name, value)
+    known = _flat(tree, "")
     for name, value in settings.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -78,17 +78,14 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
     return _read(type(config), tree, "")
 
 
-def _choose(config: T, choices: Mapping[str, Any]) -> T:
-    """A copy of a config tree with other members of its unions, each with the defaults of that member."""
-    tree = _plain(config)
-    for name, value in choices.items():
-        *groups, union, _ = name.split(".")
-        branch = tree
-        for group in groups:
-            branch = branch.get(group, {})
-        if union in branch and _CHOICE in branch[union]:
-            branch[union] = {_CHOICE: value}
-    return _read(type(config), tree, "")
+def _choose(config: Any, tree: dict[str, Any], name: str, value: Any) -> None:
+    """Puts another member of a union, with its defaults, into the `tree` of `config`; nothing else is checked yet."""
+    *groups, union, _ = name.split(".")
+    for group in groups:
+        config, tree = getattr(config, group, None), tree.get(group, {})
+    if isinstance(tree.get(union), dict) and tree[union].get(_CHOICE, value) != value:
+        hints = typing.get_type_hints(type(config), include_extras=True)
+        tree[union] = _plain(_read(hints[union], {_CHOICE: value}, name.removesuffix(f".{_CHOICE}")))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
