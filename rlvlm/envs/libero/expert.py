@@ -127,7 +127,7 @@ class Script:
         unmet = [index for index, goal in enumerate(scene.goals) if not scene.is_reached(goal)]
         memory.goal, memory.leg, memory.steps = (unmet or [0])[0], APPROACH, 0
         thing = scene.goals[memory.goal][1]
-        others = [self._points(name) for name in scene.env.objects_dict if name != thing]
+        others = [self._points(name) for name in scene.env.obj_body_id if name != thing]
         obstacles = np.concatenate(others) if others else np.empty((0, 3))
         grasp = plan_grasp(self._points(thing), self._across_now(), obstacles)
         memory.place, memory.across = tuple(grasp.place), tuple(grasp.across)

@@ -12,11 +12,19 @@ Doubles = NDArray[np.float64]
 
 _OPENING_M = 0.072
 """Widest thing between the open fingers, with some air."""
-_FINGER_M, _CLEARANCE_M = 0.05, 0.025
-"""From the middle to an open finger, and how near to it another thing may be."""
+_FINGER_M = 0.05
+"""From the middle of the grasp to an open finger."""
+_SHIFTS_M, _AT_LEAST_M = np.array([0.0, 0.015, -0.015, 0.03, -0.03]), 0.005
+"""Places beside the middle of a thing that are tried, and how much of it must reach beyond them."""
+_PALM_ABOVE_M, _PALM_M = 0.05, (0.11, 0.04)
+"""How far the palm is above the finger tips, and half of its length and width, with some air."""
+_BLOCKED = 1.0
+"""Cost of a grasp that would run into something else; a radian of turning costs 0.25, a decimetre of opening 0.6."""
 _ANGLES = 36
 """Directions of the fingers that are tried, over half a turn."""
 _ROUND = np.linspace(0, 2 * np.pi, 24, endpoint=False)
+_SPACING_M = 0.015
+"""About half of the distance between points of a box."""
 _MESH_POINTS = 300
 
 
@@ -33,7 +41,7 @@ class Grasp:
 
 
 def surface_points(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> Doubles:
-    """[N, 3] corners, rims and vertices, in the world, of all that collides in the tree below `body`."""
+    """[N, 3] points in the world, on and in all that collides in the tree below `body`."""
     inside = [body]
     for other in range(body + 1, model.nbody):
         if model.body_parentid[other] in inside:
@@ -47,27 +55,31 @@ def surface_points(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> Dou
 
 
 def _own_points(model: mujoco.MjModel, geom: int) -> Doubles:
-    """[N, 3] of one shape, in its own axes."""
+    """[N, 3] of one shape, in its own axes; what is round counts as its box, but for cylinders."""
     kind, size = model.geom_type[geom], model.geom_size[geom]
     if kind == mujoco.mjtGeom.mjGEOM_MESH:
         mesh = int(model.geom_dataid[geom])
         first, count = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
-        return model.mesh_vert[first : first + count : max(1, count // _MESH_POINTS)].astype(np.float64)
+        points = model.mesh_vert[first : first + count : max(1, count // _MESH_POINTS)].astype(np.float64)
+        return np.concatenate([points, (points + points.mean(axis=0)) / 2])
     if kind == mujoco.mjtGeom.mjGEOM_CYLINDER:
         rim = np.stack([size[0] * np.cos(_ROUND), size[0] * np.sin(_ROUND)], axis=1)
-        return np.concatenate([np.column_stack([rim, np.full(len(rim), z)]) for z in (size[1], -size[1])])
+        disc = np.concatenate([rim, rim / 2])
+        return np.concatenate([np.column_stack([disc, np.full(len(disc), z)]) for z in (size[1], -size[1])])
     half = size
     if kind == mujoco.mjtGeom.mjGEOM_SPHERE:
         half = np.repeat(size[0], 3)
     elif kind == mujoco.mjtGeom.mjGEOM_CAPSULE:
         half = np.array([size[0], size[0], size[0] + size[1]])
-    return np.array(np.meshgrid(*[(-1.0, 1.0)] * 3)).reshape(3, -1).T * half
+    edges = [np.linspace(-side, side, 2 + int(side / _SPACING_M)) for side in half]
+    return np.array(np.meshgrid(*edges)).reshape(3, -1).T
 
 
 def plan_grasp(points: Doubles, fingers: Doubles, obstacles: Doubles) -> Grasp:
     """The grasp that needs little opening and little turning, and whose fingers come down beside other things.
 
-    A thing that fits between the fingers is taken in the middle of its upper part, a wider one at its rim.
+    A thing that fits between the fingers is taken in the middle of its upper part or a little beside it, a wider one at
+    its rim.
 
     Args:
         points: [N, 3] of the thing's surface.
@@ -84,8 +96,15 @@ def plan_grasp(points: Doubles, fingers: Doubles, obstacles: Doubles) -> Grasp:
     places = parts + np.roll(parts, _ANGLES // 2, axis=0)
     costs, depth = 6.0 * widths, min(0.035, max(0.55 * height, 0.012))
     fits = widths < _OPENING_M
-    if fits.any():
-        across, places, costs = across[fits], places[fits], costs[fits]
+    if fits.any():  # in the middle, or a little beside it along the thing
+        sideways, room = across[:, ::-1] * [-1, 1], np.roll(widths, _ANGLES // 2) / 2 - _AT_LEAST_M
+        offsets = np.repeat(_SHIFTS_M, fits.sum())
+        across, sideways, places, costs, room = (
+            np.tile(each[fits], (len(_SHIFTS_M), *[1] * (each.ndim - 1)))
+            for each in (across, sideways, places, costs, room)
+        )
+        places = places + sideways * offsets[:, None]
+        costs = costs + 3.0 * np.abs(offsets) + _BLOCKED * 2 * (np.abs(offsets) > np.maximum(room, 0))
     else:
         across, depth = np.concatenate([across, -across]), 0.022
         middle = places[np.argmin(widths)]
@@ -93,10 +112,15 @@ def plan_grasp(points: Doubles, fingers: Doubles, obstacles: Doubles) -> Grasp:
         costs = np.zeros(len(across))
     z = max(top - depth, points[:, 2].min() + 0.012)
     costs = costs + 0.25 * np.arccos(np.clip(np.abs(across @ fingers), 0, 1))
-    high = obstacles[obstacles[:, 2] > z - 0.01, :2]
-    if len(high):
-        tips = np.stack([places + across * _FINGER_M, places - across * _FINGER_M])  # [2, angles, 2]
-        clear = np.linalg.norm(tips[:, :, None] - high, axis=-1).min(axis=(0, 2))
-        costs = costs + np.where(clear < _CLEARANCE_M, 1.0 + (_CLEARANCE_M - clear) / _CLEARANCE_M, 0.0)
+    # Where other things are, in the axes of each hand: along its fingers and across its palm.
+    away = obstacles[:, None, :2] - places  # [M, angles, 2]
+    along, aside = (
+        np.abs((away * across).sum(axis=2)),
+        np.abs(across[:, 0] * away[..., 1] - across[:, 1] * away[..., 0]),
+    )
+    height = obstacles[:, 2, None] - z
+    meets_finger = (height > -0.01) & (np.abs(along - _FINGER_M) < 0.02) & (aside < 0.02)
+    meets_palm = (height > _PALM_ABOVE_M) & (along < _PALM_M[0]) & (aside < _PALM_M[1])
+    costs = costs + _BLOCKED * (meets_finger | meets_palm).any(axis=0)
     best = int(np.argmin(costs))
     return Grasp(np.array([*places[best], z]), across[best], float(top))

@@ -28,11 +28,25 @@ def test_of_two_equal_ways_the_hand_takes_the_one_that_needs_no_turn() -> None:
 
 
 def test_a_finger_comes_down_beside_other_things() -> None:
-    neighbour = box(0.02, 0.02, 0.06) + [0.06, 0, 0]
-    grasp = plan_grasp(box(0.05, 0.05, 0.06), ALONG_X, neighbour)
-    assert abs(grasp.across @ ALONG_X) < 0.9
-    low = neighbour * [1, 1, 0.1]  # 6 mm high: the fingers stay above it
-    assert abs(plan_grasp(box(0.05, 0.05, 0.06), ALONG_X, low).across @ ALONG_X) == pytest.approx(1)
+    thing, neighbour = box(0.05, 0.05, 0.06), box(0.02, 0.02, 0.06) + [0.06, 0, 0]
+
+    def nearest(obstacle: np.ndarray) -> float:
+        """Distance from an open finger to the obstacle's middle, seen from above."""
+        grasp = plan_grasp(thing, ALONG_X, obstacle)
+        fingers = grasp.place[:2] + np.array([[0.05], [-0.05]]) * grasp.across
+        return float(np.linalg.norm(fingers - [0.06, 0], axis=1).min())
+
+    assert nearest(neighbour) > 0.02
+    assert nearest(neighbour * [1, 1, 0.1]) == pytest.approx(0.01)  # 6 mm high: the fingers stay above it
+
+
+def test_the_palm_comes_down_beside_tall_things() -> None:
+    thing, beside = box(0.05, 0.05, 0.06), box(0.02, 0.02, 0.12) + [0.09, 0, 0]  # out of the fingers' way
+    grasp = plan_grasp(thing, ALONG_X, beside)
+    away = np.array([0.09, 0]) - grasp.place[:2]
+    assert abs(away @ grasp.across) > 0.09 or abs(np.cross([*grasp.across, 0], [*away, 0])[2]) > 0.03
+    short = plan_grasp(thing, ALONG_X, beside * [1, 1, 0.5])
+    assert abs(short.across @ ALONG_X) == pytest.approx(1) and short.place[:2] == pytest.approx([0, 0])
 
 
 def test_a_wide_bowl_is_taken_at_its_rim() -> None:
