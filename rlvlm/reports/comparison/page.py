@@ -86,7 +86,7 @@ def cell(key: str, value: Any) -> str:
     """One fact for readers; shares as percent."""
     if value is None or value == "" or (key.startswith("queries") and not value):
         return "-"
-    if key in ("label_accuracy", "final_success_rate"):
+    if key in ("label_accuracy", "false_positives", "final_success_rate"):
         return f"{value:.0%}" if key == "final_success_rate" else f"{value:.1%}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 or key == "queries" else f"{value:.2f}"

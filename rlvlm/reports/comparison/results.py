@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from rlvlm import metrics
 from rlvlm.envs.registry import return_range
 from rlvlm.errors import UsageError
 from rlvlm.runs.artifacts.plots import column
-from rlvlm.runs.artifacts.summary import FINAL_EVALUATIONS, summarise_answers, summarise_queries
+from rlvlm.runs.artifacts.summary import FINAL_EVALUATIONS, summarise_answers, summarise_judge, summarise_queries
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.run_folder import RunFolder, find_folder
 from rlvlm.runs.folder.settings import flat
@@ -52,6 +53,10 @@ class RunResult:
     peak_rss_mb: float | None
     cost_usd: float | None = None
     """What a paid judge was paid, None where nobody was."""
+    false_positives: float | None = None
+    """Share of the newest failures that a judge which rewarded them called successes; None where none did."""
+    alarm_step: int | None = None
+    """Env step at which that judge's monitor gave its alarm, None where it gave none."""
 
     @property
     def is_finished(self) -> bool:
@@ -129,6 +134,7 @@ def sweep_results(folder: SweepFolder) -> Results:
         remarks.append(f"{failed} runs failed and are left out; their causes are in the last table.")
     if ended := states.count(State.FLAT):
         remarks.append(f"{ended} runs ended early because their curve was flat.")
+    remarks += _alarms(runs)
     if sweep.budget.may_differ:
         remarks.append("The sources have different budgets, because the budget is what is compared.")
     if sweep.smoke:
@@ -174,7 +180,20 @@ def run_results(paths: Sequence[Path]) -> Results:
         sources={run.source: run.source for run in named},
         tasks=list(dict.fromkeys(run.task for run in named)),
         runs=sorted(named, key=lambda run: (run.task, run.source, run.config.seed)),
-        remarks=[remark] if unfinished else [],
+        remarks=[*([remark] if unfinished else []), *_alarms(named)],
+    )
+
+
+def _alarms(runs: Sequence[RunResult]) -> list[str]:
+    """One remark where the judges of some runs rewarded failures."""
+    fooled = [run.path.name for run in runs if run.alarm_step is not None]
+    return (
+        [
+            f"The judge of {len(fooled)} runs called too many failures successes, and its monitor gave an alarm: "
+            f"{', '.join(fooled)}. What it paid for is no evidence; the scores here are true ones."
+        ]
+        if fooled
+        else []
     )
 
 
@@ -199,6 +218,8 @@ def _read(run: RunFolder | None, **about: Any) -> RunResult:
     rows = run.evaluations.read() if run else []
     summary = run.summary() if run else {}
     asked = summarise_answers(run) if run else summarise_queries([])
+    watched = summarise_judge(run) if run else {}
+    alarm_step = watched.get("alarm_step")
     return RunResult(
         steps=column(rows, "step").astype(float),
         scores=scores(about["task"], rows),
@@ -206,6 +227,8 @@ def _read(run: RunFolder | None, **about: Any) -> RunResult:
         returns=column(rows, "episode_return").astype(float),
         queries=asked["queries"],
         label_accuracy=asked["label_accuracy"],
+        false_positives=watched.get(metrics.JUDGE_FALSE_POSITIVES),
+        alarm_step=None if alarm_step is None else int(alarm_step),
         peak_rss_mb=summary.get("peak_rss_mb"),
         wall_s=summary.get("wall_s", float(rows[-1]["wall_s"] or 0) if rows else 0.0),
         **about,

@@ -73,6 +73,8 @@ def run_rows(results: Results) -> list[dict[str, Any]]:
             "first_solved": run.first_solved,
             "queries": run.queries,
             "label_accuracy": run.label_accuracy,
+            "false_positives": run.false_positives,
+            "alarm_step": run.alarm_step,
             "wall_s": run.wall_s,
             "cost_usd": run.cost_usd,
             "peak_rss_mb": run.peak_rss_mb,

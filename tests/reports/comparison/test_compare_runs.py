@@ -9,9 +9,9 @@ from rlvlm.errors import UsageError
 from rlvlm.reports.comparison.comparison import compare
 from rlvlm.reports.comparison.page import overall
 from rlvlm.reports.comparison.results import find_runs, run_results
-from rlvlm.reports.comparison.tables import group_rows
+from rlvlm.reports.comparison.tables import group_rows, run_rows
 from rlvlm.rewards.config import RewardConfig
-from rlvlm.runs.folder.run_folder import create_folder
+from rlvlm.runs.folder.run_folder import RunFolder, create_folder
 from rlvlm.runs.preference.config import PreferenceRunConfig
 
 
@@ -109,3 +109,16 @@ def test_no_run_is_a_mistake(tmp_path: Path) -> None:
         find_runs([])
     with pytest.raises(UsageError):
         find_runs([tmp_path])
+
+
+def test_a_judge_that_rewarded_failures_is_named(runs: Path) -> None:
+    assert not any("alarm" in remark for remark in run_results([runs]).remarks)
+    rows = [
+        {"env_steps": 500, "judge/alarm": 0.0},
+        {"env_steps": 900, "judge/alarm": 1.0, "judge/false_positives": 0.3},
+    ]
+    RunFolder(runs / "judge0", 1).metrics.append(rows)
+    results = run_results([runs])
+    assert [remark for remark in results.remarks if "alarm: judge0." in remark]
+    told = {row["run"]: (row["alarm_step"], row["false_positives"]) for row in run_rows(results)}
+    assert told["judge0"] == (900, 0.3) and told["judge1"] == (None, None)
