@@ -25,10 +25,11 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from rlvlm.algorithms.evaluation import FIRST_SEED
-from rlvlm.algorithms.ppo_vlm.player import is_strict_success, wilson_interval
+from rlvlm.algorithms.ppo_vlm.player import is_strict_success
 from rlvlm.algorithms.rllib import silence_rllib
 from rlvlm.algorithms.seats import Seat
 from rlvlm.envs.registry import make_world, task_env
+from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.processes.private_ray import ray_session
 
 

@@ -55,6 +55,7 @@ class Trial:
 def main(trial: Trial) -> None:
     torch.set_num_threads(trial.grpo.threads)
     torch.manual_seed(trial.seed)
+    scorer = SuccessScorer()
     rng = np.random.default_rng(trial.seed)
     world_config = task_env(trial.task)
     config = (
@@ -105,7 +106,8 @@ def main(trial: Trial) -> None:
                 group_size=trial.grpo.group_size,
                 temperature=trial.grpo.temperature,
             )
-            good = sifted(gathered(played, SuccessScorer().score(played, 0)), trial.grpo.advantage)
+            scorer.begin(played)
+            good = sifted(gathered(played, scorer.collect(0)), trial.grpo.advantage)
             found += good
             episodes, kept = episodes + len(played), len(good) / trial.grpo.groups
             train = float(np.mean([episode.success for episode in played]))

@@ -114,6 +114,9 @@ class TurnRewardConfig:
     per: Literal["turn", "episode"] = "turn"
     """turn: the utility of each turn, from the image before it, the action and the image after it (`judge.score
     utility`); episode: one score of the images of the whole episode, given to its last turn."""
+    unreadable: float = -1.0
+    """Reward, beside the judge's -1 to 1, of a turn whose reply nobody can read: nothing was done that could be judged,
+    so the judge is not asked. Of `per turn` alone."""
     num_frames: int = 8
     """Images of an episode that the judge is shown at most, >= 2, the first and the last among them."""
     without_answer: Literal["stop", "drop", "neutral"] = "drop"

@@ -129,7 +129,7 @@ class TurnLabeller:
         labelled_rollout = replace(rollout, turns=rows)
         self._note(parts, 1 - len(without_unknown(labelled_rollout)) / max(len(rollout), 1), waited)
         if scored:
-            self._watch_judge(scored)
+            self._watch_judge(rollout, scored)
         if self._novelty is not None:
             self._novelty.learn(rollout.episodes)
         return labelled_rollout
@@ -175,6 +175,8 @@ class TurnLabeller:
         outcome, episode = played.outcome, played.outcome.episode
         goal = self._goal or outcome.goal
         if self._config.per == "turn":
+            if outcome.reply.action is None:
+                return None
             return Showing(
                 goal=goal,
                 snapshots=outcome.snapshots,
@@ -198,6 +200,9 @@ class TurnLabeller:
         if self._scorer is None:
             return grid, []
         assert len(waiting) == len(rollout.turns), "every row was shown to `watch`"
+        if self._config.per == "turn":  # the others are overwritten below
+            for t, row in enumerate(rollout.turns):
+                grid[t] = [0 if played is None else self._config.unreadable for played in row]
         scored: list[_Scored] = []
         for t, asked in enumerate(waiting):
             scores = [] if asked.answers is None else asked.answers.result()
@@ -259,8 +264,11 @@ class TurnLabeller:
         if self._scorer is not None:
             self._facts |= {metrics.REWARD_LEFT_OUT: left_out, metrics.REWARD_WAIT_S: waited}
 
-    def _watch_judge(self, scored: Sequence[_Scored]) -> None:
-        """Tells the monitor of the episodes that ended, and has it show its controls."""
+    def _watch_judge(self, rollout: Rollout, scored: Sequence[_Scored]) -> None:
+        """Tells the monitor of the episodes that ended, and has it show its controls.
+
+        An episode whose last reply could not be read was called no success by anybody: it counts as scored 0.
+        """
         assert self._scorer is not None, "somebody scored"
         known = [(played.outcome, score.value) for played, _, score in scored if score.value is not None]
         if self._config.per == "turn":
@@ -270,6 +278,9 @@ class TurnLabeller:
             self._scorer, [showing for _, showing, _ in scored], [score for _, _, score in scored]
         )
         ended = [(value, outcome.is_success) for outcome, value in known if outcome.is_end]
+        if self._config.per == "turn":
+            last = [one.outcome for row in rollout.turns for one in row if one is not None and one.outcome.is_end]
+            ended += [(0.0, outcome.is_success) for outcome in last if outcome.reply.action is None]
         self.monitor.note([value for value, _ in ended], [truth for _, truth in ended])
 
 

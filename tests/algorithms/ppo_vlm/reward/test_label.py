@@ -43,8 +43,12 @@ class Distance:
         return Score(status=Status.OK, value=value, stamp=STAMP)
 
 
-def play(starts: Sequence[tuple[int, int]], turns: int, right: bool = True, groups: Sequence[int] = ()) -> Rollout:
-    """Each world begins at (current, target) and is played by the expert, or against it; it ends once."""
+def play(
+    starts: Sequence[tuple[int, int]], turns: int, right: bool = True, groups: Sequence[int] = (), mumbles: int = -1
+) -> Rollout:
+    """Each world begins at (current, target) and is played by the expert, or against it; it ends once. The reply of
+    turn `mumbles` cannot be read.
+    """
     seats, rows = [], []
     for current, target in starts:
         seat = Seat(make_world("number_line", task_env("number_line"), 0), "number_line")
@@ -54,14 +58,14 @@ def play(starts: Sequence[tuple[int, int]], turns: int, right: bool = True, grou
                 break
         seats.append(seat)
     over = [False] * len(seats)
-    for _ in range(turns):
+    for number in range(turns):
         row: list[PlayedTurn | None] = []
         for place, seat in enumerate(seats):
             if over[place]:
                 row.append(None)
                 continue
             action = seat.world.expert_action()
-            text = seat.world.action_text(action if right else 1 - action)
+            text = "well" if number == mumbles else seat.world.action_text(action if right else 1 - action)
             move = Move(text=text, tokens=NO_TOKENS, log_probs=np.zeros(1, np.float32), value=0, action=None, version=0)
             outcome = seat.play(text)
             over[place] = outcome.is_end
@@ -106,6 +110,14 @@ def test_wrong_turns_are_paid_by_the_judge_and_never_by_the_truth() -> None:
     rollout = play([(3, 5)], 2, right=False)
     assert [one.outcome.env_reward for row in rollout.turns for one in row if one] == [-1, -1]
     assert rewards(labelled(TurnLabeller(TurnRewardConfig(source="judged"), Distance()), rollout)) == [[-1], [-1]]
+
+
+def test_a_reply_that_nobody_can_read_is_not_shown_to_the_judge() -> None:
+    scorer = Distance()
+    config = TurnRewardConfig(source="judged", unreadable=-0.8)
+    rollout = labelled(TurnLabeller(config, scorer), play([(3, 5)], 2, mumbles=0))
+    assert rewards(rollout) == [[pytest.approx(-0.8)], [0.5]]
+    assert {showing.action for showing in scorer.seen} == {"+"}
 
 
 def test_without_an_answer_the_episode_is_left_out_or_neutral_or_the_run_ends() -> None:
