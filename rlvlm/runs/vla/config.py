@@ -21,6 +21,14 @@ class VLARunConfig(RunConfig):
     reward: ScoreConfig = field(default_factory=ScoreConfig)
     algo: GRPOConfig = field(default_factory=GRPOConfig)
 
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        if self.asks_judge and self.judge.score == "utility":
+            raise ValueError(
+                "judge.score utility is that of one turn; an episode's video is asked about with judge.score success, "
+                "progress, rating or video"
+            )
+
     @property
     def asks_judge(self) -> bool:
         """Whether a VLM looks at the episodes."""

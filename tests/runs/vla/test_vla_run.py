@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny_run import table
 
+from rlvlm.algorithms.grpo.config import ScoreConfig
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.runs.configs import config_text, read_config_text
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.vla.config import VLARunConfig
@@ -32,6 +35,15 @@ def test_long_episodes_make_a_smoke_run_of_fewer() -> None:
     assert isinstance(short, VLARunConfig) and isinstance(long, VLARunConfig)
     assert (short.sft.demonstrations, long.sft.demonstrations) == (100, 20)  # 32 env steps are five times less than 160
     assert long.steps == 6_000 and long.algo.groups == 3 and long.steps // long.eval.every_steps >= 3
+
+
+def test_a_video_is_not_asked_about_as_a_turn() -> None:
+    judged = replace(recipe("push_block"), reward=ScoreConfig(source="judged"))
+    assert isinstance(judged, VLARunConfig) and judged.asks_judge
+    with pytest.raises(ValueError, match="utility is that of one turn"):
+        replace(judged, judge=JudgeConfig(model="scorer", score="utility"))
+    biased = replace(judged, reward=ScoreConfig(source="judged", teacher="biased"))
+    assert not biased.asks_judge and biased.reward_name == "biased score of the video"
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
