@@ -39,6 +39,7 @@ import tyro
 from ray import serve
 from ray.serve.context import _get_global_client
 
+from rlvlm import metrics
 from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig, make_seat
 from rlvlm.algorithms.ppo_vlm.play import Hand
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
@@ -57,9 +58,9 @@ from rlvlm.types.steps import Frames
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    tasks: tuple[str, ...] = ("number_line", "minigrid/MiniGrid-DoorKey-6x6-v0")
-    turns: int = 256
-    """Of each rollout and update; of (a) an eighth."""
+    tasks: tuple[str, ...] = ("number_line", "doorkey_6x6")
+    turns: int = 512
+    """Of each rollout and update, as in the recipes; of (a) a sixteenth."""
     rounds: int = 3
     sft_updates: int = 100
     """Of the supervised start: replies should be as long as they are in a run."""
@@ -190,7 +191,7 @@ def contest(config: Config, task: str) -> dict[str, Any]:
         algorithm.prepare(lambda line: None)
         policy, runner = algorithm._policy, algorithm._runner
         ways: dict[str, tuple[Engine, int, Sequence[psutil.Process]]] = {
-            "generate": (GenerateEngine(policy), max(1, config.turns // 8 // run.algo.num_worlds), ()),
+            "generate": (GenerateEngine(policy), max(1, config.turns // 16 // run.algo.num_worlds), ()),
             "engine": (PolicyEngine(policy, run.algo.num_worlds), config.turns // run.algo.num_worlds, ()),
         }
         seat = make_seat(task, run.env)
@@ -211,9 +212,10 @@ def contest(config: Config, task: str) -> dict[str, Any]:
             served = ServedEngine(app, policy, probe, frame, num_replicas=count)
             served.take(0)
             ways[f"served {count}"] = served, config.turns // run.algo.num_worlds, replica_processes(app)
+        parts = step_parts(config, algorithm)  # first, while the policy is where a run has it
         rates = rollout_rates(config, algorithm, ways)
         rates["update"] = update_rates(config, algorithm)
-        return {"rates": rates, "parts of a step": step_parts(config, algorithm), "reply tokens": reply_tokens(runner)}
+        return {"rates": rates, "parts of a step": parts, "reply tokens": reply_tokens(runner)}
 
 
 def rollout_rates(
@@ -246,6 +248,10 @@ def update_rates(config: Config, algorithm: PPOVLM) -> dict[str, float]:
     return medians(pairs)
 
 
+_PASSES = ("_values", "_reference_log_probs", "_token_values")
+_TIMED = ("reply", "_step", "show", *_PASSES)
+
+
 def step_parts(config: Config, algorithm: PPOVLM) -> dict[str, float]:
     """Shares of a PPO step's processor time, engine in process."""
     clock, learner = Clock(), algorithm._learners.local
@@ -253,14 +259,19 @@ def step_parts(config: Config, algorithm: PPOVLM) -> dict[str, float]:
     clock.wrap(algorithm._engine, "reply", "sampling replies")
     clock.wrap(learner, "_step", "gradient steps")
     clock.wrap(algorithm._policy, "show", "encoding images")
-    for method in ("_values", "_reference_log_probs", "_token_values"):
+    for method in _PASSES:
         clock.wrap(learner, method, "other passes of the model")
-    began = clock.now()
+    began, steps = clock.now(), 0.0
     for _ in range(config.rounds):
         algorithm.train()
+        steps += algorithm.report()[metrics.PPO_STEPS]
     total = clock.now() - began
     parts = {name: seconds / total for name, seconds in clock.cpu_s.items()}
-    return {name: round(share, 4) for name, share in (parts | {"the rest": 1 - sum(parts.values())}).items()}
+    shares = {name: round(share, 4) for name, share in (parts | {"the rest": 1 - sum(parts.values())}).items()}
+    for owner in (algorithm._engine, algorithm._policy, learner):
+        for method in [name for name in vars(owner) if name in _TIMED]:
+            delattr(owner, method)
+    return shares | {"gradient steps of an update": steps / config.rounds}
 
 
 def reply_tokens(runner: Any) -> float:
@@ -295,7 +306,7 @@ def main(show: Callable[[str], None] = print) -> None:
                     f"{rates['highest']:.1f}) env steps per cpu-s, {rates['env_steps_per_wall_s']:7.1f} per s {times}"
                 )
             for name, share in figures[task]["parts of a step"].items():
-                show(f"  {name:26s} {share:6.1%} of a PPO step")
+                show(f"  {name:28s} {f'{share:.1%} of a PPO step' if share <= 1 else f'{share:.1f}'}")
         serve.shutdown()
     if config.out is not None:
         machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}

@@ -1,7 +1,7 @@
 """Stock RLlib PPO with a CNN on a world in turns: success by env steps and by time, as one JSON line per evaluation.
 
     python benchmarks/ppo_cnn.py --task number_line --steps 50000
-    python benchmarks/ppo_cnn.py --task minigrid/MiniGrid-DoorKey-6x6-v0 --steps 200000
+    python benchmarks/ppo_cnn.py --task doorkey_6x6 --steps 200000
 
 The world, its image (made smaller), its rewards and evaluation episodes are those of `python -m rlvlm.run TASK`; the
 network picks one of the actions' names, so there is no text, nothing unreadable and no demonstration. Settings are

@@ -8,9 +8,9 @@ learners take each step together, see `algorithms.learners`.
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from rlvlm.errors import NumericsError
 from rlvlm.policies.vlm.policy import NO_REPLY, ReadReplies, VLMPolicy
 from rlvlm.types.sampling import ReplyTokens
 
+Row = TypeVar("Row")
+Answer = TypeVar("Answer")
 _FARTHEST = 2.0
 """Log-ratios beyond count as this when the divergence of an update is measured."""
 _LOSS = "loss"
@@ -259,7 +261,9 @@ class ReplyLearner(TorchLearner):
         log_probs = _padded([torch.tensor(one.move.log_probs) for one in turns]).to(device)
         is_reply = _padded([torch.ones(len(one.move.log_probs), dtype=torch.bool) for one in turns]).to(device)
         values = torch.tensor([one.move.value for one in turns])
-        token_values = _padded(shared_out(tokens, self._token_values)) if self.objective.judges_tokens else None
+        token_values = (
+            _padded(_each_once(tokens, _spelled, self._token_values)) if self.objective.judges_tokens else None
+        )
         outcome = self._outcome(rollout, live, turns, token_values, is_reply)
         credit = self.objective.credit(outcome)
         return Columns(
@@ -271,7 +275,7 @@ class ReplyLearner(TorchLearner):
             values=(values if token_values is None else token_values).to(device),
             advantages=credit.advantages[live].float().to(device),
             returns=None if credit.returns is None else credit.returns[live].float().to(device),
-            reference=_padded(shared_out(tokens, self._reference_log_probs)).to(device)
+            reference=_padded(_each_once(tokens, _spelled, self._reference_log_probs)).to(device)
             if self.objective.needs_reference
             else None,
         )
@@ -313,7 +317,8 @@ class ReplyLearner(TorchLearner):
                 if played.outcome.is_end or t + 1 == len(rollout.turns):
                     cut.append((t, w, played.outcome.following))
         after = torch.where(ends, 0.0, after) * live
-        for (t, w, _), value in zip(cut, shared_out([scene for _, _, scene in cut], self._values), strict=True):
+        values_of = _each_once([scene for _, _, scene in cut], lambda scene: scene, self._values)
+        for (t, w, _), value in zip(cut, values_of, strict=True):
             after[t, w] = value
         return after
 
@@ -440,6 +445,20 @@ def _padded(rows: Sequence[Tensor]) -> Tensor:
 
 def _chunks(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     yield from (rows[begin : begin + size] for begin in range(0, len(rows), size))
+
+
+def _each_once(
+    rows: Sequence[Row], key: Callable[[Row], Hashable], compute: Callable[[Sequence[Row]], list[Answer]]
+) -> list[Answer]:
+    """`compute`'s answer for each of `rows`; rows with equal keys are computed once, and learners share the work."""
+    firsts = {key(row): row for row in rows}
+    answers = dict(zip(firsts, shared_out(list(firsts.values()), compute), strict=True))
+    return [answers[key(row)] for row in rows]
+
+
+def _spelled(tokens: ReplyTokens) -> Hashable:
+    """Equal for turns in which the policy saw and wrote the very same: worlds that are played side by side meet."""
+    return tokens.prompt_ids.tobytes(), tokens.image, tokens.reply_ids.tobytes()
 
 
 def _numbered(scenes: Sequence[Scene]) -> list[int]:

@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,20 @@ def test_a_run_begins_from_what_was_taught_before(make: Any, tmp_path: Path):
     assert_equal_weights(weights(fresh), weights(taught))
     with pytest.raises(UsageError, match="no folder of demonstrations"):
         make(sft=SFTConfig(demonstrations=str(tmp_path))).prepare(lambda line: None)
+
+
+def test_turns_that_are_alike_are_read_once_and_valued_alike(make: Any):
+    algorithm = make(BiLevelConfig(kl_weight=0.05))
+    algorithm.prepare(lambda line: None)
+    learner, rollout = algorithm._learner, algorithm._play()
+    twice = dataclasses.replace(rollout, turns=[row for row in rollout.turns for _ in range(2)])
+    read: list[int] = []
+    inner = learner._reference_log_probs
+    learner._reference_log_probs = lambda tokens: read.append(len(tokens)) or inner(tokens)
+    once, doubled = learner._columns(rollout), learner._columns(twice)
+    assert read[0] == read[1] <= len(rollout) and len(doubled.tokens) == 2 * len(rollout)
+    assert once.reference is not None and doubled.reference is not None
+    width = len(rollout.turns[0])
+    rows = [row for begin in range(0, 2 * len(rollout), 2 * width) for row in range(begin, begin + width)]
+    torch.testing.assert_close(doubled.reference[rows], once.reference, rtol=0, atol=1e-5)
+    torch.testing.assert_close(doubled.values[rows], once.values, rtol=0, atol=1e-5)
