@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 
@@ -58,6 +59,9 @@ def run_word(words: Sequence[str]) -> int:
         )
         return EXIT_DONE
     name = words[0]
+    if name == "--version":
+        print(f"rlvlm {importlib.metadata.version('rlvlm')}")  # noqa: T201 - what was asked for, and nothing else
+        return EXIT_DONE
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean rlvlm {near[0]}?" if near else "rlvlm --help"

@@ -97,6 +97,7 @@ class RemoteCrew(Generic[Sample]):
         group: with at least one remote runner and no local one.
         weights: gives the policy's present weights, as `Runner.act` takes them.
         join: makes one sample of those of several runners, in their order.
+        patience_s: a runner that takes longer for a turn is ended and replaced; None waits for ever.
     """
 
     def __init__(
@@ -104,7 +105,9 @@ class RemoteCrew(Generic[Sample]):
         group: EnvRunnerGroup,
         weights: Callable[[], NDArray[Any]],
         join: Callable[[Sequence[Sample]], Sample],
+        patience_s: float | None,
     ) -> None:
+        self._patience_s = patience_s
         self._group: Any = group  # RLlib's types leave out that what is called may take arguments
         self._weights = weights
         self._join = join
@@ -124,8 +127,11 @@ class RemoteCrew(Generic[Sample]):
             MachineError: no runner comes back.
             Exception: whatever a world raised.
         """
-        answers = self._group.fetch_ready_async_reqs(tags=_TURN, timeout_seconds=None)
+        asked = self._group.healthy_env_runner_ids()
+        answers = self._group.fetch_ready_async_reqs(tags=_TURN, timeout_seconds=self._patience_s)
         samples = _opened([answer for _, answer in answers])
+        for index in set(asked) & set(self._group.healthy_env_runner_ids()) - samples.keys():
+            self._replace(index)
         if not samples:
             self._await_revival()
             self.start(self._turn)
@@ -156,6 +162,15 @@ class RemoteCrew(Generic[Sample]):
                 self._tell(index, "load_tree", tree=tree["runners"][str(index)])
             else:
                 self._begin_anew(index)
+
+    def _replace(self, index: int) -> None:
+        """Ends a runner that does not answer; Ray starts another in its place."""
+        logger.warning(
+            "env runner %d has not answered for %g s (`sample_timeout_s`) and is replaced", index, self._patience_s
+        )
+        manager = self._group._worker_manager
+        manager.set_actor_state(index, False)
+        ray.kill(manager.actors()[index], no_restart=False)
 
     def _begin_anew(self, index: int) -> None:
         self._restarts += 1

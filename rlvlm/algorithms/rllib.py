@@ -21,6 +21,7 @@ def prepare_config(config: AlgorithmConfig, runner: type[EnvRunner]) -> None:
     config.num_env_runners = config.num_learners = 0
     config.create_local_env_runner = True
     config.min_time_s_per_iteration = None
+    config.sample_timeout_s = 600.0  # a turn of a slow world takes a minute; a runner that takes longer is replaced
     config.log_level = "ERROR"
     config._dont_auto_sync_env_runner_states = True
 

@@ -81,6 +81,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be >= 1, got {self.steps}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed}")
         judge, api = self.judge, self.judge.api
         longest_s = math.ceil(judge.batch_size / api.concurrency) * api.deadline_s
         if judge.is_remote and longest_s >= self.serve.timeout_s:

@@ -72,8 +72,10 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], condu
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     shutil.rmtree(folder.path / _TUNE, ignore_errors=True)
     resources = sweep.resources
+    workers = max(plan.config.num_workers for plan in expand(sweep))  # a core each, as RLlib asks for
+    places = tune.PlacementGroupFactory([{"CPU": resources.cpus, "GPU": resources.gpus}, *[{"CPU": 1.0}] * workers])
     tune.Tuner(
-        tune.with_resources(SweepTrial, {"cpu": resources.cpus, "gpu": resources.gpus}),
+        tune.with_resources(SweepTrial, places),
         param_space={"sweep": str(folder.path), "trial": tune.grid_search(list(waiting))},
         tune_config=tune.TuneConfig(
             scheduler=SweepScheduler(conductor.is_stopping, conductor.is_halted),

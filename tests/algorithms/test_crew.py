@@ -153,3 +153,25 @@ def test_what_a_world_raises_reaches_the_caller_with_its_place(build):
 def test_more_runners_than_the_cluster_can_hold_are_refused(build):
     with pytest.raises(MachineError, match="9 env runners ask for 9 CPU, the Ray cluster has 8"):
         build(9)
+
+
+def test_a_runner_that_hangs_is_replaced_and_named(build, caplog):
+    algorithm = build(2)
+    train(algorithm, 1)
+    algorithm._crew._patience_s = 3.0
+    algorithm.env_runner_group.foreach_env_runner(
+        lambda runner: setattr(runner, "act", lambda **_: time.sleep(3600)),
+        remote_worker_ids=[1],
+        local_env_runner=False,
+    )
+    algorithm.train()
+    assert algorithm.env_steps == 3 * NUM_ENVS * EPISODE_STEPS, "the other one's turns count"
+    assert "env runner 1 has not answered for 3 s" in caplog.text
+    deadline = time.monotonic() + 120
+    while algorithm.env_runner_group.num_healthy_remote_workers() < 2:
+        assert time.monotonic() < deadline, "its successor never came"
+        time.sleep(0.5)
+        algorithm.train()
+    steps = algorithm.env_steps
+    algorithm.train()
+    assert algorithm.env_steps == steps + 2 * NUM_ENVS * EPISODE_STEPS

@@ -50,8 +50,9 @@ def test_a_task_may_have_seeds_of_its_own() -> None:
 def test_queries_are_counted_session_by_session() -> None:
     config = PreferenceRunConfig(task="drawer_open")  # sessions at 3,000, 5,000, ... 19,000
     assert config.max_queries == 900
-    assert replace(config, steps=21_000).max_queries == 1_000  # one at the last step too
-    assert replace(config, steps=2_999).max_queries == 0
+    assert replace(config, steps=21_000).max_queries == 900  # none at the end, where nothing would train on it
+    assert replace(config, steps=21_001).max_queries == 1_000
+    assert replace(config, steps=3_000).max_queries == 0
     assert replace(config, feedback=replace(config.feedback, max_queries=250)).max_queries == 250
     assert expand(SWEEP)[2].config.max_queries == 0  # the true reward asks nobody
 

@@ -19,7 +19,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.from_config import NotProvided
@@ -36,6 +35,7 @@ from rlvlm.algorithms.grpo.rollouts import Eyes
 from rlvlm.algorithms.grpo.runner import GroupRunner
 from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes
 from rlvlm.algorithms.learners import Learners, check_learners
+from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
 from rlvlm.algorithms.rllib import log_round, prepare_config, silence_rllib
 from rlvlm.algorithms.tally import Tally
 from rlvlm.envs.config import EnvConfig
@@ -111,6 +111,7 @@ class VLAGRPOConfig(AlgorithmConfig):
         super().validate()
         if not self.task:
             raise ValueError("no task was chosen; call .worlds(task='push_block')")
+        check_life_cycle(self, ".learning(grpo=GRPOConfig(...))")
         check_learners(self, self.grpo.num_learners, self.grpo.gpus_per_learner)
         if self.scores.asks_judge != (self.make_judge is not None):
             raise ValueError(
@@ -137,7 +138,7 @@ class VLAGRPOConfig(AlgorithmConfig):
         return self
 
 
-class VLAGRPO(Algorithm):
+class VLAGRPO(CheckpointedAlgorithm):
     """One `train()` is one update of the policy; evaluations and checkpoints come between."""
 
     config: VLAGRPOConfig  # pyright: ignore[reportIncompatibleVariableOverride] - RLlib's is any or none

@@ -21,7 +21,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.from_config import NotProvided
@@ -30,6 +29,7 @@ from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file, load_tree, save_tree
 from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.algorithms.learners import Learners, check_learners
+from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
 from rlvlm.algorithms.ppo_vlm.config import HeadConfig, PPOConfig
 from rlvlm.algorithms.ppo_vlm.learner import ReplyLearner
 from rlvlm.algorithms.ppo_vlm.module import VLMModule
@@ -151,6 +151,7 @@ class PPOVLMConfig(AlgorithmConfig):
             raise ValueError("no task was chosen; call .worlds(task='number_line')")
         if self.make_policy is None:
             raise ValueError("there is no policy; call .acting(make_policy=...)")
+        check_life_cycle(self, ".learning(ppo=PPOConfig(...))")
         check_learners(self, self.ppo.num_learners, self.ppo.gpus_per_learner)
         if self.reward.asks_judge != (self.make_judge is not None):
             raise ValueError(
@@ -173,7 +174,7 @@ class PPOVLMConfig(AlgorithmConfig):
         return self
 
 
-class PPOVLM(Algorithm):
+class PPOVLM(CheckpointedAlgorithm):
     """One `train()` is one rollout and its update; evaluations and checkpoints come between."""
 
     config: PPOVLMConfig  # pyright: ignore[reportIncompatibleVariableOverride] - RLlib's is any or none

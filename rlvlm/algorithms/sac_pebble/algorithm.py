@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -25,6 +24,7 @@ from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.crew import LocalCrew, RemoteCrew, check_places
 from rlvlm.algorithms.evaluation import Evaluation, evaluate
+from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
 from rlvlm.algorithms.rllib import log_round, only_learner, prepare_config, silence_rllib
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled
@@ -88,12 +88,22 @@ class SACPebbleConfig(AlgorithmConfig):
         super().validate()
         if not self.task:
             raise ValueError("no task was chosen; call .worlds(task='drawer_open')")
+        check_life_cycle(self, ".learning(sac=SACConfig(...))", taken=("gamma", "lr"))
+        self._take_over()
         if not self.in_evaluation and (self.num_env_runners, self.num_learners) != (self.sac.env_runners, 0):
             raise ValueError(
                 f"num_env_runners is {self.num_env_runners}, that of SACConfig {self.sac.env_runners}: "
                 f"set both by .learning(sac=...); num_learners must be 0, got {self.num_learners}"
             )
         self.rewarding.check()
+
+    def _take_over(self) -> None:
+        """RLlib's own discount and step size, where somebody has set them (a Tuner, PBT), for all three optimisers."""
+        plain = AlgorithmConfig()
+        if self.gamma != plain.gamma:
+            self.sac = replace(self.sac, gamma=self.gamma)
+        if self.lr != plain.lr:
+            self.sac = replace(self.sac, actor_lr=self.lr, critic_lr=self.lr, alpha_lr=self.lr)
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """The networks of SAC, sized by `sac`."""
@@ -105,7 +115,7 @@ class SACPebbleConfig(AlgorithmConfig):
         return SACLearner
 
 
-class SACPebble(Algorithm):
+class SACPebble(CheckpointedAlgorithm):
     """One `train()` is one round of episodes; evaluations and checkpoints come between."""
 
     config: SACPebbleConfig  # pyright: ignore[reportIncompatibleVariableOverride] - RLlib's is any or none
@@ -126,7 +136,12 @@ class SACPebble(Algorithm):
         self._learner: SACLearner = only_learner(self, self.config.sac.threads)
         local: Any = self.env_runner_group.local_env_runner
         if local is None:
-            self._crew = RemoteCrew(self.env_runner_group, lambda: self._learner.policy_values.cpu().numpy(), join)
+            self._crew = RemoteCrew(
+                self.env_runner_group,
+                lambda: self._learner.policy_values.cpu().numpy(),
+                join,
+                self.config.sample_timeout_s,
+            )
         else:
             local.policy = self._learner.networks.policy
             self._crew = LocalCrew(local)

@@ -1,0 +1,170 @@
+"""RLlib's public calls, each on a real local Ray: what works, and what is refused by name."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ray import tune
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN, EVALUATION_RESULTS, NUM_EPISODES
+
+from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
+from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
+from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.envs.config import EnvConfig
+from rlvlm.errors import UsageError
+from rlvlm.rewards.config import RewardConfig
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
+SMALL = SACConfig(hidden=(16, 16), batch_size=16, seed_steps=20, turn_steps=10)
+
+
+def config_of() -> SACPebbleConfig:
+    return (
+        SACPebbleConfig()
+        .worlds(task="rlvlm.testing:TINY", world=EnvConfig(episode_steps=20))
+        .learning(sac=SMALL)
+        .rewards(reward=RewardConfig(source="environment"))
+        .debugging(seed=0)
+    )
+
+
+@pytest.fixture
+def build():
+    built: list[SACPebble] = []
+
+    def make(config: SACPebbleConfig | None = None) -> SACPebble:
+        algorithm = (config or config_of()).build_algo()
+        assert isinstance(algorithm, SACPebble)
+        built.append(algorithm)
+        return algorithm
+
+    yield make
+    for algorithm in built:
+        algorithm.stop()
+
+
+def weights(algorithm: SACPebble) -> dict[str, np.ndarray]:
+    return {name: value.numpy().copy() for name, value in algorithm.get_module().state_dict().items()}
+
+
+@pytest.mark.parametrize("way", ["state", "path", "save"])
+def test_a_state_goes_on_as_if_there_had_been_no_stop(build: Any, tmp_path: Path, way: str) -> None:
+    straight = build()
+    for _ in range(3):
+        straight.train()
+    first, second = build(), build()
+    for _ in range(2):
+        first.train()
+    if way == "state":
+        second.set_state(first.get_state())
+    elif way == "path":
+        second.restore_from_path(first.save_to_path(tmp_path / "saved"))
+    else:
+        second.restore(first.save(str(tmp_path / "saved")))
+    second.train()
+    assert second.env_steps == straight.env_steps == 60 and second.iteration == 3
+    for name, value in weights(straight).items():
+        np.testing.assert_array_equal(weights(second)[name], value)
+
+
+def test_parts_of_a_state_and_checkpoints_without_a_config_are_refused_with_what_to_do(
+    build: Any, tmp_path: Path
+) -> None:
+    algorithm = build()
+    refused = {
+        "get_state()": lambda: algorithm.get_state(components=["learner_group"]),
+        "save_to_path(folder)": lambda: algorithm.save_to_path(tmp_path, state={}),
+        "restore_from_path(folder)": lambda: algorithm.restore_from_path(tmp_path, component="learner_group"),
+        "restore_from_path('somewhere')": lambda: SACPebble.from_checkpoint("somewhere"),
+    }
+    for fix, call in refused.items():
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert fix in caught.value.fix
+
+
+def test_the_networks_are_the_default_module_and_there_is_no_other(build: Any) -> None:
+    algorithm = build()
+    assert algorithm.get_module() is not None and algorithm.get_module("other") is None
+
+
+def test_evaluations_come_when_they_were_asked_for_and_change_nothing(build: Any) -> None:
+    told: list[dict[str, Any]] = []
+    looked = build(
+        config_of()
+        .evaluation(evaluation_interval=2, evaluation_duration=3)
+        .callbacks(on_evaluate_end=lambda evaluation_metrics, **_: told.append(evaluation_metrics))
+    )
+    blind = build()
+    results = [looked.train(), looked.train()]
+    blind.train(), blind.train()
+    assert EVALUATION_RESULTS not in results[0]
+    found = results[1][EVALUATION_RESULTS]
+    assert found[ENV_RUNNER_RESULTS][NUM_EPISODES] == 3 and 0 <= found["success_rate"] <= 1
+    assert math.isfinite(found[ENV_RUNNER_RESULTS][EPISODE_RETURN_MEAN]) and told == [looked.evaluate()] * 2
+    for name, value in weights(blind).items():
+        np.testing.assert_array_equal(weights(looked)[name], value)
+
+
+def test_the_step_size_and_the_discount_of_rllib_are_ours() -> None:
+    config = config_of().training(lr=1e-2, gamma=0.5)
+    config.validate()
+    assert (config.sac.actor_lr, config.sac.critic_lr, config.sac.alpha_lr, config.sac.gamma) == (1e-2, 1e-2, 1e-2, 0.5)
+
+
+class Listener(RLlibCallback):
+    def on_episode_end(self, **kwargs: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda config: config.training(grad_clip=1.0), "grad_clip of RLlib's .*SACConfig"),
+        (lambda config: config.training(train_batch_size_per_learner=64), "train_batch_size_per_learner"),
+        (lambda config: config.callbacks(on_sample_end=print), "on_sample_end would never be called"),
+        (lambda config: config.callbacks(Listener), "on_episode_end would never be called"),
+        (lambda config: config.evaluation(evaluation_num_env_runners=1), "evaluation_num_env_runners must stay 0"),
+        (lambda config: config.evaluation(evaluation_duration_unit="timesteps"), "evaluation_duration_unit"),
+    ],
+)
+def test_what_would_be_ignored_is_refused_by_name(change: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        change(config_of()).validate()
+
+
+def test_grpo_takes_over_nothing_of_rllib_s_training() -> None:
+    with pytest.raises(ValueError, match=r"gamma of RLlib's .*GRPOConfig"):
+        VLAGRPOConfig().worlds(task="push_block").training(gamma=0.5).validate()
+
+
+@pytest.mark.full
+def test_population_based_training_moves_the_step_size(tmp_path: Path) -> None:
+    config = config_of()
+    config.lr = tune.grid_search([1e-3, 3e-3])  # pyright: ignore[reportAttributeAccessIssue]
+    scheduler = tune.schedulers.PopulationBasedTraining(
+        time_attr="training_iteration",
+        metric="score",
+        mode="max",
+        perturbation_interval=1,
+        quantile_fraction=0.5,
+        resample_probability=0.0,
+        hyperparam_mutations={"lr": tune.loguniform(1e-4, 1e-2)},
+    )
+    results = tune.Tuner(
+        SACPebble,
+        param_space=config,
+        tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=False),
+        run_config=tune.RunConfig(
+            storage_path=str(tmp_path),
+            stop={"training_iteration": 3},
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
+        ),
+    ).fit()
+    assert not results.errors and len(results) == 2
+    moved = {result.config["lr"] for result in results if result.config is not None}
+    assert len(moved) == 2 and moved != {1e-3, 3e-3}, "one of the two took the other's step size and changed it"
