@@ -102,6 +102,7 @@ def test_a_forbidden_import_is_named() -> None:
         check_import("judges", "ray")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_to_lower_floors(path: Path) -> None:
     room = room_of(path)
@@ -146,6 +147,7 @@ def test_of_two_folders_side_by_side_only_one_sees_the_other() -> None:
         assert not (there and back), f"{one} and {other} see each other: {there[0]}, {back[0]}"
 
 
+@pytest.mark.slow
 def test_names_in_strings_are_imports() -> None:
     tree = ast.parse("make = 'rlvlm.envs.cartpole:CartPole'; load(f'rlvlm.commands.{word}'); say('see rlvlm.envs')")
     assert set(imported_names(tree)) == {"rlvlm.envs.cartpole", "rlvlm.commands"}

@@ -83,6 +83,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "code", "told"), MISTAKES, ids=[line or "nothing" for line, _, _ in MISTAKES])
 def test_a_mistake_is_told_with_its_fix(
     line: str, code: int, told: str, place: Path, taken_port: int, capsys: pytest.CaptureFixture[str]
@@ -144,6 +145,7 @@ def test_a_full_disk_is_told(
 HEAVY = ("torch", "ray", "numpy", "mujoco", "matplotlib", "transformers")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["--help", "run drawer_open --print-config", "run drawer_open --help", "eval --help"])
 def test_what_needs_no_machinery_loads_none(line: str) -> None:
     code = (

@@ -81,6 +81,7 @@ USE: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.slow
 def test_the_files_are_many_kinds_and_always_the_same(tmp_path):
     counts = Counter(attack.target for attack in ATTACKS)
     assert len(ATTACKS) >= 60 and min(counts.values()) >= 10, counts
@@ -113,6 +114,7 @@ def test_what_is_whole_loads(tmp_path, target):
         USE[target](folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: f"{attack.target}: {attack.name}")
 def test_nothing_runs_and_the_refusal_is_clear(tmp_path, attack):
     folder, canary = tmp_path / "it", tmp_path / "canary"

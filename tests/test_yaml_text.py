@@ -37,6 +37,7 @@ def test_plain_values_come_through_with_an_anchor_used_twice() -> None:
     assert read_yaml(most, "f")["b"] == [1] * MAX_ALIASES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("read", [read_sweep, read_app_file, "config"])
 def test_a_broken_file_is_refused_at_once_by_its_name(name, read, tmp_path) -> None:

@@ -243,11 +243,13 @@ def check(figures: dict[str, tuple[int, float, float]], statuses: set[int]) -> N
     assert not too_much
 
 
+@pytest.mark.slow
 def test_bombs_are_refused_before_they_go_off(edge):
     images, videos = attack(edge, image_bombs(), "frames"), attack(edge, video_bombs(), "video_path")
     assert len(images) + len(videos) >= 30
     check(images | videos, {400, 413, 422})
 
 
+@pytest.mark.slow
 def test_bombs_in_parts_that_are_never_opened_do_not_go_off(edge):
     check(attack(edge, defused_bombs(), "frames"), {200, 422})

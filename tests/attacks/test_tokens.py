@@ -74,6 +74,7 @@ def ask(app, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> tupl
     return statuses[0], asked
 
 
+@pytest.mark.slow
 def test_without_the_token_nothing_is_read_on_any_route(edge):
     paths = [
         *edge.client.get("/openapi.json").json()["paths"],

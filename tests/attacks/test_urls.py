@@ -163,6 +163,7 @@ def attack(tmp_path, watch: Watch, count: int) -> None:
     assert watch.events == [] and listener.num_heard == 0
 
 
+@pytest.mark.slow
 def test_no_address_is_followed(tmp_path, watch):
     attack(tmp_path, watch, SHORT)
 

@@ -93,6 +93,7 @@ def test_what_was_fetched_into_a_folder_is_used_from_there(hub: str, tmp_path: P
     assert told.returncode == 5 and "cannot be loaded" in told.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "reachable", "code", "told"),
     [

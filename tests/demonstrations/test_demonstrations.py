@@ -82,6 +82,7 @@ def test_a_stopped_collection_goes_on_and_a_finished_one_stays(tmp_path: Path) -
     assert collect(world, ScriptedExpert(), folder, 2, seed=1) == 2
 
 
+@pytest.mark.slow
 def test_noise_has_the_share_that_is_asked_for_and_is_known(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "number_line", 150, ScriptedExpert(p_wrong_action=0.3, p_wrong_thought=0.2))
     steps = [step for record in folder.episodes() for step in record.steps]

@@ -39,6 +39,7 @@ def test_the_choice_is_left_to_child_processes() -> None:
     assert os.environ["MUJOCO_GL"] == chosen
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_choice")
 def test_the_next_backend_is_taken_when_one_fails(monkeypatch: pytest.MonkeyPatch, working: str) -> None:
     monkeypatch.setattr(rendering, "BACKENDS", ("no_such_backend", working))

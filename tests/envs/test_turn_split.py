@@ -14,6 +14,7 @@ def starts(task: str, split, count: int = 120) -> list[bytes]:
     return keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["number_line", "blackjack", "points24", "doorkey_6x6"])
 def test_no_start_is_on_both_sides_and_all_of_them_are_on_one(task: str) -> None:
     learned, held_out = set(starts(task, "training")), set(starts(task, "held_out"))

@@ -27,6 +27,7 @@ def nearly(names: tuple[str, ...], seed: int) -> list[str]:
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["number_line", "blackjack", "points24", "doorkey_6x6"])
 def test_garbage_is_flagged_and_never_becomes_an_action(task: str) -> None:
     seat = Seat(make_world(task, task_env(task), 0), task)

@@ -143,6 +143,7 @@ def test_every_error_has_the_one_form(edge):
         assert set(answer.json()) == {"error"} and set(answer.json()["error"]) == {"code", "message", "fix"}
 
 
+@pytest.mark.slow
 def test_the_pages_describe_every_route_and_load_nothing(edge):
     api = edge.client.get("/openapi.json").json()
     assert set(api["paths"]) == {

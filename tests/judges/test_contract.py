@@ -49,6 +49,7 @@ JUDGES: dict[str, Make] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JUDGES)
 def test_every_judge_keeps_the_contract(tiny_vlms, tmp_path, name):
     judge = JUDGES[name](tiny_vlms, tmp_path)

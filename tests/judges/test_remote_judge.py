@@ -78,6 +78,7 @@ def flaky(server: ApiServer, response: Response, *, at: int) -> ApiServer:
 # --- asked well -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["direct", "single_stage", "two_stage"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_query_reaches_the_server_and_its_label_comes_back(dialect: Dialect, prompt: str) -> None:
@@ -211,6 +212,7 @@ def test_what_a_provider_blocks_is_failed_and_costs_no_other_question(dialect: D
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize(
     "fault",
@@ -334,6 +336,7 @@ def throttled(server: ApiServer, per_s: float) -> ApiServer:
     return server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [20, pytest.param(1_500, marks=pytest.mark.full)])
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_quota_slows_a_run_down_and_loses_nothing(dialect: Dialect, num: int) -> None:

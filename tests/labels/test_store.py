@@ -313,6 +313,7 @@ def measure_loading(folder: Path, num_labels: int) -> tuple[float, float]:
     return elapsed_s, held
 
 
+@pytest.mark.slow
 def test_memory_holds_places_not_answers(tmp_path):
     elapsed_s, held = measure_loading(tmp_path / "s", 5_000)
     assert held < 500  # bytes per label; a line has about 900

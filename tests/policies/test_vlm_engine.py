@@ -32,6 +32,7 @@ def test_draws_follow_the_probabilities() -> None:
     torch.testing.assert_close(share, torch.tensor([0.6, 0.1, 0.3]), atol=0.015, rtol=0)
 
 
+@pytest.mark.slow
 def test_greedy_replies_are_those_of_generate(policy: VLMPolicy) -> None:
     replies = PolicyEngine(policy).reply(requests(4), max_new_tokens=8, greedy=True)
     rng = np.random.default_rng(0)  # the same frames as in tests.tiny_policy
@@ -52,6 +53,7 @@ def test_greedy_replies_are_those_of_generate(policy: VLMPolicy) -> None:
         assert made[0, inputs["input_ids"].shape[1] :].tolist() == reply.tokens.reply_ids.tolist()
 
 
+@pytest.mark.slow
 def test_a_reply_depends_on_its_seed_and_not_on_its_batch(policy: VLMPolicy) -> None:
     engine = PolicyEngine(policy, max_batch=3)
     together = engine.reply(requests(8), max_new_tokens=10)

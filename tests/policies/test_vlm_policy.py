@@ -27,6 +27,7 @@ def sample(policy: VLMPolicy, count: int = 8, temperature: float = 1.0) -> list[
     return PolicyEngine(policy).reply(requests(count), max_new_tokens=10, temperature=temperature)
 
 
+@pytest.mark.slow
 def test_the_reply_of_a_padded_row_by_hand(policy: VLMPolicy) -> None:
     """One row without the policy's padding: log-softmax of the model's own forward pass, gathered."""
     replies = sample(policy)

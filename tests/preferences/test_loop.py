@@ -206,6 +206,7 @@ def test_a_saved_state_does_not_change_with_the_loop() -> None:
     assert all(np.array_equal(arrays[name], later[name]) for name in arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sees", ["image", "state"])
 def test_the_true_reward_changes_nothing_for_a_judge_and_everything_for_an_oracle(sees: str) -> None:
     def model_after(teacher: Teacher, scramble: bool) -> Any:

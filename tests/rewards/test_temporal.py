@@ -21,6 +21,7 @@ def episode(white: bool, *actions: int | None) -> TurnEpisode:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_was_always_done_is_no_longer_new_and_what_depends_on_the_image_is_learned() -> None:
     novelty = TemporalNovelty(3, draw, seed=0)
     usual = [episode(False, 0, 1, 0), episode(True, 1, 2, 1)]

@@ -66,6 +66,7 @@ def test_an_update_makes_what_did_well_more_likely() -> None:
     assert log_prob_of_good_tokens(learner, update) > before
 
 
+@pytest.mark.slow
 def test_the_step_size_follows_how_far_the_policy_moves() -> None:
     learner, runner = make(lr=1e-2, kl_target=1e-3)
     update = sample(learner, runner)
@@ -90,6 +91,7 @@ def test_an_update_that_moved_the_policy_too_far_stops() -> None:
     assert len(taken) < 5
 
 
+@pytest.mark.slow
 def test_a_weight_on_kl_pulls_back_to_the_start() -> None:
     learner, runner = make(loss=LossConfig(kl_weight=50.0), kl_target=None, lr=3e-3)
     free, _ = make(kl_target=None, lr=3e-3)
@@ -108,6 +110,7 @@ def test_a_weight_on_kl_pulls_back_to_the_start() -> None:
     assert any(not torch.equal(value, start[name]) for name, value in learner.policy.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_saved_learner_goes_on_to_the_bit() -> None:
     learner, runner = make(loss=LossConfig(kl_weight=0.1))
     first, second = sample(learner, runner), sample(learner, runner)

@@ -72,6 +72,7 @@ def copy_into_oracle(learner, oracle):
     oracle.copy_targets()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", ["by_hand", "autograd"])
 def test_every_loss_of_thirty_updates_is_the_oracles(update):
     learner, oracle = filled(make_learner(update=update)), OracleSAC(OBS, ACTIONS, hidden=(32, 32))
@@ -130,6 +131,7 @@ def test_the_policy_may_move_less_often_than_the_critics():
     assert after["sac/critic_loss"] != moved["sac/critic_loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 7])
 def test_a_restored_learner_goes_on_bit_for_bit(first):
     original, restored = filled(make_learner()), make_learner(seed=9)
@@ -143,6 +145,7 @@ def test_a_restored_learner_goes_on_bit_for_bit(first):
     assert original.report()[metrics.UPDATES] == first + 5
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_first_weights():
     same, again, other = make_learner(1), make_learner(1), make_learner(2)
     weights = [learner.networks.critic.weights[0] for learner in (same, again, other)]
@@ -158,6 +161,7 @@ def test_a_loss_that_is_not_finite_stops_the_run():
         learner.learn(1, EnvironmentReward())
 
 
+@pytest.mark.slow
 def test_the_policy_learns_to_take_the_rewarded_action():
     learner = make_learner(gamma=0.0, actor_lr=3e-3, critic_lr=3e-3)
     transitions = random_transitions(2000)

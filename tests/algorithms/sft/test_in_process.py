@@ -53,6 +53,7 @@ def test_a_split_keeps_episodes_whole():
     assert split(episodes[:1], 0.5) == (episodes[:1], [])
 
 
+@pytest.mark.slow
 def test_fine_tuning_makes_demonstrations_likelier_and_leaves_the_critic_alone(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), seat()
     examples = examples_of(policy, place.world, demonstrate(place, SFTConfig(turns=24), 0))
@@ -65,6 +66,7 @@ def test_fine_tuning_makes_demonstrations_likelier_and_leaves_the_critic_alone(t
     assert all(torch.equal(*pair) for pair in zip(critic, policy.value_head.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_an_action_head_is_taught_the_action(tmp_path: Path):
     policy = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2)
     assert policy.action_head is not None

@@ -62,6 +62,7 @@ def test_a_step_at_full_speed_moves_the_cup_by_88_mm() -> None:
     assert world.step(-np.ones(1, np.float32))[0][0] == pytest.approx(start, abs=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fixed", "random"])
 def test_it_is_a_world(start: str) -> None:
     world, different = make(start=start, episode_steps=20), []

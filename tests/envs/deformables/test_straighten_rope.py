@@ -46,6 +46,7 @@ def test_a_straight_rope_by_hand() -> None:
     assert info["progress"] == pytest.approx(1.0, abs=1e-3) and info["success"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fixed", "random"])
 def test_it_is_a_world(start: str) -> None:
     different = np.stack([laid_straight(angle) for angle in (0.0, 0.5, 1.0)]).astype(np.float32)

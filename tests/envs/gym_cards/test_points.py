@@ -60,6 +60,7 @@ def test_loopholes_are_closed_and_given_back_by_legacy_rules(ranks: list[int], s
         assert write(dealt("points24", [3, 8, 8, 3], rules="legacy"), "8 / ( 3 - 8 / 3 ) =")[-1] == -1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["ez_points", "points24"])
 @pytest.mark.parametrize("rules", ["mended", "legacy"])
 def test_they_keep_the_contract(task: str, rules) -> None:
@@ -76,6 +77,7 @@ def play(world: PointsGame, seed: int) -> float:
     return total
 
 
+@pytest.mark.slow
 def test_the_expert_wins_what_can_be_won() -> None:
     assert {play(make_world("ez_points", EnvConfig(), 0), seed) for seed in range(100)} == {10.0}
     world = make_world("points24", EnvConfig(), 0)

@@ -50,6 +50,7 @@ def test_they_are_worlds(scene: Scene, fields: dict[str, Any]) -> None:
     check_world(world, make(scene, episode_steps=25, **fields), places)
 
 
+@pytest.mark.slow
 @SCENES
 def test_physics_and_reward_are_the_stock_ones(scene: Scene) -> None:
     assert_steps_are_the_stock_ones(make(scene, start="random", seed=3), scene.env_name, 60)

@@ -35,6 +35,7 @@ def test_they_are_worlds(name: str, start: str) -> None:
     check_world(world, make(name, start=start), scenes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["door-open-v3", "stick-push-v3", "bin-picking-v3"])
 def test_physics_and_reward_are_the_stock_ones(name: str) -> None:
     assert_steps_are_the_stock_ones(make(name, start="random", seed=3), name, 20)

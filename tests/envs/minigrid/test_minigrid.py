@@ -37,6 +37,7 @@ def test_progress_rises_on_the_way_and_falls_off_it() -> None:
     assert progress == pytest.approx([1 / 7, 2 / 7, 1 / 7, 2 / 7, 1 / 7])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task", [*SHORT_NAMES, "minigrid/MiniGrid-Dynamic-Obstacles-6x6-v0", "minigrid/BabyAI-GoToLocal-v0"]
 )
@@ -50,6 +51,7 @@ def test_legacy_rules_are_exact_after_set_state_too() -> None:
     check_turn_world(made(task, rules="legacy"), made(task, rules="legacy"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task",
     ["doorkey_6x6", "four_rooms", "multi_room", "minigrid/MiniGrid-ObstructedMaze-1Dlhb-v0", "unlock", "lava_gap"],
@@ -74,6 +76,7 @@ def test_red_is_red_and_green_is_green() -> None:
     assert green > 200 and red < 100, "the goal, in the fifth"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", SHORT_NAMES)
 def test_the_expert_always_succeeds_and_progress_never_falls(task: str) -> None:
     world = made(task)
@@ -104,6 +107,7 @@ def shortest(env) -> int:
     raise AssertionError("no way")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["doorkey_5x5", "lava_gap"])
 def test_the_way_is_a_shortest_one(task: str) -> None:
     world = made(task)

@@ -151,6 +151,7 @@ def test_half_precision_agrees_with_whole(folders: dict[str, Path], pictures: np
     np.testing.assert_allclose(half, whole, atol=0.05)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_loaded_says_why(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(JudgeUnavailable, match="no judge at"):
         judge({"clip": tmp_path / "none"}, "clip")
@@ -163,6 +164,7 @@ def test_what_cannot_be_loaded_says_why(folders: dict[str, Path], tmp_path: Path
         judge(folders, "clip", quantization="nf4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["clip", "blip2"])
 def test_random_weights_answer_and_say_what_they_are(backend: str, pictures: np.ndarray) -> None:
     torch.manual_seed(3)
@@ -174,6 +176,7 @@ def test_random_weights_answer_and_say_what_they_are(backend: str, pictures: np.
     assert values[0] != values[1] and ((values > 0) & (values < 1)).all()
 
 
+@pytest.mark.slow
 def test_random_weights_are_drawn_by_the_judges_seed(pictures: np.ndarray) -> None:
     same, again, other = (
         build_judge(JudgeConfig(backend="blip2", model="random", device="cpu", seed=seed)) for seed in (0, 0, 1)

@@ -255,6 +255,7 @@ def test_scores_of_text_made_of_the_parsers_own_marks_lie_on_their_scales(text):
         assert parse(text) is None or 0 <= parse(text) <= 1
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=80), st.sampled_from(["0", "1", "-1"]))
 def test_a_label_on_a_line_of_its_own_is_read_or_refused_but_never_changed(prose, label):
@@ -262,6 +263,7 @@ def test_a_label_on_a_line_of_its_own_is_read_or_refused_but_never_changed(prose
     assert parse_label(f"{prose}\n{label}") in (parse_label(label), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit",
     [

@@ -51,6 +51,7 @@ def judge(prompt):
     return build_judge(JudgeConfig(prompt=prompt))
 
 
+@pytest.mark.slow
 def test_an_open_drawer_is_nearer_to_the_goal_than_a_closed_one(scene):
     pictures, progress = scene
     assert progress[0] < 0.05 < 0.9 < progress[-1]
@@ -82,6 +83,7 @@ def test_one_picture_twice_is_no_difference(scene):
     assert verdict.status is Status.NO_PREFERENCE
 
 
+@pytest.mark.slow
 def test_scores_are_near_the_progress(scene):
     pictures, progress = scene
     scores = judge("direct").score([Clip(goal="open the drawer", frames=pictures[[place]]) for place in (0, 12, 23)])

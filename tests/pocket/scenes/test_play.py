@@ -46,6 +46,7 @@ def test_pictures_range_from_untouched_to_far_on_the_way(found):
     assert len({picture.tobytes() for picture in found.pictures}) > 10  # a cup that left the picture looks like another
 
 
+@pytest.mark.slow
 def test_the_pocket_judge_tells_much_from_little(found):
     order = np.argsort(found.progress)
     asked = [

@@ -64,6 +64,7 @@ def test_a_push_is_read_from_its_last_picture_alone() -> None:
     assert any(others), "some bring the wrong block to the pad"
 
 
+@pytest.mark.slow
 def test_lessons_turned_round_and_off_the_goal_have_their_own_answers() -> None:
     lessons, rng = Lessons("train", 60, 10, 0), np.random.default_rng(0)
     turns = [lessons.turn(rng) for _ in range(300)]
@@ -75,6 +76,7 @@ def test_lessons_turned_round_and_off_the_goal_have_their_own_answers() -> None:
     assert all(0 <= picture < len(lessons) for question in [*turns, *clips] for picture in question.pictures)
 
 
+@pytest.mark.slow
 def test_a_training_of_two_steps_leaves_a_judge(tmp_path: Path) -> None:
     out = tmp_path / "weights"
     Trainer(TrainConfig(out=out, moves=40, pushes=6, seeing_steps=1, talking_steps=2, batch=8)).train()

@@ -1,5 +1,6 @@
 """The pocket VLA: shapes, what it reads, that it looks, and that it can learn."""
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -87,6 +88,7 @@ def test_log_probs_of_what_was_drawn_are_recomputed_alike() -> None:
     assert (again - drawn).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 def test_it_learns_a_batch_by_heart() -> None:
     policy = pocket()
     images, proprio = seen(8)

@@ -12,6 +12,7 @@ def test_the_odds_by_hand() -> None:
     assert log_odds(0, 0) == pytest.approx(0) and log_odds(10, 20) < 0 and log_odds(0, 3_000) == -math.inf
 
 
+@pytest.mark.slow
 def test_a_fair_coin_passes_in_fewer_runs_than_one_in_a_hundred_however_often_one_looks() -> None:
     rng, passed = random.Random(0), 0
     for _ in range(1_000):

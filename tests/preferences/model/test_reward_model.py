@@ -67,6 +67,7 @@ def part(steps: Steps, which: slice) -> Steps:
     return Steps(actions=steps.actions[which], next_obs=steps.next_obs[which], snapshots=steps.snapshots[which])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sees", "segment_steps"), [("image", 1), ("state", 3)])
 def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: int) -> None:
     pairs = telling_pairs(10, segment_steps)
@@ -96,6 +97,7 @@ def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: 
     np.testing.assert_allclose(told, np.mean(losses, axis=0), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sees", ["image", "state"])
 def test_a_planted_preference_is_learned(sees: str) -> None:
     model = RewardModel(build_input(sees), CONFIG, seed=0)
@@ -112,6 +114,7 @@ def test_a_planted_preference_is_learned(sees: str) -> None:
     assert not np.allclose(rewards[0], rewards[1]), "members differ"
 
 
+@pytest.mark.slow
 def test_a_fit_stops_early_once_it_is_right_and_in_any_case_after_its_updates() -> None:
     comparisons = comparisons_of(telling_pairs(40))
     patient = RewardModelConfig(picture_px=16, stop_accuracy=0.9, max_epochs=200, max_updates=10_000)
@@ -125,6 +128,7 @@ def test_a_fit_stops_early_once_it_is_right_and_in_any_case_after_its_updates() 
     assert model.get_state()["adam"]["0"]["step"] == 6
 
 
+@pytest.mark.slow
 def test_a_fit_goes_on_for_its_least_updates_although_it_is_right() -> None:
     """Labels that are in order after a step or two would else leave a reward that nobody can see."""
     comparisons = comparisons_of(telling_pairs(40))
@@ -159,6 +163,7 @@ def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on() ->
     assert blind.fit(coin)[metrics.REWARD_IS_TRUSTED] == 1 and blind.is_trusted
 
 
+@pytest.mark.slow
 def test_every_answer_is_foretold_once_by_a_model_that_has_not_seen_it() -> None:
     pairs, foretold = telling_pairs(30), []
     for flip in (False, True):
@@ -177,6 +182,7 @@ def test_every_answer_is_foretold_once_by_a_model_that_has_not_seen_it() -> None
     assert foretold[0][0] + foretold[1][0] == 5, "the same guesses, whatever those labels are"
 
 
+@pytest.mark.slow
 def test_a_judge_who_looks_at_places_alone_is_never_trusted() -> None:
     model = RewardModel(build_input("image"), RewardModelConfig(picture_px=16), seed=0)
     comparisons = Examples(num_sides=2)
@@ -224,6 +230,7 @@ def test_the_ensemble_learns_scores_as_the_plain_oracle_does(sees: str) -> None:
     np.testing.assert_allclose(told, np.mean(losses, axis=0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_scores_are_learned_until_held_out_ones_are_met() -> None:
     config = RewardModelConfig(picture_px=16, max_epochs=500, max_updates=2_000, stop_error=0.1)
     model = RewardModel(build_input("image"), config, 0, SCORE)
@@ -235,6 +242,7 @@ def test_scores_are_learned_until_held_out_ones_are_met() -> None:
     assert np.abs(model.ensemble.rewards(steps) - (2 * progress - 1)).mean() < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("say", [lambda rng: 0.3, lambda rng: rng.random()], ids=["always the same", "a die"])
 def test_scores_that_say_nothing_give_no_reward(say: Callable[[np.random.Generator], float]) -> None:
     frames, rng = telling_frames(100), np.random.default_rng(3)
@@ -311,6 +319,7 @@ def test_each_distinct_picture_is_drawn_once() -> None:
     np.testing.assert_array_equal(model.ensemble.predict(steps), first)
 
 
+@pytest.mark.slow
 def test_a_picture_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     num_read, forward = [], PictureNetwork.forward
 

@@ -62,6 +62,7 @@ def test_a_session_scores_frames_records_the_truth_and_fits() -> None:
         assert record.env_return == float(record.segment.env_rewards[0])
 
 
+@pytest.mark.slow
 def test_no_picture_is_scored_twice_and_a_rare_one_is_as_likely_as_a_common_one() -> None:
     scorer = Scripted()
     loop = loop_of(scorer, queries=30)
@@ -109,6 +110,7 @@ def test_an_outage_leaves_the_session_due() -> None:
     assert loop.run_session(10)[metrics.SCORES] == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scorer", ["judge", "die"])
 @pytest.mark.parametrize(
     "change",

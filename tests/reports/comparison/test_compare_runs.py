@@ -65,6 +65,7 @@ def test_a_run_is_counted_once_however_it_is_named(runs: Path) -> None:
     assert len(find_runs([runs, runs / "oracle", runs / "oracle" / "eval.csv"])) == 4
 
 
+@pytest.mark.slow
 def test_runs_get_the_page_of_a_sweep(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare([runs], runs / "report") == 0
     assert "0.38" in capsys.readouterr().out  # the mean of 0.5 and 0.25, the means of each seed's last evaluations

@@ -68,6 +68,7 @@ def test_before_the_first_run_is_finished_there_is_nothing_to_compare(make_sweep
     assert compare([folder.path]) == 0
 
 
+@pytest.mark.slow
 def test_halted_runs_are_left_out_and_the_page_says_so(make_sweep: Make, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_sweep({"good": GOOD, "bad": (BAD[0], BAD[1], (0, 0))})
     plans = list(folder.plans().values())
@@ -89,6 +90,7 @@ def test_what_a_paid_judge_was_paid_is_shared_by_the_queries(make_sweep: Make) -
     assert bad["usd_per_success"] is None
 
 
+@pytest.mark.slow
 def test_page_pictures_and_tables_are_written(make_sweep: Make, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_sweep()
     assert compare([folder.path]) == 0

@@ -67,6 +67,7 @@ def fill(folder: Path, judge) -> None:
     )
 
 
+@pytest.mark.slow
 def test_two_judges_in_a_store_are_compared(tmp_path, capsys):
     fill(tmp_path / "s", FakeJudge())
     fill(tmp_path / "s", Liar())
@@ -90,6 +91,7 @@ def test_two_judges_in_a_store_are_compared(tmp_path, capsys):
     assert "50.0 %" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_is_reported_from_its_log_alone(filled, tmp_path, capsys):
     assert report_judges([filled.path], tmp_path / "out") == 0
     (row,) = json.loads((tmp_path / "out" / "judge_report.json").read_text())

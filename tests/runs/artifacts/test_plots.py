@@ -45,6 +45,7 @@ def test_an_empty_cell_is_no_number() -> None:
     assert values[0] == 1.5 and values[1] != values[1]
 
 
+@pytest.mark.slow
 def test_all_plots_are_written(filled: RunFolder) -> None:
     files = write_plots(filled, "t")
     assert [file.name for file in files] == ["learning_curve.png", "vlm_accuracy.png", "labels_over_time.png"]
@@ -71,6 +72,7 @@ def test_scores_have_a_plot_of_their_own(filled: RunFolder, make_scores: Callabl
     assert {outcome(row) for row in filled.scores.read()} == {"scored", "invalid", "failed"}
 
 
+@pytest.mark.slow
 def test_unreadable_scores_alone_make_no_plot(
     filled: RunFolder, make_scores: Callable[[int], list[ScoreRecord]]
 ) -> None:

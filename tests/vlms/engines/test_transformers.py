@@ -63,6 +63,7 @@ def test_a_batch_of_unequal_lengths_answers_as_its_items_do_alone(tiny_vlms, fam
     assert len({round(verdict.probabilities[0], 6) for verdict in together}) == 5  # the pictures matter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [*FAMILIES, "llava_next"])
 def test_four_bit_weights_on_a_cpu(tiny_vlms, tmp_path, family):
     folder = tiny_vlms[family] if family in tiny_vlms else save_tiny_llava_next(tmp_path / family)
