@@ -8,17 +8,17 @@ from rlvlm.envs.robosuite.lightening import shrink_textures, thin_meshes
 SIDE = 20
 
 
-def plate() -> mujoco.MjModel:
-    """A plate of 1 m x 1 m x 1 mm, its two sides made of 20 x 20 squares each."""
+def plates() -> mujoco.MjModel:
+    """Two plates of 1 m x 1 m x 1 mm, half a metre apart, their sides made of 20 x 20 squares each."""
     grid = [(x / SIDE, y / SIDE) for x in range(SIDE + 1) for y in range(SIDE + 1)]
-    vertices = [(x, y, z) for z in (0.0, 0.001) for x, y in grid]
+    vertices = [(x, y, z) for z in (0.0, 0.001, 0.5, 0.501) for x, y in grid]
     faces = []
-    for side in (0, 1):
+    for side in range(4):
         for x in range(SIDE):
             for y in range(SIDE):
                 a = side * len(grid) + x * (SIDE + 1) + y
                 b, c, d = a + 1, a + SIDE + 1, a + SIDE + 2
-                faces += [(a, c, d), (a, d, b)] if side else [(a, d, c), (a, b, d)]
+                faces += [(a, c, d), (a, d, b)] if side % 2 else [(a, d, c), (a, b, d)]
     text = " ".join(f"{number}" for vertex in vertices for number in vertex)
     corners = " ".join(str(corner) for face in faces for corner in face)
     return mujoco.MjModel.from_xml_string(f"""
@@ -39,24 +39,24 @@ def area(model: mujoco.MjModel, up: bool) -> float:
     return float(np.abs(normals[normals > 0 if up else normals < 0]).sum())
 
 
-def test_a_plate_keeps_both_sides_in_a_fraction_of_the_faces() -> None:
-    model = plate()
+def test_plates_keep_both_sides_in_a_fraction_of_the_faces() -> None:
+    model = plates()
     vertices, before = model.mesh_vert.copy(), [area(model, up) for up in (True, False)]
     thin_meshes(model, cell_m=0.1)
-    assert 150 <= model.mesh_facenum[0] <= 500  # of 1,600; squares of two or three twentieths, two faces, two sides
+    assert 300 <= model.mesh_facenum[0] <= 1_000  # of 3,200; squares of two or three twentieths, two faces, four sides
     for up, was in zip((True, False), before, strict=True):
         assert 0.8 * was < area(model, up) <= was + 1e-6
     np.testing.assert_array_equal(model.mesh_vert, vertices)
 
 
 def test_cells_smaller_than_the_mesh_change_nothing() -> None:
-    model = plate()
+    model = plates()
     thin_meshes(model, cell_m=1e-4)
-    assert model.mesh_facenum[0] == 4 * SIDE * SIDE
+    assert model.mesh_facenum[0] == 8 * SIDE * SIDE
 
 
 def test_textures_are_averaged_by_whole_blocks() -> None:
-    model = plate()
+    model = plates()
     first = int(model.tex_adr[0])
     model.tex_data[first : first + 64 * 32 * 3] = 0
     model.tex_data[first : first + 3] = 16  # one pixel of the first block of 4 x 4
