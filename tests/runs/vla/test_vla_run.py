@@ -1,5 +1,6 @@
 """A run of push_block from demonstrations to its pages; its config; and a run that was killed and goes on."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -70,4 +71,5 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     weights = [(one / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for one in (whole, killed)]
     assert weights[0] == weights[1]
     evaluated = run("rlvlm.cli", "eval", str(killed), "--episodes", "3")
-    assert evaluated.returncode == 0 and "of 3 episodes" in evaluated.stdout
+    assert evaluated.returncode == 0 and "success" in evaluated.stdout
+    assert json.loads((killed / "evaluation.json").read_text())["compared"]["policy"]["episodes"] == 3
