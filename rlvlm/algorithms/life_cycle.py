@@ -18,7 +18,7 @@ _TRAINING = (
     "gamma",
     "lr",
     "grad_clip",
-    "train_batch_size_per_learner",
+    "_train_batch_size_per_learner",
     "num_epochs",
     "minibatch_size",
     "shuffle_batch_per_epoch",
@@ -56,7 +56,7 @@ def check_life_cycle(config: AlgorithmConfig, section: str, taken: tuple[str, ..
     plain = AlgorithmConfig()
     for name in _TRAINING:
         if name not in taken and getattr(config, name) != getattr(plain, name):
-            raise ValueError(f"{name} of RLlib's .training() is not used here; set yours by {section}")
+            raise ValueError(f"{name.lstrip('_')} of RLlib's .training() is not used here; set yours by {section}")
     for name in _EPISODE_CALLBACKS:
         classes = config.callbacks_class if isinstance(config.callbacks_class, list) else [config.callbacks_class]
         inherited = [getattr(each, name, None) is getattr(plain.callbacks_class, name) for each in classes]
