@@ -16,12 +16,12 @@ def push_block() -> VLARunConfig:
     """The tiny world in chunks, from a start that succeeds in a third to a half of all episodes."""
     return VLARunConfig(
         task="push_block",
-        steps=1_500_000,
+        steps=6_000_000,
         env=task_env("push_block"),
         judge=JudgeConfig(model="scorer", score="success"),
         reward=ScoreConfig(num_frames=2, frame_px=144),
-        eval=EvalConfig(every_steps=100_000, episodes=200),
-        track=TrackConfig(log_every_steps=50_000, checkpoint_every_steps=200_000),
+        eval=EvalConfig(every_steps=250_000, episodes=200),
+        track=TrackConfig(log_every_steps=50_000, checkpoint_every_steps=500_000),
     )
 
 
