@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.judges.agreement import wilson_interval
 from rlvlm.reports.judge.answers import Answers, Floats
 
 NUM_BINS = 10
@@ -16,8 +17,6 @@ OUTCOMES = ("correct", "incorrect", "truth ties", "not checked", "no preference"
 TRUTHS = ("left", "right", "tie", "unknown")
 GIVEN = ("left", "right", "no preference", "invalid", "failed")
 _SMALLEST_GAP = 1e-6
-_Z = 1.959964
-"""95 % of a normal distribution lie within."""
 _SWAP = {"left": "right", "right": "left", "tie": "tie"}
 
 
@@ -66,15 +65,11 @@ def by_bin(answers: Answers) -> dict[str, NDArray[np.int64]]:
 
 
 def wilson(hits: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
-    """Share, lower and upper end of its 95 % interval, NaN where nothing was counted.
-
-    Source: Wilson 1927, the score interval; it stays inside [0, 1] for few counts and shares near its ends.
-    """
-    n = np.where(counts > 0, counts, np.nan)
-    share = hits / n
-    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    half = _Z * np.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
-    return share, centre - half, centre + half
+    """Share, lower and upper end of its 95 % interval, NaN where nothing was counted."""
+    nothing = (np.nan, np.nan)
+    ends = [wilson_interval(*pair) if pair[1] else nothing for pair in zip(hits.tolist(), counts.tolist(), strict=True)]
+    low, high = np.array(ends, float).reshape(-1, 2).T
+    return hits / np.where(counts > 0, counts, np.nan), low, high
 
 
 def confusion(answers: Answers) -> NDArray[np.int64]:
