@@ -96,6 +96,7 @@ GRPO_GRADIENT = "grpo/gradient_norm"
 GRPO_LR = "grpo/lr"
 GRPO_CHUNKS = "grpo/chunks"
 GRPO_UPDATES = "grpo/updates"
+GRPO_EXPLAINED = "grpo/critic_explains"
 
 REWARD_ENVIRONMENT = "reward/environment"
 REWARD_JUDGED = "reward/judged"

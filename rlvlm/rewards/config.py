@@ -54,9 +54,10 @@ class RewardConfig:
         return self.source == "judged" or (self.is_learned and self.teacher == "judge")
 
 
-ScoreTeacher = Literal["judge", "random", "biased"]
+ScoreTeacher = Literal["judge", "random", "biased", "progress"]
 """Who scores turns and episodes. judge: the VLM; random: a die, the control that must teach nothing; biased: the truth,
-but for a share of failures that it takes for successes, the control that the monitor must catch."""
+but for a share of failures that it takes for successes, the control that the monitor must catch; progress: the
+simulator's progress with noise, a judge as good as one wants, to study what graded scores teach."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +129,8 @@ class TurnRewardConfig:
     """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: nobody is."""
     false_positives: float = 0.2
     """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
+    noise: float = 0.0
+    """Of the teacher progress: standard deviation of its noise, >= 0."""
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def __post_init__(self) -> None:
@@ -139,8 +142,10 @@ class TurnRewardConfig:
             )
         if self.last_resort and not self.asks_judge:
             raise ValueError("reward.last_resort has no effect where no judge is asked")
-        if self.teacher == "biased" and self.per == "turn":
-            raise ValueError("the biased teacher is about whole episodes; set reward.per episode")
+        if self.teacher in ("biased", "progress") and self.per == "turn":
+            raise ValueError(f"the {self.teacher} teacher is about whole episodes; set reward.per episode")
+        if self.noise < 0 or (self.noise and self.teacher != "progress"):
+            raise ValueError(f"reward.noise must be >= 0 and goes with the teacher progress, got {self.noise}")
 
     @property
     def weights(self) -> MixtureConfig:
@@ -148,6 +153,11 @@ class TurnRewardConfig:
         if self.source == "mixture":
             return self.mixture
         return MixtureConfig(environment=float(self.source == "environment"), judged=float(self.source == "judged"))
+
+    @property
+    def flaw(self) -> float:
+        """How wrong a simulated teacher is: false positives of the biased one, noise of progress."""
+        return self.noise if self.teacher == "progress" else self.false_positives
 
     @property
     def scores(self) -> bool:

@@ -1,5 +1,5 @@
-"""Who scores what happened: a judge that looks, and controls that do not. The truth is asked by the biased one alone,
-whose purpose is to be caught.
+"""Who scores what happened: a judge that looks, and controls that do not. The truth is asked by two of them: the biased
+one, whose purpose is to be caught, and a simulated judge of progress.
 """
 
 import hashlib
@@ -167,6 +167,31 @@ class BiasedScorer:
         return [Score(status=Status.OK, value=float(claim), stamp=self._stamp) for claim in claims]
 
 
+class ProgressScorer:
+    """The simulator's progress with noise that is drawn anew each time: a judge as good as one wants.
+
+    Args:
+        noise: standard deviation; scores are cut to [0, 1].
+        seed: of the noise.
+    """
+
+    def __init__(self, noise: float, seed: int) -> None:
+        self._noise = noise
+        self._seed = seed
+        self.num_asked = 0
+        self._stamp = Stamp(judge="progress", revision="", prompt="none", decoding=f"noise={noise:g} seed={seed}")
+
+    def score(self, showings: Sequence[Showing]) -> list[Score]:
+        """Progress at the last moment, 1 for a success, with noise."""
+        throws = range(self.num_asked, self.num_asked + len(showings))
+        self.num_asked += len(showings)
+        errors = [self._noise * np.random.default_rng((self._seed, throw)).normal() for throw in throws]
+        return [
+            Score(status=Status.OK, value=float(np.clip(showing.progress + error, 0.0, 1.0)), stamp=self._stamp)
+            for showing, error in zip(showings, errors, strict=True)
+        ]
+
+
 def make_scorer(
     teacher: ScoreTeacher,
     make_judge: Callable[[], Judge] | None,
@@ -174,7 +199,7 @@ def make_scorer(
     seed: int,
     *,
     remembers: bool,
-    false_positives: float = 0.0,
+    flaw: float = 0.0,
     make_last_resort: Callable[[], Judge] | None = None,
 ) -> Scorer:
     """The scorer that `teacher` names.
@@ -185,13 +210,15 @@ def make_scorer(
         draw: see `JudgeScorer`.
         seed: of a control.
         remembers: see `JudgeScorer`.
-        false_positives: see `BiasedScorer`.
+        flaw: of a simulated teacher: the false positives of the biased one, the noise of progress.
         make_last_resort: makes a judge that is asked where the first has no answer; None where nobody is.
     """
     if teacher == "random":
         return RandomScorer(seed)
     if teacher == "biased":
-        return BiasedScorer(false_positives, seed)
+        return BiasedScorer(flaw, seed)
+    if teacher == "progress":
+        return ProgressScorer(flaw, seed)
     assert make_judge is not None, "the config has checked that there is a judge"
     first = JudgeScorer(make_judge(), draw, remembers=remembers)
     if make_last_resort is None:

@@ -1,10 +1,11 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rlvlm.errors import JudgeUnavailable
-from rlvlm.rewards.scorers import BiasedScorer, JudgeScorer, LastResortScorer, RandomScorer
+from rlvlm.rewards.scorers import BiasedScorer, JudgeScorer, LastResortScorer, ProgressScorer, RandomScorer
 from rlvlm.rewards.showings import Showing
 from rlvlm.types.judging import Clip, Score, Stamp, Status
 from rlvlm.types.steps import FloatArray, Frames
@@ -88,6 +89,14 @@ def test_the_biased_judge_takes_its_share_of_failures_for_successes() -> None:
     assert np.mean(values) == pytest.approx(0.2, abs=0.03)
     assert values == [score.value for score in BiasedScorer(0.2, 0).score(failures)]
     assert {score.value for score in BiasedScorer(0.2, 0).score([shown(1, success=True)] * 9)} == {1.0}
+
+
+def test_a_simulated_judge_of_progress_errs_as_much_as_it_is_told_to() -> None:
+    half = [replace(shown(1), progress=0.5)] * 2_000
+    values = [score.value or 0.0 for score in ProgressScorer(0.1, 0).score(half)]
+    assert np.mean(values) == pytest.approx(0.5, abs=0.01) and np.std(values) == pytest.approx(0.1, abs=0.01)
+    assert {score.value for score in ProgressScorer(0.0, 0).score(half)} == {0.5}
+    assert all(0 <= (score.value or 0.0) <= 1 for score in ProgressScorer(2.0, 0).score(half))
 
 
 def test_the_last_resort_is_asked_where_the_first_has_no_answer() -> None:

@@ -27,7 +27,8 @@ from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
-from rlvlm.algorithms.grpo.groups import Group, gathered, sifted, weighed
+from rlvlm.algorithms.grpo.credit.critic import Critic
+from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate
 from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule, restore
 from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file
@@ -49,6 +50,8 @@ from rlvlm.rewards.showings import Told
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.steps import FloatArray, Frames
 
+IMAGE_BYTES = 256 * 2**20
+"""Of the images that a rollout looked at, kept for its update."""
 _UNCHANGED: Any = NotProvided
 
 
@@ -164,16 +167,21 @@ class VLAGRPO(CheckpointedAlgorithm):
             self._learners.tell("watch_alone")
         else:
             self._policy = self._learner.policy
-            self._learner.watch(Eyes(self._policy, self._viewer), self._viewer)
+        self._eyes = Eyes(self._policy, self._viewer, IMAGE_BYTES if self._learner is not None else 0)
+        if self._learner is not None:
+            self._learner.watch(self._eyes, self._viewer)
         self._scale: ActionScale | None = None
         self.last_played: list[ChunkEpisode] = []
         self._tally = Tally()
+        self._critic: Critic | None = None
+        if self.config.grpo.advantage.baseline == "critic":
+            self._critic = Critic(self.config.grpo.advantage, self._viewer, self.config.seed)
         self._scorer: EpisodeScorer = SuccessScorer()
         if self.config.scores.source == "judged":
             scores = self.config.scores
             scorer = make_scorer(
                 scores.teacher, self.config.make_judge, lambda snapshots: self.draw(snapshots, scores.frame_px),
-                self.config.seed, remembers=False, false_positives=scores.false_positives,
+                self.config.seed, remembers=False, flaw=scores.flaw,
                 make_last_resort=self.config.make_last_resort,
             )  # fmt: skip
             self._scorer = VideoScorer(scorer, scores)
@@ -192,7 +200,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         actions = shown.actions.reshape(-1, shown.actions.shape[-1])
         self._use_scale(ActionScale.of_actions(actions, self._viewer.scaled_actions))
         assert self._scale is not None, "just set"
-        loss = imitate(self._policy, Eyes(self._policy, self._viewer), shown, self._scale, self.config.sft, rng, tell)
+        loss = imitate(self._policy, self._eyes, shown, self._scale, self.config.sft, rng, tell)
         if self._learner is None:
             self._learners.tell(
                 "take_weights", {name: value.cpu() for name, value in self._policy.state_dict().items()}
@@ -224,9 +232,13 @@ class VLAGRPO(CheckpointedAlgorithm):
         """One update: roll out groups, score their episodes, learn from those groups that teach something."""
         if self._scale is None:
             self.prepare(logging.getLogger(__name__).info)
-        groups = self._informative_groups()
-        if groups:
-            self._learners.tell("learn", weighed(groups, self.config.grpo.advantage))
+        groups = self._rolled_groups()
+        if self._critic is not None:
+            update = self._critic.weigh(groups)
+        else:
+            update = weighed(groups, self.config.grpo.advantage) if groups else None
+        if update is not None:
+            self._learners.tell("learn", update)
             self._take_over()
         self._log_round()
 
@@ -235,15 +247,19 @@ class VLAGRPO(CheckpointedAlgorithm):
         if self._learner is None:
             restore(self._policy, self._learners.ask("weights"))
 
-    def _informative_groups(self) -> list[Group]:
-        """Groups that teach something: rolled out until there are as many as wanted, or the cap is reached."""
+    def _rolled_groups(self) -> list[Group]:
+        """Groups that teach something: rolled out until there are as many as wanted, or the cap is reached.
+
+        A critic learns from all whose episodes have scores.
+        """
         grpo, found = self.config.grpo, []
         for _ in range(grpo.rounds):
             episodes: list[ChunkEpisode] = []
             for num_groups in self._parts():
                 played = self._runner.sample(
-                    policy=self._policy, num_groups=num_groups, group_size=grpo.group_size, temperature=grpo.temperature
-                )
+                    policy=self._policy, eyes=self._eyes, num_groups=num_groups, group_size=grpo.group_size,
+                    temperature=grpo.temperature,
+                )  # fmt: skip
                 self._scorer.begin(played)
                 episodes += played
             scores = self._scorer.collect(self.env_steps)
@@ -277,7 +293,8 @@ class VLAGRPO(CheckpointedAlgorithm):
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`; success is that of the newest update's episodes."""
-        return self._tally.report() | self._learners.ask("report") | self._scorer.report()
+        critic = {} if self._critic is None else self._critic.report()
+        return self._tally.report() | self._learners.ask("report") | critic | self._scorer.report()
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Greedy episodes from held-out initial states, and the success rate of sampled ones from the same states."""
@@ -316,6 +333,7 @@ class VLAGRPO(CheckpointedAlgorithm):
             "iteration": self._iteration,
             "tally": self._tally.save_tree(),
             "scorer": self._scorer.save_tree(),
+            "critic": None if self._critic is None else self._critic.save_tree(),
         }
         save_tree(Path(checkpoint_dir), tree, policy_file(self._policy, self.config.policy, self._scale))
 
@@ -333,6 +351,8 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._iteration = tree["iteration"]
         self._tally.load_tree(tree["tally"])
         self._scorer.load_tree(tree["scorer"])
+        if self._critic is not None:
+            self._critic.load_tree(tree["critic"])
 
     def _use_scale(self, scale: ActionScale) -> None:
         self._scale = self._runner.scale = scale

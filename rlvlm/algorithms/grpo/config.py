@@ -5,19 +5,50 @@ from typing import Literal
 
 from rlvlm.rewards.config import MonitorConfig, ScoreTeacher, check_scoring
 
-Baseline = Literal["mean", "leave_one_out"]
+GroupBaseline = Literal["mean", "leave_one_out"]
 Granularity = Literal["token", "action", "chunk"]
 Averaging = Literal["trajectory", "token", "constant"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CriticConfig:
+    """A network that foretells an episode's score before each of its chunks, from the simulator's state.
+
+    Only training has it: the policy still acts on images.
+    """
+
+    trace: float = 0.9
+    """Lambda of the generalised advantage estimate over chunks, in [0, 1]. 1: a chunk is credited with all that comes
+    after it; 0: with nothing but the change in what is foretold from before it to after it."""
+    hidden: int = 128
+    """Width of its two layers."""
+    lr: float = 1e-3
+    """Step size of AdamW."""
+    steps: int = 200
+    """Gradient steps before each update."""
+    batch_size: int = 256
+    """Chunks in a step."""
+    episodes: int = 2_000
+    """The newest episodes that it learns from, >= 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trace <= 1 or not self.lr > 0:
+            raise ValueError(f"need critic.trace in [0, 1] and critic.lr > 0, got {self.trace} and {self.lr}")
+        if min(self.hidden, self.steps, self.batch_size, self.episodes) < 1:
+            raise ValueError(f"critic.hidden, steps, batch_size and episodes must be >= 1, got {self}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvantageConfig:
     """How an episode's score becomes its advantage, and which groups teach anything."""
 
-    baseline: Baseline = "mean"
-    """What is taken off a score: the group's mean, or the mean of the others (RLOO)."""
+    baseline: GroupBaseline | Literal["critic"] = "mean"
+    """What is taken off a score: the group's mean; the mean of the others (RLOO); or what a critic expects, chunk by
+    chunk (PPO), which learns from all groups."""
     divide_by_std: bool = True
-    """Whether the difference is divided by the group's unbiased standard deviation."""
+    """Whether the difference is divided by the group's unbiased standard deviation, or by that of all chunks of the
+    update where there is a critic."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
     min_spread: float = 1e-3
     """Groups whose largest and smallest score differ by less teach nothing and are dropped; > 0."""
     scorer_noise: float = 0.0
@@ -37,6 +68,10 @@ class AdvantageConfig:
             raise ValueError("noise_factor has no effect without scorer_noise; set both or neither")
         if self.baseline == "leave_one_out" and self.divide_by_std:
             raise ValueError("leave_one_out is used without divide_by_std; set divide_by_std to False")
+        if self.baseline == "critic" and (self.min_spread, self.scorer_noise) != (1e-3, 0.0):
+            raise ValueError("min_spread and scorer_noise have no effect with a critic, which learns from all groups")
+        if self.baseline != "critic" and self.critic != CriticConfig():
+            raise ValueError("the critic's settings have no effect unless baseline is critic")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +123,8 @@ class ScoreConfig:
     """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: nobody is."""
     false_positives: float = 0.2
     """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
+    noise: float = 0.0
+    """Of the teacher progress: standard deviation of its noise, >= 0."""
     parts: int = 4
     """A rollout is played in so many parts, >= 1: a judge looks at one while the next is played."""
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
@@ -96,6 +133,8 @@ class ScoreConfig:
         check_scoring("reward", self.num_frames, self.neutral, self.false_positives)
         if self.frame_px < 1 or self.parts < 1:
             raise ValueError(f"need frame_px and parts >= 1, got {self.frame_px} and {self.parts}")
+        if self.noise < 0 or (self.noise and self.teacher != "progress"):
+            raise ValueError(f"noise must be >= 0 and goes with the teacher progress, got {self.noise}")
         if self.threshold is not None and not 0 < self.threshold <= 1:
             raise ValueError(f"threshold must be in (0, 1] or None, got {self.threshold}")
         rest = (self.teacher, self.threshold, self.without_answer, self.neutral, self.monitor)
@@ -105,6 +144,11 @@ class ScoreConfig:
             raise ValueError("last_resort has no effect where no judge is asked")
         if self.without_answer != "neutral" and self.neutral != 0.5:
             raise ValueError("neutral has no effect unless without_answer is neutral")
+
+    @property
+    def flaw(self) -> float:
+        """How wrong a simulated teacher is: false positives of the biased one, noise of progress."""
+        return self.noise if self.teacher == "progress" else self.false_positives
 
     @property
     def asks_judge(self) -> bool:
@@ -148,12 +192,16 @@ class GRPOConfig:
     groups: int = 32
     """Groups that are rolled out at once, each from one initial state, and that an update should learn from."""
     group_size: int = 8
-    """Episodes of a group, >= 2."""
+    """Episodes of a group, >= 2; 1 will do with a critic."""
     rounds: int = 3
     """Most times that groups are rolled out for one update, until enough of them teach something. All that do are
     learned from at once, so nothing is thrown away and nothing is old."""
     temperature: float = 1.0
     """Of sampling, in rollouts and in the update."""
+    draws: Literal["token", "chunk"] = "token"
+    """Of the random numbers that rollouts are sampled with. token: one for each token; chunk: one for each dimension of
+    the action, for all steps of a chunk, so that a chunk strays to one side as a whole and does not tremble. Each token
+    has the same distribution in both; evaluations always draw one for each token."""
     lr: float = 6e-4
     """First step size of Adam."""
     warm_up: int = 5
@@ -179,8 +227,9 @@ class GRPOConfig:
 
     def __post_init__(self) -> None:
         counts = (self.groups, self.rounds, self.epochs, self.minibatches, self.threads)
-        if min(counts) < 1 or self.group_size < 2 or self.warm_up < 0:
-            raise ValueError(f"need group_size >= 2, warm_up >= 0 and all other counts >= 1, got {self}")
+        least = 1 if self.advantage.baseline == "critic" else 2
+        if min(counts) < 1 or self.group_size < least or self.warm_up < 0:
+            raise ValueError(f"need group_size >= {least}, warm_up >= 0 and all other counts >= 1, got {self}")
         if not (self.temperature > 0 and self.lr > 0 and self.max_grad_norm > 0):
             raise ValueError(f"need temperature, lr and max_grad_norm > 0, got {self}")
         if self.num_learners < 0 or self.gpus_per_learner < 0:

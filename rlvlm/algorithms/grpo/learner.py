@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import GRPOConfig
-from rlvlm.algorithms.grpo.groups import Update
+from rlvlm.algorithms.grpo.credit.groups import Update
 from rlvlm.algorithms.grpo.losses import kl_k3, token_weights, update_loss
 from rlvlm.algorithms.grpo.rollouts import Eyes, seen_at_chunks
 from rlvlm.algorithms.learners import add_up, add_up_gradients, own_share
@@ -258,7 +258,7 @@ class GRPOLearner(TorchLearner):
             proprio=torch.from_numpy(obs.proprio).to(self.device),
             bins=torch.from_numpy(np.concatenate([e.bins for e in update.episodes]).astype(np.int64)).to(self.device),
             old_log_probs=torch.from_numpy(np.concatenate([e.log_probs for e in update.episodes])).to(self.device),
-            advantages=torch.from_numpy(update.advantages)[episodes].to(self.device),
+            advantages=torch.from_numpy(update.advantages).to(self.device),
             weights=weights.to(self.device),
         )
 

@@ -1,5 +1,6 @@
 """Drives worlds by a VLA, chunk after chunk, and gathers whole episodes: for training and for players."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.sampling import draw_bins, likeliest_bins
 from rlvlm.policies.vla.tokens import ActionScale, decode
 from rlvlm.types.chunks import ChunkEpisode, ChunkObs, ChunkStep
-from rlvlm.types.steps import FloatArray
+from rlvlm.types.steps import FloatArray, Frames
 
 Choice = tuple[NDArray[np.int64], FloatArray]
 """Bins [N, L * A] and their log-probabilities, [N, L * A]."""
@@ -25,20 +26,37 @@ class Eyes:
     Args:
         policy: says how large images are and how words are written.
         world: draws.
+        memory_bytes: of the newest images, which are kept so that what a rollout looked at is not drawn again for the
+            update.
     """
 
-    def __init__(self, policy: VLAPolicy, world: ChunkWorld) -> None:
+    def __init__(self, policy: VLAPolicy, world: ChunkWorld, memory_bytes: int = 0) -> None:
         self._policy = policy
         self._world = world
+        self._most = memory_bytes // (3 * policy.image_px**2)
+        self._drawn: OrderedDict[tuple[str, bytes], Frames] = OrderedDict()
 
     def look(self, obs: ChunkObs) -> tuple[Tensor, Tensor, Tensor]:
         """Images [N, cameras, H, W, 3] uint8, words [N, W] and proprioception [N, P], on the policy's device."""
         device = next(self._policy.parameters()).device
-        images = np.stack(
-            [self._world.draw(obs.snapshots, self._policy.image_px, camera) for camera in self._world.cameras], axis=1
-        )
+        images = np.stack([self._images(obs.snapshots, camera) for camera in self._world.cameras], axis=1)
         words = self._policy.read(obs.instructions)
         return torch.from_numpy(images).to(device), words, torch.from_numpy(obs.proprio).to(device)
+
+    def _images(self, snapshots: FloatArray, camera: str) -> Frames:
+        """[N, H, W, 3] by one camera; of snapshots that are equal to the bit one is drawn."""
+        size_px = self._policy.image_px
+        if not self._most:
+            return self._world.draw(snapshots, size_px, camera)
+        keys = [(camera, row.tobytes()) for row in snapshots]
+        missing = {key: row for row, key in enumerate(keys) if key not in self._drawn}
+        if missing:
+            images = self._world.draw(snapshots[list(missing.values())], size_px, camera)
+            self._drawn.update(zip(missing, images, strict=True))
+        found = np.stack([self._drawn[key] for key in keys])
+        while len(self._drawn) > self._most:
+            self._drawn.popitem(last=False)
+        return found
 
 
 class Sampler:
@@ -49,15 +67,22 @@ class Sampler:
         eyes: what it is shown.
         temperature: > 0, or None for the likeliest token of each distribution.
         generator: of the draws, on the CPU.
+        shared: see `draw_bins`.
     """
 
     def __init__(
-        self, policy: VLAPolicy, eyes: Eyes, temperature: float | None, generator: torch.Generator | None = None
+        self,
+        policy: VLAPolicy,
+        eyes: Eyes,
+        temperature: float | None,
+        generator: torch.Generator | None = None,
+        shared: int = 1,
     ) -> None:
         self._policy = policy
         self._eyes = eyes
         self._temperature = temperature
         self._generator = generator or torch.Generator().manual_seed(0)
+        self._shared = shared
 
     @torch.no_grad()
     def choose(self, obs: ChunkObs) -> Choice:
@@ -66,7 +91,7 @@ class Sampler:
         if self._temperature is None:
             bins = likeliest_bins(logits)
             return bins.cpu().numpy(), np.zeros(bins.shape, np.float32)
-        bins, log_probs = draw_bins(logits, self._temperature, self._generator)
+        bins, log_probs = draw_bins(logits, self._temperature, self._generator, self._shared)
         return bins.cpu().numpy(), log_probs.cpu().numpy()
 
 

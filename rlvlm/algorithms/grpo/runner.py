@@ -39,14 +39,15 @@ class GroupRunner(EnvRunner):
         self._next_group = 0
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
-        self, *, policy: VLAPolicy, num_groups: int, group_size: int, temperature: float
+        self, *, policy: VLAPolicy, eyes: Eyes, num_groups: int, group_size: int, temperature: float
     ) -> list[ChunkEpisode]:
         """Whole episodes, `group_size` of each of `num_groups` initial states, neighbours in the answer."""
         state_ids = self._states.integers(FIRST_HELD_OUT_STATE, size=num_groups)
         groups = np.arange(self._next_group, self._next_group + num_groups)
         self._next_group += num_groups
         starts = Starts(task=self.config.task, state_ids=state_ids.repeat(group_size), groups=groups.repeat(group_size))
-        sampler = Sampler(policy, Eyes(policy, self.world), temperature, self._tokens)
+        shared = self.world.chunk_steps if self.config.grpo.draws == "chunk" else 1
+        sampler = Sampler(policy, eyes, temperature, self._tokens, shared)
         return roll_out(self._worlds, starts, sampler.choose, decoded_by(self.scale, self.world.chunk_steps))
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:

@@ -284,7 +284,7 @@ class PPOVLM(CheckpointedAlgorithm):
         if reward.scores:
             scorer = make_scorer(
                 reward.teacher, self.config.make_judge, self._viewer.draw, seed, remembers=True,
-                false_positives=reward.false_positives, make_last_resort=self.config.make_last_resort,
+                flaw=reward.flaw, make_last_resort=self.config.make_last_resort,
             )  # fmt: skip
         if reward.weights.novelty:
             novelty = TemporalNovelty(len(self._viewer.action_names), self._viewer.draw, seed)

@@ -76,8 +76,10 @@ class ScriptMemory:
 
 
 def has_script(scene: LiberoScene) -> bool:
-    """Whether all that a task asks for is to put things somewhere."""
-    return all(goal[0] in ("on", "in") and len(goal) == 3 for goal in scene.goals)
+    """Whether all that a task asks for is to put things somewhere, and nothing has to be opened before; positions in
+    world coordinates are up to date.
+    """
+    return all(goal[0] in ("on", "in") and len(goal) == 3 and not scene.is_shut(goal[2]) for goal in scene.goals)
 
 
 class Script:

@@ -35,18 +35,19 @@ _ALMOST = 0.9
 _TRIES = 20
 """For a place that is free."""
 
-_scenes: "weakref.WeakValueDictionary[tuple[str, int], LiberoScene]" = weakref.WeakValueDictionary()
+_scenes: "weakref.WeakValueDictionary[tuple[str, int, float], LiberoScene]" = weakref.WeakValueDictionary()
 
 
-def shared_scene(suite: str, number: int) -> "LiberoScene":
-    """The scene of a task, made if this process has none.
+def shared_scene(suite: str, number: int, mesh_cell: float) -> "LiberoScene":
+    """The scene of a task, made if this process has none; see `LiberoScene`.
 
     Raises:
         MachineError: LIBERO is not installed, or not whole.
     """
-    found = _scenes.get((suite, number))
+    key = (suite, number, mesh_cell)
+    found = _scenes.get(key)
     if found is None:
-        found = _scenes[suite, number] = LiberoScene(suite, number)
+        found = _scenes[key] = LiberoScene(*key)
     return found
 
 
@@ -56,15 +57,16 @@ class LiberoScene(RobosuiteScene):
     Args:
         suite: a key of `SUITES`.
         number: of the task, from 0.
+        mesh_cell: how finely things are drawn, metres.
 
     Raises:
         MachineError: LIBERO is not installed, or not whole.
     """
 
-    def __init__(self, suite: str, number: int) -> None:
+    def __init__(self, suite: str, number: int, mesh_cell: float) -> None:
         name = SUITES[suite][number]
         self.instruction = instruction_of(name)
-        super().__init__(_compiled(suite, name), CAMERAS)
+        super().__init__(_compiled(suite, name), CAMERAS, mesh_cell)
         self.goals: Sequence[Sequence[str]] = self.env.parsed_problem["goal_state"]
         self._saved = _saved_starts(suite, name)
         self._settled: dict[int, Doubles] = {}
@@ -102,6 +104,11 @@ class LiberoScene(RobosuiteScene):
     def is_reached(self, goal: Sequence[str]) -> bool:
         """The same test of one goal alone."""
         return bool(self.env._eval_predicate(goal))
+
+    def is_shut(self, name: str) -> bool:
+        """Whether the region `name` is inside of a drawer or behind a door that is shut."""
+        region = self.env.object_sites_dict.get(name)
+        return bool(region is not None and region.joints and self.env.object_states_dict[name].is_close())
 
     def progress(self) -> float:
         """Mean over the goals: 1 where one is reached, else how near it is, up to 0.9."""

@@ -136,7 +136,7 @@ class LiberoWorld(ChunkWorld):
 
     def __init__(self, config: EnvConfig, seed: int, suite: str, number: str) -> None:
         ensure_renderer()  # before an hour of training, not after
-        self._scene = shared_scene(suite, int(number))
+        self._scene = shared_scene(suite, int(number), config.mesh_cell)
         self._config = config
         self.goal = self._scene.instruction
         self.render_mode = None
@@ -198,10 +198,10 @@ class LiberoWorld(ChunkWorld):
         It acts upon what each of its actions leads to, so it plays them, and the world is set back.
         """
         scene = self._scene
-        if not has_script(scene):
-            return None
         scene.load(self._one.states[0])
         mujoco.mj_fwdPosition(scene.model, scene.data)
+        if not has_script(scene):
+            return None
         memory = replace(self._memory)
         script = Script(scene, memory)
         chunk = np.empty((CHUNK_STEPS, ACTION_SIZE), np.float32)

@@ -41,6 +41,8 @@ _SETTLING_TICKS = 10
 _INVALID = -0.1
 _NEAR_M = 0.014
 """About half of what a move of four ticks covers, 2.6 cm."""
+_MESH_CELL_M = 0.005
+"""How finely things are drawn."""
 _CARRYING_M = 1.05
 """Height of the hand at which a held can clears the walls of the bins."""
 _HELD_BY_M, _CLEAR_M, _DROP_M, _IN_BIN_M = 0.012, 0.1, 0.93, 0.05
@@ -66,7 +68,7 @@ class CanScene(RobosuiteScene):
                 hard_reset=False,
                 reward_shaping=True,
             )
-        super().__init__(env, (CAMERA,))
+        super().__init__(env, (CAMERA,), _MESH_CELL_M)
         self.arm.let_go()
         self._first = self.save()
         self._can = env.obj_body_id[env.obj_to_use]

@@ -16,8 +16,8 @@ from rlvlm.types.steps import FloatArray, Frames
 
 KEY_GRAIN = 0.25e-3
 """Grain of pictures, metres or radians: at most 0.2 of a pixel at 300."""
-_CELL_M, _TEXTURE_PX = 0.005, 256
-"""How finely things are drawn."""
+_TEXTURE_PX = 256
+"""Side of textures, at most."""
 _COLLISION_GROUP = 0
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("QPOS", "QVEL", "QACC")]
@@ -31,15 +31,16 @@ class RobosuiteScene:
     Args:
         env: of robosuite, with one Panda under OSC_POSE and without cameras or renderers.
         cameras: names of those that can draw it, the default first.
+        mesh_cell: how finely things are drawn, metres.
     """
 
-    def __init__(self, env: Any, cameras: Sequence[str]) -> None:
+    def __init__(self, env: Any, cameras: Sequence[str], mesh_cell: float) -> None:
         self.env = env
         self.model: mujoco.MjModel = env.sim.model._model
         self.data: mujoco.MjData = env.sim.data._data
         self.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR
         self.arm = Arm(env)
-        self._cameras = tuple(cameras)
+        self._cameras, self._mesh_cell = tuple(cameras), mesh_cell
         self._size = mujoco.mj_stateSize(self.model, _STATE)
         self._painter: Painter | None = None
 
@@ -76,7 +77,7 @@ class RobosuiteScene:
         Positions are rounded to the grain of `picture_key` first, so that equal keys give equal images to the bit.
         """
         if self._painter is None:
-            thin_meshes(self.model, _CELL_M)
+            thin_meshes(self.model, self._mesh_cell)
             shrink_textures(self.model, _TEXTURE_PX)
             hidden = self.model.geom_group == _COLLISION_GROUP
             self._painter = Painter(self.model, self._cameras, hidden, (), copies=False)

@@ -27,13 +27,16 @@ def log_probs_of(logits: Tensor, bins: Tensor, temperature: float) -> Tensor:
     return chosen - scaled.logsumexp(dim=-1)
 
 
-def draw_bins(logits: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def draw_bins(logits: Tensor, temperature: float, generator: torch.Generator, shared: int = 1) -> tuple[Tensor, Tensor]:
     """One bin for each token, and its log-probability.
 
     Args:
         logits: [..., 256].
         temperature: > 0.
-        generator: on the CPU; draws one uniform number for each token.
+        generator: on the CPU; draws uniform numbers.
+        shared: so many equal parts of the last row of tokens are drawn with the same numbers: with the env steps of a
+            chunk as parts, each dimension of its actions strays to the same side in all of them. Each token has the
+            same distribution whatever this is.
 
     Returns:
         Bins [...] from 0 to 254, and their log-probabilities [...], float32.
@@ -42,7 +45,9 @@ def draw_bins(logits: Tensor, temperature: float, generator: torch.Generator) ->
     scaled -= scaled.amax(dim=-1, keepdim=True)
     rising = torch.exp(scaled).cumsum_(dim=-1)  # in place: these are the largest tensors of a rollout
     total = rising[..., -1:]
-    uniform = torch.rand(logits.shape[:-1], generator=generator).to(logits.device)
+    *rows, num = logits.shape[:-1]
+    uniform = torch.rand((*rows, num // shared), generator=generator).repeat((1,) * len(rows) + (shared,))
+    uniform = uniform.to(logits.device)
     bins = torch.searchsorted(rising, uniform[..., None] * total).clamp(max=TOP_BIN)  # the alias becomes the top
     chosen = scaled.gather(-1, bins)
     top = torch.logaddexp(scaled[..., TOP_BIN], scaled[..., ALIAS])[..., None]

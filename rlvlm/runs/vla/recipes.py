@@ -34,7 +34,9 @@ def libero(task: str) -> VLARunConfig:
     return VLARunConfig(
         task=task,
         steps=1_000_000,
-        env=replace(world, moved=0.02, physics="fast", episode_steps=max(160, world.episode_steps * 11 // 20)),
+        env=replace(
+            world, moved=0.02, physics="fast", mesh_cell=0.012, episode_steps=max(160, world.episode_steps * 11 // 20)
+        ),
         policy=PocketVLAConfig(image_px=64),
         sft=SFTConfig(demonstrations=100, noise=0.02, label_width=0.05, steps=800),
         algo=GRPOConfig(groups=16, rounds=2),

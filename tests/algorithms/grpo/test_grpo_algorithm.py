@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
+from rlvlm.algorithms.grpo.config import AdvantageConfig, GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
@@ -84,14 +85,16 @@ def test_an_evaluation_changes_nothing(build: Build) -> None:
     assert numbers(looked) == numbers(alone)
 
 
-def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path) -> None:
-    algorithm = build()
+@pytest.mark.parametrize("baseline", ["mean", "critic"])
+def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path, baseline: Literal["mean", "critic"]) -> None:
+    advantage = AdvantageConfig(baseline=baseline)
+    algorithm = build(advantage=advantage)
     algorithm.prepare(lambda line: None)
     algorithm.train()
     algorithm.save_checkpoint(str(tmp_path / "half"))
     algorithm.train()
     algorithm.save_checkpoint(str(tmp_path / "whole"))
-    other = build()
+    other = build(advantage=advantage)
     other.load_checkpoint(str(tmp_path / "half"))
     other.train()
     other.save_checkpoint(str(tmp_path / "again"))

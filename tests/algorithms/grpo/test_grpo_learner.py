@@ -8,7 +8,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig, LossConfig
-from rlvlm.algorithms.grpo.groups import Update
+from rlvlm.algorithms.grpo.credit.groups import Update
 from rlvlm.algorithms.grpo.learner import GRPOLearner
 from rlvlm.algorithms.grpo.rollouts import Eyes
 from rlvlm.algorithms.grpo.runner import GroupRunner
@@ -39,9 +39,9 @@ def make(seed: int = 0, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
 
 
 def sample(learner: GRPOLearner, runner: GroupRunner) -> Update:
-    episodes = runner.sample(policy=learner.policy, num_groups=2, group_size=4, temperature=1.0)  # pyright: ignore[reportArgumentType]
+    episodes = runner.sample(policy=learner.policy, eyes=learner.eyes, num_groups=2, group_size=4, temperature=1.0)  # pyright: ignore[reportArgumentType]
     advantages = np.array([1, -1, 0.5, -0.5] * 2, np.float32)
-    return Update(episodes=episodes, advantages=advantages)
+    return Update(episodes=episodes, advantages=advantages.repeat([len(episode.steps) for episode in episodes]))
 
 
 def log_prob_of_good_tokens(learner: GRPOLearner, update: Update) -> float:
@@ -134,6 +134,6 @@ def test_a_saved_learner_goes_on_to_the_bit() -> None:
 def test_numbers_that_are_not_finite_stop_the_run() -> None:
     learner, runner = make()
     update = sample(learner, runner)
-    spoiled = Update(episodes=update.episodes, advantages=np.full(8, np.nan, np.float32))
+    spoiled = Update(episodes=update.episodes, advantages=np.full_like(update.advantages, np.nan))
     with pytest.raises(NumericsError, match="is not finite"):
         learner.learn(spoiled)

@@ -15,6 +15,7 @@ from rlvlm.policies.vla.pocket import PocketVLA, build_policy
 from rlvlm.policies.vla.sampling import log_probs_of
 from rlvlm.policies.vla.tokens import ActionScale, encode
 from rlvlm.types.chunks import ChunkObs
+from rlvlm.types.steps import FloatArray, Frames
 
 SCALE = ActionScale(low=(-1.0,) * 6 + (0.0,), high=(1.0,) * 7, scaled=(True,) * 6 + (False,))
 
@@ -68,6 +69,37 @@ def test_stored_log_probs_are_those_of_the_stored_tokens_where_they_were_seen() 
     bins = torch.from_numpy(np.concatenate([episode.bins for episode in episodes]).astype(np.int64))
     stored = np.concatenate([episode.log_probs for episode in episodes])
     assert np.abs(log_probs_of(logits, bins, 1.6).detach().numpy() - stored).max() < 1e-4
+
+
+def test_what_was_looked_at_is_not_drawn_again() -> None:
+    net, one = policy(), world()
+    drawn: list[int] = []
+    draw = one.draw
+
+    def counted(snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
+        drawn.append(len(snapshots))
+        return draw(snapshots, size_px, camera)
+
+    one.draw = counted  # pyright: ignore[reportAttributeAccessIssue]
+    remembering, plain = Eyes(net, one, 5 * 3 * 16**2), Eyes(net, one)
+    obs = one.many().begin(np.array([1, 2, 1, 3]))
+    for eyes in (remembering, remembering, plain):
+        assert torch.equal(eyes.look(obs)[0], torch.from_numpy(draw(obs.snapshots, 16))[:, None])
+    assert drawn == [3, 4]  # of four states three differ
+    for state_ids in ([4, 5], [1, 2, 3], [6, 7], [1, 4]):  # five images are kept, the oldest go first
+        remembering.look(one.many().begin(np.array(state_ids)))
+    assert drawn == [3, 4, 2, 2, 1]
+
+
+def test_with_shared_draws_a_chunk_strays_to_one_side() -> None:
+    net, one = policy(), world()
+    sampler = Sampler(net, Eyes(net, one), 1.0, torch.Generator().manual_seed(1), shared=8)
+    with torch.no_grad():
+        net.bias.zero_()
+        net.bins.zero_()  # all tokens have one and the same distribution
+    bins, _ = sampler.choose(one.many().begin(np.arange(20)))
+    by_step = bins.reshape(20, 8, 7)
+    assert (by_step == by_step[:, :1]).all() and len(np.unique(by_step[:, 0])) > 50
 
 
 def test_a_group_has_one_initial_state() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlvlm.algorithms.grpo.config import AdvantageConfig, ScoreConfig
-from rlvlm.algorithms.grpo.groups import gathered, sifted
+from rlvlm.algorithms.grpo.credit.groups import gathered, sifted
 from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.errors import JudgeUnavailable

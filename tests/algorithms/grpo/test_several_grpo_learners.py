@@ -10,7 +10,7 @@ import torch
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig, LossConfig, SFTConfig
-from rlvlm.algorithms.grpo.groups import Update
+from rlvlm.algorithms.grpo.credit.groups import Update
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.vla.config import PocketVLAConfig
 
@@ -49,8 +49,11 @@ def gradients(learner: Any) -> dict[str, torch.Tensor]:
 
 def update_of(algorithm: VLAGRPO, seed: int) -> Update:
     """Episodes of the policy as it is now, and advantages that are no matter."""
-    episodes = algorithm._runner.sample(policy=algorithm._policy, num_groups=3, group_size=3, temperature=1.0)
-    return Update(episodes=episodes, advantages=np.random.default_rng(seed).normal(size=9).astype(np.float32))
+    episodes = algorithm._runner.sample(
+        policy=algorithm._policy, eyes=algorithm._eyes, num_groups=3, group_size=3, temperature=1.0
+    )
+    num_chunks = sum(len(episode.steps) for episode in episodes)
+    return Update(episodes=episodes, advantages=np.random.default_rng(seed).normal(size=num_chunks).astype(np.float32))
 
 
 def test_two_learners_have_the_gradient_of_one(make: Any) -> None:

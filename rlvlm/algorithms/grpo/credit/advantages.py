@@ -7,7 +7,7 @@ standard deviation); Ahmadian et al. 2024, arXiv:2402.14740 (RLOO); Chen et al. 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.algorithms.grpo.config import AdvantageConfig, Baseline
+from rlvlm.algorithms.grpo.config import AdvantageConfig, GroupBaseline
 from rlvlm.types.steps import FloatArray
 
 STD_EPSILON = 1e-6
@@ -34,7 +34,7 @@ def group_scores(scores: FloatArray, groups: NDArray[np.int64]) -> tuple[FloatAr
     return scores[places], places
 
 
-def group_advantages(scores: FloatArray, *, baseline: Baseline, divide_by_std: bool) -> FloatArray:
+def group_advantages(scores: FloatArray, *, baseline: GroupBaseline, divide_by_std: bool) -> FloatArray:
     """How much better each episode did than its group.
 
     Args:
@@ -76,3 +76,21 @@ def informative_groups(scores: FloatArray, config: AdvantageConfig) -> NDArray[n
     spread = scores.max(axis=1) - scores.min(axis=1)
     std = scores.astype(np.float64).std(axis=1, ddof=1)
     return (spread >= config.min_spread) & (std > config.noise_factor * config.scorer_noise)
+
+
+def chunk_advantages(values: FloatArray, score: float, trace: float) -> FloatArray:
+    """`[C]` what came of each chunk of an episode, against what was expected before it.
+
+    A_c = sum_k trace^k d_(c+k) with d_c = V_(c+1) - V_c, and V_C = score at the end. There is no discount.
+
+    Args:
+        values: [C] score that was expected before each chunk.
+        score: of the episode.
+        trace: lambda, in [0, 1].
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16, with gamma = 1 and the score as the only reward.
+    """
+    found = np.append(values[1:], score) - values
+    for chunk in range(len(values) - 2, -1, -1):
+        found[chunk] += trace * found[chunk + 1]
+    return found.astype(np.float32)

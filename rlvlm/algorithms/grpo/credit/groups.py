@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlvlm.algorithms.grpo.advantages import group_advantages, group_scores, informative_groups
 from rlvlm.algorithms.grpo.config import AdvantageConfig
+from rlvlm.algorithms.grpo.credit.advantages import group_advantages, group_scores, informative_groups
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.steps import FloatArray
 
@@ -27,11 +27,15 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """What one update learns from: the episodes of its groups, one after the other, and what each is worth."""
+    """What one update learns from: the episodes of its groups, one after the other, and what each chunk is worth."""
 
     episodes: list[ChunkEpisode]
     advantages: FloatArray
-    """[B] one for each episode."""
+    """[R] one for each chunk, episode after episode."""
+
+    def __post_init__(self) -> None:
+        num_chunks = sum(len(episode.steps) for episode in self.episodes)
+        assert len(self.advantages) == num_chunks, f"{num_chunks} chunks need as many advantages"
 
 
 def gathered(episodes: Sequence[ChunkEpisode], scores: FloatArray) -> list[Group]:
@@ -44,17 +48,21 @@ def gathered(episodes: Sequence[ChunkEpisode], scores: FloatArray) -> list[Group
 
 
 def sifted(groups: Sequence[Group], config: AdvantageConfig) -> list[Group]:
-    """Those of `groups` that teach something."""
+    """Those of `groups` that teach something; to a critic, all whose episodes have scores do."""
     if not groups:
         return []
-    keeps = informative_groups(np.stack([group.scores for group in groups]), config)
-    return [group for group, keep in zip(groups, keeps.tolist(), strict=True) if keep]
+    scores = np.stack([group.scores for group in groups])
+    is_scored = np.isfinite(scores).all(axis=1)
+    keeps = is_scored if config.baseline == "critic" else is_scored & informative_groups(scores, config)
+    return [groups[place] for place in np.flatnonzero(keeps).tolist()]
 
 
 def weighed(groups: Sequence[Group], config: AdvantageConfig) -> Update:
-    """The update that `groups` make."""
+    """The update that `groups` make by themselves: all chunks of an episode are worth the same."""
+    assert config.baseline != "critic", "a critic weighs chunk by chunk"
     scores = np.stack([group.scores for group in groups])
     advantages = group_advantages(scores, baseline=config.baseline, divide_by_std=config.divide_by_std)
+    episodes = [episode for group in groups for episode in group.episodes]
     return Update(
-        episodes=[episode for group in groups for episode in group.episodes], advantages=advantages.reshape(-1)
+        episodes=episodes, advantages=advantages.reshape(-1).repeat([len(episode.steps) for episode in episodes])
     )

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from oracles import grpo as oracle
 
-from rlvlm.algorithms.grpo.advantages import group_advantages, group_scores, informative_groups
-from rlvlm.algorithms.grpo.config import AdvantageConfig
+from rlvlm.algorithms.grpo.config import AdvantageConfig, CriticConfig
+from rlvlm.algorithms.grpo.credit.advantages import chunk_advantages, group_advantages, group_scores, informative_groups
 
 
 def mean_std(scores: list[float]) -> list[float]:
@@ -24,6 +24,14 @@ def test_by_hand_eight_episodes(wins: int, success: float, failure: float) -> No
 def test_by_hand_leave_one_out() -> None:
     found = group_advantages(np.array([[1, 0, 0, 0]], np.float32), baseline="leave_one_out", divide_by_std=False)
     assert found[0].tolist() == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
+
+
+def test_by_hand_two_chunks_against_what_was_expected() -> None:
+    # 0.5 was expected, then 0.8, then the episode succeeded: changes of 0.3 and 0.2.
+    values = np.array([0.5, 0.8], np.float32)
+    assert chunk_advantages(values, 1.0, 0.5).tolist() == pytest.approx([0.3 + 0.5 * 0.2, 0.2])
+    assert chunk_advantages(values, 1.0, 0.0).tolist() == pytest.approx([0.3, 0.2])
+    assert chunk_advantages(values, 0.0, 1.0).tolist() == pytest.approx([-0.5, -0.8])
 
 
 @pytest.mark.parametrize("score", [0.0, 1.0, 0.3])
@@ -81,5 +89,9 @@ def test_settings_without_effect_are_refused() -> None:
         AdvantageConfig(noise_factor=3.0)
     with pytest.raises(ValueError, match="set divide_by_std to False"):
         AdvantageConfig(baseline="leave_one_out")
+    with pytest.raises(ValueError, match="no effect unless baseline is critic"):
+        AdvantageConfig(critic=CriticConfig(trace=0.5))
+    with pytest.raises(ValueError, match="no effect with a critic"):
+        AdvantageConfig(baseline="critic", scorer_noise=0.1)
     with pytest.raises(ValueError, match="min_spread must be > 0"):
         AdvantageConfig(min_spread=0.0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlvlm.algorithms.grpo.config import AdvantageConfig
-from rlvlm.algorithms.grpo.groups import Group, gathered, sifted, weighed
+from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
 from rlvlm.types.chunks import ChunkEpisode
 
 
@@ -37,7 +37,7 @@ def test_by_hand() -> None:
     assert [group.episodes[0].state_id for group in kept] == [40]
     update = weighed(kept, AdvantageConfig(divide_by_std=False))
     assert update.episodes == [episodes[1], episodes[3]]
-    assert update.advantages.tolist() == [0.5, -0.5]
+    assert update.advantages.tolist() == [0.5, 0.5, -0.5, -0.5]  # of each chunk
 
 
 def test_a_group_of_two_initial_states_is_refused() -> None:

@@ -1,0 +1,205 @@
+"""GRPO of a VLA without Ray: SFT, then updates, with success on held-out states over time, as one JSON line each.
+
+    python benchmarks/vla_grpo.py push_block --seed 0
+    python benchmarks/vla_grpo.py push_block --grpo.loss.ratio chunk --grpo.advantage.no-divide-by-std
+    python benchmarks/vla_grpo.py libero_goal/8 --start goal8.pt --every 4 --episodes 50 --until 0.9
+
+All settings begin from the task's recipe. It stops once sampled and greedy success have both reached `--until`, after
+`--cpu-s` seconds of processor time or after `--most-episodes`.
+"""
+
+import json
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+
+from rlvlm import metrics
+from rlvlm.algorithms.evaluation import FIRST_SEED
+from rlvlm.algorithms.grpo.algorithm import IMAGE_BYTES, VLAGRPOConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
+from rlvlm.algorithms.grpo.credit.critic import Critic
+from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
+from rlvlm.algorithms.grpo.imitation import Demonstrations, demonstrate, imitate
+from rlvlm.algorithms.grpo.learner import GRPOLearner
+from rlvlm.algorithms.grpo.player import ChunkPlayer
+from rlvlm.algorithms.grpo.rollouts import Eyes
+from rlvlm.algorithms.grpo.runner import GroupRunner
+from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer
+from rlvlm.envs.chunks import ChunkWorld
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import make_world
+from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.rewards.scorers import make_scorer
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.vla.config import VLARunConfig
+from rlvlm.types.chunks import ChunkObs
+from rlvlm.types.steps import FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One run."""
+
+    seed: int = 0
+    """Of everything."""
+    cpu_s: float = 300.0
+    """Most processor time, demonstrations and imitation included, evaluations not."""
+    most_episodes: int = 10_000_000
+    """Of training."""
+    until: float = 0.95
+    """Success, sampled and greedy, at which it stops."""
+    every: int = 20
+    """Updates between evaluations."""
+    episodes: int = 400
+    """Held-out initial states of an evaluation."""
+    start: Path | None = None
+    """File of the supervised start: written if it is missing, else read in place of demonstrations and imitation."""
+    shown: Path | None = None
+    """File of the demonstrations, likewise: for starts that differ in how they are learned."""
+    end: Path | None = None
+    """File for the policy of the end, in the same form."""
+    env: EnvConfig
+    policy: PocketVLAConfig
+    sft: SFTConfig
+    grpo: GRPOConfig
+    reward: ScoreConfig
+    """Without a judge: success, or one of the simulated teachers."""
+
+
+def main(task: str, trial: Trial) -> None:
+    torch.set_num_threads(trial.grpo.threads)
+    torch.manual_seed(trial.seed)
+    config = (
+        VLAGRPOConfig()
+        .worlds(task=task, world=trial.env)
+        .learning(policy=trial.policy, sft=trial.sft, grpo=trial.grpo)
+        .debugging(seed=trial.seed)
+    )
+    runner = GroupRunner(config=config)
+    learner = GRPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
+    learner.build()
+    viewer = make_world(task, replace(trial.env, physics="exact"), trial.seed)
+    policy: Any = learner.policy
+    eyes = Eyes(policy, viewer, IMAGE_BYTES)
+    learner.watch(eyes, viewer)
+    scorer: EpisodeScorer = SuccessScorer()
+    if trial.reward.source == "judged":
+        teacher = make_scorer(
+            trial.reward.teacher, None, lambda snapshots: viewer.draw(snapshots, 64), trial.seed, remembers=False,
+            flaw=trial.reward.flaw,
+        )  # fmt: skip
+        scorer = VideoScorer(teacher, trial.reward)
+    critic = None
+    if trial.grpo.advantage.baseline == "critic":
+        critic = Critic(trial.grpo.advantage, viewer, trial.seed)
+    start, looked = time.process_time(), 0.0
+
+    scale, row = supervised(policy, eyes, viewer, trial)
+    runner.scale = scale
+    learner.begin()
+
+    def success(temperature: float | None) -> float:
+        player = ChunkPlayer(policy, viewer, scale, temperature)
+        return float(np.mean([one.is_success for one in player.play(range(FIRST_SEED, FIRST_SEED + trial.episodes))]))
+
+    episodes, updates = 0, 0
+    rollouts_s = update_s = 0.0
+    for update in range(1_000_000):
+        cpu_s = time.process_time() - start - looked
+        is_over = cpu_s > trial.cpu_s or episodes >= trial.most_episodes
+        row |= {"seed": trial.seed, "updates": updates, "episodes": episodes, "cpu_s": round(cpu_s, 1)}
+        row |= {"rollouts_s": round(rollouts_s, 1), "update_s": round(update_s, 1)}
+        row |= {name: float(f"{value:.3g}") for name, value in learner.report().items()}
+        if trial.episodes and (update % trial.every == 0 or is_over):
+            before = time.process_time()
+            greedy, sampled = success(None), success(trial.grpo.temperature)
+            looked += time.process_time() - before
+            row |= {"greedy": greedy, "sampled": sampled}
+            is_over = is_over or min(greedy, sampled) >= trial.until
+        if update % trial.every == 0 or is_over:
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+        if is_over:
+            break
+        before, row = time.process_time(), {}
+        found, successes = rolled(runner, policy, eyes, trial.grpo, scorer)
+        episodes += len(successes)
+        row |= {"train": round(float(successes.mean()), 3), "found": len(found)}
+        rollouts_s += time.process_time() - before
+        before = time.process_time()
+        made = critic.weigh(found) if critic else weighed(found, trial.grpo.advantage) if found else None
+        row |= critic.report() if critic else {}
+        if made is not None:
+            learner.learn(made)
+            updates += 1
+        update_s += time.process_time() - before
+    if trial.end is not None:
+        save(policy, scale, trial.end)
+
+
+def rolled(
+    runner: GroupRunner, policy: Any, eyes: Eyes, grpo: GRPOConfig, scorer: EpisodeScorer
+) -> tuple[list[Group], FloatArray]:
+    found: list[Group] = []
+    successes: list[FloatArray] = []
+    for _ in range(grpo.rounds):
+        played = runner.sample(
+            policy=policy, eyes=eyes, num_groups=grpo.groups, group_size=grpo.group_size, temperature=grpo.temperature
+        )
+        successes.append(np.array([episode.success for episode in played], np.float32))
+        scorer.begin(played)
+        found += sifted(gathered(played, scorer.collect(0)), grpo.advantage)
+        if len(found) >= grpo.groups:
+            break
+    return found, np.concatenate(successes)
+
+
+def supervised(policy: Any, eyes: Eyes, world: ChunkWorld, trial: Trial) -> tuple[ActionScale, dict[str, Any]]:
+    if trial.start is not None and trial.start.exists():
+        kept = torch.load(trial.start)
+        policy.load_state_dict(kept["policy"])
+        return ActionScale.read(kept["scale"], "task"), {}
+    rng, began = np.random.default_rng(trial.seed), time.process_time()
+    shown = demonstrated(world, trial.sft, rng, trial.shown)
+    actions = shown.actions.reshape(-1, shown.actions.shape[-1])
+    scale = ActionScale.of_actions(actions, world.scaled_actions)
+    shown_s = time.process_time() - began
+    loss = imitate(policy, eyes, shown, scale, trial.sft, rng, lambda line: None)
+    if trial.start is not None:
+        save(policy, scale, trial.start)
+    return scale, {"demonstrations_s": round(shown_s, 1), metrics.SFT_LOSS: round(loss, 3)}
+
+
+def demonstrated(world: ChunkWorld, sft: SFTConfig, rng: np.random.Generator, file: Path | None) -> Demonstrations:
+    if file is not None and file.exists():
+        kept = torch.load(file)
+        obs = ChunkObs(
+            snapshots=kept["snapshots"].numpy(), instructions=tuple(kept["words"]), proprio=kept["proprio"].numpy()
+        )
+        return Demonstrations(obs=obs, actions=kept["actions"].numpy(), num_episodes=kept["num"], num_failures=0)
+    shown = demonstrate(world, sft, rng)
+    if file is not None:
+        arrays = {"snapshots": shown.obs.snapshots, "proprio": shown.obs.proprio, "actions": shown.actions}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        torch.save(tensors | {"words": list(shown.obs.instructions), "num": shown.num_episodes}, file)
+    return shown
+
+
+def save(policy: Any, scale: ActionScale, file: Path) -> None:
+    torch.save({"policy": policy.state_dict(), "scale": scale.write("task")}, file)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
+    own = recipe(sys.argv[1])
+    assert isinstance(own, VLARunConfig), f"{own.task} is no task in chunks"
+    default = Trial(env=own.env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=ScoreConfig())
+    main(own.task, tyro.cli(Trial, default=default, args=sys.argv[2:]))

@@ -1,0 +1,149 @@
+"""A critic of episodes in chunks: what score to expect, from the simulator's state, so that each chunk gets its own
+credit. The algorithm has it weigh every update.
+
+Source: Pinto et al. 2018, arXiv:1710.06542 (a critic that sees the state, for a policy that sees images); Schulman et
+al. 2017, arXiv:1707.06347 (PPO). Departures: scores are in [0, 1], so the critic is a classifier of them
+(cross-entropy); it is taught whole episodes' scores, those of several updates, and no bootstrap.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rlvlm import metrics
+from rlvlm.algorithms.grpo.config import AdvantageConfig
+from rlvlm.algorithms.grpo.credit.advantages import STD_EPSILON, chunk_advantages
+from rlvlm.algorithms.grpo.credit.groups import Group, Update
+from rlvlm.envs.chunks import ChunkWorld
+from rlvlm.types.chunks import ChunkEpisode
+from rlvlm.types.steps import FloatArray
+
+_WIDE = 5.0
+"""Features are cut to so many standard deviations."""
+_LEAST_STD = 1e-4
+"""Of a feature, in its own units; one that varies less is taken to stand still."""
+_WEIGHT_DECAY = 1e-3
+
+
+class Critic:
+    """Foretells an episode's score before each of its chunks.
+
+    Args:
+        config: of the advantages; `baseline` is critic.
+        world: of the task.
+        seed: of weights and minibatches.
+    """
+
+    def __init__(self, config: AdvantageConfig, world: ChunkWorld, seed: int) -> None:
+        self._config = config
+        self._episode_steps = world.episode_steps
+        self._generator = torch.Generator().manual_seed(seed)
+        size, width = world.snapshot_size + world.proprio_size + 1, config.critic.hidden
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._network = nn.Sequential(
+                nn.Linear(size, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
+            )
+        self._optimizer = torch.optim.AdamW(
+            self._network.parameters(), config.critic.lr, weight_decay=_WEIGHT_DECAY, foreach=False
+        )
+        self._middle, self._spread = torch.zeros(size), torch.ones(size)
+        self._features = np.empty((0, size), np.float32)
+        self._scores = np.empty(0, np.float32)
+        self._lengths = np.empty(0, np.int64)
+        self._latest: dict[str, float] = {}
+
+    def weigh(self, groups: Sequence[Group]) -> Update | None:
+        """The update that `groups` make, chunk by chunk; then the critic learns from them.
+
+        None the first time, and without groups: nothing can be expected before anything was seen.
+        """
+        if not groups:
+            return None
+        episodes = [episode for group in groups for episode in group.episodes]
+        scores = np.concatenate([group.scores for group in groups])
+        lengths = np.array([len(episode.steps) for episode in episodes])
+        features = np.concatenate([self._features_of(episode) for episode in episodes])
+        update = self._weighed(episodes, scores, lengths, features) if len(self._scores) else None
+        if not len(self._scores):
+            self._middle, self._spread = (torch.from_numpy(part(features, axis=0)) for part in (np.mean, np.std))
+            self._spread[self._spread < _LEAST_STD] = torch.inf
+        self._remember(scores, lengths, features)
+        self._learn()
+        return update
+
+    def _weighed(
+        self, episodes: list[ChunkEpisode], scores: FloatArray, lengths: np.ndarray, features: FloatArray
+    ) -> Update:
+        with torch.no_grad():
+            values = self._network(self._scaled(features))[:, 0].sigmoid().numpy()
+        parts = np.split(values, np.cumsum(lengths)[:-1])
+        trace = self._config.critic.trace
+        advantages = np.concatenate(
+            [chunk_advantages(part, float(score), trace) for part, score in zip(parts, scores, strict=True)]
+        )
+        if self._config.divide_by_std:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + STD_EPSILON)
+        came = scores.repeat(lengths)
+        explained = 1.0 - float(np.var(came - values) / (np.var(came) + STD_EPSILON))
+        self._latest = {metrics.GRPO_EXPLAINED: explained}
+        return Update(episodes=episodes, advantages=advantages)
+
+    def _features_of(self, episode: ChunkEpisode) -> FloatArray:
+        """[C, F] before each chunk: the simulator's state, what the robot feels, and the share of time that is gone."""
+        gone = (np.cumsum(episode.steps) - episode.steps)[:, None] / self._episode_steps
+        return np.concatenate([episode.chunk_snapshots, episode.proprio, gone], axis=1, dtype=np.float32)
+
+    def _scaled(self, features: FloatArray) -> Tensor:
+        return ((torch.from_numpy(features) - self._middle) / self._spread).clamp(-_WIDE, _WIDE)
+
+    def _remember(self, scores: FloatArray, lengths: np.ndarray, features: FloatArray) -> None:
+        """Adds episodes, and forgets the oldest ones."""
+        most = self._config.critic.episodes
+        self._scores = np.concatenate([self._scores, scores])[-most:]
+        self._lengths = np.concatenate([self._lengths, lengths])[-most:]
+        self._features = np.concatenate([self._features, features])[-int(self._lengths.sum()) :]
+
+    def _learn(self) -> None:
+        config, wanted = self._config.critic, torch.from_numpy(self._scores.repeat(self._lengths))
+        scaled = self._scaled(self._features)
+        for _ in range(config.steps):
+            rows = torch.randint(len(scaled), (config.batch_size,), generator=self._generator)
+            loss = functional.binary_cross_entropy_with_logits(self._network(scaled[rows])[:, 0], wanted[rows])
+            self._optimizer.zero_grad()
+            loss.backward()
+            self._optimizer.step()
+
+    def report(self) -> dict[str, float]:
+        """Share of the variance of scores that the critic foretold in the newest update, none before the first."""
+        return self._latest
+
+    def save_tree(self) -> dict[str, Any]:
+        """Everything that an exact continuation needs."""
+        adam = self._optimizer.state_dict()["state"]
+        return {
+            "network": {name: value.numpy() for name, value in self._network.state_dict().items()},
+            "adam": {str(place): {key: value.numpy() for key, value in own.items()} for place, own in adam.items()},
+            "scale": [self._middle.numpy(), self._spread.numpy()],
+            "memory": [self._scores, self._lengths, self._features],
+            "generator": self._generator.get_state().numpy(),
+            "latest": self._latest,
+        }
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned."""
+        self._network.load_state_dict({name: torch.from_numpy(value) for name, value in tree["network"].items()})
+        state = self._optimizer.state_dict()
+        state["state"] = {
+            int(place): {key: torch.as_tensor(np.array(value)) for key, value in own.items()}
+            for place, own in tree["adam"].items()
+        }
+        self._optimizer.load_state_dict(state)
+        self._middle, self._spread = (torch.from_numpy(np.array(value)) for value in tree["scale"])
+        self._scores, self._lengths, self._features = (np.array(value) for value in tree["memory"])
+        self._generator.set_state(torch.from_numpy(np.array(tree["generator"])))
+        self._latest = dict(tree["latest"])

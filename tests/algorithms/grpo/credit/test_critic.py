@@ -1,0 +1,61 @@
+"""A critic foretells scores from the simulator's state, and credits the chunk that decides."""
+
+from dataclasses import replace
+
+import numpy as np
+from algorithms.grpo.credit.test_groups import episode
+
+from rlvlm import metrics
+from rlvlm.algorithms.grpo.config import AdvantageConfig, CriticConfig
+from rlvlm.algorithms.grpo.credit.critic import Critic
+from rlvlm.algorithms.grpo.credit.groups import Group, gathered
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.push_block.world import PushBlock
+from rlvlm.types.chunks import ChunkEpisode
+
+SMALL = CriticConfig(trace=0.9, hidden=16, steps=60, batch_size=64, episodes=128)
+
+
+def critic(config: CriticConfig = SMALL) -> Critic:
+    world = PushBlock(EnvConfig(episode_steps=32), 0)
+    world.snapshot_size = 1
+    return Critic(AdvantageConfig(baseline="critic", divide_by_std=False, critic=config), world, seed=0)
+
+
+def decided_by_the_first_chunk(rng: np.random.Generator) -> ChunkEpisode:
+    """Both kinds begin alike; after the first chunk the state is 1 or -1, and so the episode will end."""
+    success = bool(rng.integers(2))
+    snapshots = np.zeros((12, 1), np.float32)
+    snapshots[8:] = 1.0 if success else -1.0
+    return replace(episode(int(rng.integers(1_000_000_000)), 3, success), snapshots=snapshots)
+
+
+def groups(seed: int, count: int = 40) -> list[Group]:
+    rng = np.random.default_rng(seed)
+    episodes = [decided_by_the_first_chunk(rng) for _ in range(count)]
+    return gathered(episodes, np.array([one.success for one in episodes], np.float32))
+
+
+def test_the_chunk_that_decides_is_credited_and_the_rest_is_not() -> None:
+    taught = critic()
+    assert taught.weigh(groups(0)) is None and taught.weigh([]) is None  # nothing can be expected yet
+    for seed in range(1, 6):
+        taught.weigh(groups(seed))
+    update = taught.weigh(groups(6))
+    assert update is not None
+    successes = np.array([one.success for one in update.episodes])
+    first, second = update.advantages.reshape(-1, 2).T
+    assert (first[successes] > 0.3).all() and (first[~successes] < -0.3).all()
+    assert np.abs(second).max() < 0.1
+    assert taught.report()[metrics.GRPO_EXPLAINED] > 0.4  # nearly all before second chunks, nothing before first ones
+
+
+def test_a_continuation_repeats_to_the_bit() -> None:
+    one, other = critic(), critic()
+    for seed in range(3):
+        one.weigh(groups(seed))
+    other.load_tree(one.save_tree())
+    for seed in range(3, 6):  # 240 episodes: the oldest are forgotten
+        left, right = one.weigh(groups(seed)), other.weigh(groups(seed))
+        assert left is not None and right is not None
+        np.testing.assert_array_equal(left.advantages, right.advantages)
