@@ -167,7 +167,7 @@ def algorithm_of(config: Config, run: PolicyRunConfig) -> PPOVLMConfig:
         .acting(make_policy=partial(make_policy, run.policy))
         .learning(
             ppo=replace(run.algo, rollout_turns=config.turns),
-            sft=replace(run.sft, updates=config.sft_updates, eval_episodes=0),
+            sft=replace(run.sft, updates=config.sft_updates),
             total_steps=run.steps,
         )
         .debugging(seed=0)

@@ -216,9 +216,10 @@ class StubAlgorithm:
         self.last = {"train/episode_return": 0.0}
         self.world.reset(seed=config.seed)
 
-    def prepare(self, tell: Callable[[str], None]) -> None:
+    def prepare(self, tell: Callable[[str], None]) -> bool:
         tell("a stub needs no demonstrations")
         self.prepared += 1
+        return True
 
     def train(self) -> None:
         self.world.reset()

@@ -18,11 +18,14 @@ class RunAlgorithm(Protocol):
         """Env steps so far, of all worlds together."""
         ...
 
-    def prepare(self, tell: Callable[[str], None]) -> None:
+    def prepare(self, tell: Callable[[str], None]) -> bool:
         """What comes before the first round of a new run: demonstrations and a supervised start, where there are any.
 
         Args:
             tell: takes a line on what is being done now.
+
+        Returns:
+            Whether there is something to look at already: the run then evaluates the policy at step 0 and saves it.
         """
         ...
 

@@ -52,4 +52,4 @@ def log_round(algorithm: Algorithm, tally: Tally, report: dict[str, float]) -> N
     algorithm.metrics.log_value(steps, tally.take_new_steps(), reduce="lifetime_sum", with_throughput=True)
     for name, value in report.items():
         algorithm.metrics.log_value(tuple(name.split("/")), value, window=1)
-    algorithm.metrics.log_value("score", report[metrics.TRAIN_EPISODE_SUCCESS], window=1)
+    algorithm.metrics.log_value("score", report.get(metrics.TRAIN_EPISODE_SUCCESS, 0.0), window=1)

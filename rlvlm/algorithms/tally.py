@@ -54,15 +54,12 @@ class Tally:
             self._facts[metrics.TRAIN_LEFT_OUT] = before + float(np.isnan(rewards).sum())
 
     def report(self) -> dict[str, float]:
-        """The newest numbers; returns and success are means of 10 episodes."""
-        means = np.mean(self._recent, axis=0) if self._recent else (0.0, 0.0)
-        return {
-            metrics.ENV_STEPS: float(self.env_steps),
-            metrics.EPISODES: float(self._num_episodes),
-            metrics.TRAIN_EPISODE_RETURN: float(means[0]),
-            metrics.TRAIN_EPISODE_SUCCESS: float(means[1]),
-            **self._facts,
-        }
+        """The newest numbers; returns and success are means of 10 episodes, and missing until the first has ended."""
+        numbers = {metrics.ENV_STEPS: float(self.env_steps), metrics.EPISODES: float(self._num_episodes)}
+        if self._recent:
+            means = np.mean(self._recent, axis=0)
+            numbers |= {metrics.TRAIN_EPISODE_RETURN: float(means[0]), metrics.TRAIN_EPISODE_SUCCESS: float(means[1])}
+        return numbers | self._facts
 
     def save_tree(self) -> dict[str, Any]:
         """Everything, for a checkpoint."""

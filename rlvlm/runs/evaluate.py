@@ -47,9 +47,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool)
         for name, player in players.others.items():
             compared[name] = _measured(evaluate(player, episodes))
     row = evaluation_row(Evaluation(episodes=played), checkpoint.state.env_steps, 0.0)
-    result = {
-        key: value for key, value in row.items() if key not in ("learned_return", "wall_s", "sampled_success_rate")
-    }
+    result = {key: value for key, value in row.items() if value is not None and key != "wall_s"}
     write_json(folder.path / "evaluation.json", result | {"each": _each(played), "compared": compared})
     videos = (
         write_videos(folder, played, checkpoint.state.env_steps, lambda snapshots: players.draw(snapshots, VIDEO_PX))

@@ -111,6 +111,15 @@ class Training:
         (first_s, first_step), (last_s, last_step) = self._recent[0], self._recent[-1]
         return (last_step - first_step) / max(last_s - first_s, 1e-3)
 
+    def begin(self) -> None:
+        """What comes before the first round. Where it taught something, that is evaluated and saved as step 0: the
+        curve shows what training added, and a start that nothing improved on stays the best checkpoint.
+        """
+        if self._algorithm.prepare(self._console.phase):
+            is_best = self._evaluate()
+            self._log(is_due=True)
+            self._try_to_save(is_best)
+
     def advance(self) -> None:
         """One round: train, look, write down; save where it is due, as it is at the last step."""
         before = self._algorithm.env_steps
@@ -118,8 +127,9 @@ class Training:
         if self.is_over:
             self._algorithm.finish()
         self._recorder.keep(self._algorithm.drain_records())
-        is_best = self._evaluate_if_due(before)
-        self._log_if_due(before)
+        is_due = self.is_over or self._crosses(self._config.eval.every_steps, before)
+        is_best = is_due and self._evaluate()
+        self._log(is_due or self._crosses(self._config.track.log_every_steps, before))
         if self.is_over:
             self.save(is_best)
         elif is_best or self._crosses(self._config.track.checkpoint_every_steps, before):
@@ -158,10 +168,8 @@ class Training:
         except (MachineError, OSError) as error:
             self._console.line(f"checkpoint at step {self._algorithm.env_steps:,} not saved: {error}")
 
-    def _evaluate_if_due(self, before: int) -> bool:
-        """Evaluates on schedule and at the last step, and returns whether no evaluation was better before."""
-        if not self.is_over and not self._crosses(self._config.eval.every_steps, before):
-            return False
+    def _evaluate(self) -> bool:
+        """Evaluates the present policy, and returns whether no evaluation was better before."""
         self._console.phase("evaluating", is_line=False)
         self._last_evaluation = self._algorithm.evaluate_policy(self._config.eval.episodes)
         state = self.state
@@ -170,8 +178,8 @@ class Training:
         self._folder.evaluations.append([row])
         return evaluation_rank(row) > max(map(evaluation_rank, rows), default=(-1.0, 0.0))
 
-    def _log_if_due(self, before: int) -> None:
-        is_due = self._crosses(self._config.track.log_every_steps, before)
+    def _log(self, is_due: bool) -> None:
+        """Shows where the run is; where `is_due`, on a line of its own and in the log."""
         state = self.state
         self._recent.append((state.wall_s, state.env_steps))
         row = self._algorithm.report() | {
@@ -183,7 +191,6 @@ class Training:
         evaluations = self._folder.evaluations.read()
         if evaluations and int(evaluations[-1]["step"]) == state.env_steps:
             row |= _evaluation_metrics(evaluations[-1]) | dict(self._last_evaluation.metrics)
-            is_due = True
         if is_due:
             self._trackers.log(row)
         self._console.update(row, is_due)
@@ -215,7 +222,7 @@ def open_training(
         RunError: something that it needs does not start.
     """
     before = RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0) if checkpoint is None else checkpoint.state
-    console.phase("starting Ray and the judge")
+    console.phase("starting Ray and the judge" if config.asks_judge else "starting Ray")
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
         port = config.track.dashboard_port if config.track.dashboard else None
@@ -223,13 +230,10 @@ def open_training(
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))
         pipeline = pipeline_of(config)
         algorithm = stack.enter_context(pipeline.open_algorithm(config, make_judge))
-        folder.cut(before.env_steps)
-        if checkpoint is None:
-            algorithm.prepare(console.phase)
-        else:
+        folder.cut(-1 if checkpoint is None else before.env_steps)
+        if checkpoint is not None:
             algorithm.load_checkpoint(str(checkpoint.algorithm))
-        console.phase(f"training in {folder.path}")
-        yield Training(
+        training = Training(
             folder=folder,
             config=config,
             algorithm=algorithm,
@@ -238,6 +242,10 @@ def open_training(
             memory=memory,
             before=before,
         )
+        if checkpoint is None:
+            training.begin()
+        console.phase(f"training in {folder.path}")
+        yield training
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from rlvlm.algorithms.tally import Tally
 def test_counts_and_means_by_hand():
     tally = Tally()
     tally.take_in(4, [])
+    assert metrics.TRAIN_EPISODE_RETURN not in tally.report(), "no episode has ended: there is nothing to average"
     tally.take_in(4, [(1.0, False), (5.0, True)])
     report = tally.report()
     assert (report[metrics.ENV_STEPS], report[metrics.EPISODES], report[metrics.TRAIN_EPISODE_RETURN]) == (8, 2, 3)

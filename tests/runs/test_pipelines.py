@@ -64,6 +64,7 @@ def test_a_run_is_killed_goes_on_is_played_and_reported(task: str, tmp_path: Pat
     child.communicate()
     finish(start("rlvlm.cli", "resume", str(broken), "--trust"))
     assert table(whole / "eval.csv", "wall_s") == table(broken / "eval.csv", "wall_s")
+    assert table(whole / "eval.csv")[0]["step"] == "0", "what was prepared is evaluated before training"
     mine, theirs = arrays(whole), arrays(broken)
     assert mine.keys() == theirs.keys() and all((mine[name] == theirs[name]).all() for name in mine)
     weights = [(run / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for run in (whole, broken)]

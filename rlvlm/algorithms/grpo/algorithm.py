@@ -191,7 +191,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         """Env steps so far, of all worlds together; demonstrations are not among them."""
         return self._tally.env_steps
 
-    def prepare(self, tell: Callable[[str], None]) -> None:
+    def prepare(self, tell: Callable[[str], None]) -> bool:
         """The supervised start: the world's script demonstrates, the policy imitates."""
         self._try_judge(tell)
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(6,)))
@@ -207,6 +207,7 @@ class VLAGRPO(CheckpointedAlgorithm):
             )
         self._learners.tell("begin")
         self._tally.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
+        return True
 
     def _try_judge(self, tell: Callable[[str], None]) -> None:
         """Has a judge tell known successes from known failures, before anything is learned from it.

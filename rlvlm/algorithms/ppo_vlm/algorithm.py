@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -236,20 +235,25 @@ class PPOVLM(CheckpointedAlgorithm):
         """Turns so far, of all worlds together."""
         return self._tally.env_steps
 
-    def prepare(self, tell: Callable[[str], None] = logger.info) -> None:
+    def prepare(self, tell: Callable[[str], None] = logger.info) -> bool:
         """Demonstrations and the supervised start, once; PPO's reference is the policy after it.
 
         Args:
             tell: takes a line on what is being done now.
+
+        Returns:
+            Whether there was such a start, or one was taken over.
         """
+        sft = self.config.sft
+        is_taught = bool(sft.turns or sft.demonstrations or sft.start_from)
         if self._is_prepared:
-            return
+            return is_taught
         self._try_judge(tell)
-        sft, seat = self.config.sft, make_seat(self.config.task, self.config.world)
+        seat = make_seat(self.config.task, self.config.world)
         if sft.start_from:
             tell(f"starting from {sft.start_from}")
             load_trained(self._policy, Path(sft.start_from))
-        elif sft.turns or sft.demonstrations:
+        elif is_taught:
             episodes = self._demonstrations(seat, tell)
             measured = teach(
                 self._policy, seat, episodes, sft, self.config.seed, self.config.ppo.max_reply_tokens, tell
@@ -260,13 +264,12 @@ class PPOVLM(CheckpointedAlgorithm):
                 f"{measured.get(metrics.SFT_EXACT_ACTION, float('nan')):.0%} with the demonstrated action"
             )
         self._engine.take(self._engine.version + 1)
-        if (sft.turns or sft.demonstrations or sft.start_from) and sft.eval_episodes:
-            self._judge_start(tell)
         if self._learner is None:
             weights = {name: value.cpu() for name, value in self._policy.trained_state().items()}
             self._learners.tell("take_weights", weights)
         self._learners.tell("begin")
         self._is_prepared = True
+        return is_taught
 
     def _demonstrations(self, seat: Seat, tell: Callable[[str], None]) -> list[TurnEpisode]:
         """Those of the folder that was named, or turns of the scripted expert."""
@@ -311,21 +314,6 @@ class PPOVLM(CheckpointedAlgorithm):
         area = self._labeller.try_on(known)
         self._tally.note({metrics.JUDGE_PREFLIGHT_AUC: area})
         tell(f"the judge tells better from worse {reward.per}s: area under the curve {area:.2f}")
-
-    def _judge_start(self, tell: Callable[[str], None]) -> None:
-        """Plays what the supervised start taught, on the seeds of every later evaluation."""
-        evaluation, _ = self._player.evaluate(self.config.sft.eval_episodes)
-        share = float(np.mean([episode.is_success for episode in evaluation.episodes]))
-        renamed = {
-            metrics.EVAL_STRICT_SUCCESS: metrics.SFT_STRICT_SUCCESS,
-            metrics.EVAL_SAMPLED_SUCCESS: metrics.SFT_SAMPLED_SUCCESS,
-            metrics.EVAL_SAMPLED_STRICT_SUCCESS: metrics.SFT_SAMPLED_STRICT_SUCCESS,
-        }
-        self._tally.note(
-            {own: evaluation.metrics[name] for name, own in renamed.items()} | {metrics.SFT_SUCCESS: share}
-        )
-        sampled = evaluation.metrics[metrics.EVAL_SAMPLED_SUCCESS]
-        tell(f"supervised start alone: success {share:.0%} greedy, {sampled:.0%} sampled")
 
     def training_step(self) -> None:
         """A rollout, each turn's credit, some epochs of updates."""

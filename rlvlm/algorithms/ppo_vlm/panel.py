@@ -6,8 +6,10 @@ from rlvlm.console.panel import DEFAULT, PanelRow
 ROWS = (
     *DEFAULT,
     PanelRow(label="sampled success, evaluation", metric=metrics.EVAL_SAMPLED_SUCCESS, format=".0%", word="sampled"),
-    PanelRow(label="return above 0, greedy", metric=metrics.EVAL_STRICT_SUCCESS, format=".0%"),
-    PanelRow(label="return above 0, sampled", metric=metrics.EVAL_SAMPLED_STRICT_SUCCESS, format=".0%"),
+    PanelRow(label="return above 0, greedy", metric=metrics.EVAL_STRICT_SUCCESS, format=".0%", word="return>0"),
+    PanelRow(
+        label="return above 0, sampled", metric=metrics.EVAL_SAMPLED_STRICT_SUCCESS, format=".0%", word="sampled>0"
+    ),
     PanelRow(label="replies nobody can read", metric=metrics.REPLY_INVALID, format=".1%", word="unreadable"),
     PanelRow(label="tokens of a reply", metric=metrics.REPLY_TOKENS, format=".0f"),
     PanelRow(label="change per update, nats", metric=metrics.PPO_KL, format=".3f", word="kl"),

@@ -215,8 +215,9 @@ class SACPebble(CheckpointedAlgorithm):
         stale = {metrics.REPLAY_STALE: self._relabelling.num_waiting / max(len(self._learner.replay), 1)}
         return self._tally.report() | self._learner.report() | (stale if self._schedule.learned is not None else {})
 
-    def prepare(self, tell: Callable[[str], None]) -> None:
+    def prepare(self, tell: Callable[[str], None]) -> bool:
         """Nothing comes before the first round."""
+        return False
 
     def finish(self) -> None:
         """Waits for answers that are still to come; call it after the last step, before the last `drain_records`."""

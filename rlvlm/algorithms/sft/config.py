@@ -29,8 +29,6 @@ class SFTConfig:
     """Share of the demonstrated episodes that is kept for validation, in [0, 1)."""
     max_grad_norm: float = 1.0
     """Larger gradients are scaled down to this norm."""
-    eval_episodes: int = 100
-    """Episodes played after it, greedy and as many sampled, to tell what it taught from what comes next; 0: none."""
 
     def __post_init__(self) -> None:
         for name in ("p_wrong", "p_stray", "held_out"):
@@ -39,9 +37,8 @@ class SFTConfig:
         for name in ("updates", "batch_turns", "lr", "max_grad_norm"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"sft.{name} must be > 0, got {getattr(self, name)}")
-        for name in ("turns", "eval_episodes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"sft.{name} must be >= 0, got {getattr(self, name)}; 0 goes without")
+        if self.turns < 0:
+            raise ValueError(f"sft.turns must be >= 0, got {self.turns}; 0 goes without")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvlm import metrics
+from rlvlm.judges.agreement import wilson_interval
+from rlvlm.runs.artifacts.summary import DECODINGS
 from rlvlm.runs.config import RunConfig
 
 _TITLES = {
@@ -41,6 +43,7 @@ def run_card(  # one page, one argument per source of facts
     parts = [
         f"# {config.task}, {summary['reward']}, seed {config.seed}",
         _verdict(summary),
+        _decodings(summary.get("decodings") or {}),
         _results(summary),
         _pictures(files),
         "## How it was made\n",
@@ -56,6 +59,25 @@ def _verdict(summary: Mapping[str, Any]) -> str:
     rate = summary["final_success_rate"]
     success = "not evaluated yet" if rate is None else f"succeeds in {_percent(rate)} of episodes"
     return f"\n{end} after {summary['env_steps']:,} env steps; the policy {success} (mean of the last 3 evaluations).\n"
+
+
+def _decodings(measured: Mapping[str, Mapping[str, float]]) -> str:
+    """Greedy and sampled play before and after training, each share with what it may well be in brackets."""
+    if not measured:
+        return ""
+    episodes = int(next(iter(measured.values()))["episodes"])
+    lines = [f"| {episodes} episodes each | greedy | sampled |", "|---|---|---|"]
+    for what, names in DECODINGS.items():
+        for when, shares in measured.items():
+            if names[0] in shares:
+                cells = (_share(shares[name], episodes) for name in names)
+                lines.append(f"| {what} {when} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _share(share: float, count: int) -> str:
+    low, high = wilson_interval(round(share * count), count)
+    return f"{_percent(share)} ({100 * low:.0f} to {100 * high:.0f})"
 
 
 def _results(summary: Mapping[str, Any]) -> str:

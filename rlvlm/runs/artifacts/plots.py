@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from rlvlm import metrics
 from rlvlm.disk import write_whole
+from rlvlm.judges.agreement import wilson_interval
+from rlvlm.runs.artifacts.summary import DECODINGS
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.types.steps import FloatArray
 
@@ -37,6 +39,11 @@ INK = "#264653"
 ACCENT = "#e9a23b"
 COLOURS = ("#2a9d8f", "#e76f51", "#457b9d", "#e9a23b", "#8d6e97", "#264653", "#9aa84f", "#d4779c", "#6b4f3a", "#7fb3d5")
 """Of the things compared, in the order in which they are named."""
+HEALTH = {
+    "replies nobody can read": (metrics.REPLY_INVALID, "#e76f51"),
+    "groups that teach something": (metrics.GRPO_KEPT, "#457b9d"),
+}
+"""Shares of a rollout that tell how training fares, by the label shown."""
 NUM_BINS = 10
 STYLE: dict[Any, Any] = {
     "figure.dpi": 120,
@@ -56,15 +63,16 @@ STYLE: dict[Any, Any] = {
 def write_plots(folder: RunFolder, title: str) -> list[Path]:
     """Draws every plot there is data for into the run's `plots/`, and returns the files."""
     evaluations, queries, scores = folder.evaluations.read(), folder.queries.read(), folder.scores.read()
+    rows = folder.metrics.read()
     wanted: dict[str, Callable[[], Figure]] = {}
     if evaluations:
-        wanted["learning_curve.png"] = lambda: draw_learning_curve(evaluations, queries or scores, title)
+        wanted["learning_curve.png"] = lambda: draw_learning_curve(evaluations, queries or scores, rows, title)
     if queries:
         wanted["vlm_accuracy.png"] = lambda: draw_accuracy(queries, title)
         wanted["labels_over_time.png"] = lambda: draw_labels_over_time(queries, title)
     if any(row["vlm_score"] for row in scores):
         wanted["vlm_scores.png"] = lambda: draw_scores(scores, title)
-    watched = [row for row in folder.metrics.read() if metrics.JUDGE_SCORE in row]
+    watched = [row for row in rows if metrics.JUDGE_SCORE in row]
     if watched:
         wanted["judge_over_training.png"] = lambda: draw_judge_over_training(watched, title)
     folder.plots.mkdir(exist_ok=True)
@@ -81,27 +89,33 @@ def save(figure: Figure, file: Path) -> Path:
     return file
 
 
-def draw_learning_curve(evaluations: Rows, queries: Rows, title: str) -> Figure:
-    """Success, true and learned return, and the labels spent, over env steps."""
-    steps = column(evaluations, "step") / 1_000
-    figure, (top, middle, bottom) = plt.subplots(
-        3, 1, figsize=(8, 7.5), sharex=True, height_ratios=(3, 2.4, 1.6), layout="constrained"
+def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """Success, returns, and what there is of the rollouts' health and of queries, over env steps.
+
+    Args:
+        evaluations: of `eval.csv`.
+        queries: of the query log or the score log.
+        rows: of `metrics.jsonl`.
+        title: of the run.
+    """
+    health = {label: (name, colour) for label, (name, colour) in HEALTH.items() if any(name in row for row in rows)}
+    panels: list[tuple[float, Callable[[Axes], None]]] = [
+        (3.0, lambda axes: _draw_success(axes, evaluations)),
+        (2.4, lambda axes: _draw_returns(axes, evaluations, rows)),
+    ]
+    if health:
+        panels.append((1.6, lambda axes: _draw_health(axes, rows, health)))
+    if queries:
+        panels.append((1.6, lambda axes: _draw_spent(axes, queries)))
+    heights = [height for height, _ in panels]
+    figure, found = plt.subplots(
+        len(panels), 1, figsize=(8, 1.1 * sum(heights)), sharex=True, height_ratios=heights, layout="constrained"
     )
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
-    success = column(evaluations, "success_rate") * 100
-    top.fill_between(steps, success, color=OUTCOMES["correct"], alpha=0.12)
-    top.plot(steps, success, color=OUTCOMES["correct"], marker="o", markersize=4, linewidth=2)
-    top.set(ylabel="episodes, %", ylim=(-4, 104), title="Success of the deterministic policy")
-    middle.plot(steps, column(evaluations, "episode_return"), color=INK, marker="o", markersize=3)
-    middle.set_ylabel("true", color=INK)
-    middle.set_title("Episode return: by the true reward, and by the one that is trained on")
-    learned = middle.twinx()
-    learned.spines["right"].set_visible(True)
-    learned.plot(steps, column(evaluations, "learned_return"), color=ACCENT, marker="s", markersize=3)
-    learned.set_ylabel("trained on", color=ACCENT)
-    learned.grid(visible=False)
-    _draw_spent(bottom, queries)
-    bottom.set(xlabel="env steps, thousands", xlim=(0, 1.02 * steps.max()))
+    for axes, (_, draw) in zip(found, panels, strict=True):
+        draw(axes)
+    last = max(float(column(evaluations, "step").max()), 1.0) / 1_000
+    found[-1].set(xlabel="env steps, thousands", xlim=(-0.01 * last, 1.02 * last))
     return figure
 
 
@@ -235,11 +249,63 @@ def column(rows: Rows, name: str) -> FloatArray:
     return np.array([float(row[name]) if row[name] else np.nan for row in rows], dtype=np.float32)
 
 
+def _draw_success(axes: Axes, evaluations: Rows) -> None:
+    """Greedy success, and sampled success and returns above 0 where they were measured and differ."""
+    steps, counts = column(evaluations, "step") / 1_000, column(evaluations, "episodes").astype(int)
+    is_sampled = bool(evaluations[-1].get("sampled_success_rate"))
+    axes.set(ylabel="episodes, %", ylim=(-4, 104))
+    axes.set_title(
+        f"Success in {counts[-1]} episodes of each decoding" if is_sampled else "Success of the deterministic policy"
+    )
+    decodings = {"greedy": OUTCOMES["correct"]} | ({"sampled": ACCENT} if is_sampled else {})
+    for place, (decoding, colour) in enumerate(decodings.items()):
+        success = column(evaluations, DECODINGS["success"][place])
+        axes.plot(steps, 100 * success, color=colour, marker="o", markersize=4, linewidth=2, label=decoding)
+        low, high = np.zeros(len(success)), success
+        if is_sampled:
+            bounds = [wilson_interval(round(one * count), count) for one, count in zip(success, counts, strict=True)]
+            low, high = np.array(bounds).T
+        axes.fill_between(steps, 100 * low, 100 * high, color=colour, alpha=0.12, linewidth=0)
+        name = DECODINGS["return above 0"][place]
+        if not evaluations[-1].get(name):
+            continue
+        above = column(evaluations, name)
+        if not np.array_equal(above, success):
+            axes.plot(steps, 100 * above, color=colour, linestyle="--", label=f"{decoding}, return above 0")
+    if is_sampled:
+        axes.legend(loc="lower right")
+
+
+def _draw_returns(axes: Axes, evaluations: Rows, rows: Sequence[Mapping[str, Any]]) -> None:
+    """True returns of evaluations, and beside them those by the learned reward, or those of training."""
+    steps = column(evaluations, "step") / 1_000
+    learned_returns = column(evaluations, "learned_return")
+    axes.plot(steps, column(evaluations, "episode_return"), color=INK, marker="o", markersize=3, label="evaluation")
+    if np.isfinite(learned_returns).any():
+        axes.set_ylabel("true", color=INK)
+        axes.set_title("Episode return: by the true reward, and by the one that is trained on")
+        learned = axes.twinx()
+        learned.spines["right"].set_visible(True)
+        learned.plot(steps, learned_returns, color=ACCENT, marker="s", markersize=3)
+        learned.set_ylabel("trained on", color=ACCENT)
+        learned.grid(visible=False)
+        return
+    trained = [row for row in rows if metrics.TRAIN_EPISODE_RETURN in row]
+    places = [row[metrics.ENV_STEPS] / 1_000 for row in trained]
+    axes.plot(places, [row[metrics.TRAIN_EPISODE_RETURN] for row in trained], color=ACCENT, label="training")
+    axes.set(ylabel="return", title="Episode return by the true reward")
+    axes.legend(loc="lower right")
+
+
+def _draw_health(axes: Axes, rows: Sequence[Mapping[str, Any]], health: Mapping[str, tuple[str, str]]) -> None:
+    steps = [row[metrics.ENV_STEPS] / 1_000 for row in rows]
+    for label, (name, colour) in health.items():
+        axes.plot(steps, [100 * row.get(name, np.nan) for row in rows], color=colour, linewidth=2, label=label)
+    axes.set(ylabel="%", ylim=(-4, 104), title=" / ".join(health).capitalize())
+
+
 def _draw_spent(axes: Axes, queries: Rows) -> None:
     axes.set(title="Queries asked so far", ylabel="queries")
-    if not queries:
-        axes.text(0.5, 0.5, "none: this run asks no teacher", transform=axes.transAxes, ha="center", color="#777777")
-        return
     steps = column(queries, "env_step") / 1_000
     outcomes = np.array([outcome(row) for row in queries])
     colours = OUTCOMES | SCORED

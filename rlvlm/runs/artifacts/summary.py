@@ -14,6 +14,11 @@ from rlvlm.types.judging import Status
 
 FINAL_EVALUATIONS = 3
 """The final success rate is the mean of this many last evaluations."""
+DECODINGS = {
+    "success": ("success_rate", "sampled_success_rate"),
+    "return above 0": ("strict_success_rate", "sampled_strict_success_rate"),
+}
+"""Columns of `eval.csv` with the share of greedy and of sampled episodes, by what is counted."""
 
 
 def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason: str) -> dict[str, Any]:
@@ -29,8 +34,9 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
         Rates in [0, 1], None where nothing was measured; seconds; MiB; counts.
     """
     evaluations = folder.evaluations.read()
-    success = [float(row["success_rate"]) for row in evaluations]
-    returns = [float(row["episode_return"]) for row in evaluations]
+    trained = [row for row in evaluations if int(row["step"])]
+    success = [float(row["success_rate"]) for row in trained]
+    returns = [float(row["episode_return"]) for row in trained]
     return {
         "task": config.task,
         "seed": config.seed,
@@ -39,13 +45,34 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
         "final_success_rate": _mean(success[-FINAL_EVALUATIONS:]),
         "best_success_rate": max(success, default=None),
         "final_episode_return": _mean(returns[-FINAL_EVALUATIONS:]),
-        "evaluations": len(evaluations),
+        "evaluations": len(trained),
         "env_steps": state.env_steps,
         "wall_s": round(state.wall_s, 1),
         "steps_per_s": round(state.env_steps / state.wall_s, 1) if state.wall_s else None,
         "peak_rss_mb": round(state.peak_rss_mb),
         **summarise_answers(folder),
+        **({"decodings": shares} if (shares := summarise_decodings(evaluations)) else {}),
         **({"judge": watched} if (watched := summarise_judge(folder)) else {}),
+    }
+
+
+def summarise_decodings(evaluations: Sequence[dict[str, str]]) -> dict[str, dict[str, float]]:
+    """Success of greedy and of sampled play, before training and at its end; empty where play is not sampled.
+
+    Args:
+        evaluations: rows of `eval.csv`; that of step 0 was measured before training.
+
+    Returns:
+        By `before training` and `at the end`: the columns of `DECODINGS`, and the number of episodes of each decoding.
+    """
+    if not evaluations or not evaluations[-1]["sampled_success_rate"]:
+        return {}
+    first, last = evaluations[0], evaluations[-1]
+    chosen = ({} if int(first["step"]) else {"before training": first}) | {"at the end": last}
+    wanted = [name for pair in DECODINGS.values() for name in pair if last[name]]
+    return {
+        when: {name: float(row[name]) for name in wanted} | {"episodes": int(row["episodes"])}
+        for when, row in chosen.items()
     }
 
 

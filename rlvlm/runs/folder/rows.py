@@ -27,6 +27,8 @@ def evaluation_row(evaluation: Evaluation, env_steps: int, wall_s: float) -> dic
         "episodes": len(episodes),
         "wall_s": wall_s,
         "sampled_success_rate": evaluation.metrics.get(metrics.EVAL_SAMPLED_SUCCESS),
+        "strict_success_rate": evaluation.metrics.get(metrics.EVAL_STRICT_SUCCESS),
+        "sampled_strict_success_rate": evaluation.metrics.get(metrics.EVAL_SAMPLED_STRICT_SUCCESS),
     }
 
 

@@ -31,6 +31,8 @@ EVAL_COLUMNS = (
     "episodes",
     "wall_s",
     "sampled_success_rate",
+    "strict_success_rate",
+    "sampled_strict_success_rate",
 )
 QUERY_COLUMNS = (
     "ground_truth_score_1",

@@ -67,7 +67,7 @@ class PolicyRunConfig(RunConfig):
         algo = replace(at_most(self.algo, epochs=1), num_worlds=16, rollout_turns=128, objective=self.algo.objective)
         return replace(
             at_most(self, steps=256),
-            sft=at_most(self.sft, turns=64, updates=10, eval_episodes=8),
+            sft=at_most(self.sft, turns=64, updates=10),
             algo=algo,
             eval=at_most(self.eval, every_steps=128, episodes=8),
             track=at_most(self.track, checkpoint_every_steps=128, log_every_steps=128),

@@ -87,7 +87,7 @@ def test_every_family_is_taught_and_learns_by_an_adapter_alone(make: Any, family
     algorithm = make(
         HeadConfig() if acts == "head" else TokenPPOConfig(kl_weight=0.05),
         {"learns": "lora", "lora_rank": 4, "acts": acts},
-        SFTConfig(turns=8, updates=2, batch_turns=4, eval_episodes=0),
+        SFTConfig(turns=8, updates=2, batch_turns=4),
         family=family,
         rollout_turns=8,
     )
@@ -227,7 +227,7 @@ def test_a_run_begins_from_what_was_taught_before(make: Any, tmp_path: Path):
     taught = make()
     taught.train()
     save_trained(taught._learner.policy, tmp_path)
-    fresh = make(sft=SFTConfig(start_from=str(tmp_path), eval_episodes=0))
+    fresh = make(sft=SFTConfig(start_from=str(tmp_path)))
     fresh.prepare(lambda line: None)
     assert_equal_weights(weights(fresh), weights(taught))
     with pytest.raises(UsageError, match="no folder of demonstrations"):

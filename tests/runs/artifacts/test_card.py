@@ -24,6 +24,21 @@ def test_the_card_says_what_came_of_the_run_and_how_to_do_it_again(
     assert "- judge: pocket, prompt direct" in text
 
 
+def test_greedy_and_sampled_play_stand_beside_each_other_before_and_after(
+    folder: RunFolder, config: PreferenceRunConfig
+) -> None:
+    row = {"episode_return": 1.0, "final_progress": 1.0, "episodes": 200, "wall_s": 1.0}
+    start = {"step": 0, "success_rate": 1.0, "sampled_success_rate": 0.8}
+    end = {"step": 4_000, "success_rate": 1.0, "sampled_success_rate": 0.98}
+    folder.evaluations.append([row | start])
+    assert "final success rate | not measured" in card(folder, config, "SIGTERM", []), "only the start was measured"
+    folder.evaluations.append([row | end])
+    text = card(folder, config, "done", [])
+    assert "| 200 episodes each | greedy | sampled |" in text and "return above 0" not in text
+    assert "| success before training | 100.0 % (98 to 100) | 80.0 % (74 to 85) |" in text
+    assert "| success at the end | 100.0 % (98 to 100) | 98.0 % (95 to 99) |" in text
+
+
 def test_a_stopped_run_says_so_and_one_without_a_judge_names_none(folder: RunFolder) -> None:
     config = PreferenceRunConfig(task="drawer_open", reward=RewardConfig(source="environment"))
     text = card(folder, config, "SIGTERM", ["episodes.html"])

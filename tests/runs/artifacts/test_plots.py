@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from rlvlm.preferences.records import ScoreRecord
-from rlvlm.runs.artifacts.plots import column, draw_accuracy, draw_scores, outcome, write_plots
+from rlvlm.runs.artifacts.plots import column, draw_accuracy, draw_learning_curve, draw_scores, outcome, write_plots
 from rlvlm.runs.folder.rows import score_row
 from rlvlm.runs.folder.run_folder import RunFolder
 
@@ -53,6 +53,25 @@ def test_all_plots_are_written(filled: RunFolder) -> None:
         with Image.open(file) as picture:
             assert min(picture.size) > 300
     assert sorted(file.name for file in filled.plots.iterdir()) == sorted(file.name for file in files)
+
+
+def test_a_policy_is_drawn_under_both_decodings_from_before_its_training_on() -> None:
+    row = {"episode_return": "1", "learned_return": "", "episodes": "50"}
+    evaluations = [
+        row | {"step": "0", "success_rate": "1", "sampled_success_rate": ".8", "strict_success_rate": "1"},
+        row | {"step": "900", "success_rate": "1", "sampled_success_rate": ".9", "strict_success_rate": "1"},
+    ]
+    for one, above in zip(evaluations, (".5", ".9"), strict=True):
+        one["sampled_strict_success_rate"] = above
+    rows = [{"env_steps": 0}, {"env_steps": 900, "train/episode_return": 0.5, "replies/invalid_share": 0.25}]
+    figure = draw_learning_curve(evaluations, [], rows, "t")
+    plt.close(figure)
+    success, returns, health = figure.axes
+    lines = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in success.get_lines()}
+    assert list(lines) == ["greedy", "sampled", "sampled, return above 0"], "what is equal is drawn once"
+    assert lines["sampled, return above 0"] == pytest.approx([50, 90])
+    assert [line.get_label() for line in returns.get_lines()] == ["evaluation", "training"]
+    assert np.asarray(health.get_lines()[0].get_ydata())[1] == 25
 
 
 def test_without_queries_there_is_the_curve_alone(filled: RunFolder) -> None:

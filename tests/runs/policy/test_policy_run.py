@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 WORDS = (
     "number_line", "--smoke", "--steps", "512", "--eval.every-steps", "256", "--eval.episodes", "2",
-    "--track.checkpoint-every-steps", "256", "--sft.eval-episodes", "2",
+    "--track.checkpoint-every-steps", "256",
 )  # fmt: skip
 
 
@@ -46,9 +46,9 @@ def finish(child: "subprocess.Popen[str]") -> str:
 def test_a_run_is_killed_goes_on_to_the_bit_and_is_played(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     said = finish(start("run", *WORDS, "--out", str(whole)))
-    assert "supervised start alone" in said
+    assert "step       0/512" in said and "judge" not in said
     child = start("run", *WORDS, "--out", str(broken))
-    while not list(broken.glob("checkpoints/step_*/run.json")):
+    while not list(broken.glob("checkpoints/step_*256/run.json")):
         assert child.poll() is None, child.communicate()
         time.sleep(0.05)
     child.kill()
@@ -58,6 +58,11 @@ def test_a_run_is_killed_goes_on_to_the_bit_and_is_played(tmp_path: Path) -> Non
     assert weights[0] == weights[1]
     assert table(whole / "eval.csv", "wall_s") == table(broken / "eval.csv", "wall_s")
 
+    evaluations = table(whole / "eval.csv", "wall_s")
+    assert [row["step"] for row in evaluations] == ["0", "256", "512"]
+    assert all(row["strict_success_rate"] and row["sampled_strict_success_rate"] for row in evaluations)
+    card = (whole / "README.md").read_text()
+    assert "| 2 episodes each | greedy | sampled |" in card and "| return above 0 before training |" in card
     rows = [json.loads(line) for line in open(whole / "metrics.jsonl")]
     assert rows[-1]["ppo/first_ratio_error"] <= 1e-4
     assert rows[-1]["eval/sampled_strict_success_low"] <= rows[-1]["eval/sampled_strict_success"]
