@@ -3,6 +3,9 @@
 Wrong values inside the library stay plain `ValueError`s; these classes are for what a user sees.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 EXIT_DONE = 0
 EXIT_PREEMPTED = 75
 """Stopped by a signal after saving; run the same command or `rlvlm resume` to go on."""
@@ -40,9 +43,19 @@ class MachineError(RunError):
 
 
 class NumericsError(RunError):
-    """A loss, reward or weight stopped being finite."""
+    """An observation, reward, label, loss, gradient or weight is not finite.
+
+    Args:
+        what: as of a `RunError`.
+        fix: likewise.
+        found: arrays by name that were there when it was met; a run leaves them in its folder.
+    """
 
     exit_code = 4
+
+    def __init__(self, what: str, fix: str = "", found: Mapping[str, Any] | None = None) -> None:
+        super().__init__(what, fix)
+        self.found = dict(found or {})
 
 
 class ModelUnavailable(RunError):  # noqa: N818 - beside JudgeUnavailable

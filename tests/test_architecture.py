@@ -27,6 +27,7 @@ FLOOR = {
     "labels": 1,
     "vlms": 1,
     "yaml_text": 1,
+    "finite": 1,
     "judges": 2,
     "policies": 2,
     "demonstrations": 3,

@@ -6,7 +6,6 @@ every file in it carries a SHA-256 that is verified before anything is restored.
 """
 
 import errno
-import hashlib
 import json
 import math
 import shutil
@@ -23,21 +22,15 @@ from numpy.lib import format as npy
 from safetensors.torch import load_file as load_safetensors
 from safetensors.torch import save_file as save_safetensors
 
+from rlvlm.algorithms.manifest import CorruptCheckpoint, check_file, read_manifest, write_manifest
 from rlvlm.disk import replace_folder, sync_tree
-from rlvlm.errors import MachineError, RunError
+from rlvlm.errors import MachineError, NumericsError
 
 POLICY_FILE = "policy.safetensors"
 """The policy's weights alone, for evaluation and sharing."""
-_MANIFEST, _STATE, _ARRAYS, _CARD = "manifest.json", "state.json", "arrays.npz", "policy.json"
+_STATE, _ARRAYS, _CARD = "state.json", "arrays.npz", "policy.json"
 _FILES = (_STATE, _ARRAYS, POLICY_FILE, _CARD)
 _ARRAY_MARK = "__array__"
-_OLDER = "resume from an older checkpoint of the run"
-
-
-class CorruptCheckpoint(RunError):  # noqa: N818 - named for what is found, as in the other rooms
-    """A checkpoint's file is missing or differs from what was written."""
-
-    exit_code = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +52,15 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile) -> None:
     second copy of a replay is made in memory.
 
     Raises:
+        NumericsError: a weight of the policy is not finite.
         MachineError: the disk is full or cannot be written; what was there before is untouched.
     """
+    if odd := [name for name, value in policy.weights.items() if not bool(value.isfinite().all())]:
+        raise NumericsError(
+            f"the policy is not saved: {', '.join(odd[:3])} and {len(odd)} of its {len(policy.weights)} parameters in "
+            "all are not finite",
+            "go on from the checkpoint before: `rlvlm resume`, with a smaller step size in the run's config.yaml",
+        )
     folder = Path(folder).absolute()
     partial = folder.with_name(f".{folder.name}.partial")
     arrays: dict[str, np.ndarray] = {}
@@ -73,7 +73,7 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile) -> None:
         (partial / _CARD).write_text(json.dumps({"kind": policy.kind, "card": dict(policy.card)}, indent=1))
         np.savez(partial / _ARRAYS, allow_pickle=False, **arrays)
         save_safetensors(weights, partial / POLICY_FILE)
-        (partial / _MANIFEST).write_text(json.dumps({name: _digest(partial / name) for name in _FILES}, indent=1))
+        write_manifest(partial, _FILES)
         sync_tree(partial)
         replace_folder(partial, folder)
     except OSError as error:
@@ -93,7 +93,7 @@ def load_tree(folder: Path) -> dict[str, Any]:
     """
     folder = Path(folder)
     for name, digest in _digests(folder).items():
-        _check(folder / name, digest)
+        check_file(folder / name, digest)
     with _believed(folder):
         return _unflatten(json.loads((folder / _STATE).read_bytes()), _load_arrays(folder / _ARRAYS))
 
@@ -106,9 +106,9 @@ def load_policy_file(folder: Path) -> PolicyFile:
     """
     folder = Path(folder)
     digests = _digests(folder)
-    _check(folder / POLICY_FILE, digests[POLICY_FILE])
+    check_file(folder / POLICY_FILE, digests[POLICY_FILE])
     if _CARD in digests:
-        _check(folder / _CARD, digests[_CARD])
+        check_file(folder / _CARD, digests[_CARD])
     with _believed(folder):
         content = (folder / _CARD).read_bytes() if _CARD in digests else b'{"kind": "squashed_gaussian", "card": {}}'
         card = json.loads(content)  # rlvlm 0.1 knew one kind, and wrote no card
@@ -188,28 +188,12 @@ def _unflatten(node: Any, arrays: Any) -> Any:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """The manifest: SHA-256 of each of the checkpoint's files."""
-    try:
-        digests = json.loads((folder / _MANIFEST).read_bytes())
-    except OSError as error:
-        raise CorruptCheckpoint(f"cannot read {folder / _MANIFEST}: {error.strerror}", _OLDER) from error
-    except ValueError:
-        digests = None
-    if not isinstance(digests, dict) or set(digests) not in ({*_FILES}, {*_FILES} - {_CARD}):
-        raise CorruptCheckpoint(f"{folder / _MANIFEST} is not a manifest that lists the checkpoint's files", _OLDER)
+    """The manifest; rlvlm 0.1 knew one kind of policy, and wrote no card.
+
+    Raises:
+        CorruptCheckpoint: it is missing, or lists something else.
+    """
+    digests = read_manifest(folder, {*_FILES} - {_CARD})
+    if not set(digests) <= {*_FILES}:
+        raise CorruptCheckpoint(f"{folder} holds no checkpoint of ours: {sorted(digests)}", "use one that rlvlm wrote")
     return digests
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _check(path: Path, digest: str) -> None:
-    """Raises CorruptCheckpoint where a file is not the one that was written."""
-    try:
-        found = _digest(path)
-    except OSError as error:
-        raise CorruptCheckpoint(f"cannot read {path}: {error.strerror}", _OLDER) from error
-    if found != digest:
-        raise CorruptCheckpoint(f"{path} is not what was written: its SHA-256 differs from the manifest's", _OLDER)

@@ -19,6 +19,7 @@ from torch import Tensor, distributed, nn
 
 from rlvlm.algorithms.rllib import only_learner, settle_torch
 from rlvlm.errors import MachineError
+from rlvlm.finite import check_finite
 
 Learner = TypeVar("Learner")
 Row = TypeVar("Row")
@@ -124,6 +125,16 @@ def add_up_gradients(parameters: Sequence[nn.Parameter]) -> None:
     sizes = [part.numel() for part in parts]
     for parameter, values in zip(parameters, summed.split(sizes), strict=True):
         parameter.grad = values.reshape(parameter.shape).to(parameter.dtype)
+
+
+def check_weights(parameters: Sequence[nn.Parameter], fix: str) -> None:
+    """Passes where all of `parameters` are finite after a step; one may be broken that no loss of this step has seen.
+
+    Raises:
+        NumericsError: says how many are not.
+    """
+    sums = torch.stack([parameter.detach().float().sum() for parameter in parameters])
+    check_finite("after an update", fix, {"parameters' sums": sums})
 
 
 def shared_out(rows: Sequence[Row], compute: Callable[[Sequence[Row]], list[Answer]]) -> list[Answer]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from rlvlm.envs.turns import TurnWorld
+from rlvlm.finite import check_finite
 from rlvlm.types.steps import FloatArray
 from rlvlm.types.turns import Reply, Turn, TurnEpisode
 
@@ -81,12 +82,14 @@ class Seat:
         """A new episode from a reset with `seed`."""
         self._seed, self._tape = seed, []
         self._turn, _ = self.world.reset(seed=seed)
+        self._check({"numbers of the observation": self._turn.snapshot})
 
     def play(self, text: str) -> TurnOutcome:
         """The turn with `text` as its reply."""
         before, scene, goal, distance = self._turn, self.scene, self.world.goal, distance_of(self.world)
         reply = self.world.read(text)
         self._turn, env_reward, terminated, truncated, info = self.world.step(text)
+        self._check({"numbers of the observation": self._turn.snapshot, "rewards": float(env_reward)})
         self._tape.append(
             {
                 "snapshot": before.snapshot,
@@ -113,6 +116,15 @@ class Seat:
             following=self.scene,
             episode=self._episode(bool(terminated)) if is_end else None,
         )
+
+    def _check(self, came: dict[str, Any]) -> None:
+        """Passes where what came from the world is finite.
+
+        Raises:
+            NumericsError: it is not.
+        """
+        fix = f"mend the world; rlvlm check-task {self._task} looks at it"
+        check_finite(f"the world {self._task}, {len(self._tape)} turns after seed {self._seed}", fix, came)
 
     def _episode(self, terminated: bool) -> TurnEpisode:
         def column(name: str) -> list[Any]:

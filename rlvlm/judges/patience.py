@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from rlvlm.errors import JudgeUnavailable
+from rlvlm.finite import check_finite
 from rlvlm.types.judging import Score, Status, Verdict
 
 _WINDOW = 200
@@ -18,8 +19,20 @@ class Patience:
         self._recent: deque[Status] = deque(maxlen=_WINDOW)
 
     def note(self, answers: Iterable[Verdict | Score]) -> None:
-        """Takes in answers, oldest first."""
-        self._recent.extend(answer.status for answer in answers)
+        """Takes in answers, oldest first.
+
+        Raises:
+            NumericsError: one of them is a number that is none.
+        """
+        for answer in answers:
+            numbers = (answer.value,) if isinstance(answer, Score) else answer.probabilities
+            told = [number for number in numbers or () if number is not None]
+            check_finite(
+                f"the judge {answer.stamp.judge} answered {answer.text[:80]!r}",
+                "choose another judge, then start the run anew",
+                {"scores" if isinstance(answer, Score) else "probabilities": told},
+            )
+            self._recent.append(answer.status)
 
     def check(self, answers: Sequence[Verdict | Score]) -> None:
         """Passes as long as there is something to expect; `answers` are the newest, noted already.

@@ -1,6 +1,6 @@
 """`rlvlm eval DIR`: plays a run's policy on the true task. Needs neither Ray nor the judge."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from rlvlm.disk import write_json
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.artifacts.album import VIDEO_PX, write_videos
-from rlvlm.runs.folder.checkpoints import Checkpoint
+from rlvlm.runs.folder.checkpoints import Checkpoint, newest_sound
 from rlvlm.runs.folder.rows import evaluation_row
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.pipelines import pipeline_of
@@ -32,25 +32,25 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool)
 
     Raises:
         UsageError: fewer than one episode, or the run has no checkpoint yet.
-        CorruptCheckpoint: the policy's file is damaged.
+        CorruptCheckpoint: the checkpoint that was named is damaged, or all are.
     """
     if episodes < 1:
         raise UsageError(f"--episodes must be >= 1, got {episodes}", "leave it out for 10")
-    checkpoint = choose_checkpoint(folder, path)
+    console = Console(highlight=False, soft_wrap=True)
+    checkpoint = choose_checkpoint(folder, path, console.print)
     config = folder.config()
     players = pipeline_of(config).open_players(config, checkpoint.algorithm)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"policy of step {checkpoint.state.env_steps:,} of {folder.path}")
+    console.print(f"policy of step {checkpoint.step:,} of {folder.path}")
     with console.status(f"playing {episodes} episodes each"):
         played = evaluate(players.own, episodes)
         compared = {players.name: _measured(played)}
         for name, player in players.others.items():
             compared[name] = _measured(evaluate(player, episodes))
-    row = evaluation_row(Evaluation(episodes=played), checkpoint.state.env_steps, 0.0)
+    row = evaluation_row(Evaluation(episodes=played), checkpoint.step, 0.0)
     result = {key: value for key, value in row.items() if value is not None and key != "wall_s"}
     write_json(folder.path / "evaluation.json", result | {"each": _each(played), "compared": compared})
     videos = (
-        write_videos(folder, played, checkpoint.state.env_steps, lambda snapshots: players.draw(snapshots, VIDEO_PX))
+        write_videos(folder, played, checkpoint.step, lambda snapshots: players.draw(snapshots, VIDEO_PX))
         if with_video
         else []
     )
@@ -62,20 +62,23 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool)
     return EXIT_DONE
 
 
-def choose_checkpoint(folder: RunFolder, path: Path) -> Checkpoint:
-    """The checkpoint that `path` lies in, otherwise the best of the run.
+def choose_checkpoint(folder: RunFolder, path: Path, tell: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint that `path` lies in, otherwise the best of the run, or the newest sound one where that is damaged.
 
     Raises:
         UsageError: there is none yet.
+        CorruptCheckpoint: the one that was named is damaged, or all are.
     """
     here = path.resolve()
-    for checkpoint in folder.checkpoints.all():
+    for checkpoint in folder.checkpoints.newest_first():
         if here.is_relative_to(checkpoint.path.resolve()):
+            checkpoint.check()
             return checkpoint
     best = folder.checkpoints.best()
     if best is None:
         raise UsageError(f"{folder.path} has no checkpoint yet", f"let it run on: {folder.resume_command}")
-    return best
+    candidates = [best, *folder.checkpoints.newest_first()]
+    return newest_sound(candidates, lambda damage: tell(f"damaged checkpoint: {damage}")) or best
 
 
 def _each(played: Sequence[PlayedEpisode]) -> list[dict[str, float | bool]]:

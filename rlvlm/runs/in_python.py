@@ -17,6 +17,7 @@ from rlvlm.preferences.build import reward_input
 from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.doctor import check_before_run
+from rlvlm.runs.folder.checkpoints import newest_sound
 from rlvlm.runs.folder.run_folder import RunFolder, create_folder
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.runs.train import start_run
@@ -45,22 +46,23 @@ def train(config: RunConfig) -> RunFolder:
 
 
 def learned_reward(run: RunFolder) -> Callable[[Frames], FloatArray]:
-    """The reward that a run has learned, by its newest checkpoint: from images [N, H, W, 3] to rewards [N].
+    """The reward that a run has learned, by its newest sound checkpoint: from images [N, H, W, 3] to rewards [N].
 
     Raises:
         UsageError: the run has learned no reward of images, or has no checkpoint yet.
-        CorruptCheckpoint: the checkpoint is damaged.
+        CorruptCheckpoint: no checkpoint is sound.
     """
-    config, checkpoints = run.config(), run.checkpoints.all()
+    config = run.config()
     if not isinstance(config, PreferenceRunConfig) or not config.reward.is_learned or config.reward.model == "state":
         raise UsageError(f"{run.path} has learned no reward of images", "use a run with --reward.model image")
-    if not checkpoints:
+    checkpoint = newest_sound(run.checkpoints.newest_first())
+    if checkpoint is None:
         raise UsageError(f"{run.path} has no checkpoint yet", f"let it run on: rlvlm resume {run.path}")
     size_px = config.reward_model.picture_px
     world = make_world(config.task, config.env, config.seed)
     inputs = reward_input(world, FrameStore(world, size_px, 1), config.reward, config.reward_model)
     model = RewardModel(inputs, config.reward_model, seed=0)
-    model.set_state(load_tree(checkpoints[-1].algorithm)["schedule"]["loop"]["model"])
+    model.set_state(load_tree(checkpoint.algorithm)["schedule"]["loop"]["model"])
 
     def rewards(images: Frames) -> FloatArray:
         sized = [np.asarray(Image.fromarray(image).resize((size_px, size_px))) for image in images]

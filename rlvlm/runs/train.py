@@ -4,7 +4,7 @@ import errno
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,10 @@ from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.console.panel import RunConsole
 from rlvlm.console.quiet import quiet_output
 from rlvlm.console.signals import StopRequest
-from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, RunError
+from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, NumericsError, RunError
 from rlvlm.runs.artifacts.album import VIDEO_PX, write_artifacts
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder.checkpoints import Checkpoint, RunState
+from rlvlm.runs.folder.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.folder.label_store import label_store
 from rlvlm.runs.folder.rows import evaluation_rank, evaluation_row
 from rlvlm.runs.folder.run_folder import RunFolder
@@ -40,7 +40,7 @@ def start_run(folder: RunFolder, config: RunConfig) -> int:
         RunError: it cannot start or go on; a folder in which nothing happened yet is taken away again.
     """
     try:
-        return _carry_on(folder, config, None)
+        return _carry_on(folder, config, ())
     except RunError:
         if not folder.has_begun():
             folder.remove()
@@ -48,13 +48,12 @@ def start_run(folder: RunFolder, config: RunConfig) -> int:
 
 
 def resume_run(folder: RunFolder, config: RunConfig) -> int:
-    """Goes on with a run exactly where its newest checkpoint is, or from its start where there is none yet.
+    """Goes on with a run exactly where its newest sound checkpoint is, or from its start where there is none yet.
 
     Raises:
         RunError: it cannot go on.
     """
-    found = folder.checkpoints.all()
-    return _carry_on(folder, config, found[-1] if found else None)
+    return _carry_on(folder, config, folder.checkpoints.newest_first())
 
 
 class Training:
@@ -248,15 +247,36 @@ def open_training(
         yield training
 
 
+def choose_sound(checkpoints: Iterable[Checkpoint], console: RunConsole) -> Checkpoint | None:
+    """The first of `checkpoints` that is as it was written; says which are not, and what is lost by that.
+
+    Raises:
+        CorruptCheckpoint: there are some, and none is sound.
+    """
+    candidates, damages = list(checkpoints), []
+    chosen = newest_sound(candidates, damages.append)
+    for damage in damages:
+        console.line(f"damaged checkpoint: {damage}")
+    if chosen is not None and chosen.step < candidates[0].step:
+        lost = candidates[0].step - chosen.step
+        console.line(f"going on from step {chosen.step:,}: the {lost:,} steps after it are lost and trained again")
+    return chosen
+
+
 @contextmanager
 def told_failures(folder: RunFolder) -> Iterator[None]:
     """Turns whatever a run's outermost frame meets into a RunError: its words are for the user, the file for us.
 
     Raises:
-        RunError: with the cause; the traceback of the unexpected lies in the run's folder.
+        RunError: with the cause; the traceback of the unexpected lies in the run's folder, and so does what was there
+            when a number was not finite.
     """
     try:
         yield
+    except NumericsError as error:
+        folder.keep_evidence(error)
+        error.fix += f"\nwhat was met lies in {folder.numerics}; the checkpoints are from before it"
+        raise
     except RunError:
         raise
     except OSError as error:
@@ -268,15 +288,17 @@ def told_failures(folder: RunFolder) -> Iterator[None]:
         raise _crash(folder, error) from error
 
 
-def _carry_on(folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | None) -> int:
-    """Trains from `checkpoint` (None: from the start) to the end or a signal, with the folder locked."""
+def _carry_on(folder: RunFolder, config: RunConfig, checkpoints: Iterable[Checkpoint]) -> int:
+    """Trains from the first sound one of `checkpoints` (none: from the start) to the end or a signal, with the folder
+    locked.
+    """
     with ExitStack() as stack:
         stack.enter_context(folder.locked())
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
         console = stack.enter_context(RunConsole(terminal, config.title, config.steps, pipeline_of(config).rows))
         stack.enter_context(told_failures(folder))
-        with open_training(folder, config, checkpoint, console) as training:
+        with open_training(folder, config, choose_sound(checkpoints, console), console) as training:
             stop.take_over()
             is_done = _train(training, stop)
         _say_goodbye(folder, console)

@@ -18,7 +18,7 @@ from rlvlm.errors import RunError, UsageError
 from rlvlm.runs.doctor import check_before_run
 from rlvlm.runs.folder.run_folder import RunFolder, create_folder
 from rlvlm.runs.pipelines import pipeline_of
-from rlvlm.runs.train import Training, open_training, told_failures
+from rlvlm.runs.train import Training, choose_sound, open_training, told_failures
 from rlvlm.sweeps.config import FlatConfig
 from rlvlm.sweeps.folder import DONE, FLAT, SweepFolder
 from rlvlm.sweeps.plan import TrialPlan, alone_command, app_name
@@ -110,8 +110,7 @@ class SweepTrial(Trainable):
             log = self._stack.enter_context(open(self._folder.log, "a", buffering=1))
             self._stack.enter_context(quiet_output(self._folder.log))
             console = self._stack.enter_context(RunConsole(log, config.title, config.steps, pipeline_of(config).rows))
-            found = self._folder.checkpoints.all()
-            newest = found[-1] if found else None
+            newest = choose_sound(self._folder.checkpoints.newest_first(), console)
             return self._stack.enter_context(open_training(self._folder, config, newest, console))
 
     def _train(self, training: Training) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import stub_pipelines
+from damaged import damage
 from tiny_run import arrays, table
 
 from rlvlm.envs.chunk_contract import check_chunk_world
@@ -53,16 +54,20 @@ def test_a_config_names_its_own_pipeline(task: str) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
-def test_a_run_is_killed_goes_on_is_played_and_reported(task: str, tmp_path: Path) -> None:
+def test_a_run_is_killed_and_damaged_goes_on_is_played_and_reported(task: str, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     finish(start("rlvlm.run", task, "--out", str(whole)))
     child = start("rlvlm.run", task, "--out", str(broken))
-    while not list(broken.glob("checkpoints/step_*/run.json")):
+    while len(list(broken.glob("checkpoints/step_*/run.json"))) < 2:
         assert child.poll() is None, child.communicate()
         time.sleep(0.01)
     child.kill()
     child.communicate()
-    finish(start("rlvlm.cli", "resume", str(broken), "--trust"))
+    older, newest = sorted(broken.glob("checkpoints/step_*"))[-2:]
+    damage(newest / "algorithm" / "arrays.npz", at=100)
+    said = finish(start("rlvlm.cli", "resume", str(broken), "--trust"))
+    assert f"damaged checkpoint: {newest}/algorithm/arrays.npz is not what was written" in said
+    assert f"going on from step {int(older.name[-8:])}: the" in said
     assert table(whole / "eval.csv", "wall_s") == table(broken / "eval.csv", "wall_s")
     assert table(whole / "eval.csv")[0]["step"] == "0", "what was prepared is evaluated before training"
     mine, theirs = arrays(whole), arrays(broken)

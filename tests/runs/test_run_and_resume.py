@@ -9,12 +9,17 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+import torch
 from tiny_run import WORDS, assert_same_run, table
+
+from rlvlm.algorithms.checkpoint import load_policy_file
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
+TESTS = Path(__file__).parents[1]
 FILES = {
     "config.yaml",
     "command.txt",
@@ -34,6 +39,7 @@ FILES = {
 
 def start(*words: str, home: Path | None = None) -> subprocess.Popen[str]:
     environment = os.environ | {"MUJOCO_GL": "egl"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
     if home is not None:
         environment |= {"HOME": str(home), "TMPDIR": "/tmp"}
         environment.pop("RAY_AUTH_MODE", None)
@@ -126,6 +132,22 @@ def test_a_policy_can_be_played_from_its_folder(whole: tuple[Path, str]) -> None
     assert result["step"] == int(best["step"]) and len(result["each"]) == 2
     assert result["episode_return"] == pytest.approx(float(best["episode_return"]), rel=1e-4)
     assert "success" in said and said.count(".mp4") == 2
+
+
+def test_a_number_that_is_none_ends_the_run_with_what_was_met_and_good_checkpoints(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["odd_world:ODD", *WORDS[1:], "--out", str(run), "--reward.source", "environment", "--env.num-envs", "1"]
+    code, _, err = finish(start("run", *words))
+    assert code == 4
+    assert "1 of 1 rewards are not finite" in err.replace("\n", " ").replace("│ ", "") and str(run / "numerics") in err
+    told = json.loads((run / "numerics" / "error.json").read_text())
+    assert told["task"] == "odd_world:ODD" and told["seed"] == 2
+    with np.load(run / "numerics" / "found.npz") as found:
+        assert np.isnan(found["rewards"]).all() and found["observations"].shape == (1, 4)
+    newest = sorted((run / "checkpoints").glob("step_*"))[-1]
+    assert json.loads((newest / "run.json").read_text())["env_steps"] == 120
+    assert all(torch.isfinite(value).all() for value in load_policy_file(newest / "algorithm").weights.values())
+    assert json.loads((run / "summary.json").read_text())["exit_reason"] == "NumericsError"
 
 
 def test_a_judge_that_cannot_load_leaves_no_folder(tmp_path: Path) -> None:

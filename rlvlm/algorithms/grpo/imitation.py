@@ -11,7 +11,7 @@ from torch import Tensor
 from rlvlm.algorithms.grpo.config import SFTConfig
 from rlvlm.algorithms.grpo.rollouts import Eyes
 from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld
-from rlvlm.errors import UsageError
+from rlvlm.errors import NumericsError, UsageError
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.tokens import NUM_BINS, ActionScale, encode
 from rlvlm.types.chunks import ChunkObs
@@ -99,6 +99,9 @@ def imitate(
     """Teaches the policy the demonstrations' action tokens; returns the last ten steps' mean loss, nats per token.
 
     The steps that a chunk still holds after the episode's end are learned too: they are what the script would do.
+
+    Raises:
+        NumericsError: the loss is not finite.
     """
     bins = torch.from_numpy(encode(scale.from_env(demonstrations.actions)))  # [N, L, A]
     targets = soft_targets(config.label_width)
@@ -116,6 +119,8 @@ def imitate(
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        if not math.isfinite(losses[-1]):
+            raise NumericsError(f"the loss of step {step + 1} of imitation is {losses[-1]}", "a smaller --sft.lr")
         if (step + 1) % 200 == 0:
             tell(f"imitation: step {step + 1} of {config.steps}, loss {np.mean(losses[-10:]):.2f} nats per token")
     return float(np.mean(losses[-10:])) if losses else math.nan

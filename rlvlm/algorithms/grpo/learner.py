@@ -24,13 +24,14 @@ from rlvlm.algorithms.grpo.config import GRPOConfig
 from rlvlm.algorithms.grpo.credit.groups import Update
 from rlvlm.algorithms.grpo.losses import kl_k3, token_weights, update_loss
 from rlvlm.algorithms.grpo.rollouts import Eyes, seen_at_chunks
-from rlvlm.algorithms.learners import add_up, add_up_gradients, own_share
+from rlvlm.algorithms.learners import add_up, add_up_gradients, check_weights, own_share
 from rlvlm.envs.chunks import ChunkWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import NumericsError
 from rlvlm.policies.vla.sampling import entropy, log_probs_of
 from rlvlm.types.chunks import ChunkObs
 
+_FIX = "lower algo.lr in the run's config.yaml, then `rlvlm resume`"
 _LR_FACTOR = 1.3
 """By how much the step size changes after an update that moved the policy too little or too far."""
 _FEW = 64
@@ -158,6 +159,7 @@ class GRPOLearner(TorchLearner):
             if grpo.kl_target is not None and readings[-1]["kl"] > 2 * grpo.kl_target:
                 break
         self.num_updates += 1
+        check_weights(list(self.policy.parameters()), _FIX)
         self._follow(readings[-1]["kl"])
         self._note(readings, num)
 
@@ -176,7 +178,8 @@ class GRPOLearner(TorchLearner):
         if not (np.isfinite(loss) and np.isfinite(norm)):
             raise NumericsError(
                 f"the loss ({loss}) or its gradient ({norm}) is not finite",
-                "resume from the last checkpoint with a smaller --algo.lr",
+                _FIX,
+                {"advantages": columns.advantages[rows].cpu().numpy(), "bins": columns.bins[rows].cpu().numpy()},
             )
         self._optimizer.step()
         return {

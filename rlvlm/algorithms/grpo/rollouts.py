@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlvlm.envs.chunks import ChunkWorld, ChunkWorlds
+from rlvlm.finite import check_finite
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.sampling import draw_bins, likeliest_bins
 from rlvlm.policies.vla.tokens import ActionScale, decode
 from rlvlm.types.chunks import ChunkEpisode, ChunkObs, ChunkStep
 from rlvlm.types.steps import FloatArray, Frames
 
+_FIX = "mend the world; rlvlm check-task looks at it"
 Choice = tuple[NDArray[np.int64], FloatArray]
 """Bins [N, L * A] and their log-probabilities, [N, L * A]."""
 
@@ -86,12 +88,18 @@ class Sampler:
 
     @torch.no_grad()
     def choose(self, obs: ChunkObs) -> Choice:
-        """Bins of a chunk for each of N worlds and their log-probabilities; 0 where the likeliest are taken."""
+        """Bins of a chunk for each of N worlds and their log-probabilities; 0 where the likeliest are taken.
+
+        Raises:
+            NumericsError: the policy's numbers are not finite.
+        """
         logits = self._policy(*self._eyes.look(obs)).logits
         if self._temperature is None:
             bins = likeliest_bins(logits)
             return bins.cpu().numpy(), np.zeros(bins.shape, np.float32)
         bins, log_probs = draw_bins(logits, self._temperature, self._generator, self._shared)
+        # groups of a broken policy may all end alike: nothing would be learned from them, and nobody told
+        check_finite("the policy, sampled", "go on from the last checkpoint: `rlvlm resume`", {"log-probs": log_probs})
         return bins.cpu().numpy(), log_probs.cpu().numpy()
 
 
@@ -125,11 +133,16 @@ def roll_out(
         starts: initial states and groups.
         choose: gives the action tokens for what is observed.
         to_actions: bins [n, L * A] to actions [n, L, A] in the env's units.
+
+    Raises:
+        NumericsError: what a world shows or gives is not finite.
     """
     obs = worlds.begin(starts.state_ids)
     first, rows = obs, np.arange(len(obs))
     told: list[tuple[NDArray[np.intp], ChunkObs, Choice, ChunkStep]] = []
     while len(rows):
+        seen = {"numbers of observations": obs.snapshots, "numbers of proprioception": obs.proprio}
+        check_finite(f"the world {starts.task}", _FIX, seen, {"state_ids": starts.state_ids[rows]})
         choice = choose(obs)
         came = worlds.step(rows, to_actions(choice[0]))
         told.append((rows, obs, choice, came))
@@ -140,7 +153,10 @@ def roll_out(
             instructions=tuple(came.obs.instructions[index] for index in running),
             proprio=came.obs.proprio[running],
         )
-    return [_episode(row, starts, first, told) for row in range(len(first))]
+    episodes = [_episode(row, starts, first, told) for row in range(len(first))]
+    rewards = np.concatenate([episode.env_rewards for episode in episodes])
+    check_finite(f"the world {starts.task}", _FIX, {"rewards": rewards}, {"state_ids": starts.state_ids})
+    return episodes
 
 
 def _episode(

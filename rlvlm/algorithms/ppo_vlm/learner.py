@@ -19,7 +19,7 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from torch import Tensor, nn
 
 from rlvlm import metrics
-from rlvlm.algorithms.learners import add_up, add_up_gradients, own_share, shared_out
+from rlvlm.algorithms.learners import add_up, add_up_gradients, check_weights, own_share, shared_out
 from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.ppo_vlm.objectives import Loss, Minibatch, Objective, Outcome, build_objective
 from rlvlm.algorithms.ppo_vlm.play import PlayedTurn
@@ -35,6 +35,7 @@ Answer = TypeVar("Answer")
 _FARTHEST = 2.0
 """Log-ratios beyond count as this when the divergence of an update is measured."""
 _LOSS = "loss"
+_FIX = "lower algo.lr and algo.value_lr in the run's config.yaml, then `rlvlm resume`"
 _MEASURED = (
     metrics.PPO_POLICY_LOSS,
     metrics.PPO_VALUE_LOSS,
@@ -141,6 +142,7 @@ class ReplyLearner(TorchLearner):
             if ppo.largest_kl and readings[-1][metrics.PPO_KL] > ppo.largest_kl:
                 break
         self.num_updates += 1
+        check_weights(self._parameters, _FIX)
         means = {name: sum(one[name] for one in readings) / len(readings) for name in readings[0]}
         self._latest |= means | {
             metrics.PPO_FIRST_RATIO_ERROR: readings[0][metrics.PPO_FIRST_RATIO_ERROR],
@@ -201,9 +203,12 @@ class ReplyLearner(TorchLearner):
         if not math.isfinite(reading.pop(_LOSS)):
             raise NumericsError(
                 f"a loss is not finite after {self.num_updates} updates",
-                "resume from the last checkpoint with smaller --algo.lr and --algo.value-lr",
+                _FIX,
+                {"advantages": columns.advantages[rows.to(columns.advantages.device)].float().cpu().numpy()},
             )
         reading[metrics.PPO_GRAD_NORM] = float(nn.utils.clip_grad_norm_(self._parameters, self._ppo.max_grad_norm))
+        if not math.isfinite(reading[metrics.PPO_GRAD_NORM]):
+            raise NumericsError(f"the gradient is not finite after {self.num_updates} updates", _FIX)
         self._optimizer.step()
         return reading
 

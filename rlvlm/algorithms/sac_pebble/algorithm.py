@@ -168,6 +168,7 @@ class SACPebble(CheckpointedAlgorithm):
             if self._schedule.learned is not None:
                 self._relabelling.advance(self._schedule.learned, self._turns_to_session(len(rewards[-1])))
             self._learner.learn(self.config.sac.updates_due(self.env_steps, len(rewards[-1])), self._schedule.source)
+        self._learner.check_weights()
         self._log_round(np.concatenate(rewards))
 
     def _samples(self) -> Iterator[Sample]:

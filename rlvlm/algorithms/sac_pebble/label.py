@@ -109,6 +109,7 @@ def _checked(source: RewardSource, rewards: FloatArray) -> FloatArray:
     if is_wrong.any():
         raise NumericsError(
             f"{type(source).__name__} gave {np.count_nonzero(is_wrong)} rewards that are not finite, of {len(rewards)}",
-            "resume from the last checkpoint with a smaller lr",
+            "lower what it is learned with in the run's config.yaml, such as reward_model.lr, then `rlvlm resume`",
+            {"rewards": rewards},
         )
     return rewards

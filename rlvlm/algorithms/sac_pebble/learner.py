@@ -19,10 +19,12 @@ from rlvlm.algorithms.sac_pebble.update.block import ParameterBlock, flatten
 from rlvlm.algorithms.sac_pebble.update.by_hand import HandWrittenUpdate
 from rlvlm.algorithms.sac_pebble.update.update import CriticReading, PolicyReading, Update
 from rlvlm.errors import NumericsError
+from rlvlm.finite import check_finite
 from rlvlm.rewards.source import RewardSource
 
 UPDATES = {"by_hand": HandWrittenUpdate, "autograd": AutogradUpdate}
 """By their names in `SACConfig.update`."""
+_FIX = "lower algo.actor_lr and algo.critic_lr in the run's config.yaml, then `rlvlm resume`"
 
 
 class SACLearner(TorchLearner):
@@ -82,21 +84,36 @@ class SACLearner(TorchLearner):
         """
         if num_updates == 0 or not len(self.replay):  # a judge may not have said anything yet
             return
-        critic_reading = policy_reading = None
+        critic_reading = policy_reading = batch = None
         for _ in range(num_updates):
             rows = torch.randint(
                 len(self.replay), (self._sac.batch_size,), generator=self._generator, device=self.device
             )
-            critic_reading, moved = self._improve(self.replay.draw(rows, label_on_draw(self.replay, rows, source)))
+            batch = self.replay.draw(rows, label_on_draw(self.replay, rows, source))
+            critic_reading, moved = self._improve(batch)
             policy_reading = moved or policy_reading
             self.num_updates += 1
         for reading in (critic_reading, policy_reading):
             self._latest |= reading.metrics() if reading else {}
         if not torch.tensor(list(self._latest.values())).sum().isfinite():  # one such update spoils every weight
+            assert batch is not None, "there was an update"
             raise NumericsError(
                 f"a loss is not finite after {self.num_updates} updates: {self._latest}",
-                "resume from the last checkpoint with smaller --algo.actor-lr and --algo.critic-lr",
+                _FIX,
+                {name: getattr(batch, name).cpu().numpy() for name in ("obs_and_actions", "next_obs", "rewards")},
             )
+
+    def check_weights(self) -> None:
+        """Passes where all weights and the newest gradients are finite.
+
+        Raises:
+            NumericsError: says which are not.
+        """
+        looked_at = {"weights of the target": self._target_values}
+        for name, block in self._blocks.items():
+            looked_at |= {f"weights of the {name}": block.values, f"gradients of the {name}": block.gradients}
+        if not torch.stack([vector.sum() for vector in looked_at.values()]).sum().isfinite():
+            check_finite(f"after {self.num_updates} updates", _FIX, looked_at)
 
     def _improve(self, batch: Batch) -> tuple[CriticReading, PolicyReading | None]:
         """One update of critics and target, and when it is their turn of policy and temperature."""

@@ -15,6 +15,7 @@ from rlvlm.algorithms.sac_pebble.episodes import EpisodeTape, VectorStep, to_tra
 from rlvlm.algorithms.sac_pebble.update.block import flatten
 from rlvlm.envs.registry import make_vector
 from rlvlm.envs.world import World
+from rlvlm.finite import check_finite
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.types.steps import FloatArray, Trajectory, Transitions
 
@@ -82,6 +83,7 @@ class WorldRunner(EnvRunner):
         self._tape = EpisodeTape(self.num_envs)
         self._random = np.zeros((self.num_envs, *self._spaces()[1].shape), np.float32)
         self._obs = np.array(self.env.reset()[0], np.float32)
+        self._check(observations=self._obs)
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
         self, *, num_steps: int, random_actions: bool = False
@@ -109,10 +111,12 @@ class WorldRunner(EnvRunner):
         obs, env_rewards, terminated, truncated, infos = self.env.step(actions)
         ended = terminated | truncated
         next_obs, snapshots = obs.copy(), infos["snapshot"]
+        self._check(observations=obs, rewards=env_rewards)
         progress, success = infos["progress"], infos["success"]
         if ended.any():  # these worlds were reset within the step: their last state lies in the final_* entries
             final = infos["final_info"]
             next_obs[ended] = np.stack(infos["final_obs"][ended])
+            self._check(observations=next_obs)
             snapshots, progress, success = (
                 np.where(ended.reshape(-1, *[1] * (now.ndim - 1)), final[name], now)
                 for name, now in (("snapshot", snapshots), ("progress", progress), ("success", success))
@@ -129,6 +133,16 @@ class WorldRunner(EnvRunner):
         )
         self._obs = obs
         return step, ended
+
+    def _check(self, **came: NDArray[Any]) -> None:
+        """Passes where what came from the worlds is finite.
+
+        Raises:
+            NumericsError: it is not.
+        """
+        if not np.isfinite(sum(values.sum() for values in came.values())):  # looked at one by one in that case alone
+            task, before = self.config.task, {"obs_before": self._obs}
+            check_finite(f"the world {task}", f"mend the world; rlvlm check-task {task} looks at it", came, before)
 
     def _policy_actions(self) -> FloatArray:
         """[N, A] sampled from the policy."""

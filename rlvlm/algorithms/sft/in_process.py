@@ -15,12 +15,14 @@ from rlvlm.algorithms.sft.batches import grouped_by_length
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import split
 from rlvlm.envs.turns import TurnWorld
+from rlvlm.errors import NumericsError
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.types.sampling import ReplyRequest, ReplyTokens
 from rlvlm.types.turns import TurnEpisode
 
 _TELL_EVERY = 20
+_FIX = "start anew with a smaller --sft.lr"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ def fine_tune(
         config: of the updates.
         seed: of the order of examples.
         tell: takes a line on how it goes.
+
+    Raises:
+        NumericsError: the loss is not finite.
     """
     heads = [] if policy.action_head is None else list(policy.action_head.parameters())
     parameters = [*policy.backbone_parameters(), *heads]
@@ -78,6 +83,8 @@ def fine_tune(
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
         optimizer.step()
+        if not math.isfinite(loss.item()):
+            raise NumericsError(f"the loss of update {update + 1} of the supervised start is {loss.item()}", _FIX)
         recent = loss.item() if math.isnan(recent) else 0.9 * recent + 0.1 * loss.item()
         if (update + 1) % _TELL_EVERY == 0:
             tell(f"supervised start: update {update + 1} of {config.updates}, loss {recent:.3f}")

@@ -39,7 +39,7 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     from rlvlm.algorithms.ppo_vlm.algorithm import make_seat
     from rlvlm.runs.evaluate import choose_checkpoint
 
-    checkpoint = choose_checkpoint(folder, path).algorithm.absolute()
+    checkpoint = choose_checkpoint(folder, path, print).algorithm.absolute()
     seat = make_seat(config.task, config.env)
     names = seat.world.action_names
     seat.world.close()

@@ -11,12 +11,15 @@ from torch import Tensor
 
 from rlvlm import metrics
 from rlvlm.errors import NumericsError
+from rlvlm.finite import check_finite
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples
 from rlvlm.preferences.model.ensemble import Ensemble
 from rlvlm.preferences.model.evidence import Evidence
 from rlvlm.preferences.model.networks import RewardInput
 from rlvlm.preferences.model.objectives import PREFERENCE, Objective
+
+_FIX = "lower reward_model.lr in the run's config.yaml, then `rlvlm resume`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,8 @@ class RewardModel:
         self.ensemble.forget()
         held_out = whole.part(is_held_out)
         told |= self._train(whole.part(~is_held_out), held_out)
+        weights = {f"weights {number}": one for number, one in enumerate(self.ensemble.parameters())}
+        check_finite("the fitted reward model", _FIX, weights)
         if len(held_out.targets):
             told[metrics.REWARD_HELD_OUT_ERROR] = math.sqrt(self._quality(held_out))
         self.num_fits += 1
@@ -184,7 +189,9 @@ class RewardModel:
             losses = self._objective.loss(predicted, targets)  # [K]
             epoch_losses.append(float(losses.detach().mean()))
             if not math.isfinite(epoch_losses[-1]):
-                raise NumericsError(f"the reward model's loss is {epoch_losses[-1]}", "try a smaller --reward-model.lr")
+                raise NumericsError(
+                    f"the reward model's loss is {epoch_losses[-1]}", _FIX, {"targets": targets.cpu().numpy()}
+                )
             self._adam.zero_grad(set_to_none=True)
             losses.sum().backward()
             self._adam.step()

@@ -3,14 +3,16 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlvlm.disk import write_whole
+from rlvlm.algorithms.manifest import MANIFEST, CorruptCheckpoint, check_folder, write_manifest
+from rlvlm.disk import sync_tree, write_whole
 
 PREFIX = "step_"
 STATE = "run.json"
+_OTHERS = "name another checkpoint of the run"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,17 +27,47 @@ class RunState:
     """Largest memory of all processes together so far, in MiB."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One finished step folder."""
+    """One finished step folder, sound or not."""
 
     path: Path
-    state: RunState
+
+    @property
+    def step(self) -> int:
+        """Env steps by which it was saved, as its name says."""
+        return int(self.path.name.removeprefix(PREFIX))
+
+    @property
+    def state(self) -> RunState:
+        """What the run loop remembered.
+
+        Raises:
+            CorruptCheckpoint: it cannot be read.
+        """
+        try:
+            return RunState(**json.loads((self.path / STATE).read_bytes()))
+        except (OSError, ValueError, TypeError) as error:
+            raise CorruptCheckpoint(f"{self.path / STATE} is not what was written: {error}", _OTHERS) from error
 
     @property
     def algorithm(self) -> Path:
         """Where the algorithm keeps its own files."""
         return self.path / "algorithm"
+
+    def check(self) -> None:
+        """Passes where every file is as it was written.
+
+        Of one that was saved before step folders had a manifest, only the algorithm's files are known.
+
+        Raises:
+            CorruptCheckpoint: says which file is not.
+        """
+        for folder in (self.path, self.algorithm):
+            if (folder / MANIFEST).exists():  # an algorithm of somebody else's need not write one
+                check_folder(folder)
+        if self.state.env_steps != self.step:
+            raise CorruptCheckpoint(f"{self.path} was saved at another step, {self.state.env_steps:,}", _OTHERS)
 
 
 class CheckpointShelf:
@@ -72,6 +104,8 @@ class CheckpointShelf:
                 partial.mkdir(parents=True)
                 write(partial / "algorithm")
                 write_whole(partial / STATE, json.dumps(asdict(state)))
+                write_manifest(partial, _vouched(partial))
+                sync_tree(partial)
                 os.replace(partial, final)
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -83,9 +117,13 @@ class CheckpointShelf:
         return final
 
     def all(self) -> list[Checkpoint]:
-        """The finished checkpoints, oldest first."""
-        found = sorted(self.path.glob(f"{PREFIX}*/{STATE}"))
-        return [Checkpoint(path=file.parent, state=RunState(**json.loads(file.read_text()))) for file in found]
+        """The finished checkpoints, oldest first; nobody has looked yet whether they are sound."""
+        found = (path for path in self.path.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit())
+        return sorted(map(Checkpoint, found), key=lambda checkpoint: checkpoint.step)
+
+    def newest_first(self) -> Iterable[Checkpoint]:
+        """What a run may go on from, in this order."""
+        return reversed(self.all())
 
     def best(self) -> Checkpoint | None:
         """The checkpoint of the best evaluation, or the newest where none was marked."""
@@ -96,7 +134,7 @@ class CheckpointShelf:
     def discard_after(self, step: int) -> None:
         """Removes the checkpoints of later steps than `step`: they could not be read."""
         for checkpoint in self.all():
-            if checkpoint.state.env_steps > step:
+            if checkpoint.step > step:
                 shutil.rmtree(checkpoint.path)
         found = self.all()
         if found:
@@ -114,3 +152,40 @@ class CheckpointShelf:
         for checkpoint in found[: -self.keep]:
             if best is None or checkpoint.path != best.path:
                 shutil.rmtree(checkpoint.path)
+
+
+def newest_sound(
+    candidates: Iterable[Checkpoint], tell: Callable[[CorruptCheckpoint], None] = lambda damage: None
+) -> Checkpoint | None:
+    """The first of `candidates` all of whose files are as they were written; None where there are none at all.
+
+    Args:
+        candidates: as `newest_first` gives them.
+        tell: takes what is wrong with each that is passed over.
+
+    Raises:
+        CorruptCheckpoint: there are some, and none is sound.
+    """
+    damage: CorruptCheckpoint | None = None
+    for checkpoint in candidates:
+        try:
+            checkpoint.check()
+            return checkpoint
+        except CorruptCheckpoint as error:
+            damage = error
+            tell(error)
+    if damage is not None:
+        raise CorruptCheckpoint(
+            f"no checkpoint of the run is sound; of the oldest: {damage}",
+            "start it anew by its command.txt with another --out; --judge.store FOLDER/labels keeps a judge's answers",
+        )
+    return None
+
+
+def _vouched(step: Path) -> Iterator[str]:
+    """Files of a step folder that its own manifest lists: all but those for which the algorithm's manifest speaks."""
+    manifest = step / "algorithm" / MANIFEST
+    spoken_for = json.loads(manifest.read_bytes()) if manifest.exists() else {}
+    for file in sorted(path for path in step.rglob("*") if path.is_file()):
+        if file.parent != manifest.parent or file.name not in spoken_for:
+            yield str(file.relative_to(step))

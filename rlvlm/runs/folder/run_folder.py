@@ -12,11 +12,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlvlm.disk import write_json, write_whole
-from rlvlm.errors import MachineError, UsageError
+from rlvlm.errors import MachineError, NumericsError, UsageError
 from rlvlm.metrics import ENV_STEPS
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.configs import config_text, read_config_text
+from rlvlm.runs.folder.checkpoints import newest_sound
 from rlvlm.runs.folder.environment import describe_environment
 from rlvlm.runs.folder.scratch import checkpoint_shelf
 from rlvlm.runs.folder.tables import CsvTable, JsonLines
@@ -103,6 +106,7 @@ class RunFolder:
         self.panel = path / "judge_panel.html"
         self.card = path / "README.md"
         self.crash = path / "crash.txt"
+        self.numerics = path / "numerics"
 
     def config(self) -> RunConfig:
         """The resolved configuration the run was started with, living where the folder is now."""
@@ -139,9 +143,17 @@ class RunFolder:
         self.checkpoints.discard_after(last_step)
         (self.path / "summary.json").unlink(missing_ok=True)
 
+    def keep_evidence(self, error: NumericsError) -> None:
+        """Puts what was met when a number was not finite into `numerics/`: message, seed, and the arrays as npz."""
+        shutil.rmtree(self.numerics, ignore_errors=True)
+        config = self.config()
+        told = {"what": str(error), "fix": error.fix, "task": config.task, "seed": config.seed}
+        write_json(self.numerics / "error.json", told | {"arrays": {k: list(v.shape) for k, v in error.found.items()}})
+        np.savez(self.numerics / "found.npz", allow_pickle=False, **error.found)
+
     def has_begun(self) -> bool:
         """Whether anything was measured, asked or paid for, or a crash left its trace: then the folder is kept."""
-        traces = (self.metrics.path, self.queries.path, self.scores.path, self.ledger, self.crash)
+        traces = (self.metrics.path, self.queries.path, self.scores.path, self.ledger, self.crash, self.numerics)
         return any(file.exists() for file in traces)
 
     def remove(self) -> None:
@@ -231,13 +243,13 @@ def find_folder(path: Path) -> RunFolder:
 
 
 def check_newest(folder: RunFolder, path: Path) -> None:
-    """Raises UsageError when `path` lies in a checkpoint that is not the newest: later work would be discarded."""
-    found = folder.checkpoints.all()
+    """Raises UsageError when `path` lies in a checkpoint older than the newest sound one: later work would be lost."""
     here = path.resolve()
-    for checkpoint in found[:-1]:
-        if here.is_relative_to(checkpoint.path.resolve()):
-            fix = f"go on from the newest, step {found[-1].state.env_steps:,}: {folder.resume_command}"
-            raise UsageError(f"{path} is not the newest checkpoint; going on there would discard later work", fix)
+    named = next((each for each in folder.checkpoints.newest_first() if here.is_relative_to(each.path.resolve())), None)
+    newest = None if named is None else newest_sound(folder.checkpoints.newest_first())
+    if named is not None and newest is not None and named.step < newest.step:
+        fix = f"go on from the newest, step {newest.step:,}: {folder.resume_command}"
+        raise UsageError(f"{path} is not the newest checkpoint; going on there would discard later work", fix)
 
 
 def check_disk(path: Path, needed: int) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rlvlm.disk import sync_tree
@@ -52,7 +52,12 @@ class ScratchShelf:
     def all(self) -> list[Checkpoint]:
         """The finished checkpoints of both, oldest first; those at home where both have them."""
         found = {checkpoint.path.name: checkpoint for checkpoint in (*self._scratch.all(), *self._home.all())}
-        return [found[name] for name in sorted(found)]
+        return sorted(found.values(), key=lambda checkpoint: checkpoint.step)
+
+    def newest_first(self) -> Iterable[Checkpoint]:
+        """What a run may go on from, in this order: of each step the copy at home before that on scratch."""
+        copies = (*self._home.all(), *self._scratch.all())
+        return sorted(copies, key=lambda checkpoint: checkpoint.step, reverse=True)
 
     def best(self) -> Checkpoint | None:
         """The checkpoint of the best evaluation, or the newest where none was marked."""

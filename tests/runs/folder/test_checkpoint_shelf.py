@@ -1,9 +1,14 @@
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from damaged import damage
 
+from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, save_tree
 from rlvlm.errors import MachineError
-from rlvlm.runs.folder.checkpoints import CheckpointShelf, RunState
+from rlvlm.runs.folder.checkpoints import CheckpointShelf, RunState, newest_sound
 
 
 def state(step: int) -> RunState:
@@ -61,3 +66,54 @@ def test_later_ones_are_discarded_and_last_moves_back(tmp_path: Path) -> None:
     assert (shelf.path / "last").resolve().name == "step_00000200"
     best = shelf.best()
     assert best is not None and best.state.env_steps == 200
+
+
+def save_real(folder: Path) -> None:
+    weights = {"w": torch.arange(8.0)}
+    save_tree(folder, {"steps": 7, "replay": np.arange(64.0)}, PolicyFile(kind="squashed_gaussian", weights=weights))
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> CheckpointShelf:
+    shelf = CheckpointShelf(tmp_path / "checkpoints", keep=3)
+    for step in (100, 200, 300):
+        shelf.save(state(step), save_real, is_best=False)
+    return shelf
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.full)])
+def test_no_flipped_bit_goes_unseen_and_the_one_before_is_taken(three: CheckpointShelf, count: int) -> None:
+    draws, newest = random.Random(0), three.all()[-1]
+    files = sorted(path for path in newest.path.rglob("*") if path.is_file())
+    assert len(files) == 7  # two manifests, run.json, and the algorithm's four
+    for number in range(count):
+        file = files[number % len(files)]
+        at, told = draws.randrange(file.stat().st_size), []
+        damage(file, at)
+        sound = newest_sound(three.newest_first(), told.append)
+        assert sound is not None and sound.step == 200 and len(told) == 1, (file.name, at)
+        damage(file, at)  # flipped back
+    assert newest_sound(three.newest_first()) == newest
+
+
+@pytest.mark.parametrize("name", ["run.json", "algorithm/manifest.json", "algorithm/arrays.npz"])
+def test_a_missing_file_is_seen_and_where_no_checkpoint_is_sound_that_is_said(
+    three: CheckpointShelf, name: str
+) -> None:
+    for checkpoint in three.all():
+        (checkpoint.path / name).unlink()
+    with pytest.raises(CorruptCheckpoint, match="no checkpoint of the run is sound.*step_00000100"):
+        newest_sound(three.newest_first())
+
+
+def test_a_step_folder_of_before_there_were_manifests_of_it_is_taken(three: CheckpointShelf) -> None:
+    newest = three.all()[-1]
+    (newest.path / "manifest.json").unlink()
+    assert newest_sound(three.newest_first()) == newest
+    damage(newest.algorithm / "state.json", at=5)
+    sound = newest_sound(three.newest_first())
+    assert sound is not None and sound.step == 200
+
+
+def test_where_there_is_none_yet_none_is_taken(tmp_path: Path) -> None:
+    assert newest_sound(CheckpointShelf(tmp_path / "checkpoints", keep=3).newest_first()) is None

@@ -5,6 +5,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from damaged import damage
 
 from rlvlm.errors import MachineError, UsageError
 from rlvlm.runs.folder import run_folder
@@ -112,6 +113,8 @@ def test_only_the_newest_checkpoint_can_be_gone_on_from(filled: RunFolder) -> No
         check_newest(filled, path)
     with pytest.raises(UsageError, match="not the newest"):
         check_newest(filled, older / "run.json")
+    damage(newest / "run.json", at=20)
+    check_newest(filled, older / "run.json")
 
 
 def test_a_cut_takes_everything_back_to_one_step(filled: RunFolder) -> None:

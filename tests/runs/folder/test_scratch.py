@@ -2,8 +2,9 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from damaged import damage
 
-from rlvlm.runs.folder.checkpoints import RunState
+from rlvlm.runs.folder.checkpoints import RunState, newest_sound
 from rlvlm.runs.folder.run_folder import create_folder, find_folder
 from rlvlm.runs.folder.scratch import ScratchShelf, checkpoint_shelf
 from rlvlm.runs.preference.config import PreferenceRunConfig
@@ -52,6 +53,15 @@ def test_a_purged_scratch_loses_nothing_that_a_run_needs(
     assert newest.state == state(200)
     assert (newest.algorithm / "weights").read_text() == ".step_00000200.partial"
     assert again.save(state(300), write, is_best=False).is_dir()
+
+
+def test_the_copy_on_scratch_stands_in_for_a_damaged_one_at_home(home: Path, tmp_path: Path) -> None:
+    shelf = checkpoint_shelf(home, keep=2)
+    for step in (100, 200):
+        shelf.save(state(step), write, is_best=False)
+    damage(home / "step_00000200" / "algorithm" / "weights", at=0)
+    sound = newest_sound(shelf.newest_first())
+    assert sound is not None and sound.state == state(200) and tmp_path / "scratch" in sound.path.parents
 
 
 def test_later_checkpoints_go_from_both(home: Path, tmp_path: Path) -> None:

@@ -1,0 +1,194 @@
+"""A NaN or an infinity, wherever it comes in, ends the round in which it came, and is never saved."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig
+from rlvlm.algorithms.grpo.config import SFTConfig as ChunkSFTConfig
+from rlvlm.algorithms.ppo_vlm.config import HeadConfig
+from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.envs.config import EnvConfig
+from rlvlm.errors import NumericsError
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+from rlvlm.rewards.config import MonitorConfig, RewardConfig, TurnRewardConfig
+from rlvlm.testing import FakeJudge
+from tests.algorithms.ppo_vlm.tiny_runs import build as build_ppo
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+class OddJudge(FakeJudge):
+    """A FakeJudge whose numbers are `odd` while that is set."""
+
+    odd: float | None = None
+
+    def compare(self, queries: Any) -> Any:
+        verdicts = super().compare(queries)
+        odd = None if self.odd is None else (self.odd, 0.0, 0.0)
+        return [dataclasses.replace(one, probabilities=odd) for one in verdicts]
+
+    def score(self, clips: Any) -> Any:
+        scores = super().score(clips)
+        return scores if self.odd is None else [dataclasses.replace(one, value=self.odd) for one in scores]
+
+
+JUDGE = OddJudge()
+
+
+def the_judge() -> OddJudge:
+    return JUDGE
+
+
+def build_sac(folder: Path) -> Any:
+    return (
+        SACPebbleConfig()
+        .worlds(task="rlvlm.testing:TINY", world=EnvConfig(episode_steps=20, start="random", robot="visible"))
+        .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=10, turn_steps=5, catch_up_updates=2))
+        .rewards(
+            reward=RewardConfig(source="preference", teacher="judge", model="state"),
+            feedback=FeedbackConfig(first_step=20, every_steps=20, queries=4),
+            reward_model=RewardModelConfig(max_epochs=2, min_updates=0, hold_out_every=0),
+            judge=JudgeConfig(picture_px=16),
+            make_judge=the_judge,
+        )
+        .debugging(seed=0)
+        .build_algo()
+    )
+
+
+def build_grpo(folder: Path) -> Any:
+    return (
+        VLAGRPOConfig()
+        .worlds(task="push_block", world=EnvConfig(episode_steps=32))
+        .learning(
+            policy=PocketVLAConfig(image_px=16, hidden=32),
+            sft=ChunkSFTConfig(demonstrations=4, steps=4),
+            grpo=GRPOConfig(groups=2, group_size=4),
+        )
+        .rewards(scores=ScoreConfig(source="judged", monitor=MonitorConfig(preflight=0)), make_judge=the_judge)
+        .debugging(seed=0)
+        .build_algo()
+    )
+
+
+def build_vlm(folder: Path) -> Any:
+    reward = TurnRewardConfig(source="judged", monitor=MonitorConfig(preflight=0))
+    acts = {"objective": HeadConfig(), "policy": {"acts": "head"}}  # every turn is one that a judge can be asked about
+    return build_ppo(folder / "model", reward=reward, make_judge=the_judge, **acts)
+
+
+@pytest.fixture(scope="module", params=["sac_pebble", "grpo", "ppo_vlm"])
+def trained(request: Any, local_ray: Any, tmp_path_factory: Any) -> Iterator[tuple[str, Any, Path]]:
+    """An algorithm after its first round, and the checkpoint of then."""
+    folder = tmp_path_factory.mktemp(request.param)
+    algorithm = {"sac_pebble": build_sac, "grpo": build_grpo, "ppo_vlm": build_vlm}[request.param](folder)
+    algorithm.train()
+    algorithm.save_checkpoint(str(folder / "good"))
+    yield request.param, algorithm, folder
+    algorithm.stop()
+
+
+def odd_step(step: Callable[..., Any], place: str, odd: float) -> Callable[..., Any]:
+    """`step` of a world in steps, in turns or of many in chunks, with one number of its answer made odd."""
+
+    def stepped(*arguments: Any) -> Any:
+        came = step(*arguments)
+        if not isinstance(came, tuple):  # many worlds in chunks
+            if place == "reward":
+                came.env_rewards[0, 0] = odd
+                return came
+            proprio = came.obs.proprio.copy()
+            proprio[:, 0] = odd
+            return dataclasses.replace(came, obs=dataclasses.replace(came.obs, proprio=proprio))
+        obs, reward, *rest = came
+        if place == "reward":
+            return obs, odd, *rest
+        if isinstance(obs, np.ndarray):
+            obs = np.full_like(obs, odd)
+            return obs, reward, *rest
+        return dataclasses.replace(obs, snapshot=np.full_like(obs.snapshot, odd)), reward, *rest
+
+    return stepped
+
+
+def break_world(name: str, algorithm: Any, place: str, odd: float, patch: pytest.MonkeyPatch) -> None:
+    if name == "sac_pebble":
+        worlds = algorithm._crew._runner._worlds
+    else:
+        worlds = [seat.world for seat in algorithm._runner.seats] if name == "ppo_vlm" else [algorithm._runner._worlds]
+    for world in worlds:
+        patch.setattr(world, "step", odd_step(world.step, place, odd))
+
+
+def a_parameter(name: str, algorithm: Any) -> torch.nn.Parameter:
+    if name == "sac_pebble":
+        return next(algorithm._learner.networks.critic.parameters())
+    return next(one for one in algorithm._learner.policy.parameters() if one.requires_grad)
+
+
+def break_learner(name: str, algorithm: Any, place: str, odd: float, patch: pytest.MonkeyPatch) -> None:
+    parameter = a_parameter(name, algorithm)
+    if place == "weight":
+        parameter.data[(0,) * parameter.ndim] = odd
+    elif name == "sac_pebble":
+        update = algorithm._learner._sac_update
+        critic_gradients = update.critic_gradients
+
+        def odd_gradients(batch: Any, noise: Any) -> Any:
+            reading = critic_gradients(batch, noise)
+            assert parameter.grad is not None
+            parameter.grad[(0,) * parameter.ndim] = odd
+            return reading
+
+        patch.setattr(update, "critic_gradients", odd_gradients)
+    else:
+        handle = parameter.register_hook(lambda gradient: gradient * odd)
+        patch.setattr(algorithm, "unhook", handle.remove, raising=False)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+@pytest.mark.parametrize("place", ["observation", "reward", "label", "gradient", "weight"])
+def test_it_is_met_within_the_round(
+    trained: tuple[str, Any, Path], place: str, odd: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, algorithm, folder = trained
+    algorithm.load_checkpoint(str(folder / "good"))
+    if place in ("observation", "reward"):
+        break_world(name, algorithm, place, odd, monkeypatch)
+    elif place == "label":
+        monkeypatch.setattr(JUDGE, "odd", odd)
+        if name == "ppo_vlm":  # which remembers what was said of a turn
+            algorithm._labeller._scorer._known.clear()
+    else:
+        break_learner(name, algorithm, place, odd, monkeypatch)
+    try:
+        with pytest.raises(NumericsError) as met:
+            algorithm.train()
+    finally:
+        getattr(algorithm, "unhook", lambda: None)()
+    assert "finite" in str(met.value) and met.value.fix
+    algorithm.load_checkpoint(str(folder / "good"))
+    monkeypatch.undo()
+    algorithm.train()  # the fault is gone, and nothing of it stayed
+
+
+def test_a_policy_that_is_not_finite_is_not_saved(trained: tuple[str, Any, Path]) -> None:
+    name, algorithm, folder = trained
+    algorithm.load_checkpoint(str(folder / "good"))
+    policy = algorithm._learner.networks.policy if name == "sac_pebble" else algorithm._learner.policy
+    parameter = next(one for one in policy.parameters() if one.requires_grad)
+    parameter.data[(0,) * parameter.ndim] = math.nan
+    with pytest.raises(NumericsError, match="the policy is not saved"):
+        algorithm.save_checkpoint(str(folder / "bad"))
+    assert not (folder / "bad").exists()
