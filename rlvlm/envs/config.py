@@ -27,7 +27,9 @@ class EnvConfig:
     shows_text: bool = False
     """Of MiniGrid: whether the prompt tells the mission, the direction and what is carried, which no picture shows. Of
     robosuite: where the hand is."""
-
+    shows_last: bool = False
+    """Of MiniGrid: whether the prompt tells the last action, and whether it changed anything. A greedy policy that is
+    not told repeats for ever what changes nothing."""
     move_ticks: int = 4
     """Of robosuite's worlds in turns: control ticks, of 50 ms, that a move of the hand goes on for, >= 1. The reference
     has 1, and episodes of hundreds of turns."""

@@ -13,7 +13,8 @@ from minigrid.core.constants import OBJECT_TO_IDX
 from numpy.typing import NDArray
 
 LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE, DONE = range(7)
-_STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
+STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
+"""Columns and rows by which a step goes, by direction."""
 _OPEN, _LOCKED = 0, 2
 _KEY, _DOOR, _GOAL = OBJECT_TO_IDX["key"], OBJECT_TO_IDX["door"], OBJECT_TO_IDX["goal"]
 _CARRIED = {OBJECT_TO_IDX[kind] for kind in ("key", "ball", "box")}
@@ -103,7 +104,7 @@ class Layout:
         return self._carried if hand == OTHER else self._kinds[self.things[hand]][:2] if hand >= 0 else None
 
     def _ahead(self, cell: Cell, direction: int) -> Cell:
-        return cell[0] + _STEPS[direction][0], cell[1] + _STEPS[direction][1]
+        return cell[0] + STEPS[direction][0], cell[1] + STEPS[direction][1]
 
 
 def find_plan(layout: Layout, start: State) -> Plan | None:

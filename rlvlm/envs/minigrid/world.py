@@ -5,6 +5,7 @@ names of the actions are those of the VLM_PPO repository. Departures from the la
 conversion turned green into pink and red into cyan), and a reply that cannot be read lets a turn pass and costs 0.1.
 """
 
+from itertools import takewhile
 from typing import Any
 
 import gymnasium as gym
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.minigrid.ids import OTHERS, family
 from rlvlm.envs.minigrid.painter import TILE_PX, paint
-from rlvlm.envs.minigrid.planner import Layout, Plan, find_plan
+from rlvlm.envs.minigrid.planner import LEFT, RIGHT, STEPS, Layout, Plan, find_plan
 from rlvlm.envs.turns import Outcome, TurnWorld
 from rlvlm.errors import UsageError
 from rlvlm.types.steps import FloatArray, Frames
@@ -49,7 +50,7 @@ class MiniGridWorld(TurnWorld):
         self._env = env
         self.rules, self.split = config.rules, config.split
         self._max_turns = config.episode_steps
-        self._shows_text = config.shows_text
+        self._shows_text, self._shows_last = config.shows_text, config.shows_last
         entry = family(name)
         self.goal, _, useful = entry
         self._has_mission = entry is OTHERS
@@ -66,11 +67,15 @@ class MiniGridWorld(TurnWorld):
 
     def act(self, action: int | None) -> Outcome:
         """One step of the env, or none."""
+        before = self.snapshot()
         self._done.append(_PASSED if action is None else action)
+        self._last = "could not be read"
         if action is None:  # not one of the env's own actions: in some envs even "done" moves the agent
             self._env.step_count += 1
             return _INVALID, False, self._env.step_count >= self._env.max_steps
         _, reward, terminated, truncated, _ = self._env.step(action)
+        is_in_vain = np.array_equal(before, self.snapshot())
+        self._last = f"was {self.action_names[action]}" + (" and changed nothing" if is_in_vain else "")
         self._is_success = bool(terminated) and float(reward) > 0
         self._plan = None if terminated else self._next_plan(action)
         return float(reward), bool(terminated), bool(truncated) and not terminated
@@ -84,13 +89,17 @@ class MiniGridWorld(TurnWorld):
         return self._grid().tobytes()
 
     def prompt(self) -> str:
-        """The task, and the mission, direction and hand where text is wanted or the mission changes."""
+        """The task; the mission, direction and hand where text is wanted or the mission changes; the last action where
+        that is wanted.
+        """
         words = ", ".join(f'"{self.action_names[i]}"' for i in self._legal)
         told = ""
         if self._shows_text or self._has_mission:
             thing = self._env.carrying
             hand = f"the {thing.color} {thing.type}" if thing is not None else "nothing"
             told = f" Mission: {self._env.mission}. It faces {_DIRECTIONS[self._facing()]} and carries {hand}."
+        if self._shows_last and self._last:
+            told += f" Your last action {self._last}."
         return (
             "You steer the red triangle in a grid of cells, seen from above; its tip points where it faces. "
             f"The task: {self.goal}.{told} Choose one of {words}. Answer with one JSON object that has the keys "
@@ -148,17 +157,25 @@ class MiniGridWorld(TurnWorld):
         return self._plan.actions[0] if self._plan is not None else self._legal[0]
 
     def expert_thought(self) -> str:
-        """Where the agent stands and faces, and what it goes for."""
-        column, row, _ = self._agent()
-        seen = f"I stand at {column},{row} and face {_DIRECTIONS[self._facing()]}."
+        """Where the agent stands and faces, what it goes for, and the next cell on the way.
+
+        The action follows from these words alone, which is easier to learn for layouts that were never met: it turns
+        until it faces the next cell, and acts once that cell is the target's.
+        """
+        column, row, facing = (int(value) for value in self._agent())
+        seen = f"I stand at {column},{row} and face {_DIRECTIONS[facing]}."
         if self._plan is None:
             return f'"thoughts": "{seen} I know no way."'
         thing, (target_column, target_row) = self._plan.target
-        return f'"thoughts": "{seen} Next is the {thing} at {target_column},{target_row}."'
+        turns = list(takewhile(lambda action: action in (LEFT, RIGHT), self._plan.actions))
+        heading = (facing + turns.count(RIGHT) - turns.count(LEFT)) % len(STEPS)
+        way = f"I go {_DIRECTIONS[heading]} to {column + STEPS[heading][0]},{row + STEPS[heading][1]}."
+        return f'"thoughts": "{seen} Next is the {thing} at {target_column},{target_row}. {way}"'
 
     def _start(self, grid_seed: int) -> None:
         self._grid_seed = grid_seed
         self._done: list[int] = []
+        self._last = ""
         self._env.reset(seed=grid_seed)
         self._env.max_steps = min(self._env.max_steps, self._max_turns)
         if self._has_mission:

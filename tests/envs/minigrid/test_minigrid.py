@@ -1,3 +1,4 @@
+import re
 from collections import deque
 from copy import deepcopy
 
@@ -28,6 +29,25 @@ def test_an_empty_room_worked_by_hand() -> None:
         _, reward, terminated, _, info = world.step(world.action_text(played[-1], world.expert_thought()))
     assert played == [FORWARD] * 3 + [RIGHT] + [FORWARD] * 3
     assert terminated and info["progress"] == 1.0 and reward == pytest.approx(1 - 0.9 * 7 / 144)
+
+
+def test_the_action_follows_from_the_thought_alone() -> None:
+    """It turns until it faces the next cell, and acts on the target once that is the next cell."""
+    world, sides = made("doorkey_6x6"), ["right", "down", "left", "up"]
+    for seed in range(20):
+        world.reset(seed=seed)
+        while not world.is_success():
+            words = re.search(
+                r"I stand at (.*) and face (.*)\. Next is the (.*) at (.*)\. I go (.*) to (.*)\.",
+                world.expert_thought(),
+            )
+            assert words is not None
+            cell, facing, thing, target, side, next_cell = words.groups()
+            assert cell == f"{world._env.agent_pos[0]},{world._env.agent_pos[1]}"
+            turns = (sides.index(side) - sides.index(facing)) % 4
+            acts = {"key": PICK_UP, "door": TOGGLE, "goal": FORWARD}[thing] if next_cell == target else FORWARD
+            assert world.expert_action() in {0: (acts,), 1: (RIGHT,), 2: (LEFT, RIGHT), 3: (LEFT,)}[turns]
+            world.act(world.expert_action())
 
 
 def test_progress_rises_on_the_way_and_falls_off_it() -> None:
@@ -167,6 +187,22 @@ def test_only_useful_actions_are_legal_and_text_is_told_where_wanted() -> None:
     baby = made("minigrid/BabyAI-GoToLocal-v0")
     assert baby.goal in baby.prompt() and baby.goal.startswith("go to") and not baby.has_expert
     assert task_goal("minigrid/BabyAI-GoToLocal-v0") == "do what the mission says"
+
+
+def test_the_last_action_and_whether_it_was_in_vain_is_told_where_wanted() -> None:
+    world, silent = made("doorkey_6x6", shows_last=True), made("doorkey_6x6")
+    told = {}
+    for reply in ("no idea", '{"action": "toggle"}', '{"action": "turn left"}'):
+        turn, *_ = world.step(reply)
+        told[reply] = turn.prompt
+        assert silent.step(reply)[0].prompt == silent.reset(seed=0)[0].prompt == world.reset(seed=0)[0].prompt
+    said = [re.findall(r"Your last action (.*)\. Choose", prompt) for prompt in told.values()]
+    assert said == [["could not be read"], ["was toggle and changed nothing"], ["was turn left"]]
+    world.step('{"action": "turn left"}')
+    state, prompt = world.get_state(), world.prompt()
+    world.step('{"action": "turn right"}')
+    world.set_state(state)
+    assert world.prompt() == prompt
 
 
 def test_the_turns_of_an_episode_are_minigrids_or_fewer() -> None:
