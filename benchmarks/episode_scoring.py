@@ -1,4 +1,5 @@
-"""How long a GRPO step waits for a judge that is slow, with its rollouts played in one part and in several.
+"""How long a GRPO step waits for a judge that is slow: with its rollouts played in one part and in several, and with
+updates that learn from the rollout before (`reward.ahead`).
 
     python benchmarks/episode_scoring.py --video-s 0.5 --at-once 64
 
@@ -7,19 +8,21 @@ side needs `video_s` for each such batch.
 """
 
 import functools
+import itertools
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ray
 import tyro
 
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
-from rlvlm.envs.registry import task_env
+from rlvlm.algorithms.grpo.config import ScoreConfig
 from rlvlm.rewards.config import MonitorConfig
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.vla.config import VLARunConfig
 from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
 
 
@@ -31,10 +34,16 @@ class Trial:
     """Seconds that the judge takes for a batch of videos."""
     at_once: int = 64
     """Videos of a batch."""
-    steps: int = 4
-    """GRPO steps of each setting; the first is not counted."""
+    steps: int = 6
+    """GRPO steps of each setting; the first two are not counted."""
     parts: tuple[int, ...] = (1, 4)
     """Parts of a rollout."""
+    task: str = "push_block"
+    """A task in chunks."""
+    groups: int = 32
+    """Of 8 episodes, in a rollout."""
+    demonstrations: int = 20
+    """Of the supervised start, which is of no matter."""
 
 
 class SlowJudge:
@@ -57,15 +66,22 @@ class SlowJudge:
 
 def main(trial: Trial) -> None:
     """Prints one JSON line per setting."""
+    own = recipe(trial.task)
+    assert isinstance(own, VLARunConfig), f"{own.task} is no task in chunks"
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    for parts in trial.parts:
+    for parts, ahead in itertools.product(trial.parts, (False, True)):
         scores = ScoreConfig(
-            source="judged", num_frames=2, frame_px=32, parts=parts, monitor=MonitorConfig(preflight=0, controls=0)
-        )
+            source="judged", num_frames=2, frame_px=32, parts=parts, ahead=ahead,
+            monitor=MonitorConfig(preflight=0, controls=0),
+        )  # fmt: skip
         algorithm = (
             VLAGRPOConfig()
-            .worlds(task="push_block", world=task_env("push_block"))
-            .learning(sft=SFTConfig(demonstrations=20, steps=50), grpo=GRPOConfig(rounds=1))
+            .worlds(task=own.task, world=own.env)
+            .learning(
+                policy=own.policy,
+                sft=replace(own.sft, demonstrations=trial.demonstrations, steps=50),
+                grpo=replace(own.algo, groups=trial.groups, rounds=1),
+            )
             .rewards(scores=scores, make_judge=functools.partial(SlowJudge, trial))
             .build_algo()
         )
@@ -75,10 +91,10 @@ def main(trial: Trial) -> None:
         for step in range(trial.steps):
             began = time.monotonic()
             algorithm.train()
-            if step:
+            if step > 1:
                 wall += time.monotonic() - began
                 waits += algorithm.report()[metrics.REWARD_WAIT_S]
-        row = {"parts": parts, "step_s": wall / (trial.steps - 1), "waiting_share": waits / wall}
+        row = {"parts": parts, "ahead": ahead, "step_s": wall / (trial.steps - 2), "waiting_share": waits / wall}
         print(json.dumps({name: round(value, 4) for name, value in row.items()}), flush=True)
         algorithm.stop()
     ray.shutdown()

@@ -155,7 +155,7 @@ def rolled(
         )
         successes.append(np.array([episode.success for episode in played], np.float32))
         scorer.begin(played)
-        found += sifted(gathered(played, scorer.collect(0)), grpo.advantage)
+        found += sifted(gathered(played, scorer.collect(len(played), 0)), grpo.advantage)
         if len(found) >= grpo.groups:
             break
     return found, np.concatenate(successes)

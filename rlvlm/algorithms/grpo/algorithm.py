@@ -173,6 +173,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._scale: ActionScale | None = None
         self.last_played: list[ChunkEpisode] = []
         self._tally = Tally()
+        self._waiting: list[ChunkEpisode] = []
         self._critic: Critic | None = None
         if self.config.grpo.advantage.baseline == "critic":
             self._critic = Critic(self.config.grpo.advantage, self._viewer, self.config.seed)
@@ -233,7 +234,10 @@ class VLAGRPO(CheckpointedAlgorithm):
         """One update: roll out groups, score their episodes, learn from those groups that teach something."""
         if self._scale is None:
             self.prepare(logging.getLogger(__name__).info)
-        groups = self._rolled_groups()
+        self._learn_from(self._groups_of_before() if self.config.scores.ahead else self._rolled_groups())
+        self._log_round()
+
+    def _learn_from(self, groups: list[Group]) -> None:
         if self._critic is not None:
             update = self._critic.weigh(groups)
         else:
@@ -241,7 +245,6 @@ class VLAGRPO(CheckpointedAlgorithm):
         if update is not None:
             self._learners.tell("learn", update)
             self._take_over()
-        self._log_round()
 
     def _take_over(self) -> None:
         """Has the policy that plays in this process be the learners'."""
@@ -253,23 +256,44 @@ class VLAGRPO(CheckpointedAlgorithm):
 
         A critic learns from all whose episodes have scores.
         """
-        grpo, found = self.config.grpo, []
-        for _ in range(grpo.rounds):
-            episodes: list[ChunkEpisode] = []
-            for num_groups in self._parts():
-                played = self._runner.sample(
-                    policy=self._policy, eyes=self._eyes, num_groups=num_groups, group_size=grpo.group_size,
-                    temperature=grpo.temperature,
-                )  # fmt: skip
-                self._scorer.begin(played)
-                episodes += played
-            scores = self._scorer.collect(self.env_steps)
-            kept = sifted(gathered(episodes, scores), grpo.advantage)
-            found += kept
-            self._take_in(episodes, scores, len(kept) / grpo.groups)
-            if len(found) >= grpo.groups:
+        found: list[Group] = []
+        for _ in range(self.config.grpo.rounds):
+            found += self._scored(self._played())
+            if len(found) >= self.config.grpo.groups:
                 break
         return found
+
+    def _groups_of_before(self) -> list[Group]:
+        """Groups that teach something of the rollout before; a new one is played, and the judge may look at it."""
+        waiting, self._waiting = self._waiting, self._played()
+        return self._scored(waiting)
+
+    def _catch_up(self) -> None:
+        """Learns from what was played and is still being looked at, so that nothing is on its way."""
+        waiting, self._waiting = self._waiting, []
+        self._learn_from(self._scored(waiting))
+
+    def _played(self) -> list[ChunkEpisode]:
+        """A rollout, handed over to be scored."""
+        grpo = self.config.grpo
+        episodes: list[ChunkEpisode] = []
+        for num_groups in self._parts():
+            played = self._runner.sample(
+                policy=self._policy, eyes=self._eyes, num_groups=num_groups, group_size=grpo.group_size,
+                temperature=grpo.temperature,
+            )  # fmt: skip
+            self._scorer.begin(played)
+            episodes += played
+        return episodes
+
+    def _scored(self, episodes: list[ChunkEpisode]) -> list[Group]:
+        """Groups of a rollout that teach something, once it has its scores."""
+        if not episodes:
+            return []
+        scores = self._scorer.collect(len(episodes), self.env_steps)
+        kept = sifted(gathered(episodes, scores), self.config.grpo.advantage)
+        self._take_in(episodes, scores, len(kept) / self.config.grpo.groups)
+        return kept
 
     def _parts(self) -> list[int]:
         """Groups of each part of a rollout: all at once where nobody has to look."""
@@ -299,6 +323,7 @@ class VLAGRPO(CheckpointedAlgorithm):
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Greedy episodes from held-out initial states, and the success rate of sampled ones from the same states."""
+        self._catch_up()
         seeds = range(FIRST_SEED, FIRST_SEED + num_episodes)
         self.last_played = self._player(temperature=None).roll(seeds)
         sampled = self._player(temperature=self.config.grpo.temperature).roll(seeds)
@@ -310,7 +335,8 @@ class VLAGRPO(CheckpointedAlgorithm):
         return ChunkPlayer(self._policy, self._viewer, self._scale, temperature)
 
     def finish(self) -> None:
-        """Nothing is still to come: a round ends with its scores."""
+        """Learns from the last rollout, where scores are waited for one update later."""
+        self._catch_up()
 
     def drain_records(self) -> list[Told]:
         """The judge's answers since the last call; none where nobody is asked."""
@@ -327,6 +353,7 @@ class VLAGRPO(CheckpointedAlgorithm):
             MachineError: the disk is full or cannot be written.
         """
         assert self._scale is not None, "there is something to save once the policy has been prepared"
+        self._catch_up()
         tree = {
             "runner": self._runner.save_tree(),
             "learner": self._learners.ask("save_tree"),

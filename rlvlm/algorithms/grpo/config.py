@@ -113,6 +113,10 @@ class ScoreConfig:
     """Frames of an episode that the judge is shown, >= 2, the first and the last among them."""
     frame_px: int = 224
     """Side of those frames."""
+    success_weight: float = 0.0
+    """Weight of the env's success, >= 0, beside the judge's score, whose weight is 1; the result is their mean. With a
+    judge of progress this is the env's reward shaped by a potential: without a discount an episode's changes of
+    potential add up to its last potential less its first, which a group shares."""
     threshold: float | None = None
     """Scores from here on count as 1, others as 0; None takes them as they are."""
     without_answer: Literal["stop", "drop_group", "neutral"] = "drop_group"
@@ -127,6 +131,10 @@ class ScoreConfig:
     """Of the teacher progress: standard deviation of its noise, >= 0."""
     parts: int = 4
     """A rollout is played in so many parts, >= 1: a judge looks at one while the next is played."""
+    ahead: bool = False
+    """Whether an update learns from the rollout before the newest one, at which the judge looks meanwhile: nobody waits
+    for it unless it takes longer than all the rest, and episodes are learned from one update late. Checkpoints and
+    evaluations wait and catch up."""
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def __post_init__(self) -> None:
@@ -137,9 +145,20 @@ class ScoreConfig:
             raise ValueError(f"noise must be >= 0 and goes with the teacher progress, got {self.noise}")
         if self.threshold is not None and not 0 < self.threshold <= 1:
             raise ValueError(f"threshold must be in (0, 1] or None, got {self.threshold}")
-        rest = (self.teacher, self.threshold, self.without_answer, self.neutral, self.monitor)
-        if self.source == "success" and rest != ("judge", None, "drop_group", 0.5, MonitorConfig()):
+        if self.success_weight < 0:
+            raise ValueError(f"success_weight must be >= 0, got {self.success_weight}")
+        rest = (
+            self.teacher,
+            self.success_weight or None,
+            self.threshold,
+            self.without_answer,
+            self.neutral,
+            self.monitor,
+        )
+        if self.source == "success" and rest != ("judge", None, None, "drop_group", 0.5, MonitorConfig()):
             raise ValueError("the other settings of a score have no effect unless source is judged")
+        if self.ahead and self.source == "success":
+            raise ValueError("ahead has no effect unless source is judged")
         if self.last_resort and not self.asks_judge:
             raise ValueError("last_resort has no effect where no judge is asked")
         if self.without_answer != "neutral" and self.neutral != 0.5:

@@ -6,6 +6,7 @@ of a rollout while the next is played. A score that a judge could not give is ne
 
 import math
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -38,11 +39,13 @@ class EpisodeScorer(Protocol):
         """Takes in some episodes of a rollout; whoever has to look may begin."""
         ...
 
-    def collect(self, env_step: int) -> FloatArray:
-        """[B] one score for each episode since the last call; NaN where there is none, so that its group is dropped.
+    def collect(self, num_episodes: int, env_step: int) -> FloatArray:
+        """[B] scores of the episodes that were taken in first and not collected; NaN where there is none, so that its
+        group is dropped.
 
         Args:
-            env_step: env steps done before the rollout.
+            num_episodes: B, of whole calls of `begin`.
+            env_step: env steps done before their rollout.
         """
         ...
 
@@ -73,9 +76,9 @@ class SuccessScorer:
         """See `EpisodeScorer`."""
         self._waiting += [episode.success for episode in episodes]
 
-    def collect(self, env_step: int) -> FloatArray:
+    def collect(self, num_episodes: int, env_step: int) -> FloatArray:
         """[B]."""
-        scores, self._waiting = np.array(self._waiting, np.float32), []
+        scores, self._waiting = np.array(self._waiting[:num_episodes], np.float32), self._waiting[num_episodes:]
         return scores
 
     def report(self) -> dict[str, float]:
@@ -106,7 +109,7 @@ class VideoScorer:
         self._scorer = scorer
         self._config = config
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="episode-scores")
-        self._waiting: list[tuple[Sequence[ChunkEpisode], list[Showing], Future[list[Score]]]] = []
+        self._waiting: deque[tuple[Sequence[ChunkEpisode], list[Showing], Future[list[Score]]]] = deque()
         self._records: list[Told] = []
         self._facts: dict[str, float] = {}
         self.monitor = JudgeMonitor(config.monitor, HALF if config.threshold is None else config.threshold)
@@ -116,7 +119,7 @@ class VideoScorer:
         showings = [showing_of(episode, self._config.num_frames) for episode in episodes]
         self._waiting.append((episodes, showings, self._pool.submit(self._scorer.score, showings)))
 
-    def collect(self, env_step: int) -> FloatArray:
+    def collect(self, num_episodes: int, env_step: int) -> FloatArray:
         """[B] in [0, 1], or 0 and 1 where there is a threshold.
 
         Raises:
@@ -124,9 +127,9 @@ class VideoScorer:
             RewardHacked: the judge is being fooled, and the config says to stop then.
         """
         began = time.monotonic()
-        waiting, self._waiting = self._waiting, []
         told: list[Told] = []
-        for episodes, showings, answers in waiting:
+        while len(told) < num_episodes:
+            episodes, showings, answers = self._waiting.popleft()
             told += [
                 Told(
                     showing=showing,
@@ -141,7 +144,9 @@ class VideoScorer:
             ]
         self._facts = {metrics.REWARD_WAIT_S: time.monotonic() - began}
         self._records += told
-        scores = np.array([self._value(one.score) for one in told], np.float32)
+        weight = self._config.success_weight
+        scores = np.array([self._value(one.score) + weight * one.showing.is_success for one in told], np.float32)
+        scores /= 1.0 + weight
         self.monitor.show_controls(self._scorer, [one.showing for one in told], [one.score for one in told])
         known = [(one.score.value, one.showing.is_success) for one in told if one.score.value is not None]
         self.monitor.note([value for value, _ in known], [truth for _, truth in known])

@@ -106,9 +106,9 @@ class LiberoScene(RobosuiteScene):
         return bool(self.env._eval_predicate(goal))
 
     def is_shut(self, name: str) -> bool:
-        """Whether the region `name` is inside of a drawer or behind a door that is shut."""
+        """Whether the region `name` is inside of a drawer or behind a door that is not open."""
         region = self.env.object_sites_dict.get(name)
-        return bool(region is not None and region.joints and self.env.object_states_dict[name].is_close())
+        return bool(region is not None and region.joints and not self.env.object_states_dict[name].is_open())
 
     def progress(self) -> float:
         """Mean over the goals: 1 where one is reached, else how near it is, up to 0.9."""

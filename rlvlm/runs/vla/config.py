@@ -52,7 +52,8 @@ class VLARunConfig(RunConfig):
         who = self.judge.backend if self.asks_judge else self.reward.teacher
         marked = " (random weights)" if self.asks_judge and self.judge.is_random else ""
         kind = "score" if self.reward.threshold is None else f"score >= {self.reward.threshold:g}"
-        return f"{who} {kind} of the video{marked}"
+        added = f" + {self.reward.success_weight:g} env success" if self.reward.success_weight else ""
+        return f"{who} {kind} of the video{added}{marked}"
 
     def smoke(self) -> Self:
         """This run cut to minutes: every part of it happens, nothing is learnt to the end. Long episodes are fewer."""

@@ -117,6 +117,28 @@ def test_a_judge_looks_at_every_episode_once(build: Build) -> None:
     assert algorithm.report()[metrics.GRPO_SCORE] == pytest.approx(np.mean(values))
 
 
+def test_ahead_learns_one_update_late_and_from_every_rollout(build: Build, tmp_path: Path) -> None:
+    untested = MonitorConfig(preflight=0, controls=0)
+    scores = ScoreConfig(source="judged", frame_px=16, num_frames=3, ahead=True, monitor=untested)
+    algorithm = build(scores=scores, rounds=1)
+    algorithm.prepare(lambda line: None)
+    algorithm.train()
+    assert algorithm.report()[metrics.GRPO_UPDATES] == 0 and not algorithm.drain_records()  # nothing was scored yet
+    algorithm.train()
+    assert algorithm.report()[metrics.GRPO_UPDATES] == 1 and len(algorithm.drain_records()) == 24
+    algorithm.save_checkpoint(str(tmp_path / "one"))  # catches up, so that nothing is on its way
+    assert algorithm.report()[metrics.GRPO_UPDATES] == 2 and len(algorithm.drain_records()) == 24
+    algorithm.train()
+    algorithm.finish()
+    other = build(scores=scores, rounds=1)
+    other.load_checkpoint(str(tmp_path / "one"))
+    other.train()
+    other.finish()
+    one, two = numbers(algorithm), numbers(other)
+    assert one.pop(metrics.REWARD_WAIT_S) >= 0 and two.pop(metrics.REWARD_WAIT_S) >= 0  # a clock's
+    assert one == two and one[metrics.GRPO_UPDATES] == 3
+
+
 def test_a_judge_that_cannot_tell_success_from_failure_starts_nothing(build: Build) -> None:
     algorithm = build(scores=ScoreConfig(source="judged", frame_px=16, num_frames=3))  # it prefers bright pictures
     with pytest.raises(JudgeUnavailable, match="cannot tell successes from failures") as caught:

@@ -73,7 +73,7 @@ def judged(answers: list[float | None], **settings: object) -> tuple[VideoScorer
 
 def score(scorer: EpisodeScorer, episodes: Sequence[ChunkEpisode], env_step: int = 0) -> FloatArray:
     scorer.begin(episodes)
-    return scorer.collect(env_step)
+    return scorer.collect(len(episodes), env_step)
 
 
 def test_success_is_the_envs_own() -> None:
@@ -114,6 +114,10 @@ def test_only_the_group_of_an_unscored_episode_is_left_out() -> None:
 def test_settings_without_effect_are_refused() -> None:
     with pytest.raises(ValueError, match="no effect unless source is judged"):
         ScoreConfig(threshold=0.5)
+    with pytest.raises(ValueError, match="ahead has no effect unless source is judged"):
+        ScoreConfig(ahead=True)
+    with pytest.raises(ValueError, match="goes with the teacher progress"):
+        ScoreConfig(source="judged", noise=0.1)
     with pytest.raises(ValueError, match="no effect unless without_answer is neutral"):
         ScoreConfig(source="judged", neutral=0.1)
     with pytest.raises(ValueError, match="threshold must be in"):
@@ -124,9 +128,22 @@ def test_parts_of_a_rollout_are_scored_in_their_order() -> None:
     scorer, judge = judged([0.1, 0.2, 0.3])
     scorer.begin([episode(3)])
     scorer.begin([episode(4), episode(5)])
-    assert scorer.collect(0).tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert scorer.collect(3, 0).tolist() == pytest.approx([0.1, 0.2, 0.3])
     assert [len(clip.frames) for clip in judge.seen] == [4, 4, 4]
-    assert scorer.collect(0).tolist() == []
+
+
+def test_success_may_be_added_to_a_judge_of_progress() -> None:
+    scorer, _ = judged([0.4, 0.7], success_weight=1.0)
+    assert score(scorer, [episode(3, success=True), episode(4)]).tolist() == pytest.approx([0.7, 0.35])
+
+
+def test_one_rollout_may_be_collected_while_the_next_is_looked_at() -> None:
+    scorer, _ = judged([0.1, 0.2, 0.3])
+    scorer.begin([episode(3)])
+    scorer.begin([episode(4), episode(5)])
+    assert scorer.collect(1, 0).tolist() == pytest.approx([0.1])
+    assert scorer.collect(2, 0).tolist() == pytest.approx([0.2, 0.3])
+    assert [told.showing.goal for told in scorer.drain_records()] == [episode(3).instruction] * 3
 
 
 def test_known_episodes_of_push_block_are_of_both_kinds() -> None:
