@@ -34,7 +34,7 @@ from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoSco
 from rlvlm.envs.chunks import ChunkWorld
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
-from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.rewards.scorers import make_scorer
 from rlvlm.runs.recipes import recipe
@@ -66,7 +66,7 @@ class Trial:
     end: Path | None = None
     """File for the policy of the end, in the same form."""
     env: EnvConfig
-    policy: PocketVLAConfig
+    policy: VLAConfig
     sft: SFTConfig
     grpo: GRPOConfig
     reward: ScoreConfig

@@ -127,12 +127,16 @@ def _vlm_config(folder: Path) -> Any:
             f"{folder} has no *.safetensors weights; pickled weights are not read",
             "download the model again, or convert its weights to safetensors",
         )
-    _check_shards(folder)
+    check_shards(folder)
     return config
 
 
-def _check_shards(folder: Path) -> None:
-    """Raises ModelUnavailable when an index of weights names anything but safetensors files of its own folder."""
+def check_shards(folder: Path) -> None:
+    """Passes where an index of weights names nothing but safetensors files of its own folder.
+
+    Raises:
+        ModelUnavailable: it does.
+    """
     for index in folder.glob("*.index.json"):
         try:
             names = set(json.loads(index.read_text())["weight_map"].values())

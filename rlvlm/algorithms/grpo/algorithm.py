@@ -30,7 +30,7 @@ from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.credit.critic import Critic
 from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate
-from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule, restore
+from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule
 from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file
 from rlvlm.algorithms.grpo.rollouts import Eyes
 from rlvlm.algorithms.grpo.runner import GroupRunner
@@ -42,8 +42,9 @@ from rlvlm.algorithms.tally import Tally
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
 from rlvlm.judges.judge import Judge
-from rlvlm.policies.vla.config import PocketVLAConfig
-from rlvlm.policies.vla.pocket import build_policy
+from rlvlm.policies.vla.build import build_policy
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vla.policy import take_weights, trained_weights
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.rewards.scorers import make_scorer
 from rlvlm.rewards.showings import Told
@@ -62,7 +63,7 @@ class VLAGRPOConfig(AlgorithmConfig):
         super().__init__(algo_class or VLAGRPO)
         self.task = ""
         self.world = EnvConfig()
-        self.policy = PocketVLAConfig()
+        self.policy = VLAConfig()
         self.sft = SFTConfig()
         self.grpo = GRPOConfig()
         self.scores = ScoreConfig()
@@ -81,7 +82,7 @@ class VLAGRPOConfig(AlgorithmConfig):
         return self._take(task=task, world=world)
 
     def learning(
-        self, *, policy: PocketVLAConfig = _UNCHANGED, sft: SFTConfig = _UNCHANGED, grpo: GRPOConfig = _UNCHANGED
+        self, *, policy: VLAConfig = _UNCHANGED, sft: SFTConfig = _UNCHANGED, grpo: GRPOConfig = _UNCHANGED
     ) -> Self:
         """Chooses the policy, its supervised start, and the hyperparameters of GRPO, number of learners included."""
         if isinstance(grpo, GRPOConfig):
@@ -193,8 +194,12 @@ class VLAGRPO(CheckpointedAlgorithm):
         return self._tally.env_steps
 
     def prepare(self, tell: Callable[[str], None]) -> bool:
-        """The supervised start: the world's script demonstrates, the policy imitates."""
+        """The supervised start: the world's script demonstrates, the policy imitates; not one that comes trained."""
         self._try_judge(tell)
+        if self._policy.scale is not None:
+            self._use_scale(self._policy.scale)
+            self._learners.tell("begin")
+            return True
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(6,)))
         tell(f"{self.config.sft.demonstrations} demonstrations by the task's script")
         shown = demonstrate(self._viewer, self.config.sft, rng, tell)
@@ -203,9 +208,8 @@ class VLAGRPO(CheckpointedAlgorithm):
         assert self._scale is not None, "just set"
         loss = imitate(self._policy, self._eyes, shown, self._scale, self.config.sft, rng, tell)
         if self._learner is None:
-            self._learners.tell(
-                "take_weights", {name: value.cpu() for name, value in self._policy.state_dict().items()}
-            )
+            weights = {name: value.cpu() for name, value in trained_weights(self._policy).items()}
+            self._learners.tell("take_weights", weights)
         self._learners.tell("begin")
         self._tally.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
         return True
@@ -249,7 +253,7 @@ class VLAGRPO(CheckpointedAlgorithm):
     def _take_over(self) -> None:
         """Has the policy that plays in this process be the learners'."""
         if self._learner is None:
-            restore(self._policy, self._learners.ask("weights"))
+            take_weights(self._policy, self._learners.ask("weights"))
 
     def _rolled_groups(self) -> list[Group]:
         """Groups that teach something: rolled out until there are as many as wanted, or the cap is reached.

@@ -233,6 +233,8 @@ class GRPOConfig:
     """Passes over the episodes of an update."""
     minibatches: int = 4
     """Gradient steps of a pass."""
+    micro_batch: int = 0
+    """Chunks that go through the policy at once within a gradient step, to save memory; 0: all of the step's."""
     max_grad_norm: float = 1.0
     """Longer gradients are cut to this norm."""
     threads: int = 1
@@ -251,10 +253,8 @@ class GRPOConfig:
             raise ValueError(f"need group_size >= {least}, warm_up >= 0 and all other counts >= 1, got {self}")
         if not (self.temperature > 0 and self.lr > 0 and self.max_grad_norm > 0):
             raise ValueError(f"need temperature, lr and max_grad_norm > 0, got {self}")
-        if self.num_learners < 0 or self.gpus_per_learner < 0:
-            raise ValueError(
-                f"need num_learners and gpus_per_learner >= 0, got {self.num_learners} and {self.gpus_per_learner}"
-            )
+        if min(self.num_learners, self.gpus_per_learner, self.micro_batch) < 0:
+            raise ValueError(f"need num_learners, gpus_per_learner and micro_batch >= 0, got {self}")
         if self.gpus_per_learner and not self.num_learners:
             raise ValueError("gpus_per_learner has no effect without num_learners; set both or neither")
         if self.kl_target is not None and not self.kl_target > 0:

@@ -28,6 +28,7 @@ from rlvlm.algorithms.learners import add_up, add_up_gradients, check_weights, o
 from rlvlm.envs.chunks import ChunkWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import NumericsError
+from rlvlm.policies.vla.policy import take_weights, trained_weights
 from rlvlm.policies.vla.sampling import entropy, log_probs_of
 from rlvlm.types.chunks import ChunkObs
 
@@ -108,7 +109,7 @@ class GRPOLearner(TorchLearner):
         self._optimizer = torch.optim.Adam(self.policy.parameters(), self._grpo.lr, betas=(0.9, 0.99))
         self.num_updates, self._lr_scale = 0, 1.0
         if self._grpo.loss.kl_weight > 0:
-            self._reference = copy.deepcopy(self.policy).requires_grad_(False)
+            self._reference = copy.deepcopy(self.policy)
 
     def watch(self, eyes: Eyes, world: ChunkWorld) -> None:
         """Takes what draws what the policy saw, and a world of the task; called once, before anything is learned."""
@@ -125,7 +126,12 @@ class GRPOLearner(TorchLearner):
 
     def take_weights(self, weights: Mapping[str, Any]) -> None:
         """Takes over what `weights` of an equal policy gave: all learners begin alike."""
-        restore(self.policy, weights)
+        take_weights(self.policy, weights)
+
+    def _map_module_to_device(self, module: Any) -> None:
+        """To the learner's GPU, where RLlib gave it one; otherwise a policy stays where its own config put it."""
+        if self.device.type != "cpu":
+            super()._map_module_to_device(module)
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Nothing to register: the learner's own optimiser takes the steps."""
@@ -172,7 +178,7 @@ class GRPOLearner(TorchLearner):
         """One gradient step, which all learners take together; what it found before it moved."""
         self._optimizer.zero_grad()
         sums = self._backward(columns, own_share(rows))
-        add_up_gradients(list(self.policy.parameters()))
+        add_up_gradients([parameter for parameter in self.policy.parameters() if parameter.requires_grad])
         kl, ratio, clipped, total, disorder, disorder_total, loss = add_up(sums).tolist()
         norm = float(nn.utils.clip_grad_norm_(self.policy.parameters(), self._grpo.max_grad_norm))
         if not (np.isfinite(loss) and np.isfinite(norm)):
@@ -197,6 +203,11 @@ class GRPOLearner(TorchLearner):
         They are: divergence, distance of ratios from 1, ratios outside the clips, tokens; entropy and tokens of the
         first chunks; loss.
         """
+        parts = rows.split(self._grpo.micro_batch or max(1, len(rows)))
+        return torch.stack([self._backward_at_once(columns, part) for part in parts]).sum(dim=0)
+
+    def _backward_at_once(self, columns: Columns, rows: Tensor) -> Tensor:
+        """`_backward` of rows that fit into memory together."""
         if not len(rows):
             return torch.zeros(7, device=columns.bins.device)
         config, temperature = self._grpo.loss, self._grpo.temperature
@@ -242,6 +253,7 @@ class GRPOLearner(TorchLearner):
             )
         )
         words = cast(Any, self.policy).read(obs.instructions)
+        device = images.device  # the policy's own, which need not be the learner's
         counts = [len(episode.steps) for episode in update.episodes]
         episodes = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
         steps = torch.from_numpy(np.concatenate([episode.steps for episode in update.episodes]))
@@ -258,11 +270,11 @@ class GRPOLearner(TorchLearner):
             images=images,
             drawn=drawn.to(images.device),
             words=words,
-            proprio=torch.from_numpy(obs.proprio).to(self.device),
-            bins=torch.from_numpy(np.concatenate([e.bins for e in update.episodes]).astype(np.int64)).to(self.device),
-            old_log_probs=torch.from_numpy(np.concatenate([e.log_probs for e in update.episodes])).to(self.device),
-            advantages=torch.from_numpy(update.advantages).to(self.device),
-            weights=weights.to(self.device),
+            proprio=torch.from_numpy(obs.proprio).to(device),
+            bins=torch.from_numpy(np.concatenate([e.bins for e in update.episodes]).astype(np.int64)).to(device),
+            old_log_probs=torch.from_numpy(np.concatenate([e.log_probs for e in update.episodes])).to(device),
+            advantages=torch.from_numpy(update.advantages).to(device),
+            weights=weights.to(device),
         )
 
     def _follow(self, kl: float) -> None:
@@ -310,10 +322,10 @@ class GRPOLearner(TorchLearner):
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned."""
-        restore(self.policy, tree["policy"])
+        take_weights(self.policy, tree["policy"])
         self.begin()
         if self._reference is not None:
-            restore(self._reference, tree["reference"])
+            take_weights(self._reference, tree["reference"])
         for name, parameter in self.policy.named_parameters():
             moments = tree["adam"][name]
             if moments:
@@ -328,9 +340,4 @@ class GRPOLearner(TorchLearner):
 
 
 def _arrays(policy: nn.Module) -> dict[str, np.ndarray]:
-    return {name: value.detach().cpu().numpy() for name, value in policy.state_dict().items()}
-
-
-def restore(policy: nn.Module, arrays: Mapping[str, Any]) -> None:
-    """Gives `policy` the weights that `GRPOLearner.weights` told of an equal one."""
-    policy.load_state_dict({name: torch.as_tensor(np.array(value)) for name, value in arrays.items()})
+    return {name: value.cpu().numpy() for name, value in trained_weights(policy).items()}

@@ -12,13 +12,14 @@ from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_poli
 from rlvlm.algorithms.evaluation import PlayedEpisode
 from rlvlm.algorithms.grpo.rollouts import Eyes, Sampler, Starts, decoded_by, roll_out
 from rlvlm.envs.chunks import ChunkWorld
-from rlvlm.policies.vla.config import PocketVLAConfig
-from rlvlm.policies.vla.pocket import PocketVLA, build_policy
-from rlvlm.policies.vla.policy import VLAPolicy
+from rlvlm.errors import ModelUnavailable
+from rlvlm.policies.vla.build import build_policy
+from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
+from rlvlm.policies.vla.policy import VLAPolicy, take_weights, trained_weights
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.types.chunks import ChunkEpisode
 
-KIND = "pocket_vla"
+KIND = "vla"
 """Of the policy's file in a checkpoint."""
 _SCALE_KEY = "task"
 
@@ -70,26 +71,31 @@ def as_played(episode: ChunkEpisode) -> PlayedEpisode:
     )
 
 
-def policy_file(policy: torch.nn.Module, config: PocketVLAConfig, scale: ActionScale) -> PolicyFile:
-    """What a checkpoint holds of a pocket VLA: weights, widths, and the scale of its actions."""
+def policy_file(policy: torch.nn.Module, config: VLAConfig, scale: ActionScale) -> PolicyFile:
+    """What a checkpoint holds of a VLA: the weights that learn, what they belong to, and the scale of its actions."""
     card: dict[str, Any] = {"config": asdict(config), "statistics": scale.write(_SCALE_KEY)}
-    return PolicyFile(kind=KIND, weights=policy.state_dict(), card=card)
+    return PolicyFile(kind=KIND, weights=trained_weights(policy), card=card)
 
 
-def load_policy(folder: Path, world: ChunkWorld) -> tuple[PocketVLA, ActionScale]:
+def load_policy(folder: Path, world: ChunkWorld) -> tuple[VLAPolicy, ActionScale]:
     """The policy of the checkpoint in `folder`, and the scale of its actions.
 
     Raises:
         CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
+        ModelUnavailable: the checkpoint is of an adapter, and the model that it belongs to cannot be loaded.
     """
     file = load_policy_file(folder)
     try:
         if file.kind != KIND:
             raise ValueError(f"its policy is a {file.kind}, not a {KIND}")
-        sizes = dict(file.card["config"])
-        policy = build_policy(PocketVLAConfig(**{**sizes, "channels": tuple(sizes["channels"])}), world)
-        policy.load_state_dict(dict(file.weights))
+        told = dict(file.card["config"])
+        pocket = PocketVLAConfig(**{**told["pocket"], "channels": tuple(told["pocket"]["channels"])})
+        config = VLAConfig(**{**told, "pocket": pocket, "openvla": OpenVLAConfig(**told["openvla"])})
+        policy = build_policy(config, world)
+        take_weights(policy, file.weights)
         return policy, ActionScale.read(file.card["statistics"], _SCALE_KEY)
+    except ModelUnavailable:  # the large model beside whose weights these belong
+        raise
     except Exception as error:  # strange weights break a network in any way
         reason = " ".join(str(error).split())[:200]
         raise CorruptCheckpoint(

@@ -1,6 +1,9 @@
-"""Size of the pocket VLA; imports nothing heavy so that the command line starts at once."""
+"""Which VLA acts, and how; imports nothing heavy so that the command line starts at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+ImagePath = Literal["cropped", "whole"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,3 +27,72 @@ class PocketVLAConfig:
         sizes = (self.image_px, *self.channels, self.hidden, self.token_width, self.vocabulary, self.word_width)
         if min(sizes) < 1 or self.image_px % 2:
             raise ValueError(f"all sizes must be >= 1 and image_px even, got {self}")
+
+
+LINEAR_LAYERS = r".*\.(qkv|proj|fc1|fc2|fc3|q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+"""The linear layers of picture encoders, projector and language model; not the one that gives words their logits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenVLAConfig:
+    """How an OpenVLA-OFT checkpoint is shown the world, and what of it learns."""
+
+    section: ClassVar[str] = "policy.openvla"
+    """Where these fields stand on the command line, for messages."""
+
+    unnorm_key: str = ""
+    """Data set in the checkpoint's dataset_statistics.json whose quantiles scale the actions, e.g.
+    libero_10_no_noops; may be empty where the file has only one."""
+    cameras: int = 1
+    """How many of the world's cameras it was trained with, the first ones, >= 1."""
+    image_px: int = 256
+    """Side of the square images that the world draws; they are then made as large as the picture encoders want."""
+    images: ImagePath = "cropped"
+    """cropped: JPEG, Lanczos, the middle 90 % of the area, as OpenVLA-OFT and SimpleVLA-RL evaluate; whole: bicubic and
+    nothing cut off, as RLinf trains."""
+    has_stop: bool = True
+    """Whether a stop token follows the chunk, as OpenVLA-OFT was trained; RLinf leaves it out."""
+    learns: Literal["lora", "all"] = "lora"
+    """lora: an adapter beside the weights; all: every weight, in float32."""
+    adapter: str = ""
+    """Folder of a LoRA adapter to go on from, in PEFT's format; empty: a fresh one."""
+    lora_rank: int = 32
+    """Inner size of a fresh adapter, >= 1."""
+    lora_alpha: float = 16.0
+    """A fresh adapter's part is scaled by lora_alpha / lora_rank."""
+    lora_targets: str = LINEAR_LAYERS
+    """Regular expression on the full names of the layers that a fresh adapter is put beside."""
+    recompute: bool = False
+    """Compute the language model's layers a second time in the update and keep less in memory."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Of the weights beside an adapter. auto: bfloat16 on a GPU, float32 on a CPU."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+
+    def __post_init__(self) -> None:
+        if min(self.cameras, self.image_px, self.lora_rank) < 1 or not self.lora_alpha > 0:
+            raise ValueError(f"need cameras, image_px and lora_rank >= 1 and lora_alpha > 0, got {self}")
+        if self.learns == "all" and self.adapter:
+            raise ValueError(f"{self.section}.adapter has no effect where learns is all; merge it into the weights")
+        if self.learns == "all" and self.dtype == "bfloat16":
+            raise ValueError(
+                f"{self.section}.dtype bfloat16 is too coarse for weights that learn; use lora or leave out dtype"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VLAConfig:
+    """Which VLA acts."""
+
+    model: str = ""
+    """Folder or hub name of an OpenVLA-OFT checkpoint with a token head; empty: the pocket VLA, made by the run."""
+    revision: str = ""
+    """Commit of a hub model; empty takes the newest."""
+    pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)
+    openvla: OpenVLAConfig = field(default_factory=OpenVLAConfig)
+
+    def __post_init__(self) -> None:
+        if not self.model and (self.revision or self.openvla != OpenVLAConfig()):
+            raise ValueError(
+                "policy.revision and policy.openvla have no effect without policy.model; name a checkpoint"
+            )

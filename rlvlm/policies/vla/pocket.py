@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlvlm.envs.chunks import ChunkWorld
 from rlvlm.policies.vla.config import PocketVLAConfig
 from rlvlm.policies.vla.policy import VLAOutput
 from rlvlm.policies.vla.tokens import NUM_BINS
@@ -33,6 +32,7 @@ class PocketVLA(nn.Module):
         has_value: whether there is a value head.
     """
 
+    scale = None
     places: Tensor
 
     def __init__(
@@ -89,16 +89,6 @@ class PocketVLA(nn.Module):
         tokens = self.norm(self.queries(hidden).view(num, self._num_tokens, -1))
         values = None if self.value is None else self.value(hidden)[:, 0]
         return VLAOutput(tokens @ self.bins.T + self.bias, values)
-
-
-def build_policy(config: PocketVLAConfig, world: ChunkWorld) -> PocketVLA:
-    """A pocket VLA with fresh weights for the cameras, proprioception and actions of `world`."""
-    return PocketVLA(
-        config,
-        num_cameras=len(world.cameras),
-        proprio_size=world.proprio_size,
-        num_tokens=world.chunk_steps * len(world.action_low),
-    )
 
 
 def _film(maps: Tensor, scale_and_shift: Tensor) -> Tensor:

@@ -1,10 +1,13 @@
 """What rollouts and learners need of a VLA, whatever its size."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn import Parameter
+
+from rlvlm.policies.vla.tokens import ActionScale
 
 
 class VLAOutput(NamedTuple):
@@ -22,6 +25,11 @@ class VLAPolicy(Protocol):
     image_px: int
     """Side of the square images it looks at."""
 
+    @property
+    def scale(self) -> ActionScale | None:
+        """Of its actions, where it comes trained; None where the run's demonstrations give it one."""
+        ...
+
     def read(self, instructions: Sequence[str]) -> Tensor:
         """`[B, W]` int64: the instructions as the network takes them, on its device."""
         ...
@@ -37,9 +45,25 @@ class VLAPolicy(Protocol):
         ...
 
     def parameters(self) -> Iterator[Parameter]:
-        """Everything that is trained."""
+        """All weights, frozen ones too."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """The weights by name."""
-        ...
+
+def trained_weights(policy: nn.Module) -> dict[str, Tensor]:
+    """The weights that learn, by name: all of a pocket VLA, the adapter of a large one."""
+    return {name: value.detach() for name, value in policy.named_parameters() if value.requires_grad}
+
+
+def take_weights(policy: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Gives `policy` what `trained_weights` told of an equal one, as tensors or arrays.
+
+    Raises:
+        ValueError: they belong to another policy.
+    """
+    own = trained_weights(policy)
+    if set(own) != set(weights):
+        odd = sorted(set(own) ^ set(weights))
+        raise ValueError(f"the weights are another policy's: {len(odd)} names differ, such as {odd[0]}")
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(torch.as_tensor(weights[name]))

@@ -90,24 +90,25 @@ class ActionScale:
         return cls(low=tuple(low.tolist()), high=tuple(high.tolist()), scaled=scaled)
 
     @classmethod
-    def read(cls, statistics: str, key: str) -> "ActionScale":
+    def read(cls, statistics: str, key: str, part: str = "action") -> "ActionScale":
         """The scale in the text of a checkpoint's `dataset_statistics.json`.
 
         Args:
             statistics: the file's text.
             key: the data set's name in it, OpenVLA's `unnorm_key`, e.g. `libero_10_no_noops`.
+            part: `action`, or `proprio`, which is scaled in the same way.
 
         Raises:
-            ValueError: there is no such key, or its entry has no quantiles of actions.
+            ValueError: there is no such key, or its entry has no quantiles of this part.
         """
         entries: Mapping[str, Any] = json.loads(statistics)
         if key not in entries:
             raise ValueError(f"dataset_statistics.json has no {key!r}; it has {', '.join(sorted(entries))}")
-        action = entries[key].get("action", {})
-        if not {"q01", "q99"} <= action.keys():
-            raise ValueError(f"the entry {key!r} needs action.q01 and action.q99, got {sorted(action)}")
-        scaled = action.get("mask", [True] * len(action["q01"]))
-        return cls(low=tuple(action["q01"]), high=tuple(action["q99"]), scaled=tuple(map(bool, scaled)))
+        told = entries[key].get(part, {})
+        if not {"q01", "q99"} <= told.keys():
+            raise ValueError(f"the entry {key!r} needs {part}.q01 and {part}.q99, got {sorted(told)}")
+        scaled = told.get("mask", [True] * len(told["q01"]))
+        return cls(low=tuple(told["q01"]), high=tuple(told["q99"]), scaled=tuple(map(bool, scaled)))
 
     def write(self, key: str) -> str:
         """The text of a `dataset_statistics.json` with this scale under `key`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
-from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.runs.config import RunConfig, at_most
 
 
@@ -16,7 +16,7 @@ class VLARunConfig(RunConfig):
     """A whole run."""
 
     pipeline: ClassVar[str] = "vla"
-    policy: PocketVLAConfig = field(default_factory=PocketVLAConfig)
+    policy: VLAConfig = field(default_factory=VLAConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
     reward: ScoreConfig = field(default_factory=ScoreConfig)
     algo: GRPOConfig = field(default_factory=GRPOConfig)

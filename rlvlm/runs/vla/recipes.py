@@ -7,7 +7,7 @@ from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.envs.libero.suites import SUITES
 from rlvlm.envs.registry import task_env
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.runs.config import EvalConfig, TrackConfig
 from rlvlm.runs.vla.config import VLARunConfig
 
@@ -37,7 +37,7 @@ def libero(task: str) -> VLARunConfig:
         env=replace(
             world, moved=0.02, physics="fast", mesh_cell=0.012, episode_steps=max(160, world.episode_steps * 11 // 20)
         ),
-        policy=PocketVLAConfig(image_px=64),
+        policy=VLAConfig(pocket=PocketVLAConfig(image_px=64)),
         sft=SFTConfig(demonstrations=100, noise=0.02, label_width=0.05, steps=800),
         algo=GRPOConfig(groups=16, rounds=2),
         eval=EvalConfig(every_steps=100_000, episodes=100),

@@ -14,7 +14,7 @@ from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import JudgeUnavailable
-from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.testing import FakeJudge
 
@@ -34,7 +34,7 @@ def build(local_ray: None) -> Iterator[Build]:
             VLAGRPOConfig()
             .worlds(task="push_block", world=EnvConfig(episode_steps=32))
             .learning(
-                policy=PocketVLAConfig(image_px=16, hidden=64),
+                policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=64)),
                 sft=SFTConfig(demonstrations=20, steps=60),
                 grpo=GRPOConfig(**{"groups": 6, "group_size": 4, "rounds": 2, **grpo}),  # pyright: ignore[reportArgumentType]
             )

@@ -14,7 +14,7 @@ from rlvlm.algorithms.grpo.rollouts import Eyes
 from rlvlm.algorithms.grpo.runner import GroupRunner
 from rlvlm.envs.config import EnvConfig
 from rlvlm.errors import NumericsError
-from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.sampling import log_probs_of
 from rlvlm.policies.vla.tokens import ActionScale
 
@@ -25,7 +25,9 @@ def make(seed: int = 0, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
     config = (
         VLAGRPOConfig()
         .worlds(task="push_block", world=EnvConfig(episode_steps=16))
-        .learning(policy=PocketVLAConfig(image_px=16, hidden=32), grpo=GRPOConfig(**{"warm_up": 0, **grpo}))  # pyright: ignore[reportArgumentType]
+        .learning(
+            policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)), grpo=GRPOConfig(**{"warm_up": 0, **grpo})
+        )  # pyright: ignore[reportArgumentType]
         .debugging(seed=seed)
     )
     runner = GroupRunner(config=config)

@@ -10,8 +10,9 @@ from rlvlm.algorithms.grpo.player import ChunkPlayer
 from rlvlm.algorithms.grpo.rollouts import Choice, Eyes, Sampler, Starts, decoded_by, roll_out, seen_at_chunks
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block.world import PushBlock
-from rlvlm.policies.vla.config import PocketVLAConfig
-from rlvlm.policies.vla.pocket import PocketVLA, build_policy
+from rlvlm.policies.vla.build import build_policy
+from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
+from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.sampling import log_probs_of
 from rlvlm.policies.vla.tokens import ActionScale, encode
 from rlvlm.types.chunks import ChunkObs
@@ -26,7 +27,9 @@ def world(episode_steps: int = 20) -> PushBlock:
 
 def policy() -> PocketVLA:
     torch.manual_seed(0)
-    return build_policy(PocketVLAConfig(image_px=16, hidden=32), world())
+    policy = build_policy(VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)), world())
+    assert isinstance(policy, PocketVLA)
+    return policy
 
 
 def starts(*state_ids: int) -> Starts:

@@ -12,7 +12,7 @@ from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig, LossConfig, SFTConfig
 from rlvlm.algorithms.grpo.credit.groups import Update
 from rlvlm.envs.config import EnvConfig
-from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -27,7 +27,7 @@ def make(local_ray: None):
             VLAGRPOConfig()
             .worlds(task="push_block", world=EnvConfig(episode_steps=16))
             .learning(
-                policy=PocketVLAConfig(image_px=16, hidden=32),
+                policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
                 sft=SFTConfig(demonstrations=8, steps=10),
                 grpo=GRPOConfig(**settings),
             )

@@ -17,7 +17,7 @@ from rlvlm.runs.vla.config import VLARunConfig
 
 WORDS = (
     "push_block --steps 6000 --seed 1 --sft.demonstrations 12 --sft.steps 40 --algo.groups 6 --algo.group-size 4 "
-    "--algo.rounds 1 --policy.hidden 32 --policy.image-px 16 --eval.every-steps 2000 --eval.episodes 4 "
+    "--algo.rounds 1 --policy.pocket.hidden 32 --policy.pocket.image-px 16 --eval.every-steps 2000 --eval.episodes 4 "
     "--track.checkpoint-every-steps 1000 --track.log-every-steps 1000"
 ).split()
 

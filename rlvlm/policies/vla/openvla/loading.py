@@ -1,0 +1,187 @@
+"""From a folder with an OpenVLA-OFT checkpoint to a policy in memory. No code of the folder is run.
+
+Weights are safetensors, with one exception: the published proprioception projectors are torch files, which are read by
+torch's loader of weights alone; it makes nothing but tensors.
+"""
+
+import json
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
+
+from rlvlm.errors import ModelUnavailable, first_line
+from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
+from rlvlm.policies.vla.openvla.policy import OpenVLAPolicy
+from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.vlms.files import locate
+from rlvlm.vlms.loading import check_shards, pick_device, pick_dtype
+from rlvlm.vlms.lora import LoraConfig, add_adapter, load_adapter
+
+logger = logging.getLogger(__name__)
+
+_SECTION = "policy"
+_PROJECTOR = "proprio_projector"
+_AGAIN = "download the checkpoint again, or give --policy.model another one"
+
+
+def load_openvla(config: VLAConfig, *, num_cameras: int, proprio_size: int, num_tokens: int) -> OpenVLAPolicy:
+    """The policy that `config.model` names, on its device.
+
+    Args:
+        config: names the checkpoint, what it is shown, and what of it learns.
+        num_cameras: that the world has.
+        proprio_size: P, numbers of proprioception that the world gives.
+        num_tokens: L * A action tokens of a chunk.
+
+    Raises:
+        ModelUnavailable: the files are missing or broken, are no OpenVLA-OFT, do not go with the world, or hold a model
+            whose actions have no probabilities.
+    """
+    folder, revision = locate(config.model, config.revision, _SECTION)
+    wants = config.openvla
+    if num_cameras < wants.cameras:
+        raise ModelUnavailable(
+            f"the checkpoint is to see {wants.cameras} cameras, the world has {num_cameras}",
+            f"lower --{wants.section}.cameras",
+        )
+    if heads := sorted(path.name for path in folder.glob("action_head--*")):
+        raise ModelUnavailable(
+            f"{folder} has {heads[0]}: its actions come from a regression head and have no probabilities to learn from",
+            "choose a checkpoint whose actions are tokens, such as those of SimpleVLA-RL and RLinf",
+        )
+    settings = _settings(folder)
+    projector = _projector(folder)
+    takes = projector["fc1.weight"].shape[1] if projector else settings.proprio_size
+    if takes not in (0, proprio_size):
+        raise ModelUnavailable(
+            f"the checkpoint takes {takes} numbers of proprioception, the world gives {proprio_size}",
+            "choose a checkpoint that was trained on this world",
+        )
+    statistics, key = _statistics(folder, settings, wants)
+    scale = _scale(statistics, key, "action")
+    if len(scale.low) == 0 or num_tokens % len(scale.low):
+        raise ModelUnavailable(
+            f"the checkpoint's actions have {len(scale.low)} dimensions, the world's chunks {num_tokens} numbers",
+            "choose a checkpoint that was trained on this world",
+        )
+    policy = OpenVLAPolicy(
+        _network(folder, settings, wants, projector),
+        _tokenizer(folder),
+        wants,
+        scale=scale,
+        proprio_scale=_scale(statistics, key, "proprio") if takes else None,
+        encoder_px=settings.image_sizes[0],
+        num_tokens=num_tokens,
+    )
+    logger.info("policy %s loaded on %s, revision %s", config.model, policy.device, revision[:12])
+    return policy
+
+
+def _settings(folder: Path) -> CheckpointConfig:
+    fix = "choose a folder or hub name of an OpenVLA-OFT checkpoint"
+    try:
+        told = json.loads((folder / "config.json").read_text())
+        if told.get("model_type") != CheckpointConfig.model_type:
+            raise ValueError(f"its model_type is {told.get('model_type')!r}, not 'openvla'")
+        if told.get("use_fused_vision_backbone") is False:
+            raise ValueError("it has one picture encoder, not two")
+        settings = CheckpointConfig.from_dict(told)
+        settings.towers  # noqa: B018 - says what is wrong with them
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelUnavailable(f"{folder} holds no OpenVLA that can be read: {first_line(error)}", fix) from error
+    assert isinstance(settings, CheckpointConfig)
+    return settings
+
+
+def _projector(folder: Path) -> dict[str, Tensor]:
+    """The weights of the proprioception projector where they lie in a file of their own; none where they do not."""
+    files = sorted(folder.glob(f"{_PROJECTOR}--*_checkpoint.pt"))
+    if not files:
+        return {}
+    if len(files) > 1:
+        raise ModelUnavailable(f"{folder} has {len(files)} proprioception projectors", "keep the one of the last step")
+    try:
+        weights = torch.load(files[0], map_location="cpu", weights_only=True)
+        named = {name.removeprefix("module."): value for name, value in weights.items()}
+        if set(named) != {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}:
+            raise ValueError(f"it holds {', '.join(sorted(named))[:100]}")
+    except (OSError, ValueError, RuntimeError, EOFError, AttributeError, pickle.UnpicklingError) as error:
+        raise ModelUnavailable(f"{files[0]} holds no proprioception projector: {first_line(error)}", _AGAIN) from error
+    return named
+
+
+def _network(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig, projector: dict[str, Tensor]) -> Any:
+    """The weights on their device, with an adapter where one learns; what is missing or left over is named."""
+    check_shards(folder)
+    device = pick_device(wants.device, wants.section)
+    dtype = torch.float32 if wants.learns == "all" else pick_dtype(wants.dtype, device)
+    disable_progress_bar()  # it would tear the run's live panel
+    try:
+        loaded: Any = OpenVLANetwork.from_pretrained(
+            folder,
+            config=settings,
+            dtype=dtype,
+            device_map={"": device},
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelUnavailable(f"the weights in {folder} cannot be loaded: {first_line(error)}", _AGAIN) from error
+    network, told = loaded
+    for names, what in ((told["missing_keys"], "lacks"), (told["unexpected_keys"], "has besides")):
+        if names:
+            raise ModelUnavailable(
+                f"{folder} {what} {len(names)} weights: {', '.join(sorted(names)[:4])}"
+                + (", ..." if len(names) > 4 else ""),
+                _AGAIN,
+            )
+    if projector:
+        network.add_proprio(projector)
+    if wants.recompute:
+        network.gradient_checkpointing_enable()
+    if wants.adapter:
+        network = load_adapter(network, Path(wants.adapter).expanduser(), trainable=True)
+    elif wants.learns == "lora":
+        shape = LoraConfig(rank=wants.lora_rank, alpha=wants.lora_alpha, targets=wants.lora_targets)
+        network = add_adapter(network, shape)
+    return network.train()
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelUnavailable(f"{folder / 'tokenizer.json'} cannot be read: {first_line(error)}", _AGAIN) from error
+
+
+def _statistics(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig) -> tuple[str, str]:
+    """The text of the checkpoint's statistics, and the name of the data set in them."""
+    file = folder / "dataset_statistics.json"
+    try:
+        text = file.read_text() if file.exists() else json.dumps(getattr(settings, "norm_stats", None) or {})
+        keys = sorted(json.loads(text))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ModelUnavailable(f"{file} cannot be read: {first_line(error)}", _AGAIN) from error
+    fits = [key for key in keys if not wants.unnorm_key or key in (wants.unnorm_key, f"{wants.unnorm_key}_no_noops")]
+    if len(fits) != 1:
+        raise ModelUnavailable(
+            f"{folder} scales actions for {', '.join(keys)[:300] or 'no data set'}; "
+            + (f"none is {wants.unnorm_key!r}" if wants.unnorm_key else "one must be named"),
+            f"--{wants.section}.unnorm-key NAME" if keys else _AGAIN,
+        )
+    return text, fits[0]
+
+
+def _scale(statistics: str, key: str, part: str) -> ActionScale:
+    try:
+        return ActionScale.read(statistics, key, part)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelUnavailable(f"the checkpoint's statistics cannot be used: {first_line(error)}", _AGAIN) from error

@@ -1,0 +1,95 @@
+"""OpenVLA-OFT as a `VLAPolicy`: what it is shown, told, and says."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from rlvlm.policies.vla.config import OpenVLAConfig
+from rlvlm.policies.vla.openvla.images import to_pixels
+from rlvlm.policies.vla.policy import VLAOutput
+from rlvlm.policies.vla.tokens import ActionScale
+
+PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
+START_ID = 1
+"""The token that begins a text in Llama 2's vocabulary."""
+EMPTY_ID = 29_871
+"""Llama 2's empty word, with which every prompt ended in training."""
+_PAD = -1
+"""Stands in `words` where there is no word."""
+
+
+class OpenVLAPolicy(nn.Module):
+    """A network with its tokenizer and scales.
+
+    Args:
+        network: an `OpenVLANetwork`; with an adapter, PEFT's wrapper around one.
+        tokenizer: of the checkpoint.
+        config: how it is shown the world.
+        scale: of its actions.
+        proprio_scale: of its proprioception; None where the network takes none.
+        encoder_px: side of the images that its picture encoders take.
+        num_tokens: L * A action tokens of a chunk.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        tokenizer: Tokenizer,
+        config: OpenVLAConfig,
+        *,
+        scale: ActionScale,
+        proprio_scale: ActionScale | None,
+        encoder_px: int,
+        num_tokens: int,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.image_px = config.image_px
+        self.scale = scale
+        self._proprio_scale = proprio_scale
+        self._tokenizer = tokenizer
+        self._config = config
+        self._encoder_px = encoder_px
+        self._num_tokens = num_tokens
+        self._prompts: dict[str, list[int]] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return next(self.network.parameters()).device
+
+    def read(self, instructions: Sequence[str]) -> Tensor:
+        """[B, W] ids of the prompts, the start token first; shorter ones are filled up behind it with -1."""
+        rows = [self._ids(instruction) for instruction in instructions]
+        longest = max(map(len, rows), default=1)
+        filled = [[row[0], *[_PAD] * (longest - len(row)), *row[1:]] for row in rows]
+        return torch.tensor(filled, dtype=torch.int64, device=self.device).view(len(rows), longest)
+
+    def _ids(self, instruction: str) -> list[int]:
+        if instruction not in self._prompts:
+            ids = self._tokenizer.encode(PROMPT.format(instruction=instruction.lower())).ids
+            start = [] if ids[:1] == [START_ID] else [START_ID]
+            end = [] if ids[-1:] == [EMPTY_ID] else [EMPTY_ID]
+            self._prompts[instruction] = [*start, *ids, *end]
+        return self._prompts[instruction]
+
+    def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> VLAOutput:
+        """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `words` [B, W] and `proprio` [B, P]; no values."""
+        pixels = to_pixels(images[:, : self._config.cameras], self._config.images, self._encoder_px)
+        felt = None
+        if self._proprio_scale is not None:
+            normal = self._proprio_scale.from_env(proprio.detach().cpu().numpy().astype(np.float32))
+            felt = torch.from_numpy(normal).to(proprio.device)
+        is_word = words != _PAD
+        logits = self.network(
+            pixels,
+            words.clamp(min=0),
+            is_word,
+            felt,
+            num_tokens=self._num_tokens,
+            has_stop=self._config.has_stop,
+        )
+        return VLAOutput(logits, None)

@@ -1,0 +1,288 @@
+"""OpenVLA-OFT in our own modules: names, the forward pass, what it is shown and told, loading, and what it refuses."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlvlm.errors import ModelUnavailable
+from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.policies.vla.openvla.images import to_pixels
+from rlvlm.policies.vla.openvla.loading import load_openvla
+from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
+from rlvlm.policies.vla.openvla.policy import EMPTY_ID, START_ID, OpenVLAPolicy
+from rlvlm.policies.vla.policy import take_weights, trained_weights
+from rlvlm.policies.vla.sampling import draw_bins, log_probs_of
+from rlvlm.vlms.lora import save_adapter
+from tests.oracles import openvla_oft as oracle
+from tests.tiny_openvla import SMALL, STATISTICS, write_openvla
+
+TOKENS = 2 * 7
+
+
+def load(folder: Path, proprio_size: int = 3, num_tokens: int = TOKENS, **settings: object) -> OpenVLAPolicy:
+    config = VLAConfig(model=str(folder), openvla=OpenVLAConfig(**settings))  # pyright: ignore[reportArgumentType]
+    return load_openvla(config, num_cameras=2, proprio_size=proprio_size, num_tokens=num_tokens)
+
+
+def seen(num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (num, 2, 40, 40, 3), dtype=torch.uint8, generator=generator)
+    return images, torch.randn(num, 3, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_openvla(tmp_path_factory.mktemp("openvla"))
+
+
+def test_names_and_shapes_are_the_published_checkpoints() -> None:
+    """Without allocating 15 GB; the total is what the published index says, 15,082,474,368 bytes in bfloat16."""
+    text = {"model_type": "llama", "pad_token_id": 32_000, "vocab_size": 32_064}
+    with torch.device("meta"):
+        network = OpenVLANetwork(CheckpointConfig(text_config=text))
+    shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    assert 2 * sum(value.numel() for value in network.state_dict().values()) == 15_082_474_368
+    assert shapes == published_shapes()
+
+
+def published_shapes() -> dict[str, tuple[int, ...]]:
+    """Written down from the checkpoints' index and timm 0.9."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def linear(name: str, outputs: int, inputs: int) -> None:
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (outputs, inputs), (outputs,)
+
+    def norm(name: str, width: int) -> None:
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (width,), (width,)
+
+    for tower, width, depth, hidden in (("featurizer", 1024, 24, 4096), ("fused_featurizer", 1152, 27, 4304)):
+        name = f"vision_backbone.{tower}"
+        shapes[f"{name}.pos_embed"] = (1, 256, width)
+        shapes[f"{name}.patch_embed.proj.weight"] = (width, 3, 14, 14)
+        shapes[f"{name}.patch_embed.proj.bias"] = (width,)
+        for number in range(depth):
+            block = f"{name}.blocks.{number}"
+            norm(f"{block}.norm1", width)
+            norm(f"{block}.norm2", width)
+            linear(f"{block}.attn.qkv", 3 * width, width)
+            linear(f"{block}.attn.proj", width, width)
+            linear(f"{block}.mlp.fc1", hidden, width)
+            linear(f"{block}.mlp.fc2", width, hidden)
+            if tower == "featurizer":
+                shapes[f"{block}.ls1.scale_factor"] = shapes[f"{block}.ls2.scale_factor"] = (width,)
+        norm(f"{name}.norm", width)
+    shapes["vision_backbone.featurizer.cls_token"] = (1, 1, 1024)
+    shapes["vision_backbone.featurizer.reg_token"] = (1, 4, 1024)
+    pool = "vision_backbone.fused_featurizer.attn_pool"
+    shapes[f"{pool}.latent"] = (1, 1, 1152)
+    norm(f"{pool}.norm", 1152)
+    for part, outputs, inputs in (
+        ("q", 1152, 1152), ("kv", 2304, 1152), ("proj", 1152, 1152), ("mlp.fc1", 4304, 1152), ("mlp.fc2", 1152, 4304),
+    ):  # fmt: skip
+        linear(f"{pool}.{part}", outputs, inputs)
+    linear("projector.fc1", 8704, 2176)
+    linear("projector.fc2", 4096, 8704)
+    linear("projector.fc3", 4096, 4096)
+    for number in range(32):
+        layer = f"language_model.model.layers.{number}"
+        for part, outputs, inputs in (
+            *((f"self_attn.{one}_proj", 4096, 4096) for one in "qkvo"),
+            ("mlp.gate_proj", 11008, 4096), ("mlp.up_proj", 11008, 4096), ("mlp.down_proj", 4096, 11008),
+        ):  # fmt: skip
+            shapes[f"{layer}.{part}.weight"] = (outputs, inputs)
+        shapes[f"{layer}.input_layernorm.weight"] = shapes[f"{layer}.post_attention_layernorm.weight"] = (4096,)
+    shapes["language_model.model.norm.weight"] = (4096,)
+    shapes["language_model.model.embed_tokens.weight"] = shapes["language_model.lm_head.weight"] = (32_064, 4096)
+    return shapes
+
+
+@pytest.mark.parametrize(("proprio_size", "cameras", "has_stop"), [(0, 1, True), (3, 2, True), (0, 2, False)])
+def test_the_pass_is_that_of_a_plain_program(tmp_path: Path, proprio_size: int, cameras: int, has_stop: bool) -> None:
+    write_openvla(tmp_path, proprio_size=proprio_size, seed=cameras)
+    policy = load(tmp_path, cameras=cameras, has_stop=has_stop, images="whole")
+    images, proprio = seen(2)
+    words = policy.read(["push the red block onto the pad", "push"])
+    found = policy(images, words, proprio).logits.detach().double().numpy()
+    weights = {name: value for file in tmp_path.glob("*.safetensors") for name, value in load_file(file).items()}
+    for file in tmp_path.glob("*.pt"):
+        weights |= {
+            name.replace("module", "proprio_projector"): value
+            for name, value in torch.load(file, weights_only=True).items()
+        }
+    pixels = to_pixels(images, "whole", 28).double().numpy()
+    low, high = np.array(STATISTICS["proprio"]["q01"]), np.array(STATISTICS["proprio"]["q99"])
+    for row in range(2):
+        felt = np.clip(2 * (proprio[row].double().numpy() - low) / (high - low) - 1, -1, 1)
+        expected = oracle.logits(
+            {name: value.double().numpy() for name, value in weights.items()},
+            [(pixels[row, camera, 0], pixels[row, camera, 1]) for camera in range(cameras)],
+            [one for one in words[row].tolist() if one >= 0],
+            felt if proprio_size else None,
+            heads=(2, 3),
+            language_heads=2,
+            num_tokens=TOKENS,
+            has_stop=has_stop,
+            epsilon=1e-6,
+        )
+        actions = expected[:, 31_999:31_743:-1]  # bin 0 is the last word of the vocabulary
+        np.testing.assert_allclose(found[row], actions, atol=2e-5)
+
+
+def test_prompts_begin_and_end_as_in_training_and_short_ones_are_filled_up(folder: Path) -> None:
+    policy = load(folder)
+    words = policy.read(["Push the RED block", "push"])
+    assert words[0].tolist() == [START_ID, *range(100, 109), 111, 105, 112, 116, 109, 110, 101, EMPTY_ID]
+    assert words[1].tolist() == [START_ID, -1, -1, -1, *range(100, 109), 111, 109, 110, 101, EMPTY_ID]
+
+
+def test_a_batch_is_its_rows_one_by_one_and_every_place_sees_every_other(folder: Path) -> None:
+    policy = load(folder)
+    images, proprio = seen(2)
+    said = ["push the red block onto the pad", "push"]
+    together = policy(images, policy.read(said), proprio).logits
+    for row in range(2):
+        alone = policy(images[row : row + 1], policy.read(said[row : row + 1]), proprio[row : row + 1]).logits[0]
+        torch.testing.assert_close(together[row], alone, atol=1e-5, rtol=1e-5)
+    longer = load(folder, num_tokens=3 * 7)(images, policy.read(said), proprio).logits[:, :TOKENS]
+    assert (longer - together).abs().max() > 1e-3  # a causal model could not know that more places follow
+
+
+def test_images_are_made_as_either_stack_does() -> None:
+    plain = torch.full((1, 1, 40, 40, 3), 128, dtype=torch.uint8)
+    for path in ("whole", "cropped"):
+        dino, siglip = to_pixels(plain, path, 28)[0, 0]
+        assert dino.shape == (3, 28, 28)
+        torch.testing.assert_close(siglip, torch.full_like(siglip, 128 / 127.5 - 1))
+        torch.testing.assert_close(dino[2], torch.full_like(dino[2], (128 / 255 - 0.406) / 0.225))
+    ramp = torch.arange(224).repeat_interleave(3).view(1, 224, 3).expand(224, -1, -1)[None].to(torch.uint8)
+    row = (to_pixels(ramp, "cropped", 224)[0, 1, 0, 112] * 0.5 + 0.5) * 255
+    margin = 223 * (1 - 0.9**0.5) / 2  # the middle nine tenths of the area
+    assert abs(row[0] - margin) <= 2 and abs(row[-1] - (223 - margin)) <= 2
+    whole = (to_pixels(ramp, "whole", 224)[0, 1, 0, 112] * 0.5 + 0.5) * 255
+    torch.testing.assert_close(whole, torch.arange(224.0), atol=1e-3, rtol=0)
+
+
+def test_actions_and_log_probs_are_of_exactly_the_action_tokens(folder: Path) -> None:
+    policy = load(folder)
+    images, proprio = seen(3)
+    logits = policy(images, policy.read(["push"] * 3), proprio).logits
+    assert logits.shape == (3, TOKENS, 256)
+    bins, log_probs = draw_bins(logits.detach(), 1.6, torch.Generator().manual_seed(0))
+    again = log_probs_of(policy(images, policy.read(["push"] * 3), proprio).logits, bins, 1.6)
+    assert again.dtype == torch.float32
+    assert (again.exp() / log_probs.exp() - 1).abs().mean() <= 1e-5
+    assert policy.scale.low == tuple(STATISTICS["action"]["q01"]) and not policy.scale.scaled[6]
+
+
+def test_an_adapter_learns_goes_on_and_leaves_the_weights_alone(folder: Path, tmp_path: Path) -> None:
+    policy = load(folder, lora_rank=2)
+    learns = trained_weights(policy)
+    assert learns and all("lora_" in name for name in learns)
+    assert not any("attn_pool.q" in name or "lm_head" in name for name in learns)
+    before = {name: value.clone() for name, value in policy.named_parameters()}
+    images, proprio = seen(2)
+    words = policy.read(["push"] * 2)
+    start = policy(images, words, proprio).logits.detach()
+    optimizer = torch.optim.Adam(policy.parameters(), 1e-2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (
+            -log_probs_of(policy(images, words, proprio).logits, torch.zeros(2, TOKENS, dtype=torch.long), 1.0)
+        ).mean().backward()
+        optimizer.step()
+    moved = policy(images, words, proprio).logits.detach()
+    assert (moved - start).abs().max() > 1e-3
+    changed = {name for name, value in policy.named_parameters() if not torch.equal(value, before[name])}
+    assert changed and changed <= set(learns)
+    other = load(folder, lora_rank=2)
+    take_weights(other, {name: value.numpy() for name, value in trained_weights(policy).items()})
+    torch.testing.assert_close(other(images, words, proprio).logits, moved)
+    save_adapter(policy.network, tmp_path / "adapter")
+    torch.testing.assert_close(load(folder, adapter=str(tmp_path / "adapter"))(images, words, proprio).logits, moved)
+    with pytest.raises(ValueError, match="another policy's"):
+        take_weights(other, {"nothing": 1})
+
+
+def test_all_weights_learn_in_full_precision(folder: Path) -> None:
+    policy = load(folder, learns="all", recompute=True)
+    images, proprio = seen(1)
+    policy(images, policy.read(["push"]), proprio).logits.sum().backward()
+    idle = {name for name, value in policy.named_parameters() if value.grad is None}
+    assert idle and all(re.search(r"blocks\.2\.|featurizer\.norm\.|attn_pool\.", name) for name in idle)
+    assert {value.dtype for value in policy.parameters()} == {torch.float32}
+
+
+def test_what_is_missing_left_over_or_of_another_shape_is_named(tmp_path: Path) -> None:
+    write_openvla(tmp_path)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    shard = tmp_path / index["projector.fc2.bias"]
+    whole = load_file(shard)
+    for broken, words in (
+        (
+            {name: value for name, value in whole.items() if name != "projector.fc2.bias"},
+            "lacks 1 weights: projector.fc2.bias",
+        ),
+        ({**whole, "projector.fc9.bias": torch.zeros(1)}, "has besides 1 weights: projector.fc9.bias"),
+        ({**whole, "projector.fc2.bias": torch.zeros(3)}, "cannot be loaded"),
+    ):
+        save_file(broken, shard, metadata={"format": "pt"})
+        with pytest.raises(ModelUnavailable, match=words):
+            load(tmp_path)
+
+
+def test_what_does_not_go_together_is_refused_with_its_fix(folder: Path, tmp_path: Path) -> None:
+    cases: list[tuple[str, dict[str, object]]] = [
+        ("12 numbers", {"num_tokens": 12}), ("3 cameras, the world has 2", {"cameras": 3}),
+        ("none is 'bridge'", {"unnorm_key": "bridge"}),
+    ]  # fmt: skip
+    for words, settings in cases:
+        with pytest.raises(ModelUnavailable, match=words):
+            load(folder, **settings)  # pyright: ignore[reportArgumentType]
+    assert load(folder, unnorm_key="libero_10").scale.high[0] == 0.8
+    with_head = write_openvla(tmp_path / "head", proprio_size=3)
+    with pytest.raises(ModelUnavailable, match="takes 3 numbers of proprioception, the world gives 8"):
+        load(with_head, proprio_size=8)
+    (with_head / "action_head--150000_checkpoint.pt").touch()
+    with pytest.raises(ModelUnavailable, match="regression head"):
+        load(with_head)
+    other = write_openvla(tmp_path / "other")
+    (other / "dataset_statistics.json").write_text(json.dumps({"one": STATISTICS, "two": STATISTICS}))
+    with pytest.raises(ModelUnavailable, match="one, two; one must be named"):
+        load(other)
+    for settings in (
+        {"timm_model_ids": ["resnet18", "vit"], "vision_towers": None},
+        {"model_type": "llama"},
+        {"image_sizes": [28, 42]},
+    ):
+        (other / "config.json").write_text(json.dumps({**SMALL, **settings}))
+        with pytest.raises(ModelUnavailable, match="no OpenVLA"):
+            load(other)
+
+
+def test_a_projector_file_that_would_run_code_is_not_let_in(tmp_path: Path) -> None:
+    write_openvla(tmp_path, proprio_size=3)
+    ran = tmp_path / "ran"
+
+    class Attack:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.touch, (ran,)  # pyright: ignore[reportReturnType]
+
+    torch.save({"fc1.weight": Attack()}, tmp_path / "proprio_projector--150000_checkpoint.pt")
+    with pytest.raises(ModelUnavailable, match="holds no proprioception projector"):
+        load(tmp_path)
+    assert not ran.exists()
+
+
+def test_settings_without_effect_are_errors() -> None:
+    with pytest.raises(ValueError, match="without policy.model"):
+        VLAConfig(openvla=OpenVLAConfig(cameras=2))
+    with pytest.raises(ValueError, match="adapter has no effect"):
+        OpenVLAConfig(learns="all", adapter="somewhere")
+    with pytest.raises(ValueError, match="too coarse"):
+        replace(OpenVLAConfig(learns="all"), dtype="bfloat16")
