@@ -19,7 +19,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.errors import NumericsError
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.rewards.config import MonitorConfig, RewardConfig, TurnRewardConfig
 from rlvlm.testing import FakeJudge
@@ -72,7 +72,7 @@ def build_grpo(folder: Path) -> Any:
         VLAGRPOConfig()
         .worlds(task="push_block", world=EnvConfig(episode_steps=32))
         .learning(
-            policy=PocketVLAConfig(image_px=16, hidden=32),
+            policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
             sft=ChunkSFTConfig(demonstrations=4, steps=4),
             grpo=GRPOConfig(groups=2, group_size=4),
         )
