@@ -29,14 +29,16 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
     """
     tree: Any = read_yaml(text, name)
     pipeline = str(tree.pop("pipeline", PreferenceRunConfig.pipeline)) if isinstance(tree, dict) else ""
-    if ":" in pipeline:
-        return read_settings(load_own(pipeline).config_class, tree)
-    if pipeline not in CONFIGS:
+    if ":" not in pipeline and pipeline not in CONFIGS:
         raise UsageError(
             f"the configuration is for a pipeline {pipeline!r}; known here: {', '.join(CONFIGS)}",
             "use the version of rlvlm that wrote it (environment.json names it)",
         )
-    return read_settings(CONFIGS[pipeline], tree)
+    kind = load_own(pipeline).config_class if ":" in pipeline else CONFIGS[pipeline]
+    try:
+        return read_settings(kind, tree)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}", error.fix) from error
 
 
 def load_own(reference: str) -> Any:

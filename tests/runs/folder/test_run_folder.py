@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from dataclasses import replace
 from datetime import datetime
@@ -142,3 +143,11 @@ def test_a_summary_is_replaced_whole(folder: RunFolder) -> None:
     folder.write_summary({"a": 1})
     folder.write_summary({"a": 2})
     assert json.loads((folder.path / "summary.json").read_text()) == folder.summary() == {"a": 2}
+
+
+def test_a_config_that_cannot_be_read_is_named(folder: RunFolder) -> None:
+    file = folder.path / "config.yaml"
+    file.write_text(f"{file.read_text()}sede: 1\n")
+    with pytest.raises(UsageError, match=f"{re.escape(str(file))}: unknown key sede") as caught:
+        folder.config()
+    assert caught.value.fix == "did you mean seed?"
