@@ -20,7 +20,7 @@ from rlvlm.runs.artifacts.album import VIDEO_PX, write_artifacts
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.folder.label_store import label_store
-from rlvlm.runs.folder.rows import evaluation_rank, evaluation_row
+from rlvlm.runs.folder.rows import DECODINGS, evaluation_rank, evaluation_row
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.folder.trackers import Trackers
 from rlvlm.runs.pipeline import Pipeline
@@ -322,6 +322,12 @@ def _say_goodbye(folder: RunFolder, console: RunConsole) -> None:
     summary = folder.summary()
     rate = summary["final_success_rate"]
     success = "not evaluated" if rate is None else f"success {rate:.0%} (mean of the last evaluations)"
+    if shares := (summary.get("decodings") or {}).get("at the end"):
+        told = {what: names for what, names in DECODINGS.items() if names[0] in shares}
+        success = ", ".join(
+            f"{what} {shares[greedy]:.0%} greedy and {shares[sampled]:.0%} sampled"
+            for what, (greedy, sampled) in told.items()
+        )
     console.line(f"{summary['exit_reason']}: {summary['env_steps']:,} steps in {summary['wall_s']:.0f} s, {success}")
     if summary["exit_reason"] == "done":
         console.line(f"look at {folder.card}")

@@ -66,7 +66,12 @@ class RunResult:
     @property
     def final(self) -> float:
         """Mean of the last evaluations' scores."""
-        return float(self.scores[-FINAL_EVALUATIONS:].mean())
+        return self.mean_of_last(self.scores)
+
+    def mean_of_last(self, values: Floats) -> float:
+        """Mean of the last of `values` [N], one for each evaluation; that of step 0 came before training."""
+        trained = values[self.steps > 0]
+        return float((trained if len(trained) else values)[-FINAL_EVALUATIONS:].mean())
 
     @property
     def first_solved(self) -> int | None:

@@ -8,7 +8,6 @@ import numpy as np
 from rlvlm.reports.comparison.finding import find
 from rlvlm.reports.comparison.results import SOLVED, Results
 from rlvlm.reports.comparison.statistics import interquartile_mean
-from rlvlm.runs.artifacts.summary import FINAL_EVALUATIONS
 
 
 def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
@@ -42,8 +41,8 @@ def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
                 "mean_over_run": float(interquartile_mean(curves)) if curves else None,
                 "steps_to_solve": float(np.median(solved)) if solved else None,
                 "successes": successes if runs else None,
-                "final_success_rate": _mean([_last(run.success) for run in runs]),
-                "final_return": _mean([_last(run.returns) for run in runs]),
+                "final_success_rate": _mean([run.mean_of_last(run.success) for run in runs]),
+                "final_return": _mean([run.mean_of_last(run.returns) for run in runs]),
                 "label_accuracy": _mean([run.label_accuracy for run in runs]),
                 "queries": _mean([run.queries for run in runs]),
                 "minutes": _mean([run.wall_s / 60 for run in runs]),
@@ -68,8 +67,8 @@ def run_rows(results: Results) -> list[dict[str, Any]]:
             "state": run.state,
             "env_steps": int(run.steps[-1]) if len(run.steps) else 0,
             "final_score": run.final if run.is_finished else None,
-            "final_success_rate": _last(run.success) if run.is_finished else None,
-            "final_return": _last(run.returns) if run.is_finished else None,
+            "final_success_rate": run.mean_of_last(run.success) if run.is_finished else None,
+            "final_return": run.mean_of_last(run.returns) if run.is_finished else None,
             "first_solved": run.first_solved,
             "queries": run.queries,
             "label_accuracy": run.label_accuracy,
@@ -83,10 +82,6 @@ def run_rows(results: Results) -> list[dict[str, Any]]:
         }
         for run in results.runs
     ]
-
-
-def _last(values: np.ndarray) -> float:
-    return float(values[-FINAL_EVALUATIONS:].mean())
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

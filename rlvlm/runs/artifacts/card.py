@@ -5,8 +5,8 @@ from typing import Any
 
 from rlvlm import metrics
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.runs.artifacts.summary import DECODINGS
 from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder.rows import DECODINGS
 
 _TITLES = {
     "learning_curve.png": "Learning curve",

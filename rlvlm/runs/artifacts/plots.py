@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rlvlm import metrics
 from rlvlm.disk import write_whole
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.runs.artifacts.summary import DECODINGS
+from rlvlm.runs.folder.rows import DECODINGS
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.types.steps import FloatArray
 

@@ -9,16 +9,12 @@ import numpy as np
 from rlvlm import metrics
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import RunState
+from rlvlm.runs.folder.rows import DECODINGS
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.types.judging import Status
 
 FINAL_EVALUATIONS = 3
 """The final success rate is the mean of this many last evaluations."""
-DECODINGS = {
-    "success": ("success_rate", "sampled_success_rate"),
-    "return above 0": ("strict_success_rate", "sampled_strict_success_rate"),
-}
-"""Columns of `eval.csv` with the share of greedy and of sampled episodes, by what is counted."""
 
 
 def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason: str) -> dict[str, Any]:

@@ -11,6 +11,11 @@ from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.preferences.records import QueryRecord, ScoreRecord
 from rlvlm.types.judging import Label
 
+DECODINGS = {
+    "success": ("success_rate", "sampled_success_rate"),
+    "return above 0": ("strict_success_rate", "sampled_strict_success_rate"),
+}
+"""Columns of `eval.csv` with the share of greedy and of sampled episodes, by what is counted."""
 _CODES = {Label.LEFT: 0, Label.RIGHT: 1}
 
 
@@ -33,14 +38,22 @@ def evaluation_row(evaluation: Evaluation, env_steps: int, wall_s: float) -> dic
 
 
 def evaluation_rank(row: Mapping[str, Any]) -> tuple[float, float]:
-    """What the best of several rows of `eval.csv` is chosen by: success, then the return.
+    """What the best of several rows of `eval.csv` is chosen by: success, then the return."""
+    return true_success(row), float(row["episode_return"])
+
+
+def true_success(row: Mapping[str, Any]) -> float:
+    """The share of successful episodes in a row of `eval.csv`.
 
     Where sampled play was evaluated too, it counts as much as greedy play: a greedy policy that went round in circles
-    may sample well, and the other way round.
+    may sample well, and the other way round. In worlds in turns no more count than have a return above 0: chance
+    reaches many a goal in the end.
     """
-    success = float(row["success_rate"])
-    sampled = row.get("sampled_success_rate")
-    return (success + float(sampled)) / 2 if sampled not in (None, "") else success, float(row["episode_return"])
+    measured = [
+        [float(row[name]) for name in names if row.get(name) not in (None, "")]
+        for names in zip(*DECODINGS.values(), strict=True)
+    ]
+    return float(np.mean([min(shares) for shares in measured if shares]))
 
 
 def query_row(record: QueryRecord) -> dict[str, Any]:

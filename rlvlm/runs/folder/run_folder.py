@@ -12,8 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rlvlm.disk import write_json, write_whole
 from rlvlm.errors import MachineError, NumericsError, UsageError
 from rlvlm.metrics import ENV_STEPS
@@ -145,6 +143,8 @@ class RunFolder:
 
     def keep_evidence(self, error: NumericsError) -> None:
         """Puts what was met when a number was not finite into `numerics/`: message, seed, and the arrays as npz."""
+        import numpy as np  # `rlvlm --help` starts without it
+
         shutil.rmtree(self.numerics, ignore_errors=True)
         config = self.config()
         told = {"what": str(error), "fix": error.fix, "task": config.task, "seed": config.seed}

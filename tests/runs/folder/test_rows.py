@@ -6,7 +6,7 @@ import numpy as np
 from rlvlm import metrics
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.preferences.records import QueryRecord
-from rlvlm.runs.folder.rows import evaluation_rank, evaluation_row, query_row
+from rlvlm.runs.folder.rows import evaluation_rank, evaluation_row, query_row, true_success
 from rlvlm.runs.folder.run_folder import RunFolder
 
 
@@ -56,4 +56,7 @@ def test_greedy_and_sampled_play_choose_the_best_together_and_the_return_between
     assert rank(3, 0.25) == (0.5, 1.0)
     assert rank(4, 0.9) > rank(4, 0.8)
     assert rank(3, 0.9) > rank(4, 0.5), "one that goes round in circles when greedy, against one that is all noise"
+    row = {"success_rate": "1", "sampled_success_rate": "0.8", "strict_success_rate": "1", "episode_return": "0"}
+    assert true_success(row | {"sampled_strict_success_rate": "0.5"}) == 0.75, "a goal that chance reached is none"
+    assert true_success(row | {"sampled_strict_success_rate": "1"}) == 0.9, "nor is a return without the goal"
     assert rank(3, None) == (0.75, 1.0) and rank(3, None, 2.0) > rank(3, None, 1.0)
