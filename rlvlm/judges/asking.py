@@ -169,6 +169,6 @@ def stamp_of(config: JudgeConfig, judge: str, revision: str, traits: str = "") -
     return Stamp(
         judge=judge,
         revision=revision,
-        prompt=f"{prompts.version(config.prompt)} {prompts.version(config.score)}",
+        prompt=f"{prompts.version(config.prompt)} {prompts.version(config.score)}{prompts.wording_mark(config)}",
         decoding=f"temperature={config.temperature:g} max_new_tokens={config.max_new_tokens}{sampling}{traits}",
     )

@@ -38,6 +38,8 @@ def build_judge(config: JudgeConfig) -> Judge:
         "gemini": _remote_judge,
         "clip": _likeness_judge,
         "blip2": _likeness_judge,
+        "robometer": _head_judge,
+        "rynnvalue": _head_judge,
         "cached": _stored_judge,
     }
     try:
@@ -109,6 +111,13 @@ def _likeness_judge(config: JudgeConfig) -> Judge:
     from rlvlm.judges.likeness import blip2, clip
 
     return {"clip": clip.build, "blip2": blip2.build}[config.backend](config)
+
+
+def _head_judge(config: JudgeConfig) -> Judge:
+    from rlvlm.judges.heads import robometer, rynnvalue
+    from rlvlm.judges.heads.judge import HeadJudge
+
+    return HeadJudge(config, {"robometer": robometer.load, "rynnvalue": rynnvalue.load}[config.backend](config))
 
 
 def _stored_judge(config: JudgeConfig) -> StoredJudge:

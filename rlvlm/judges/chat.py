@@ -32,6 +32,7 @@ class ChatJudge:
         self._config = config
         self._asker = asker
         self._abilities = abilities or Abilities()
+        self._sentences = prompts.sentences_of(config)
         self._abilities.check(config)
 
     @property
@@ -71,7 +72,7 @@ class ChatJudge:
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order. Raises as `compare` does."""
         scores = []
-        for asked in self._ask(clips, score_dialogue(self._config.score)):
+        for asked in self._ask(clips, score_dialogue(self._config.score, self._sentences)):
             reading = asked.reading
             value = reading.value if reading and isinstance(reading.value, float) else None
             status = Status.INVALID if value is None else Status.OK

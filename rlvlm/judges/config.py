@@ -6,17 +6,22 @@ from typing import ClassVar, Literal, get_args
 from rlvlm.errors import UnsupportedQuestion
 from rlvlm.vlms.config import ApiConfig, EngineConfig, VLMConfig
 
-Backend = Literal["pocket", "transformers", "vllm", "openai", "gemini", "clip", "blip2", "cached"]
+Backend = Literal[
+    "pocket", "transformers", "vllm", "openai", "gemini", "clip", "blip2", "robometer", "rynnvalue", "cached"
+]
 Mode = Literal["two_stage", "single_stage", "direct"]
 """How a comparison can be asked."""
-ScoreMode = Literal["progress", "rating", "success", "video", "utility"]
+ScoreMode = Literal["progress", "rating", "success", "video", "utility", "statement", "rubric", "delta"]
 """How the score of one clip can be asked."""
 RANDOM = "random"
 """Name of a model that nobody trained."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 """Range of the temperature where it is not 0; below it the scaled log-probabilities leave a model's number range."""
 _BY_LIKENESS = ("clip", "blip2")
-_WITH_WEIGHTS = ("transformers", "vllm", *_BY_LIKENESS)
+_WITH_HEADS = ("robometer", "rynnvalue")
+_WITH_WEIGHTS = ("transformers", "vllm", *_BY_LIKENESS, *_WITH_HEADS)
+_WORDED = ("statement", "rubric", "delta")
+"""Forms of score whose sentences may be replaced by a published model's own."""
 _REMOTE = ("openai", "gemini")
 _VLLM_PYTHON = ".envs/vllm/bin/python"
 
@@ -80,8 +85,8 @@ class JudgeConfig(VLMConfig):
 
     backend: Backend = "pocket"
     """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any Qwen-VL or LLaVA; vllm: the same, faster, in
-    an environment of its own; openai, gemini: over HTTP; clip, blip2: similarity of picture and goal; cached: from
-    disk."""
+    an environment of its own; openai, gemini: over HTTP; clip, blip2: similarity of picture and goal; robometer,
+    rynnvalue: reward models with heads of their own; cached: from disk."""
     model: str = ""
     """Hub name or local folder of the weights, or the API's name of the model. Of the pocket backend: empty for the
     judge of pairs, `scorer` for the one that scores turns and clips of worlds that act, or a folder made like them.
@@ -92,7 +97,12 @@ class JudgeConfig(VLMConfig):
     score: ScoreMode = "progress"
     """How one clip is scored. progress: percent, in one number; rating: 1 to 5; success: probability of yes from one
     forward pass; video: percent after written reasoning, from first picture, clip and current picture; utility: of one
-    step, from the picture before it, the action and the picture after it, by the probabilities of five ratings."""
+    step, from the picture before it, the action and the picture after it, by the probabilities of five ratings;
+    statement: probability of True behind the statement that the clip shows the goal (TOPReward); rubric: 1 to 5 by a
+    rubric on the final state (RoboReward); delta: signed percents between neighbouring pictures, added up (VLAC)."""
+    wording: str = ""
+    """File with a published model's own sentences for statement, rubric, delta, robometer or rynnvalue: JSON, by their
+    names in `judges.prompts.SENTENCES`. Empty: ours."""
     both_orders: bool = False
     """Ask each query in both orders, at twice the price; where the answers disagree there is no preference."""
     picture_px: int = 300
@@ -127,6 +137,11 @@ class JudgeConfig(VLMConfig):
             )
         if self.backend == "cached" and not self.cached.store:
             raise ValueError("judge.backend cached needs judge.cached.store: the folder of a label store")
+        if self.wording and self.backend not in _WITH_HEADS and self.score not in _WORDED:
+            raise ValueError(
+                f"judge.wording has no effect on judge.score {self.score}, only on {', '.join(_WORDED)} and the "
+                f"backends {', '.join(_WITH_HEADS)}"
+            )
         check_temperature(self.temperature)
         for name in ("picture_px", "max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:

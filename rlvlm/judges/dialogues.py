@@ -5,8 +5,9 @@ say. So one text serves a model in this process, which answers a batch of dialog
 which has many of them under way side by side.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from math import fsum
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Mode, ScoreMode
-from rlvlm.judges.reading.verdicts import parse_label, parse_rating, parse_score, parse_video_score
+from rlvlm.judges.reading.verdicts import parse_change, parse_label, parse_rating, parse_score, parse_video_score
 from rlvlm.types.judging import Clip, Label, Query
 from rlvlm.vlms.chats import Chat, Reply
 
@@ -26,6 +27,7 @@ EMPTY = "(an empty reply)"
 CUT = "(cut off by judge.max_new_tokens before the reply began; models that think first need thousands)"
 REFUSAL = "(refused) "
 YES_AND_NO = (*prompts.ANSWERS_YES, *prompts.ANSWERS_NO)
+TRUE_AND_FALSE = ("True", "False")
 _LABELS = (Label.LEFT, Label.RIGHT, Label.TIE)
 _MINUS = ("-", "\u2212", "\u2013")
 _ROUNDING = 1.01
@@ -74,12 +76,15 @@ def label_dialogue(mode: Mode) -> Callable[[Query], Dialogue]:
     return {"direct": _label_directly, "single_stage": _label_in_one, "two_stage": _label_in_two}[mode]
 
 
-def score_dialogue(mode: ScoreMode) -> Callable[[Clip], Dialogue]:
-    """The dialogue that asks for a score in this form."""
+def score_dialogue(mode: ScoreMode, sentences: Mapping[str, str] = prompts.SENTENCES) -> Callable[[Clip], Dialogue]:
+    """The dialogue that asks for a score in this form, where that has sentences of its own in these."""
     if mode == "success":
         return _score_success
     if mode == "utility":
         return _score_utility
+    worded = {"statement": _score_statement, "rubric": _score_rubric, "delta": _score_delta}.get(mode)
+    if worded is not None:
+        return partial(worded, sentences)
     parse = {"progress": parse_score, "rating": parse_rating, "video": parse_video_score}[mode]
 
     def score(clip: Clip) -> Dialogue:
@@ -152,6 +157,55 @@ def _score_utility(clip: Clip) -> Dialogue:
     if odds is not None:
         return Reading(value=_mean_rating(odds), text=_told(reply))
     return Reading(value=None if reply.is_refusal else parse_rating(reply.readable), text=_told(reply))
+
+
+def _score_statement(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
+    """The probability of True as the next word, among all words.
+
+    Source: Chen et al. 2026 (TOPReward), arXiv:2602.19313. Departures: the answer begins the model's turn and does not
+    end the user's, and it is the probability that is given, not its logarithm: the same order, in [0, 1].
+    """
+    chat = prompts.worded_messages("statement", clip, sentences)
+    reply = yield Ask(chat=chat, choices=TRUE_AND_FALSE, wants_odds=True)
+    if isinstance(reply, Odds):
+        shares = np.exp(reply.log_p)
+        value = min(1.0, float(shares[0])) if shares.sum() >= MIN_CHOICE_MASS else None
+        return Reading(value=value, text=TRUE_AND_FALSE[int(reply.log_p.argmax())])
+    value = None
+    if reply.first_tokens and not reply.is_refusal:
+        value = min(1.0, fsum(p for token, p in reply.first_tokens if token.strip(_MARKS) == TRUE_AND_FALSE[0]))
+    elif not reply.is_refusal:
+        value = {"true": 1.0, "false": 0.0}.get(reply.readable.strip(_MARKS).lower())
+    return Reading(value=value, text=_told(reply))
+
+
+def _score_rubric(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
+    """1 to 5, as 0 to 1.
+
+    Source: RoboReward, arXiv:2601.00675. Departure: what is no rating is invalid, and not 1.
+    """
+    reply = yield Ask(chat=prompts.worded_messages("rubric", clip, sentences))
+    assert isinstance(reply, Reply)
+    return Reading(value=None if reply.is_refusal else parse_rating(reply.readable), text=_told(reply))
+
+
+def _score_delta(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
+    """Signed percents between neighbouring pictures, each taken of what is left, or of what there is where it is lost.
+
+    Source: VLAC, arXiv:2509.15937: v + (100 - v) c / 100 for c > 0 and v + v c / 100 for c < 0, from v = 0. One picture
+    alone is compared with itself.
+    """
+    frames, value, texts = prompts.thin(clip.frames), 0.0, []
+    for number in range(max(1, len(frames) - 1)):
+        pair = replace(clip, frames=frames[[number, min(number + 1, len(frames) - 1)]])
+        reply = yield Ask(chat=prompts.worded_messages("delta", pair, sentences))
+        assert isinstance(reply, Reply)
+        texts.append(_told(reply))
+        change = None if reply.is_refusal else parse_change(reply.readable)
+        if change is None:
+            return Reading(value=None, text=" | ".join(texts))
+        value += (1 - value) * change if change > 0 else value * change
+    return Reading(value=value, text=" | ".join(texts))
 
 
 def _mean_rating(shares: Sequence[float]) -> float:

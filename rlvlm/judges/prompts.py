@@ -8,13 +8,20 @@ Rating: RoboReward, arXiv:2601.00675 (1 to 5 on the final state). Success: TOPRe
 question. Video: PRIMO-R1, arXiv:2603.15600 (first picture, clip, current picture; think, then answer). Departure: the
 clip's pictures are sent as pictures, not as a video file. Utility: the scorer of the VLM_PPO repository (picture
 before, action, picture after, with a rubric). Departure: a scale of 1 to 5, each one token, in place of 0 to 10.
+Statement: TOPReward with its own order, clip, statement, answer. Rubric: RoboReward with the clip first and a rubric.
+Delta: VLAC, arXiv:2509.15937.
 """
 
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlvlm.judges.config import Mode, ScoreMode
+from rlvlm.errors import UsageError, first_line
+from rlvlm.judges.config import JudgeConfig, Mode, ScoreMode
 from rlvlm.types.judging import Clip, Query
 from rlvlm.types.steps import Frames
 from rlvlm.vlms.chats import Chat, image_parts, tame, text_part
@@ -83,12 +90,66 @@ RATING_TEXTS = ("1", "2", "3", "4", "5")
 ANSWERS_YES, ANSWERS_NO = ("yes", "Yes", "YES"), ("no", "No", "NO")
 """How yes and no are written in an answer."""
 
+SENTENCES = {
+    "statement": "The pictures above show a robot that does this task to its end: {goal}. Is this statement True or "
+    "not? The answer is:",
+    "rubric": "Give the robot in the clip one score for how far the task has come. Only the final state counts, not "
+    "the time it took. Answer in the form ANSWER: score. 1: nothing that matters for the task has changed. 2: a small "
+    "change in its direction, by far not enough. 3: a good part, with a large fault or several. 4: nearly all, with "
+    "one small fault. 5: everything that the task asks for.\nTask: {goal}",
+    "delta": "How much nearer to the end of the task is the second picture than the first? Answer with one number of "
+    "percent, above 0 where the second is nearer, below 0 where the first is. The task: {goal}",
+    "robometer_progress": "The robot's task is '{goal}'. Say for each frame of the clip how far the robot has come "
+    "with it, from 0 at the start to 1 when it is done. Where the robot does something else it is 0.",
+    "robometer_preference": "Two clips of a robot with the task '{goal}'. Say which one comes further with it, A or B.",
+    "robometer_left": "Clip A: ",
+    "robometer_right": "Clip B: ",
+    "robometer_request": "Now say which of the two clips is preferred.",
+    "rynnvalue_task": "The agent works on this task: {goal}.",
+    "rynnvalue_relative": "Question: How much time lies between each frame after the first and the frame before it?",
+    "rynnvalue_remaining": "Question: How many seconds are left, at the least, until the agent has done the task?",
+}
+"""Stand where published reward models have sentences of their own; `judge.wording` names a file with those."""
+
 _FORBIDDEN = frozenset("<>|{}[]`\\")
 
 
 def version(mode: Mode | ScoreMode) -> str:
     """Name and version of a prompt as it stands in `Stamp.prompt`, e.g. `two_stage/1`."""
     return f"{mode}/{VERSION}"
+
+
+def sentences_of(config: JudgeConfig) -> dict[str, str]:
+    """`SENTENCES`, with those in their place that the file `judge.wording` gives.
+
+    Raises:
+        UsageError: it cannot be read, has an unknown name, or a sentence that does not say the goal where ours does.
+    """
+    if not config.wording:
+        return dict(SENTENCES)
+    fix = "see docs/reward_models.md"
+    try:
+        given = json.loads(Path(config.wording).expanduser().read_text())
+        if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
+            raise ValueError("it must map names to sentences")
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"judge.wording {config.wording} cannot be read: {first_line(error)}", fix) from error
+    for name, text in given.items():
+        if name not in SENTENCES:
+            raise UsageError(f"judge.wording has {name!r}, known are {', '.join(SENTENCES)}", fix)
+        if text.count("{goal}") != SENTENCES[name].count("{goal}"):
+            raise UsageError(
+                f"judge.wording's {name!r} must have {{goal}} {SENTENCES[name].count('{goal}')} times", fix
+            )
+    return {**SENTENCES, **given}
+
+
+def wording_mark(config: JudgeConfig) -> str:
+    """What tells answers to other sentences from those to ours, for stamps; empty where they are ours."""
+    if not config.wording:
+        return ""
+    text = json.dumps(sentences_of(config), sort_keys=True)
+    return f" wording={hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def check_goal(goal: str) -> str:
@@ -194,6 +255,12 @@ def score_messages(mode: ScoreMode, clip: Clip) -> Chat:
         INTRO_SCORE.format(goal=goal), clip.goal_picture, TAG_SCENE if clip.goal_picture is not None else ""
     )
     return [{"role": "user", "content": [*opening, *image_parts(thin(clip.frames)), text_part(request)]}]
+
+
+def worded_messages(mode: ScoreMode, clip: Clip, sentences: Mapping[str, str]) -> Chat:
+    """The turn of the forms that published reward models have: the clip first, then the sentence; no goal picture."""
+    text = sentences[mode].replace("{goal}", check_goal(clip.goal))
+    return [{"role": "user", "content": [*image_parts(thin(clip.frames, MAX_VIDEO_FRAMES)), text_part(text)]}]
 
 
 def thin(frames: Frames, most: int = MAX_FRAMES) -> Frames:

@@ -31,9 +31,13 @@ class PillowProcessor:
         self._image_token_id = image_token_id
         self._image_token = tokenizer.convert_ids_to_tokens(image_token_id)
 
-    def apply_chat_template(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The chat as one string that ends where the model's answer begins."""
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    def apply_chat_template(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True, add_vision_id: bool = False
+    ) -> str:
+        """The chat as one string that ends where the model's answer begins, or its turn; images may be counted."""
+        return self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, add_vision_id=add_vision_id
+        )
 
     def __call__(self, text: Sequence[str], images: Sequence[Pictures]) -> dict[str, torch.Tensor]:
         """Left-padded inputs [B, N] for `text`, each with its pictures in order.
@@ -70,9 +74,13 @@ class AutoProcessorAdapter:
         self.tokenizer = processor.tokenizer
         self.image_processor = processor.image_processor
 
-    def apply_chat_template(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The chat as one string that ends where the model's answer begins."""
-        return self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    def apply_chat_template(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True, add_vision_id: bool = False
+    ) -> str:
+        """The chat as one string that ends where the model's answer begins, or its turn; images may be counted."""
+        return self._processor.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, add_vision_id=add_vision_id
+        )
 
     def __call__(self, text: Sequence[str], images: Sequence[Pictures]) -> dict[str, torch.Tensor]:
         """Left-padded inputs [B, N] for `text`, each with its pictures in order."""

@@ -66,7 +66,12 @@ def test_the_files_are_those_that_the_docs_name():
         "primo_r1",
         "qwen25vl_7b_vllm_tp2",
         "qwen3vl_8b_nf4",
+        "robometer_4b",
+        "roboreward_8b",
+        "rynnvalue_4b",
+        "topreward_qwen3vl_8b",
         "two_judges_one_card",
+        "vlac",
     ]
 
 

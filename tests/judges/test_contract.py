@@ -6,10 +6,12 @@ Those that need a server are held to the same in backends/test_remote_judge.py.
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 from tiny_encoders import save_tiny_encoder
+from tiny_reward_models import save_tiny_robometer, save_tiny_rynnvalue
 from tiny_vlm import save_tiny_llava, save_tiny_llava_next
 
 from rlvlm.judges.build import build_judge
@@ -33,6 +35,11 @@ def similar(folder: Path, family: str) -> Judge:
     return build_judge(JudgeConfig(backend=backend, model=str(model), batch_size=3))
 
 
+def headed(folder: Path, backend: Literal["robometer", "rynnvalue"]) -> Judge:
+    save = {"robometer": save_tiny_robometer, "rynnvalue": save_tiny_rynnvalue}[backend]
+    return build_judge(JudgeConfig(backend=backend, model=str(save(folder / backend)), batch_size=3))
+
+
 JUDGES: dict[str, Make] = {
     "fake": lambda vlms, folder: FakeJudge(),
     "pocket": lambda vlms, folder: build_judge(JudgeConfig()),
@@ -43,6 +50,11 @@ JUDGES: dict[str, Make] = {
     "llava": lambda vlms, folder: chat(save_tiny_llava(folder / "vlm"), score="success"),
     "llava_next": lambda vlms, folder: chat(save_tiny_llava_next(folder / "vlm"), prompt="two_stage", score="rating"),
     "both_orders": lambda vlms, folder: chat(vlms["qwen3_vl"], both_orders=True),
+    "statement": lambda vlms, folder: chat(vlms["qwen3_vl"], score="statement"),
+    "rubric": lambda vlms, folder: chat(vlms["qwen2_5_vl"], score="rubric"),
+    "delta": lambda vlms, folder: chat(vlms["qwen3_vl"], score="delta"),
+    "robometer": lambda vlms, folder: headed(folder, "robometer"),
+    "rynnvalue": lambda vlms, folder: headed(folder, "rynnvalue"),
     "clip": lambda vlms, folder: similar(folder, "clip"),
     "siglip": lambda vlms, folder: similar(folder, "siglip"),
     "blip2": lambda vlms, folder: similar(folder, "blip2"),

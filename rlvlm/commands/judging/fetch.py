@@ -31,7 +31,7 @@ class FetchArguments:
     """Folder for the files; by default the hub's cache (HF_HOME), where runs find them by name."""
     revision: str = ""
     """Commit or branch of the hub; empty takes the newest."""
-    backend: Literal["transformers", "vllm", "clip", "blip2"] = "transformers"
+    backend: Literal["transformers", "vllm", "clip", "blip2", "robometer", "rynnvalue"] = "transformers"
     """What will load them."""
 
 

@@ -52,6 +52,7 @@ _LEAD = (
 )
 _DETERMINER = r"(?:(?:the|my|our)\s+)?(?P<final>(?:final|correct|best)\s+)?"
 _FOR_THIS = r"(?:\s(?:for|to) (?:this|the) (?:pair|question|comparison|query|goal|scene|task|clip|picture))?"
+_CHANGE = re.compile(r"[*\s]*(?P<value>[+-]?\d{1,3}(?:\.\d{1,6})?)\s?%?[.*\s]*")
 _NUMBERED = re.compile(r"[\s*_(]*([1-9])\s*(?:[.):]|$)")
 _LIST_ITEM = re.compile(r"[\s*_(]*2\s*(?:[.):]|$)")
 _TAGGED = re.compile(r"<(answer|label|score|rating)>([^<]{0,200})</\1>", re.IGNORECASE)
@@ -156,6 +157,14 @@ def parse_video_score(text: str) -> float | None:
     reasoning that was cut short never counts.
     """
     return _percent(answer_lines(text))
+
+
+def parse_change(text: str) -> float | None:
+    """A signed percentage that stands alone, as a number in [-1, 1]; None when it cannot be read for certain."""
+    lines = answer_lines(text)
+    found = _CHANGE.fullmatch(lines[0]) if len(lines) == 1 else None
+    value = float(found["value"]) / 100 if found else 2.0
+    return value if abs(value) <= 1 else None
 
 
 def status_of(label: Label | None) -> Status:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -66,4 +67,7 @@ def take_weights(policy: nn.Module, weights: Mapping[str, Any]) -> None:
         raise ValueError(f"the weights are another policy's: {len(odd)} names differ, such as {odd[0]}")
     with torch.no_grad():
         for name, value in own.items():
-            value.copy_(torch.as_tensor(weights[name]))
+            given = weights[name]
+            value.copy_(
+                given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
+            )  # theirs is read only

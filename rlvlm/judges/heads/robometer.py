@@ -1,0 +1,157 @@
+"""Robometer: how far each frame of a clip has come, whether the task is done, and which of two clips did better.
+
+Source: Robometer 2026, arXiv:2603.02115: a Qwen3-VL-4B with three heads, read at a token of its own behind each
+frame. At most 8 frames; progress is the mean of 10 bins from 0 to 1 by their probabilities. Its authors' code says
+which tokens stand where; the sentences around them are ours unless `judge.wording` gives the published ones.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import Qwen3VLConfig
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel, Qwen3VLPreTrainedModel
+
+from rlvlm.judges import prompts
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.heads.backbone import HeadModel, load_head_model, rows_where
+from rlvlm.types.judging import Clip, Query
+from rlvlm.types.steps import Frames
+from rlvlm.vlms.chats import Chat, image_parts, text_part
+
+PROGRESS, PREFERENCE, SPLIT = "<|prog_token|>", "<|pref_token|>", "<|split_token|>"
+TOKENS = (SPLIT, "<|reward_token|>", PREFERENCE, "<|sim_token|>", PROGRESS)
+"""In the order in which its authors gave them rows; two of them nothing reads."""
+RENAMED = {r"^model\.model\.": "model.", r"^model\.lm_head\.": "lm_head."}
+"""LeRobot's copy of the weights has the language model's output head, one level deeper."""
+_LAST = "progress_head.4.weight"
+
+
+class RobometerNetwork(Qwen3VLPreTrainedModel):
+    """A Qwen3-VL without its words, and three heads; weight names as published."""
+
+    attention = None
+    _keys_to_ignore_on_load_unexpected = [r"lm_head\."]  # noqa: RUF012 - as transformers declares it
+
+    def __init__(self, config: Qwen3VLConfig) -> None:
+        super().__init__(config)
+        width = config.get_text_config().hidden_size
+        num_bins: int = getattr(config, "progress_bins", 10)
+        self.model = Qwen3VLModel(config)
+        self.progress_head = _head(width, num_bins)
+        if num_bins == 1:
+            self.progress_head.append(nn.Sigmoid())
+        self.preference_head = _head(width, 1)
+        self.success_head = _head(width, 1)
+        self.frame_pool_attn = nn.Linear(width, 1, bias=False)  # of a variant without tokens; every checkpoint has it
+        self.post_init()
+
+    @staticmethod
+    def settings(folder: Path, told: dict[str, Any]) -> Qwen3VLConfig:
+        """The network's config; the number of bins is what the weights have."""
+        inner = told.get("vlm_config", told)  # LeRobot's copy keeps it there
+        if inner.get("model_type") != "qwen3_vl":
+            raise ValueError(f"its model_type is {inner.get('model_type')!r}, not 'qwen3_vl'")
+        config = Qwen3VLConfig.from_dict(inner)
+        assert isinstance(config, Qwen3VLConfig)
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, "pt") as weights:
+                if _LAST in weights.keys():  # noqa: SIM118 - it is no dict
+                    config.progress_bins = weights.get_slice(_LAST).get_shape()[0]
+                    return config
+        raise ValueError(f"no file has {_LAST}")
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        """[B, N, D] hidden states behind the last norm."""
+        return self.model(**inputs, use_cache=False).last_hidden_state
+
+
+def _head(width: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(width, width // 2),
+        nn.LayerNorm(width // 2),
+        nn.GELU(),
+        nn.Dropout(0.1),
+        nn.Linear(width // 2, outputs),
+    )
+
+
+class Robometer:
+    """See `judge.RewardModel`.
+
+    Args:
+        model: with a `RobometerNetwork`.
+        config: what is asked for, `progress` or `success`, and in which words.
+    """
+
+    scores = frozenset({"progress", "success"})
+
+    def __init__(self, model: HeadModel, config: JudgeConfig) -> None:
+        self._model = model
+        self._sentences = prompts.sentences_of(config)
+        self._column = {"progress": 0, "success": 1}[config.score]
+        self.revision = model.revision
+        self.traits = f"dtype={model.dtype}"
+
+    def rate(self, clips: Sequence[Clip]) -> tuple[Tensor, list[str]]:
+        """[N] in [0, 1] at the last frame, and what was seen."""
+        model = self._model
+        inputs = model.inputs([self._progress_chat(clip) for clip in clips], are_counted=True)
+        hidden = model.network(inputs)
+        answers = [self._read(rows[-1:]) for rows in rows_where(hidden, inputs["input_ids"], model.token_id(PROGRESS))]
+        told = [f"progress {progress:.3f}, success {success:.3f}" for progress, success in answers]
+        return torch.tensor([answer[self._column] for answer in answers]), told
+
+    def prefer(self, queries: Sequence[Query]) -> tuple[Tensor, list[str]]:
+        """[N] how much more the left clip is liked, in logits, and what was seen."""
+        model = self._model
+        inputs = model.inputs([self._preference_chat(query) for query in queries], are_counted=True)
+        hidden = model.network(inputs)
+        rows = torch.cat(rows_where(hidden, inputs["input_ids"], model.token_id(PREFERENCE)))
+        logits = model.network.preference_head(rows)[:, 0].float()
+        return logits, [f"left {share:.4f}" for share in torch.sigmoid(logits).tolist()]
+
+    def share(self, margins: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[N] probability that the left clip did better."""
+        return 1 / (1 + np.exp(-margins))
+
+    def _read(self, rows: Tensor) -> tuple[float, float]:
+        """Progress and success, both in [0, 1], of one frame's hidden state [1, D]."""
+        network = self._model.network
+        bins = network.progress_head(rows)[0].float()
+        centres = torch.linspace(0, 1, len(bins), device=bins.device)
+        progress = bins[0] if len(bins) == 1 else (bins.softmax(0) * centres).sum()
+        return progress.clamp(0, 1).item(), torch.sigmoid(network.success_head(rows)[0, 0].float()).item()
+
+    def _progress_chat(self, clip: Clip) -> Chat:
+        asked = self._sentences["robometer_progress"].replace("{goal}", prompts.check_goal(clip.goal))
+        return [{"role": "user", "content": [text_part(asked), *_frames(clip.frames)]}]
+
+    def _preference_chat(self, query: Query) -> Chat:
+        said = {name: text.replace("{goal}", prompts.check_goal(query.goal)) for name, text in self._sentences.items()}
+        content = [
+            text_part(said["robometer_preference"]),
+            text_part(said["robometer_left"]),
+            *_frames(query.left),
+            text_part(SPLIT),
+            text_part(said["robometer_right"]),
+            *_frames(query.right),
+            text_part(said["robometer_request"]),
+            text_part(PREFERENCE),
+        ]
+        return [{"role": "user", "content": content}]
+
+
+def _frames(frames: Frames) -> Chat:
+    """Parts of a turn: each of at most 8 frames, and the token at which the model says how far it has come."""
+    return [part for image in image_parts(prompts.thin(frames)) for part in (image, text_part(PROGRESS))]
+
+
+def load(config: JudgeConfig) -> Robometer:
+    """The model that `config.model` names. Raises as `backbone.load_head_model` does."""
+    return Robometer(load_head_model(config, RobometerNetwork, tokens=TOKENS, renamed=RENAMED), config)

@@ -1,0 +1,230 @@
+"""RynnValue: how many seconds are left until the task is done, read at tokens of its own behind each frame.
+
+Source: Huang et al. 2026, arXiv:2608.09853: a Qwen3-VL that answers in 256 bins from 0 to 512 s, evenly spaced
+in symlog. Each answer is read at a group of equal tokens whose hidden states stand side by side; the tokens of a group
+see each other and what comes before, and nobody else sees them. The relative head and the written verdict, which the
+model also has, are loaded and not asked.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import Qwen3VLConfig
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel, Qwen3VLPreTrainedModel
+
+from rlvlm.judges import prompts
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.heads.backbone import HeadModel, load_head_model, rows_where
+from rlvlm.types.judging import Clip, Query
+from rlvlm.vlms.chats import Chat, image_parts, text_part
+
+VALUE, RELATIVE = "<value>", "<relative_value>"
+_ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh, "leaky_relu": nn.LeakyReLU}
+
+
+class RynnValueNetwork(Qwen3VLPreTrainedModel):
+    """A Qwen3-VL with heads for seconds; weight names as published."""
+
+    attention = "eager"
+    """Masks of our own over all pairs; the published model computes so too."""
+    _keys_to_ignore_on_load_unexpected = [r"lm_head\."]  # noqa: RUF012 - as transformers declares it
+
+    def __init__(self, config: Qwen3VLConfig) -> None:
+        super().__init__(config)
+        told: dict[str, Any] = config.rynnvalue
+        width = config.get_text_config().hidden_size
+        bins = told["value_tokenizer_config"]["bins"]
+        self.model = Qwen3VLModel(config)
+        self.value_heads = nn.ModuleList(
+            _Head(told["value_head_config"], width * told["value_token_repeat"], bins)
+            for _ in range(told["num_value_heads"])
+        )
+        relative = told["relative_value_head_config"]
+        self.relative_value_head = relative and _Head(
+            relative,
+            width * told["relative_value_token_repeat"],
+            told["relative_value_tokenizer_config"]["bins"],
+        )
+        self.post_init()
+
+    @staticmethod
+    def settings(folder: Path, told: dict[str, Any]) -> Qwen3VLConfig:
+        """The network's config; what belongs to the heads is kept beside it."""
+        if told.get("model_type") != "rynn_value_lang":
+            raise ValueError(f"its model_type is {told.get('model_type')!r}, not 'rynn_value_lang'")
+        scale = told["value_tokenizer_config"]
+        if scale["support_transform"] != "symlog" or told.get("value_head_config") is None:
+            raise ValueError("its values are not read by a head in symlog bins, as the published models' are")
+        config = Qwen3VLConfig.from_dict({**told, "model_type": "qwen3_vl", "attn_implementation": None})
+        assert isinstance(config, Qwen3VLConfig)
+        wanted = {"num_value_heads": 1, "value_token_repeat": 1, "relative_value_token_repeat": 1}
+        config.rynnvalue = {
+            **{name: int(told.get(name, least)) for name, least in wanted.items()},
+            "value_tokenizer_config": scale,
+            "value_head_config": told["value_head_config"],
+            "relative_value_tokenizer_config": told.get("relative_value_tokenizer_config"),
+            "relative_value_head_config": told.get("relative_value_head_config"),
+        }
+        return config
+
+    def forward(self, inputs: dict[str, Tensor], groups: Tensor) -> Tensor:
+        """[B, N, D] hidden states behind the last norm.
+
+        Args:
+            inputs: as `HeadModel.inputs` gives them.
+            groups: [B, N] the group that a token belongs to, -1 for those in none.
+        """
+        inputs = dict(inputs)
+        there = inputs.pop("attention_mask").bool()
+        model: Any = self.model  # transformers types ids by their numbers' width
+        positions, _ = model.get_rope_index(
+            inputs["input_ids"],
+            mm_token_type_ids=inputs["mm_token_type_ids"],
+            image_grid_thw=inputs["image_grid_thw"],
+            attention_mask=there.long(),
+        )
+        closed = torch.finfo(self.dtype).min
+        mask = torch.zeros(groups.shape[0], 1, groups.shape[1], groups.shape[1], dtype=self.dtype, device=groups.device)
+        mask.masked_fill_(~open_pairs(there, groups)[:, None], closed)
+        outputs = model(**inputs, attention_mask=mask, position_ids=positions, use_cache=False)
+        return outputs.last_hidden_state
+
+
+def open_pairs(there: Tensor, groups: Tensor) -> Tensor:
+    """[B, N, N] whether a token (row) sees another (column).
+
+    Each sees what comes before it and is in no group, and all of its own group.
+
+    Args:
+        there: [B, N] whether a token is no padding.
+        groups: [B, N] the group it belongs to, -1 for none.
+    """
+    causal = torch.ones(groups.shape[1], groups.shape[1], dtype=torch.bool, device=groups.device).tril()
+    own = (groups[:, :, None] == groups[:, None, :]) & (groups >= 0)[:, :, None]
+    free = (groups < 0)[:, None, :] & there[:, None, :]
+    return own | causal & free
+
+
+def group_tokens(ids: Tensor, tokens: Sequence[int]) -> Tensor:
+    """[B, N] for `ids` [B, N]: the number of the run of equal tokens, out of `tokens`, that each belongs to, or -1."""
+    is_own = torch.isin(ids, torch.tensor(list(tokens), device=ids.device))
+    before = torch.nn.functional.pad(ids[:, :-1], (1, 0), value=-1)
+    starts = is_own & (ids != before)
+    return torch.where(is_own, starts.cumsum(dim=1) - 1, -1)
+
+
+def seconds_of(logits: Tensor, smallest: float, largest: float) -> Tensor:
+    """[...] seconds that bins [..., bins] stand for: symexp of their mean position in symlog."""
+    first, last = (math.copysign(math.log1p(abs(bound)), bound) for bound in (smallest, largest))
+    centres = torch.linspace(first, last, logits.shape[-1], device=logits.device)
+    middle = (logits.float().softmax(-1) * centres).sum(-1)
+    return middle.sign() * middle.abs().expm1()
+
+
+class _Head(nn.Module):
+    """Hidden states of a group, side by side, to bins; linear, or a residual network as in BRO (arXiv:2405.16158)."""
+
+    def __init__(self, told: dict[str, Any], inputs: int, outputs: int) -> None:
+        super().__init__()
+        kinds = {"linear": lambda: nn.Linear(inputs, outputs), "bro": lambda: _Bro(told, inputs, outputs)}
+        if told.get("head_type", "linear") not in kinds:
+            raise ValueError(f"its heads are {told['head_type']!r}, known are {', '.join(kinds)}")
+        self.proj = kinds[told.get("head_type", "linear")]()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.proj(rows)
+
+
+class _Bro(nn.Module):
+    def __init__(self, told: dict[str, Any], inputs: int, outputs: int) -> None:
+        super().__init__()
+        width = told.get("hidden_dims", 1024)
+        self._activation = _ACTIVATIONS[told.get("activation", "relu")]()
+        self.input_layer = nn.Linear(inputs, width)
+        self.input_norm = nn.LayerNorm(width)
+        self.blocks = nn.ModuleList(_Residual(width, self._activation) for _ in range(told.get("depth", 2)))
+        self.final_layer = nn.Linear(width, outputs)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        rows = self._activation(self.input_norm(self.input_layer(rows)))
+        for block in self.blocks:
+            rows = block(rows)
+        return self.final_layer(rows)
+
+
+class _Residual(nn.Module):
+    def __init__(self, width: int, activation: nn.Module) -> None:
+        super().__init__()
+        self._activation = activation
+        self.fc1, self.ln1 = nn.Linear(width, width), nn.LayerNorm(width)
+        self.fc2, self.ln2 = nn.Linear(width, width), nn.LayerNorm(width)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows + self.ln2(self.fc2(self._activation(self.ln1(self.fc1(rows)))))
+
+
+class RynnValue:
+    """See `judge.RewardModel`. A score is 1 - log(1 + seconds left) / log(1 + the most): 1 is done.
+
+    Args:
+        model: with a `RynnValueNetwork`.
+        config: in which words it is asked.
+    """
+
+    scores = frozenset({"progress"})
+
+    def __init__(self, model: HeadModel, config: JudgeConfig) -> None:
+        self._model = model
+        self._sentences = prompts.sentences_of(config)
+        self._told: dict[str, Any] = model.network.config.rynnvalue
+        self.revision = model.revision
+        self.traits = f"dtype={model.dtype}"
+
+    def rate(self, clips: Sequence[Clip]) -> tuple[Tensor, list[str]]:
+        """[N] in [0, 1] at the last frame, and what was seen."""
+        seconds = self._seconds([self._chat(clip.goal, clip.frames) for clip in clips])
+        most = math.log1p(self._told["value_tokenizer_config"]["max_value"])
+        scores = (1 - seconds.clamp(min=0).log1p() / most).clamp(0, 1)
+        return scores, [f"{one:.2f} s left" for one in seconds.tolist()]
+
+    def prefer(self, queries: Sequence[Query]) -> tuple[Tensor, list[str]]:
+        """[N] by how many seconds less are left at the end of the left clip, and what was seen."""
+        sides = [(query.goal, frames) for query in queries for frames in (query.left, query.right)]
+        seconds = self._seconds([self._chat(goal, frames) for goal, frames in sides]).view(-1, 2)
+        return seconds[:, 1] - seconds[:, 0], [
+            f"{left:.2f} s and {right:.2f} s left" for left, right in seconds.tolist()
+        ]
+
+    def share(self, margins: NDArray[np.float64]) -> None:
+        """A difference of seconds is no probability."""
+
+    def _seconds(self, chats: Sequence[Chat]) -> Tensor:
+        """[N] left at the last frame; the mean over the heads where there are several."""
+        model, told = self._model, self._told
+        inputs = model.inputs(chats, are_counted=False)
+        ids = inputs["input_ids"]
+        hidden = model.network(inputs, group_tokens(ids, [model.token_id(VALUE), model.token_id(RELATIVE)]))
+        repeat, scale = told["value_token_repeat"], told["value_tokenizer_config"]
+        rows = torch.stack([one[-repeat:].flatten() for one in rows_where(hidden, ids, model.token_id(VALUE))])
+        heads = [seconds_of(head(rows), scale["min_value"], scale["max_value"]) for head in model.network.value_heads]
+        return torch.stack(heads).mean(dim=0)
+
+    def _chat(self, goal: str, frames: NDArray[np.uint8]) -> Chat:
+        """Task and questions, then each frame with its groups; what the model would write comes later."""
+        names = ("rynnvalue_task", "rynnvalue_relative", "rynnvalue_remaining")
+        content = [text_part(self._sentences[name].replace("{goal}", prompts.check_goal(goal))) for name in names]
+        for number, image in enumerate(image_parts(prompts.thin(frames))):
+            between = [text_part(RELATIVE)] * self._told["relative_value_token_repeat"] if number else []
+            content += [image, *between, *[text_part(VALUE)] * self._told["value_token_repeat"]]
+        return [{"role": "user", "content": content}]
+
+
+def load(config: JudgeConfig) -> RynnValue:
+    """The model that `config.model` names. Raises as `backbone.load_head_model` does."""
+    return RynnValue(load_head_model(config, RynnValueNetwork, tokens=(VALUE, RELATIVE), renamed={}), config)
