@@ -233,8 +233,9 @@ class PPOConfig:
     """Of sampling in training and in sampled evaluations, > 0."""
     max_reply_tokens: int = 48
     """A reply is cut after this many tokens."""
-    is_value_detached: bool = False
-    """Whether the critic's loss leaves the policy's body alone."""
+    is_value_detached: bool = True
+    """Whether the critic's loss leaves the policy's body alone. Where it does not, returns of a few units are enough to
+    make a policy forget its format within an update."""
     threads: int = 1
     """CPU threads of torch in each learner's process."""
     num_learners: int = 0
@@ -276,5 +277,5 @@ def rl4vlm_parity() -> PPOConfig:
     return PPOConfig(
         objective=RL4VLMConfig(), num_worlds=1, rollout_turns=512, epochs=4, minibatch_turns=128, microbatch_turns=1,
         lr=1e-5, value_lr=1e-5, final_lr=1e-4, max_grad_norm=0.01, largest_kl=0.0, temperature=0.2,
-        max_reply_tokens=256,
+        max_reply_tokens=256, is_value_detached=False,
     )  # fmt: skip
