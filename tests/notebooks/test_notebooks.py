@@ -32,9 +32,7 @@ SMALL = {
     "judge_pairs": {"NUM_PAIRS": 2},
     "write_a_task": {"FILE": str(ROOT / "examples" / "slide_ball.py"), "ARGS": TINY},
     "compare_sources": {"SWEEP": SWEEP, "ARGS": []},
-    "train_a_policy": {
-        "SETTINGS": {"steps": 128, "sft.turns": 32, "sft.updates": 4, "sft.eval_episodes": 4, "eval.episodes": 4}
-    },
+    "train_a_policy": {"SETTINGS": {"steps": 128, "sft.turns": 32, "sft.updates": 4, "eval.episodes": 4}},
 }
 
 
