@@ -64,7 +64,7 @@ class Trial:
     shown: Path | None = None
     """File of the demonstrations, likewise: for starts that differ in how they are learned."""
     end: Path | None = None
-    """File for the policy of the end, in the same form."""
+    """File for the policy of the newest row, in the same form."""
     env: EnvConfig
     policy: VLAConfig
     sft: SFTConfig
@@ -126,6 +126,8 @@ def main(task: str, trial: Trial) -> None:
         if update % trial.every == 0 or is_over:
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
+            if trial.end is not None:
+                save(policy, scale, trial.end)
         if is_over:
             break
         before, row = time.process_time(), {}
@@ -140,8 +142,6 @@ def main(task: str, trial: Trial) -> None:
             learner.learn(made)
             updates += 1
         update_s += time.process_time() - before
-    if trial.end is not None:
-        save(policy, scale, trial.end)
 
 
 def rolled(
