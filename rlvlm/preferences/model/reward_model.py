@@ -98,8 +98,11 @@ class RewardModel:
                 member.calibrate(whole.rows)
             told = {}
             if every and len(examples) > 1:
+                before = self.get_state()
                 self._train(whole.part((places % 2 == 0) & ~is_held_out), whole.part(places < 0))
                 told = self._foretell(whole.part(places % 2 == 1))
+                # A trial alone: a second fit on top of it drives the rewards of all steps into the ends of their range.
+                self.set_state(before | {"evidence": self.evidence.get_state()})
         self.ensemble.forget()
         held_out = whole.part(is_held_out)
         told |= self._train(whole.part(~is_held_out), held_out)
