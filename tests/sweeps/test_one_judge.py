@@ -1,0 +1,63 @@
+"""One judge that three algorithms ask at the same time."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from api_server import ApiServer
+
+from rlvlm.labels.store import LabelStore
+from rlvlm.sweeps.config import read_sweep
+from rlvlm.sweeps.plan import expand, shared_judges
+
+FILE = Path(__file__).parents[2] / "tune_configs" / "one_judge.yaml"
+TASKS = ("rlvlm.testing:TINY", "number_line", "push_block")
+PIPELINES = {"preference", "policy", "vla"}
+
+
+def test_the_algorithms_share_one_deployment(tmp_path: Path) -> None:
+    plans = expand(read_sweep(FILE))
+    assert {plan.config.pipeline for plan in plans} == PIPELINES
+    assert len(shared_judges(plans, 0.0, tmp_path)) == 1
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_three_algorithms_learn_from_one_judge_at_the_same_time(tmp_path: Path) -> None:
+    """Tasks that take seconds in the place of those in the file, and a judge behind a server's API."""
+    tree = yaml.safe_load(FILE.read_text())
+    own = list(tree["task_settings"].values())
+    tree |= {"tasks": list(TASKS), "task_settings": dict(zip(TASKS, own, strict=True)), "smoke": True}
+    for task in TASKS[1:]:
+        tree["task_settings"][task] |= {"reward.monitor.preflight": 0}  # it tells bright from dark
+    tree["task_settings"]["push_block"] |= {"steps": 2_000, "sft.demonstrations": 8, "sft.steps": 20, "algo.groups": 4}
+    store = tmp_path / "labels"
+    server = ApiServer("openai")
+    with server.running() as url:
+        tree["settings"] = {
+            "judge.backend": "openai",
+            "judge.model": "m",
+            "judge.api.base_url": url,
+            "judge.score": "success",
+            "judge.store": str(store),
+        }
+        file = tmp_path / "sweep.yaml"
+        file.write_text(yaml.safe_dump(tree))
+        command = [sys.executable, "-m", "rlvlm.cli", "sweep", str(file), "--out", str(tmp_path / "sweep")]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=600)
+    assert (done.returncode, done.stderr) == (0, ""), (done.stdout, done.stderr)
+    assert done.stdout.count("loading the judge") == 1
+    with open(tmp_path / "sweep" / "trials.csv") as stream:
+        assert {row["task"]: row["state"] for row in csv.DictReader(stream)} == dict.fromkeys(TASKS, "done")
+
+    told = Counter(answer.origin.task for answer in LabelStore(store).answers())
+    assert set(told) == set(TASKS), "all answers lie in one store"
+    assert sum("label" in call.text for call in server.calls) and sum("yes or no" in call.text for call in server.calls)
+    summaries = [json.loads(run.read_text()) for run in (tmp_path / "sweep").glob("*/judge/seed_0/summary.json")]
+    assert sum(summary["queries"] for summary in summaries) >= sum(told.values()) >= 3
