@@ -49,7 +49,7 @@ def empty_random_6x6() -> PolicyRunConfig:
     return _recipe(
         "empty_random_6x6", steps=6_144, gamma=0.97, final_lr=0.05,
         world=replace(task_env("empty_random_6x6"), episode_steps=24),
-        sft=SFTConfig(turns=1_000, p_wrong=0.5, updates=100),
+        sft=SFTConfig(turns=1_000, p_wrong=0.5, updates=300),
     )  # fmt: skip
 
 
