@@ -60,4 +60,4 @@ def test_three_algorithms_learn_from_one_judge_at_the_same_time(tmp_path: Path) 
     assert set(told) == set(TASKS), "all answers lie in one store"
     assert sum("label" in call.text for call in server.calls) and sum("yes or no" in call.text for call in server.calls)
     summaries = [json.loads(run.read_text()) for run in (tmp_path / "sweep").glob("*/judge/seed_0/summary.json")]
-    assert sum(summary["queries"] for summary in summaries) >= sum(told.values()) >= 3
+    assert len(summaries) == len(TASKS) and all(summary["queries"] > 0 for summary in summaries)
