@@ -196,10 +196,18 @@ class VLAGRPO(CheckpointedAlgorithm):
     def prepare(self, tell: Callable[[str], None]) -> bool:
         """The supervised start: the world's script demonstrates, the policy imitates; not one that comes trained."""
         self._try_judge(tell)
-        if self._policy.scale is not None:
+        if self._policy.scale is None:
+            self._imitate(tell)
+        else:
             self._use_scale(self._policy.scale)
-            self._learners.tell("begin")
-            return True
+        if self._learner is None:  # all learners begin as the policy that plays here, fresh adapters too
+            weights = {name: value.cpu() for name, value in trained_weights(self._policy).items()}
+            self._learners.tell("take_weights", weights)
+        self._learners.tell("begin")
+        return True
+
+    def _imitate(self, tell: Callable[[str], None]) -> None:
+        """Has the world's script demonstrate and the policy learn from it."""
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(6,)))
         tell(f"{self.config.sft.demonstrations} demonstrations by the task's script")
         shown = demonstrate(self._viewer, self.config.sft, rng, tell)
@@ -207,12 +215,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._use_scale(ActionScale.of_actions(actions, self._viewer.scaled_actions))
         assert self._scale is not None, "just set"
         loss = imitate(self._policy, self._eyes, shown, self._scale, self.config.sft, rng, tell)
-        if self._learner is None:
-            weights = {name: value.cpu() for name, value in trained_weights(self._policy).items()}
-            self._learners.tell("take_weights", weights)
-        self._learners.tell("begin")
         self._tally.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
-        return True
 
     def _try_judge(self, tell: Callable[[str], None]) -> None:
         """Has a judge tell known successes from known failures, before anything is learned from it.

@@ -18,6 +18,7 @@ from rlvlm.algorithms.grpo.runner import GroupRunner
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.policies.vla.policy import trained_weights
 from tests.algorithms.grpo.test_grpo_learner import SCALE, sample
 from tests.tiny_openvla import write_openvla
 
@@ -112,3 +113,21 @@ def test_a_run_starts_from_the_checkpoint_and_its_own_hold_the_adapter(
     assert scale == policy.scale
     for one, other in zip(ChunkPlayer(policy, world, scale).play(range(1_000_000, 1_000_002)), played, strict=True):
         assert np.array_equal(one.snapshots, other.snapshots)
+
+
+@pytest.mark.ray
+def test_several_learners_begin_with_the_adapter_that_plays(local_ray: None, checkpoint: Path) -> None:
+    algorithm = settings(checkpoint, num_learners=2).build_algo()
+    assert isinstance(algorithm, VLAGRPO)
+    try:
+        with torch.no_grad():
+            for weight in trained_weights(algorithm._policy).values():
+                weight += 0.01  # RLlib's seed alone makes them alike; an adapter's random start need not
+        algorithm.prepare(lambda line: None)
+        left, right = algorithm._learners.tell("weights")
+        own = trained_weights(algorithm._policy)
+    finally:
+        algorithm.stop()
+    assert own.keys() == left.keys() == right.keys()
+    for name, value in own.items():
+        assert np.array_equal(left[name], value.numpy()) and np.array_equal(right[name], value.numpy()), name
