@@ -21,7 +21,7 @@ import tyro
 
 from rlvlm import metrics
 from rlvlm.algorithms.evaluation import FIRST_SEED
-from rlvlm.algorithms.grpo.algorithm import IMAGE_BYTES, VLAGRPOConfig
+from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.credit.critic import Critic
 from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
@@ -29,7 +29,7 @@ from rlvlm.algorithms.grpo.imitation import Demonstrations, demonstrate, imitate
 from rlvlm.algorithms.grpo.learner import GRPOLearner
 from rlvlm.algorithms.grpo.player import ChunkPlayer
 from rlvlm.algorithms.grpo.rollouts import Eyes
-from rlvlm.algorithms.grpo.runner import GroupRunner
+from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner
 from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer
 from rlvlm.envs.chunks import ChunkWorld
 from rlvlm.envs.config import EnvConfig
@@ -89,6 +89,7 @@ def main(task: str, trial: Trial) -> None:
     policy: Any = learner.policy
     eyes = Eyes(policy, viewer, IMAGE_BYTES)
     learner.watch(eyes, viewer)
+    runner.policy, runner.eyes = policy, eyes
     scorer: EpisodeScorer = SuccessScorer()
     if trial.reward.source == "judged":
         teacher = make_scorer(
@@ -102,7 +103,6 @@ def main(task: str, trial: Trial) -> None:
     start, looked = time.process_time(), 0.0
 
     scale, row = supervised(policy, eyes, viewer, trial)
-    runner.scale = scale
     learner.begin()
 
     def success(temperature: float | None) -> float:
@@ -131,7 +131,7 @@ def main(task: str, trial: Trial) -> None:
         if is_over:
             break
         before, row = time.process_time(), {}
-        found, successes = rolled(runner, policy, eyes, trial.grpo, scorer)
+        found, successes = rolled(runner, scale, trial.grpo, scorer)
         episodes += len(successes)
         row |= {"train": round(float(successes.mean()), 3), "found": len(found)}
         rollouts_s += time.process_time() - before
@@ -145,14 +145,12 @@ def main(task: str, trial: Trial) -> None:
 
 
 def rolled(
-    runner: GroupRunner, policy: Any, eyes: Eyes, grpo: GRPOConfig, scorer: EpisodeScorer
+    runner: GroupRunner, scale: ActionScale, grpo: GRPOConfig, scorer: EpisodeScorer
 ) -> tuple[list[Group], FloatArray]:
     found: list[Group] = []
     successes: list[FloatArray] = []
     for _ in range(grpo.rounds):
-        played = runner.sample(
-            policy=policy, eyes=eyes, num_groups=grpo.groups, group_size=grpo.group_size, temperature=grpo.temperature
-        )
+        played = runner.sample(num_groups=grpo.groups, scale=scale).episodes
         successes.append(np.array([episode.success for episode in played], np.float32))
         scorer.begin(played)
         found += sifted(gathered(played, scorer.collect(len(played), 0)), grpo.advantage)

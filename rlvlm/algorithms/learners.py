@@ -73,16 +73,22 @@ class Learners(Generic[Learner]):
         return [answer.outcome for answer in sorted(answers, key=lambda answer: answer.rank)]
 
 
-def check_learners(config: AlgorithmConfig, wanted: int, gpus_each: float) -> None:
+def check_learners(config: AlgorithmConfig, wanted: int, gpus_each: float, env_runners: int = 0) -> None:
     """Passes where the config's number of learners is `wanted` and the cluster has a place for each.
+
+    Args:
+        config: what RLlib was told.
+        wanted: learners, by the hyperparameters.
+        gpus_each: GPUs for each of them.
+        env_runners: likewise, processes that play.
 
     Raises:
         ValueError: RLlib was told another number.
         MachineError: the cluster has too few cores or GPUs; RLlib would wait for them without a word.
     """
-    if (config.num_env_runners, config.num_learners) != (0, wanted):
+    if (config.num_env_runners, config.num_learners) != (env_runners, wanted):
         raise ValueError(
-            f"num_env_runners must be 0 and num_learners what the hyperparameters say, {wanted}; got "
+            f"num_env_runners must be {env_runners} and num_learners what the hyperparameters say, {wanted}; got "
             f"{config.num_env_runners} and {config.num_learners}: set them by .learning(...)"
         )
     if not (wanted and ray.is_initialized()):

@@ -21,10 +21,13 @@ import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.from_config import NotProvided
+from torch.nn.utils import parameters_to_vector
 
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
+from rlvlm.algorithms.crew import LocalCrew, RemoteCrew, check_places
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.credit.critic import Critic
@@ -33,7 +36,7 @@ from rlvlm.algorithms.grpo.imitation import demonstrate, imitate
 from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule
 from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file
 from rlvlm.algorithms.grpo.rollouts import Eyes
-from rlvlm.algorithms.grpo.runner import GroupRunner
+from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner, join
 from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes
 from rlvlm.algorithms.learners import Learners, check_learners
 from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
@@ -51,8 +54,6 @@ from rlvlm.rewards.showings import Told
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.steps import FloatArray, Frames
 
-IMAGE_BYTES = 256 * 2**20
-"""Of the images that a rollout looked at, kept for its update."""
 _UNCHANGED: Any = NotProvided
 
 
@@ -71,6 +72,8 @@ class VLAGRPOConfig(AlgorithmConfig):
         self.make_last_resort: Callable[[], Judge] | None = None
         self.seed = 0
         prepare_config(self, GroupRunner)
+        self.merge_env_runner_states = self.broadcast_env_runner_states = False  # there are no connectors
+        self.delay_between_env_runner_restarts_s = self.env_runner_health_probe_timeout_s = 1.0
 
     def worlds(self, *, task: str = _UNCHANGED, world: EnvConfig = _UNCHANGED) -> Self:
         """Chooses what is learned.
@@ -84,9 +87,10 @@ class VLAGRPOConfig(AlgorithmConfig):
     def learning(
         self, *, policy: VLAConfig = _UNCHANGED, sft: SFTConfig = _UNCHANGED, grpo: GRPOConfig = _UNCHANGED
     ) -> Self:
-        """Chooses the policy, its supervised start, and the hyperparameters of GRPO, number of learners included."""
+        """Chooses the policy, its supervised start, and the hyperparameters of GRPO, numbers of processes included."""
         if isinstance(grpo, GRPOConfig):
             self.learners(num_learners=grpo.num_learners, num_gpus_per_learner=grpo.gpus_per_learner)
+            self.env_runners(num_env_runners=grpo.env_runners, create_local_env_runner=not grpo.env_runners)
         return self._take(policy=policy, sft=sft, grpo=grpo)
 
     def rewards(
@@ -116,7 +120,8 @@ class VLAGRPOConfig(AlgorithmConfig):
         if not self.task:
             raise ValueError("no task was chosen; call .worlds(task='push_block')")
         check_life_cycle(self, ".learning(grpo=GRPOConfig(...))")
-        check_learners(self, self.grpo.num_learners, self.grpo.gpus_per_learner)
+        env_runners = (self.num_env_runners or 0) if self.in_evaluation else self.grpo.env_runners
+        check_learners(self, self.grpo.num_learners, self.grpo.gpus_per_learner, env_runners)
         if self.scores.asks_judge != (self.make_judge is not None):
             raise ValueError(
                 f"scores.source is {self.scores.source}, teacher {self.scores.teacher}, make_judge {self.make_judge}: "
@@ -154,12 +159,12 @@ class VLAGRPO(CheckpointedAlgorithm):
 
     def setup(self, config: AlgorithmConfig) -> None:
         """Builds worlds and policy; called by RLlib."""
+        if config.num_env_runners:
+            check_places(config.num_env_runners, config.num_cpus_per_env_runner or 0)
         super().setup(config)
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
         self._learners: Learners[GRPOLearner] = Learners(self, self.config.grpo.threads)
         self._learner = self._learners.local
-        runner: Any = self.env_runner_group.local_env_runner
-        self._runner: GroupRunner = runner
         exact = replace(self.config.world, physics="exact")
         self._viewer = make_world(self.config.task, exact, self.config.seed)
         self._policy: Any
@@ -171,6 +176,12 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._eyes = Eyes(self._policy, self._viewer, IMAGE_BYTES if self._learner is not None else 0)
         if self._learner is not None:
             self._learner.watch(self._eyes, self._viewer)
+        runner: Any = self.env_runner_group.local_env_runner
+        if runner is None:
+            self._crew = RemoteCrew(self.env_runner_group, self._weights, join, self.config.sample_timeout_s)
+        else:
+            runner.policy, runner.eyes = self._policy, self._eyes
+            self._crew = LocalCrew(runner)
         self._scale: ActionScale | None = None
         self.last_played: list[ChunkEpisode] = []
         self._tally = Tally()
@@ -253,6 +264,14 @@ class VLAGRPO(CheckpointedAlgorithm):
             self._learners.tell("learn", update)
             self._take_over()
 
+    def _weights(self) -> FloatArray:
+        """[P] those of the policy that learn, as `GroupRunner.act` takes them."""
+        return parameters_to_vector(trained_weights(self._policy).values()).cpu().numpy()
+
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        """Takes env runners back in that were lost and have been started again; RLlib asks before every round."""
+        return self._crew.revive()
+
     def _take_over(self) -> None:
         """Has the policy that plays in this process be the learners'."""
         if self._learner is None:
@@ -282,15 +301,13 @@ class VLAGRPO(CheckpointedAlgorithm):
 
     def _played(self) -> list[ChunkEpisode]:
         """A rollout, handed over to be scored."""
-        grpo = self.config.grpo
         episodes: list[ChunkEpisode] = []
         for num_groups in self._parts():
-            played = self._runner.sample(
-                policy=self._policy, eyes=self._eyes, num_groups=num_groups, group_size=grpo.group_size,
-                temperature=grpo.temperature,
-            )  # fmt: skip
-            self._scorer.begin(played)
-            episodes += played
+            self._crew.start({"num_groups": num_groups, "scale": self._scale})
+            rollout = self._crew.collect()
+            self._eyes.take(rollout.images)
+            self._scorer.begin(rollout.episodes)
+            episodes += rollout.episodes
         return episodes
 
     def _scored(self, episodes: list[ChunkEpisode]) -> list[Group]:
@@ -362,7 +379,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         assert self._scale is not None, "there is something to save once the policy has been prepared"
         self._catch_up()
         tree = {
-            "runner": self._runner.save_tree(),
+            "runner": self._crew.save_tree(),
             "learner": self._learners.ask("save_tree"),
             "scale": self._scale.write("task"),
             "iteration": self._iteration,
@@ -379,7 +396,7 @@ class VLAGRPO(CheckpointedAlgorithm):
             CorruptCheckpoint: a file is missing or differs from what was written.
         """
         tree = load_tree(Path(checkpoint_dir))
-        self._runner.load_tree(tree["runner"])
+        self._crew.load_tree(tree["runner"])
         self._learners.tell("load_tree", tree["learner"])
         self._take_over()
         self._use_scale(ActionScale.read(tree["scale"], "task"))
@@ -390,7 +407,7 @@ class VLAGRPO(CheckpointedAlgorithm):
             self._critic.load_tree(tree["critic"])
 
     def _use_scale(self, scale: ActionScale) -> None:
-        self._scale = self._runner.scale = scale
+        self._scale = scale
 
     def cleanup(self) -> None:
         """Closes the worlds and lets RLlib stop the rest."""

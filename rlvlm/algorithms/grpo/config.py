@@ -239,6 +239,8 @@ class GRPOConfig:
     """Longer gradients are cut to this norm."""
     threads: int = 1
     """Threads of torch in each learner's process, >= 1."""
+    env_runners: int = 0
+    """Processes that play groups side by side, each with worlds and a copy of the policy; 0: the run's own plays."""
     num_learners: int = 0
     """Processes that take each step together, with the gradient of one; 0: one, in the run's own process."""
     gpus_per_learner: float = 0.0
@@ -253,8 +255,8 @@ class GRPOConfig:
             raise ValueError(f"need group_size >= {least}, warm_up >= 0 and all other counts >= 1, got {self}")
         if not (self.temperature > 0 and self.lr > 0 and self.max_grad_norm > 0):
             raise ValueError(f"need temperature, lr and max_grad_norm > 0, got {self}")
-        if min(self.num_learners, self.gpus_per_learner, self.micro_batch) < 0:
-            raise ValueError(f"need num_learners, gpus_per_learner and micro_batch >= 0, got {self}")
+        if min(self.env_runners, self.num_learners, self.gpus_per_learner, self.micro_batch) < 0:
+            raise ValueError(f"need env_runners, num_learners, gpus_per_learner and micro_batch >= 0, got {self}")
         if self.gpus_per_learner and not self.num_learners:
             raise ValueError("gpus_per_learner has no effect without num_learners; set both or neither")
         if self.kl_target is not None and not self.kl_target > 0:

@@ -18,6 +18,8 @@ from rlvlm.types.chunks import ChunkEpisode, ChunkObs, ChunkStep
 from rlvlm.types.steps import FloatArray, Frames
 
 _FIX = "mend the world; rlvlm check-task looks at it"
+Drawn = dict[tuple[str, bytes], Frames]
+"""Images by camera and snapshot."""
 Choice = tuple[NDArray[np.int64], FloatArray]
 """Bins [N, L * A] and their log-probabilities, [N, L * A]."""
 
@@ -38,6 +40,21 @@ class Eyes:
         self._most = memory_bytes // (3 * policy.image_px**2)
         self._drawn: OrderedDict[tuple[str, bytes], Frames] = OrderedDict()
 
+    def give(self) -> Drawn:
+        """The images that are kept, which are then forgotten here."""
+        drawn, self._drawn = dict(self._drawn), OrderedDict()
+        return drawn
+
+    def take(self, drawn: Drawn) -> None:
+        """Keeps images that others have given, as far as there is room."""
+        self._drawn.update(drawn)
+        self._forget()
+
+    def _forget(self) -> None:
+        """The oldest ones beyond what there is room for."""
+        while len(self._drawn) > self._most:
+            self._drawn.popitem(last=False)
+
     def look(self, obs: ChunkObs) -> tuple[Tensor, Tensor, Tensor]:
         """Images [N, cameras, H, W, 3] uint8, words [N, W] and proprioception [N, P], on the policy's device."""
         device = next(self._policy.parameters()).device
@@ -56,8 +73,7 @@ class Eyes:
             images = self._world.draw(snapshots[list(missing.values())], size_px, camera)
             self._drawn.update(zip(missing, images, strict=True))
         found = np.stack([self._drawn[key] for key in keys])
-        while len(self._drawn) > self._most:
-            self._drawn.popitem(last=False)
+        self._forget()
         return found
 
 

@@ -1,5 +1,7 @@
-"""Plays groups of episodes with the learner's policy, in its process. RLlib builds it and the algorithm calls it."""
+"""Plays groups of episodes. RLlib builds runners, in the learner's process or as actors, and a crew calls them."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -8,47 +10,105 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner import EnvRunner
 
-from rlvlm.algorithms.grpo.rollouts import Eyes, Sampler, Starts, decoded_by, roll_out
+from rlvlm.algorithms.grpo.rollouts import Drawn, Eyes, Sampler, Starts, decoded_by, roll_out
 from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld
 from rlvlm.envs.registry import make_world
-from rlvlm.policies.vla.policy import VLAPolicy
+from rlvlm.policies.vla.build import build_policy
+from rlvlm.policies.vla.policy import trained_weights
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.types.chunks import ChunkEpisode
+from rlvlm.types.steps import FloatArray
+
+IMAGE_BYTES = 256 * 2**20
+"""Of the images that a rollout looked at, kept for its update."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollout:
+    """What a runner played."""
+
+    episodes: list[ChunkEpisode]
+    """Those of a group are neighbours."""
+    images: Drawn
+    """What its policy looked at, where the learner is in another process and would have to draw it again."""
+
+
+def join(rollouts: Sequence[Rollout]) -> Rollout:
+    """One rollout of those of several runners, in their order."""
+    episodes = [episode for rollout in rollouts for episode in rollout.episodes]
+    return Rollout(episodes=episodes, images={key: image for one in rollouts for key, image in one.images.items()})
 
 
 class GroupRunner(EnvRunner):
     """Worlds side by side, persistent, each group from an initial state of its own.
 
-    Initial states and tokens come from generators of the runner's own.
+    In the learner's process it plays with the very policy that is trained (`policy` and `eyes` are set from outside).
+    An actor has a policy of its own, whose weights come with every turn. Initial states and tokens come from generators
+    of the runner's own.
 
     Args:
         config: a `VLAGRPOConfig`.
-        worker_index: 0; there are no others.
+        worker_index: 0 in the learner's process, from 1 on elsewhere.
     """
 
     config: Any
-    scale: ActionScale
-    """Set by the algorithm once there are demonstrations."""
+    policy: Any
+    eyes: Eyes
 
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
         self.world: ChunkWorld = make_world(config.task, config.world, config.seed)
         self._worlds = self.world.many()
-        self._states = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(5,)))
-        self._tokens = torch.Generator().manual_seed(config.seed)
-        self._next_group = 0
+        self.begin()
+        if worker_index > 0:
+            torch.set_num_threads(1)  # an actor has one core
+            self.policy = build_policy(config.policy, self.world)
+            self.eyes = Eyes(self.policy, self.world, IMAGE_BYTES)
+
+    def begin(self, restart: int = 0) -> None:
+        """Random numbers and groups that no other runner or restart has.
+
+        Args:
+            restart: counts the times a lost runner was replaced; 0 at the start. Then the first actor's numbers are
+                those that a runner in the learner's process would have.
+        """
+        own = (max(self.worker_index - 1, 0), restart)
+        kin = own if any(own) else ()
+        seed = self.config.seed
+        self._states = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5, *kin)))
+        token_seed = int(np.random.SeedSequence(seed, spawn_key=(8, *kin)).generate_state(1)[0]) if kin else seed
+        self._tokens = torch.Generator().manual_seed(token_seed)
+        self._next_group = (own[0] * 1_000_000 + restart) * 1_000_000_000
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
-        self, *, policy: VLAPolicy, eyes: Eyes, num_groups: int, group_size: int, temperature: float
-    ) -> list[ChunkEpisode]:
-        """Whole episodes, `group_size` of each of `num_groups` initial states, neighbours in the answer."""
-        state_ids = self._states.integers(FIRST_HELD_OUT_STATE, size=num_groups)
-        groups = np.arange(self._next_group, self._next_group + num_groups)
-        self._next_group += num_groups
-        starts = Starts(task=self.config.task, state_ids=state_ids.repeat(group_size), groups=groups.repeat(group_size))
-        shared = self.world.chunk_steps if self.config.grpo.draws == "chunk" else 1
-        sampler = Sampler(policy, eyes, temperature, self._tokens, shared)
-        return roll_out(self._worlds, starts, sampler.choose, decoded_by(self.scale, self.world.chunk_steps))
+        self, *, num_groups: int, scale: ActionScale
+    ) -> Rollout:
+        """Whole episodes, a group of each of some initial states.
+
+        Args:
+            num_groups: of all runners together; each plays its share.
+            scale: of the policy's actions.
+        """
+        grpo, num_runners = self.config.grpo, max(self.config.num_env_runners, 1)
+        own = len(range(max(self.worker_index - 1, 0), num_groups, num_runners))
+        if not own:
+            return Rollout(episodes=[], images={})
+        state_ids = self._states.integers(FIRST_HELD_OUT_STATE, size=own)
+        groups = np.arange(self._next_group, self._next_group + own)
+        self._next_group += own
+        size = grpo.group_size
+        starts = Starts(task=self.config.task, state_ids=state_ids.repeat(size), groups=groups.repeat(size))
+        shared = self.world.chunk_steps if grpo.draws == "chunk" else 1
+        sampler = Sampler(self.policy, self.eyes, grpo.temperature, self._tokens, shared)
+        episodes = roll_out(self._worlds, starts, sampler.choose, decoded_by(scale, self.world.chunk_steps))
+        return Rollout(episodes=episodes, images=self.eyes.give() if self.worker_index else {})
+
+    def act(self, *, values: FloatArray, num_groups: int, scale: ActionScale) -> Rollout:
+        """`sample` with the policy whose weights that learn are `values` `[P]`; for actors."""
+        weights = list(trained_weights(self.policy).values())
+        for own, came in zip(weights, torch.tensor(values).split([own.numel() for own in weights]), strict=True):
+            own.copy_(came.view_as(own))
+        return self.sample(num_groups=num_groups, scale=scale)
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """Snapshots and chunks, for RLlib; policies see images and words instead."""
@@ -61,16 +121,16 @@ class GroupRunner(EnvRunner):
         """The worlds are made once, with the runner."""
 
     def make_module(self) -> None:
-        """The policy comes with every call."""
+        """The policy is set from outside, or made with the runner."""
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """RLlib sends weights and connectors here; ours is given the policy itself, and there are no connectors."""
+        """RLlib sends weights and connectors here; ours come with a turn, and there are no connectors."""
 
     def get_metrics(self) -> None:
         """The algorithm counts episodes itself."""
 
     def assert_healthy(self) -> None:
-        """In this process, nothing can be lost without the rest."""
+        """Nothing to check: a runner either lives or has raised."""
 
     def stop(self) -> None:
         """Closes the world."""

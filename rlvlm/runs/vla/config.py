@@ -41,8 +41,8 @@ class VLARunConfig(RunConfig):
 
     @property
     def num_workers(self) -> int:
-        """Learners in processes of their own."""
-        return self.algo.num_learners
+        """Env runners, and learners in processes of their own."""
+        return self.algo.env_runners + self.algo.num_learners
 
     @property
     def reward_name(self) -> str:

@@ -26,12 +26,12 @@ def make(seed: int = 0, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
         VLAGRPOConfig()
         .worlds(task="push_block", world=EnvConfig(episode_steps=16))
         .learning(
-            policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)), grpo=GRPOConfig(**{"warm_up": 0, **grpo})
+            policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
+            grpo=GRPOConfig(**{"warm_up": 0, "group_size": 4, **grpo}),
         )  # pyright: ignore[reportArgumentType]
         .debugging(seed=seed)
     )
     runner = GroupRunner(config=config)
-    runner.scale = SCALE
     torch.manual_seed(seed)
     learner = GRPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
     learner.build()
@@ -41,7 +41,8 @@ def make(seed: int = 0, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
 
 
 def sample(learner: GRPOLearner, runner: GroupRunner) -> Update:
-    episodes = runner.sample(policy=learner.policy, eyes=learner.eyes, num_groups=2, group_size=4, temperature=1.0)  # pyright: ignore[reportArgumentType]
+    runner.policy, runner.eyes = learner.policy, learner.eyes
+    episodes = runner.sample(num_groups=2, scale=SCALE).episodes
     advantages = np.array([1, -1, 0.5, -0.5] * 2, np.float32)
     return Update(episodes=episodes, advantages=advantages.repeat([len(episode.steps) for episode in episodes]))
 

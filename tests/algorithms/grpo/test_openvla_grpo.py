@@ -44,7 +44,6 @@ def settings(checkpoint: Path, **grpo: object) -> VLAGRPOConfig:
 def make(checkpoint: Path, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
     config = settings(checkpoint, **grpo)
     runner = GroupRunner(config=config)
-    runner.scale = SCALE
     torch.manual_seed(0)
     learner = GRPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
     learner.build()
@@ -56,13 +55,8 @@ def make(checkpoint: Path, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
 def test_an_update_begins_at_ratios_of_one_and_moves_the_adapter_alone(checkpoint: Path) -> None:
     learner, runner = make(checkpoint)
     before = {name: value.clone() for name, value in learner.policy.named_parameters()}
-    episodes = runner.sample(
-        policy=learner.policy,  # pyright: ignore[reportArgumentType]
-        eyes=learner.eyes,
-        num_groups=2,
-        group_size=4,
-        temperature=1.6,
-    )
+    runner.policy, runner.eyes = learner.policy, learner.eyes
+    episodes = runner.sample(num_groups=2, scale=SCALE).episodes
     advantages = np.array([1, -1, 0.5, -0.5] * 2, np.float32).repeat([len(one.steps) for one in episodes])
     learner.learn(Update(episodes=episodes, advantages=advantages))
     assert learner.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5

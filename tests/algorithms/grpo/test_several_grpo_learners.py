@@ -1,10 +1,12 @@
-"""Two learner actors of RLlib against the one in this process, on one update of GRPO."""
+"""Two learner actors of RLlib against the one in this process, on one update of GRPO; and two runners that play."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 
 from rlvlm import metrics
@@ -49,11 +51,43 @@ def gradients(learner: Any) -> dict[str, torch.Tensor]:
 
 def update_of(algorithm: VLAGRPO, seed: int) -> Update:
     """Episodes of the policy as it is now, and advantages that are no matter."""
-    episodes = algorithm._runner.sample(
-        policy=algorithm._policy, eyes=algorithm._eyes, num_groups=3, group_size=3, temperature=1.0
-    )
+    algorithm._crew.start({"num_groups": 3, "scale": algorithm._scale})
+    episodes = algorithm._crew.collect().episodes
     num_chunks = sum(len(episode.steps) for episode in episodes)
     return Update(episodes=episodes, advantages=np.random.default_rng(seed).normal(size=num_chunks).astype(np.float32))
+
+
+def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tmp_path: Path) -> None:
+    algorithm = make(env_runners=2, groups=5)
+    algorithm.prepare(lambda line: None)
+    algorithm._crew.start({"num_groups": 5, "scale": algorithm._scale})
+    rollout = algorithm._crew.collect()
+    groups = [episode.group for episode in rollout.episodes]
+    assert [groups.count(group) for group in dict.fromkeys(groups)] == [3] * 5 and max(groups) >= 1_000_000_000_000_000
+    assert rollout.images  # drawn there, and not again here
+    num_chunks = sum(len(episode.steps) for episode in rollout.episodes)
+    learner = algorithm._learner
+    learner.learn(Update(episodes=rollout.episodes, advantages=np.ones(num_chunks, np.float32)))
+    assert algorithm.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5  # they played the learner's own policy
+    algorithm.train()
+    assert algorithm.report()[metrics.EPISODES] == 15
+    algorithm.save_checkpoint(str(tmp_path / "half"))
+    algorithm.train()
+    other = make(env_runners=2, groups=5)
+    other.load_checkpoint(str(tmp_path / "half"))
+    other.train()
+    assert other.report() == algorithm.report()
+    manager = algorithm.env_runner_group._worker_manager
+    ray.kill(manager.actors()[1], no_restart=False)
+    gained = 0.0
+    for _ in range(40):  # without it, until it is back
+        before = algorithm.report()[metrics.EPISODES]
+        algorithm.train()
+        gained = algorithm.report()[metrics.EPISODES] - before
+        if gained == 15:
+            break
+        time.sleep(0.5)
+    assert gained == 15
 
 
 def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
