@@ -5,6 +5,8 @@
 import atexit
 import copy
 import importlib
+import os
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,10 +100,11 @@ class Painter:
         for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
             self._scene.flags[flag] = 0
         self._canvas: tuple[Any, mujoco.MjrContext] | None = None  # OpenGL's context, and MuJoCo's inside it
+        self._turn = threading.Lock()
         self._still: dict[tuple[int, int], _Layer] = {}  # by camera and size in pixels
 
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
-        """Pictures [N, size_px, size_px, 3].
+        """Pictures [N, size_px, size_px, 3]. Threads may ask for them at the same time; they take turns.
 
         Args:
             snapshots: [N, S], each row the joint positions, then the placed bodies' positions in metres, then
@@ -112,13 +115,16 @@ class Painter:
         Raises:
             MachineError: no off-screen renderer works here.
         """
-        self._open(size_px)
         view = self._views[camera or next(iter(self._views))]
         in_layers = self._has_still_layer and self._model.cam_bodyid[view.fixedcamid] == 0
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
-        for row, frame in zip(snapshots, frames, strict=True):
-            self._pose(row)
-            frame[:] = self._composed(view, size_px) if in_layers else self._paint(view, _EVERYTHING, size_px).colours
+        with self._turn:
+            self._open(size_px)
+            for row, frame in zip(snapshots, frames, strict=True):
+                self._pose(row)
+                whole = not in_layers
+                frame[:] = self._paint(view, _EVERYTHING, size_px).colours if whole else self._composed(view, size_px)
+            _let_go()
         return np.ascontiguousarray(frames[:, ::-1])  # OpenGL's first row is the lowest
 
     def close(self) -> None:
@@ -202,6 +208,13 @@ def _open_canvas(model: mujoco.MjModel, size_px: int) -> tuple[Any, mujoco.MjrCo
         return window, mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
     except Exception as error:  # what a missing or broken driver raises differs from driver to driver
         raise MachineError(f"cannot draw with {backend}: {type(error).__name__}: {error}", FIX) from error
+
+
+def _let_go() -> None:
+    """Takes OpenGL from this thread: EGL refuses a context to a thread while another one has it."""
+    if os.environ.get("MUJOCO_GL") == "egl":
+        egl, gl = importlib.import_module("OpenGL.EGL"), importlib.import_module("mujoco.egl")
+        egl.eglMakeCurrent(gl.EGL_DISPLAY, egl.EGL_NO_SURFACE, egl.EGL_NO_SURFACE, egl.EGL_NO_CONTEXT)
 
 
 class Closable(Protocol):

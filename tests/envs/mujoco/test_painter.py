@@ -1,6 +1,7 @@
 import importlib
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import mujoco
 import numpy as np
@@ -66,6 +67,17 @@ def test_a_size_looks_the_same_whatever_was_drawn_before() -> None:
 def test_it_draws_again_after_being_closed() -> None:
     snapshots = [[0.4, -0.5, 0.6, 0.0]]
     np.testing.assert_array_equal(paint(snapshots, 20, close=True), paint(snapshots, 20))
+
+
+def test_threads_take_turns_with_one_painter() -> None:
+    model = mujoco.MjModel.from_xml_string(SCENE)
+    painter = Painter(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",))
+    snapshots = [np.array([[place, 0.0, 0.6, 0.0]], np.float32) for place in np.linspace(-0.8, 0.8, 24)]
+    alone = [painter.draw(one, 32) for one in snapshots]
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(lambda one: painter.draw(one, 32), snapshots))
+    assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
+    assert np.array_equal(painter.draw(snapshots[0], 32), alone[0])
 
 
 def test_a_driver_that_fails_is_a_machine_error(monkeypatch: pytest.MonkeyPatch) -> None:
