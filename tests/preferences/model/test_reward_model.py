@@ -182,21 +182,6 @@ def test_every_answer_is_foretold_once_by_a_model_that_has_not_seen_it() -> None
     assert foretold[0][0] + foretold[1][0] == 5, "the same guesses, whatever those labels are"
 
 
-def test_the_half_that_foretells_the_first_answers_is_a_trial_and_leaves_no_trace() -> None:
-    pairs = telling_pairs(20)
-    tried, plain = (
-        RewardModel(build_input("state"), RewardModelConfig(picture_px=16, hold_out_every=every), seed=0)
-        for every in (CONFIG.hold_out_every, 0)
-    )
-    for model in (tried, plain):
-        model.fit(comparisons_of(pairs))
-    assert (tried.evidence.num, plain.evidence.num) == (10, 0)
-    mine, theirs = tried.get_state(), plain.get_state()
-    assert int(mine["adam"]["0"]["step"]) == int(theirs["adam"]["0"]["step"])
-    steps, _ = all_steps()
-    np.testing.assert_array_equal(tried.ensemble.predict(steps), plain.ensemble.predict(steps))
-
-
 @pytest.mark.slow
 def test_a_judge_who_looks_at_places_alone_is_never_trusted() -> None:
     model = RewardModel(build_input("image"), RewardModelConfig(picture_px=16), seed=0)
