@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 
@@ -38,6 +39,8 @@ JUDGING = ("serve", "fetch", "judge-report", "labels", "distill")
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     given = sys.argv[1:] if words is None else list(words)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # `python -m rlvlm.run my_file:TASK` finds it there, and so should `rlvlm`
     return guarded(lambda: run_word(given))
 
 

@@ -12,6 +12,7 @@ TRAIN_LEARNED_RETURN = "train/learned_return"
 TRAIN_LEFT_OUT = "train/left_out"
 
 EVAL_SUCCESS_RATE = "eval/success_rate"
+EVAL_SUCCESS_AT_END = "eval/success_at_end"
 EVAL_EPISODE_RETURN = "eval/episode_return"
 EVAL_LEARNED_RETURN = "eval/learned_return"
 EVAL_PROGRESS = "eval/final_progress"

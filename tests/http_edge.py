@@ -41,7 +41,7 @@ class FakeLine:
 class Edge:
     """A gateway, its token and a client that knows it."""
 
-    def __init__(self, folder: Path, line: Any = None, **config: Any) -> None:
+    def __init__(self, folder: Path, line: Any = None, ready: Any = None, **config: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.line = line or FakeLine()
         self.media = folder / "media"
@@ -52,7 +52,7 @@ class Edge:
             "media_root": str(self.media),
         }
         self.config = HttpConfig(**(settings | config))
-        self.app = build_gateway(self.config, dict.fromkeys(self.config.judges, self.line))
+        self.app = build_gateway(self.config, dict.fromkeys(self.config.judges, self.line), ready)
         self.token = self.config.token_path.read_text().strip()
         self.headers = {"authorization": f"Bearer {self.token}"}
         self.client = TestClient(self.app, "http://127.0.0.1", raise_server_exceptions=False, headers=self.headers)

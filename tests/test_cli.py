@@ -156,3 +156,14 @@ def test_what_needs_no_machinery_loads_none(line: str) -> None:
     child = subprocess.run([sys.executable, "-c", code, *line.split()], capture_output=True, text=True, env=os.environ)
     assert child.returncode == 0, child.stderr
     assert "Usage" in child.stdout or "usage" in child.stdout or "rlvlm" in child.stdout or "task:" in child.stdout
+
+
+def test_a_module_of_the_working_folder_is_found(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "task_of_mine.py").write_text(
+        "from rlvlm.envs.registry import Task\n"
+        "MINE = Task(name='mine', goal='push the red block to the green line', maker='rlvlm.testing:TinyWorld')\n"
+    )
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    monkeypatch.chdir(tmp_path)
+    assert main(["check-task", "task_of_mine:MINE", "--episodes", "2"]) == 0
+    assert "keeps every promise" in capsys.readouterr().out

@@ -36,6 +36,11 @@ class PlayedEpisode:
         return bool(self.success.any())
 
     @property
+    def ends_in_success(self) -> bool:
+        """Whether it held after the last step: what was done may have been undone."""
+        return bool(self.success[-1])
+
+    @property
     def env_return(self) -> float:
         """Sum of the true rewards."""
         return float(self.env_rewards.sum(dtype=np.float64))

@@ -11,6 +11,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 
 from rlvlm import metrics
 from rlvlm.algorithms.tally import Tally
+from rlvlm.vlms.devices import pick_device
 
 _NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
 
@@ -24,6 +25,17 @@ def prepare_config(config: AlgorithmConfig, runner: type[EnvRunner]) -> None:
     config.sample_timeout_s = 600.0  # a turn of a slow world takes a minute; a runner that takes longer is replaced
     config.log_level = "ERROR"
     config._dont_auto_sync_env_runner_states = True
+
+
+def gpus_of_learner(device: str) -> int:
+    """GPUs that RLlib is to give the learner of this process: 1 where `device` (auto, cpu or cuda) means one, else 0.
+
+    With it a Tuner's trial reserves a GPU, and the learner, its replay and its batches lie there.
+
+    Raises:
+        ModelUnavailable: `cuda` is wanted and there is none here.
+    """
+    return int(pick_device(device, "algo").type != "cpu")
 
 
 def silence_rllib() -> None:

@@ -85,7 +85,11 @@ def _check_state(world: World, twin: World) -> None:
     for name, value in state.items():
         assert isinstance(value, np.ndarray | np.generic | bool | int | float | str), f"state {name!r} is {type(value)}"
         assert np.asarray(value).dtype != object, f"state {name!r} holds Python objects"
+    kept = {name: np.array(value) for name, value in state.items()}
     future = _act(world, 60, seed=3)
+    for name, value in state.items():
+        message = f"get_state() gives {name!r} as it is now, not the array that the world goes on changing: copy it"
+        assert np.array_equal(kept[name], np.asarray(value), equal_nan=kept[name].dtype.kind == "f"), message
     twin.reset(seed=99)
     _act(twin, 3, seed=4)
     for other, promise in ((world, "set_state"), (twin, "set_state on another instance")):

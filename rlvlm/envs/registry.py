@@ -201,6 +201,10 @@ def _find(name: str) -> Task:
             return alike[0]
         shown = "; ".join(f"{task.name} {task.goal!r}" for task in alike)
         raise UsageError(f"{name!r} fits {len(alike)} tasks: {shown}", "say more of it, or take its number")
+    if name.endswith(".py"):
+        module = name.removesuffix(".py").replace("/", ".").lstrip(".")
+        what = f"{name!r} is a file; a task of your own is named by its module and the Task in it"
+        raise UsageError(what, f"{module}:NAME, e.g. {module}:{module.rpartition('.')[2].upper()}")
     known = {full.rpartition("/")[2]: full for full in _TASKS} | {full: full for full in _TASKS}
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {known[close[0]]}?" if close else "choose one of the tasks"

@@ -1,10 +1,17 @@
 """The gateway as a Ray Serve deployment: guard outside, routes inside, judges and policies reached by their apps."""
 
+import asyncio
+import logging
+import math
+import time
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import BackpressureConfig
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 from starlette.types import ASGIApp
 
 from rlvlm.errors import MachineError
@@ -14,28 +21,37 @@ from rlvlm.gateway.guard import Guard
 from rlvlm.gateway.judge_line import JudgeLine, Line
 from rlvlm.gateway.media.files import MediaRoot
 from rlvlm.gateway.reference import add_reference_routes
-from rlvlm.gateway.routes import Desk, build_app
+from rlvlm.gateway.routes import Desk, Ready, build_app
 from rlvlm.gateway.token_file import make_token, read_token
 from rlvlm.serving.config import refuse_unknown_keys
 from rlvlm.serving.refusal import RETRY_AFTER_S
 from rlvlm.serving.startup import marked
 
+logger = logging.getLogger(__name__)
+
 DEPLOYMENT = "gateway"
+_FRESH_S = 2.0
+"""Age in seconds up to which `/health` repeats what it knew."""
 MAX_ONGOING = 900
 """Requests inside one gateway, most of them waiting for a body or a judge. Ray's own ceiling is 1,000."""
 MAX_QUEUED = 100
 """Requests that Serve holds back before it answers 429 itself."""
 
 
-def build_gateway(config: HttpConfig, lines: dict[str, Line]) -> ASGIApp:
+def build_gateway(config: HttpConfig, lines: dict[str, Line], ready: Ready | None = None) -> ASGIApp:
     """The whole HTTP edge as one ASGI app; its token is made if there is none.
+
+    Args:
+        config: limits and names.
+        lines: the judges by name.
+        ready: as of `Desk`.
 
     Raises:
         MachineError: the token file or the media root cannot be used.
     """
     make_token(config.token_path)
     token = read_token(config.token_path)
-    desk = Desk(lines)
+    desk = Desk(lines, ready)
     app = build_app(desk)
     if config.judges:
         add_reference_routes(app, desk, MediaRoot(config.media_root), config.max_tokens)
@@ -45,6 +61,29 @@ def build_gateway(config: HttpConfig, lines: dict[str, Line]) -> ASGIApp:
         }
         add_act_route(app, desk, doors)
     return Guard(app, token, config)
+
+
+class Running:
+    """Which apps Serve says are running, asked at most once in `_FRESH_S`: its controller has other things to do."""
+
+    def __init__(self) -> None:
+        self._asked_at = -math.inf
+        self._names: frozenset[str] = frozenset()
+
+    async def names(self) -> frozenset[str]:
+        """Their names; none where Serve does not say."""
+        if time.monotonic() - self._asked_at > _FRESH_S:
+            self._asked_at = time.monotonic()
+            try:
+                async with asyncio.timeout(_FRESH_S):
+                    found = await asyncio.to_thread(serve.status)
+            except (TimeoutError, RayError, RayServeException) as error:
+                logger.warning("Serve does not say which judges run: %s", type(error).__name__)
+                self._names = frozenset()
+            else:
+                running = (name for name, app in found.applications.items() if app.status is ApplicationStatus.RUNNING)
+                self._names = frozenset(running)
+        return self._names
 
 
 @serve.ingress()
@@ -64,7 +103,7 @@ class Gateway:
         config = self._config
         lines: dict[str, Line] = {name: JudgeLine(name, config.timeout_s, config.retries) for name in config.judges}
         try:
-            return build_gateway(config, lines)
+            return build_gateway(config, lines, Running().names)
         except MachineError as error:
             raise marked(error) from error
 

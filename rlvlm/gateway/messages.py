@@ -234,11 +234,14 @@ class ActAnswer(WireModel):
 
 
 class HealthAnswer(WireModel):
-    """Without a token only `status`."""
+    """Without a token only `status`, which says that the gateway listens."""
 
     status: Literal["ok"]
     default_backend: str | None = None
     loaded_backends: list[str] | None = None
+    """Those that answer now."""
+    deploying_backends: list[str] | None = None
+    """Those that do not: still loading, being replaced, or broken."""
 
 
 class ErrorDetail(WireModel):

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -76,11 +76,21 @@ class FastRoute(APIRoute):
         return handle_fast
 
 
-class Desk:
-    """Where requests become questions: finds the judge, and reads pictures in a bounded pool of threads."""
+Ready = Callable[[], Awaitable[Collection[str]]]
+"""Names the apps that answer now."""
 
-    def __init__(self, lines: Mapping[str, Line]) -> None:
+
+class Desk:
+    """Where requests become questions: finds the judge, and reads pictures in a bounded pool of threads.
+
+    Args:
+        lines: the judges, the default first.
+        ready: names those of them that answer now; None takes all for ready.
+    """
+
+    def __init__(self, lines: Mapping[str, Line], ready: Ready | None = None) -> None:
         self._lines = lines
+        self._ready = ready
         self._pool = ThreadPoolExecutor(DECODERS, thread_name_prefix="pictures")
         self._waiting = 0
 
@@ -88,6 +98,11 @@ class Desk:
     def names(self) -> list[str]:
         """Names of the judges, the default first."""
         return list(self._lines)
+
+    async def loaded(self) -> list[str]:
+        """Names of the judges that answer now, the default first."""
+        ready = self.names if self._ready is None else await self._ready()
+        return [name for name in self.names if name in ready]
 
     def line(self, name: str | None) -> tuple[str, Line]:
         """The judge that a request names, by default the first.
@@ -133,9 +148,10 @@ def build_app(desk: Desk) -> FastAPI:
 
     @app.get("/health")
     async def health() -> wire.HealthAnswer:
-        """Whether the gateway listens; with a token also which judges it knows."""
-        first = desk.names[0] if desk.names else None
-        return wire.HealthAnswer(status="ok", default_backend=first, loaded_backends=desk.names)
+        """Whether the gateway listens; with a token also which judges it knows, and whether they answer."""
+        first, loaded = desk.names[0] if desk.names else None, await desk.loaded()
+        waiting = [name for name in desk.names if name not in loaded]
+        return wire.HealthAnswer(status="ok", default_backend=first, loaded_backends=loaded, deploying_backends=waiting)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:

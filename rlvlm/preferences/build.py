@@ -16,6 +16,7 @@ from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.questions.comparing import Comparing
 from rlvlm.preferences.questions.scoring import Scoring
 from rlvlm.rewards.config import RewardConfig
+from rlvlm.vlms.devices import pick_device
 
 _PICTURE_BYTES = 600_000_000
 """Memory for pictures at the reward model's size, touched only as pictures come: a visible robot makes many."""
@@ -50,7 +51,9 @@ def build_loop(
     picture_bytes = 3 * reward_model.picture_px**2
     frames = FrameStore(world, reward_model.picture_px, max(_PICTURE_BYTES // picture_bytes, 1))
     seeds = np.random.SeedSequence(seed).generate_state(2)
-    model = RewardModel(reward_input(world, frames, reward, reward_model), reward_model, int(seeds[0]), objective)
+    inputs = reward_input(world, frames, reward, reward_model)
+    device = pick_device(reward_model.device, "reward-model")
+    model = RewardModel(inputs, reward_model, int(seeds[0]), objective, device)
     subject = subject_class(frames, model, feedback)
     return FeedbackLoop(
         teacher=teacher, subject=subject, model=model, config=feedback, seed=int(seeds[1]), total_steps=total_steps

@@ -138,6 +138,9 @@ class RewardModelConfig:
 
     picture_px: int = 64
     """Side of the pictures the image model sees, in pixels (300 in the paper)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where it is fitted and read. auto: a GPU that Ray or SLURM has assigned to the process, else the CPU; cuda: the
+    first that is visible, which a judge may use too."""
     ensemble: int = 3
     """Members, K >= 1; the reward is their mean."""
     lr: float = 3e-4

@@ -97,6 +97,11 @@ class RunConfig:
         raise NotImplementedError("each pipeline's config says so")
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know before the run starts; nothing of it stops one."""
+        return ()
+
+    @property
     def max_queries(self) -> int:
         """Most questions that a run can ask, by its sessions to the last step and its budget; 0 where nobody is."""
         raise NotImplementedError("each pipeline's config says so")

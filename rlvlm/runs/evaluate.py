@@ -85,6 +85,7 @@ def _each(played: Sequence[PlayedEpisode]) -> list[dict[str, float | bool]]:
     return [
         {
             "success": episode.is_success,
+            "success_at_end": episode.ends_in_success,
             "return": round(episode.env_return, 3),
             "final_progress": round(float(episode.progress[-1]), 4),
         }
@@ -102,6 +103,7 @@ def _measured(played: Sequence[PlayedEpisode]) -> dict[str, float]:
         "success": successes / len(played),
         "success_low": low,
         "success_high": high,
+        "success_at_end": sum(each.ends_in_success for each in played) / len(played),
         "above_zero": above_zero / len(played),
         "above_zero_low": above_low,
         "above_zero_high": above_high,
@@ -111,20 +113,22 @@ def _measured(played: Sequence[PlayedEpisode]) -> dict[str, float]:
 
 
 def _table_of_episodes(played: Sequence[PlayedEpisode]) -> Table:
-    table = Table("episode", "success", "true return", "progress at the end", box=None, padding=(0, 2))
+    table = Table("episode", "success", "at the end", "true return", "progress at the end", box=None, padding=(0, 2))
     for number, each in enumerate(_each(played), start=1):
-        success = "yes" if each["success"] else "no"
-        table.add_row(str(number), success, f"{each['return']:.1f}", f"{each['final_progress']:.0%}")
+        success, at_end = ("yes" if each[what] else "no" for what in ("success", "success_at_end"))
+        table.add_row(str(number), success, at_end, f"{each['return']:.1f}", f"{each['final_progress']:.0%}")
     return table
 
 
 def _table_of_players(compared: Mapping[str, Mapping[str, float]]) -> Table:
     """Who played how well; in brackets what a share may well be, given that so many episodes were played."""
-    table = Table("who", "episodes", "success", "return above 0", "true return", "length", box=None, padding=(0, 2))
+    heads = ("who", "episodes", "success", "return above 0", "at the end", "true return", "length")
+    table = Table(*heads, box=None, padding=(0, 2))
     for name, one in compared.items():
         shares = (
             f"{one[what]:.1%} ({one[what + '_low']:.1%} to {one[what + '_high']:.1%})"
             for what in ("success", "above_zero")
         )
-        table.add_row(name, str(one["episodes"]), *shares, f"{one['episode_return']:.2f}", f"{one['length']:.1f}")
+        means = (f"{one['success_at_end']:.1%}", f"{one['episode_return']:.2f}", f"{one['length']:.1f}")
+        table.add_row(name, str(one["episodes"]), *shares, *means)
     return table

@@ -88,6 +88,9 @@ class Training:
         self._before = before
         self._started = time.monotonic()
         self._trackers = Trackers(folder, config)
+        for note in (self._trackers.trouble, *config.notes):
+            if note:
+                console.line(note)
         self._pipeline = pipeline
         self._recorder = pipeline.open_recorder(folder, config, algorithm.draw)
         self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
@@ -204,6 +207,7 @@ class Training:
 def _evaluation_metrics(row: dict[str, str]) -> dict[str, float]:
     names = {
         "success_rate": metrics.EVAL_SUCCESS_RATE,
+        "success_at_end": metrics.EVAL_SUCCESS_AT_END,
         "episode_return": metrics.EVAL_EPISODE_RETURN,
         "learned_return": metrics.EVAL_LEARNED_RETURN,
         "final_progress": metrics.EVAL_PROGRESS,
@@ -329,6 +333,11 @@ def _say_goodbye(folder: RunFolder, console: RunConsole) -> None:
             for what, (greedy, sampled) in told.items()
         )
     console.line(f"{summary['exit_reason']}: {summary['env_steps']:,} steps in {summary['wall_s']:.0f} s, {success}")
+    if folder.config().max_queries and not summary["queries"] and summary["exit_reason"] == "done":
+        counts = [int(row.get(metrics.QUERIES_LOOK_ALIKE, 0)) for row in folder.metrics.read()]
+        console.line("nobody was asked anything, so no reward was learned")
+        if counts and counts[-1]:
+            console.line(f"{counts[-1]:,} pairs were drawn, and both sides of each looked alike: nothing moved yet")
     if summary["exit_reason"] == "done":
         console.line(f"look at {folder.card}")
     else:

@@ -7,7 +7,6 @@ to mend, so it leaves as `ModelUnavailable` with the command that mends it.
 import importlib.util
 import json
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.errors import ModelUnavailable, first_line
 from rlvlm.vlms.config import VLMConfig
+from rlvlm.vlms.devices import pick_device, pick_dtype
 from rlvlm.vlms.files import locate
 from rlvlm.vlms.lora import load_adapter
 from rlvlm.vlms.patch_embedding import flatten_patch_embedding
@@ -75,42 +75,6 @@ def load_vlm(config: VLMConfig, *, trainable: bool = False) -> LoadedVLM:
         model = load_adapter(model, Path(config.adapter).expanduser(), trainable=trainable).eval()
     logger.info("%s %s loaded on %s, revision %s", config.section, config.model, device, revision[:12])
     return LoadedVLM(model=model, processor=processor, revision=revision)
-
-
-def pick_device(device: str, section: str = "vlm") -> torch.device:
-    """The device that `VLMConfig.device` means.
-
-    `auto` takes a GPU only where one was assigned through CUDA_VISIBLE_DEVICES, as Ray and SLURM do: a GPU that is
-    merely visible may be somebody else's. Inside Ray Serve the deployment resolves `auto` itself, by Ray's
-    bookkeeping.
-
-    Raises:
-        ModelUnavailable: a GPU is named and torch sees none, or the name is no device.
-    """
-    has_cuda = torch.cuda.is_available()
-    if device == "auto":
-        is_assigned = os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
-        if has_cuda and not is_assigned:
-            logger.warning("a GPU is visible but not assigned to this process; --%s.device cuda takes it", section)
-        return torch.device("cuda" if has_cuda and is_assigned else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ModelUnavailable(
-            f"{device!r} is no device", f"use --{section}.device auto, cpu, cuda or cuda:0"
-        ) from error
-    if chosen.type == "cuda" and not (has_cuda and (chosen.index or 0) < torch.cuda.device_count()):
-        raise ModelUnavailable(
-            f"the {section} wants {device}, which torch does not see here",
-            f"use --{section}.device cpu, or --serve.num-gpus with a CUDA build of torch",
-        )
-    return chosen
-
-
-def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The precision that `VLMConfig.dtype` means: `auto` is bfloat16 on a GPU, float32 elsewhere."""
-    named = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-    return named.get(dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
 
 
 def _vlm_config(folder: Path) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import yaml
 from http_edge import png, text
@@ -192,6 +193,32 @@ def slow_bodies(server: Server, num_slow: int, num_normal: int) -> list[float]:
 
 def test_half_sent_bodies_stop_nobody(server):
     slow_bodies(server, num_slow=40, num_normal=20)
+
+
+def test_an_endless_header_is_cut_off_and_the_proxy_lives(server):
+    proxies = [one for one in psutil.Process(server.process.pid).children(recursive=True) if "ProxyActor" in one.name()]
+    assert len(proxies) == 1
+    sent, piece = 0, b"y" * 2**16
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as line:
+        line.sendall(b"GET / HTTP/1.1\r\nX: ")
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            while sent < 2**28:
+                line.sendall(piece)
+                sent += len(piece)
+    assert sent < 2**24 and proxies[0].is_running()
+    answer = httpx.get(f"{server.url}/health", headers=server.headers, timeout=60)
+    assert answer.json() | {"status": "ok"} == answer.json()
+    assert answer.json()["loaded_backends"] == ["pocket"] and answer.json()["deploying_backends"] == []
+
+
+def test_no_port_without_a_token_is_open_to_other_machines(server):
+    with pytest.raises(StopIteration):  # Ray's metrics: the one listener of its that asks nobody for a token
+        next(
+            each
+            for one in psutil.Process(server.process.pid).children(recursive=True)
+            for each in one.net_connections(kind="inet")
+            if each.status == psutil.CONN_LISTEN and each.laddr.ip == "0.0.0.0"
+        )
 
 
 @pytest.mark.full

@@ -22,6 +22,12 @@ def test_a_misspelt_task_names_its_neighbour_and_all_tasks() -> None:
     assert caught.value.fix == "did you mean drawer_open?"
 
 
+def test_a_file_is_told_from_a_misspelt_task() -> None:
+    with pytest.raises(UsageError, match="is a file") as caught:
+        task_goal("./tasks/push_crate.py")
+    assert caught.value.fix.startswith("tasks.push_crate:NAME")
+
+
 @pytest.mark.parametrize("name", ["metaworld/dor-open-v3", "metaworld/door-open-v2", "door-open-v3"])
 def test_a_misspelt_member_of_a_family_names_its_neighbour_and_not_all_fifty(name: str) -> None:
     with pytest.raises(UsageError, match=r"metaworld/NAME \(50\)") as caught:

@@ -222,3 +222,17 @@ def test_a_temperature_that_no_model_can_sample_with_is_refused(edge, temperatur
         and "temperature" in answer.text
         and ("0.01 to 2" in answer.text or abs(temperature) >= 1)
     )
+
+
+def test_health_tells_who_answers_and_who_does_not_yet(tmp_path):
+    ready = []
+
+    async def names():
+        return ready
+
+    edge = Edge(tmp_path, judges=("one", "two"), ready=names)
+    for now, waiting in [([], ["one", "two"]), (["two"], ["one"]), (["two", "one", "other"], [])]:
+        ready[:] = now
+        answer = edge.client.get("/health").json()
+        assert answer["loaded_backends"] == [name for name in ("one", "two") if name in now]
+        assert answer["deploying_backends"] == waiting and answer["default_backend"] == "one"

@@ -4,7 +4,15 @@ import pytest
 
 from rlvlm.envs.registry import Task, register
 from rlvlm.errors import UsageError
+from rlvlm.runs.folder.settings import override
 from rlvlm.runs.recipes import RECIPES, recipe
+
+
+def test_a_first_feedback_after_the_end_is_told() -> None:
+    config = recipe("drawer_open")
+    assert config.notes == ()
+    late = override(config, {"steps": 500})
+    assert "the run ends at step 500" in late.notes[0] and late.max_queries == 0
 
 
 def test_a_misspelt_task_names_the_nearest() -> None:

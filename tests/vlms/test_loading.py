@@ -9,8 +9,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from rlvlm.errors import ModelUnavailable
 from rlvlm.vlms import loading
 from rlvlm.vlms.config import VLMConfig
+from rlvlm.vlms.devices import pick_device
 from rlvlm.vlms.files import locate
-from rlvlm.vlms.loading import load_vlm, pick_device
+from rlvlm.vlms.loading import load_vlm
 
 
 def load(folder, **changes):

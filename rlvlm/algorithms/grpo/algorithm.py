@@ -40,7 +40,7 @@ from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner, join
 from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes
 from rlvlm.algorithms.learners import Learners, check_learners
 from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
-from rlvlm.algorithms.rllib import log_round, prepare_config, silence_rllib
+from rlvlm.algorithms.rllib import gpus_of_learner, log_round, prepare_config, silence_rllib
 from rlvlm.algorithms.tally import Tally
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
@@ -89,7 +89,8 @@ class VLAGRPOConfig(AlgorithmConfig):
     ) -> Self:
         """Chooses the policy, its supervised start, and the hyperparameters of GRPO, numbers of processes included."""
         if isinstance(grpo, GRPOConfig):
-            self.learners(num_learners=grpo.num_learners, num_gpus_per_learner=grpo.gpus_per_learner)
+            gpus = grpo.gpus_per_learner if grpo.num_learners else gpus_of_learner(grpo.device)
+            self.learners(num_learners=grpo.num_learners, num_gpus_per_learner=gpus)
             self.env_runners(num_env_runners=grpo.env_runners, create_local_env_runner=not grpo.env_runners)
         return self._take(policy=policy, sft=sft, grpo=grpo)
 

@@ -243,6 +243,9 @@ class GRPOConfig:
     """Processes that play groups side by side, each with worlds and a copy of the policy; 0: the run's own plays."""
     num_learners: int = 0
     """Processes that take each step together, with the gradient of one; 0: one, in the run's own process."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the policy learns in the run's own process. auto: a GPU that Ray or SLURM has assigned to it, else the CPU;
+    cuda: the first that is visible."""
     gpus_per_learner: float = 0.0
     """GPUs that Ray sets aside for each learner of `num_learners`."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)

@@ -25,7 +25,7 @@ from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.crew import LocalCrew, RemoteCrew, check_places
 from rlvlm.algorithms.evaluation import Evaluation, evaluate
 from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
-from rlvlm.algorithms.rllib import log_round, only_learner, prepare_config, silence_rllib
+from rlvlm.algorithms.rllib import gpus_of_learner, log_round, only_learner, prepare_config, silence_rllib
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
@@ -70,6 +70,7 @@ class SACPebbleConfig(AlgorithmConfig):
     def learning(self, *, sac: SACConfig) -> Self:
         """Chooses the hyperparameters of SAC, and with them where its worlds are stepped."""
         self.env_runners(num_env_runners=sac.env_runners, create_local_env_runner=not sac.env_runners)
+        self.learners(num_gpus_per_learner=gpus_of_learner(sac.device))
         self.sac = sac
         return self
 

@@ -35,6 +35,9 @@ class SACConfig:
     """Env steps with uniform random actions at the start."""
     random_hold: float = 0.5
     """Probability in [0, 1) that a random action is kept for one more step; held actions reach further."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where networks and replay lie. auto: a GPU that Ray or SLURM has assigned to the process, else the CPU; cuda: the
+    first that is visible. Networks of this size are as fast on a CPU core."""
     update: Literal["by_hand", "autograd"] = "by_hand"
     """How gradients are computed: by_hand is faster; autograd is plain torch, for a change of the losses."""
     replay_capacity: int = 1_000_000

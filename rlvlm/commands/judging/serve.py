@@ -56,6 +56,8 @@ class ServeArguments:
     """Copies of a run's policy; app files say it themselves."""
     num_gpus: float = 0.0
     """Share of a GPU for each of these copies."""
+    metrics: bool = False
+    """Open Ray's metrics port for Prometheus, without a token and on all interfaces of this machine."""
     trust: bool = False
     """Import the task that a run's folder names as MODULE:NAME, which runs its code."""
     allowed_hosts: tuple[str, ...] = ()
@@ -84,11 +86,15 @@ def command(words: Sequence[str], prog: str) -> int:
         token_file=arguments.token_file,
         media_root=str(Path(arguments.media_root).expanduser().absolute()) if arguments.media_root else "",
     )
-    return serve_apps(file)
+    return serve_apps(file, exports_metrics=arguments.metrics)
 
 
-def serve_apps(file: AppFile) -> int:
+def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
     """Starts the apps of `file`, says when and where they answer, and stops them on Ctrl-C.
+
+    Args:
+        file: what is served.
+        exports_metrics: whether a private Ray opens its metrics port.
 
     Returns:
         0 when it was stopped while it served, 130 while it was still loading.
@@ -110,7 +116,7 @@ def serve_apps(file: AppFile) -> int:
         progress = Progress(console)
         stack.callback(progress.end)
         progress.say("starting Ray")
-        stack.enter_context(ray_session())
+        stack.enter_context(ray_session(exports_metrics=exports_metrics))
         stop.take_over()
         start = time.monotonic()
         stack.enter_context(running_apps(file, progress.say, lambda: bool(stop)))

@@ -12,8 +12,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.vlms.devices import pick_device, pick_dtype
 from rlvlm.vlms.files import locate
-from rlvlm.vlms.loading import pick_device, pick_dtype
 
 logger = logging.getLogger(__name__)
 

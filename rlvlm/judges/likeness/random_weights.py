@@ -15,7 +15,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.likeness.encoders import Encoder
-from rlvlm.vlms.loading import pick_device
+from rlvlm.vlms.devices import pick_device
 
 _PAD, _END = "<|pad|>", "<|end|>"
 _SMALL = {"hidden_size": 384, "intermediate_size": 1_536, "num_attention_heads": 6}

@@ -22,12 +22,16 @@ class Ensemble:
     Args:
         inputs: what the networks look at.
         num_members: K.
-        rng: of the first weights.
+        rng: of the first weights, on the CPU.
+        device: where the members compute; what they are given and what they say lies on the CPU.
     """
 
-    def __init__(self, inputs: RewardInput, num_members: int, rng: torch.Generator) -> None:
+    def __init__(
+        self, inputs: RewardInput, num_members: int, rng: torch.Generator, device: torch.device | str = "cpu"
+    ) -> None:
         self.inputs = inputs
-        self.members = [inputs.build_network(rng) for _ in range(num_members)]
+        self.device = torch.device(device)
+        self.members = [inputs.build_network(rng).to(self.device) for _ in range(num_members)]
         self._readings = Readings(num_members)
         self.train(False)
 
@@ -64,14 +68,16 @@ class Ensemble:
     def features(self, steps: Steps) -> FloatArray:
         """`[N, E]` what the first member sees in each step: its last layer's input, or its scaled state."""
         first, kind = self.inputs.distinct(steps)
-        return self._read(self.members[0].features, steps, first)[kind]
+        return self._read(lambda rows: self.members[0].features(rows.to(self.device)), steps, first)[kind]
 
     def rows(self, examples: Examples) -> tuple[Tensor, Tensor]:
-        """What the networks read of all examples: rows `[U, ...]`, and `[N, S, L]` which one each step shows."""
+        """What the networks read of all examples: rows `[U, ...]`, and `[N, S, L]` which one each step shows; both on
+        the members' device.
+        """
         steps = examples.steps()
         first, kind = self.inputs.distinct(steps)
         places = torch.from_numpy(kind).view(len(examples), examples.num_sides, examples.segment_steps)
-        return self.inputs.rows(steps, first), places
+        return self.inputs.rows(steps, first).to(self.device), places.to(self.device)
 
     def mean_returns(self, rows: Tensor, places: Tensor) -> Tensor:
         """The members' mean return `[N, S]` of sides of `rows` at `places` `[N, S, L]`."""
@@ -84,7 +90,7 @@ class Ensemble:
     def get_state(self) -> list[dict[str, Any]]:
         """Copies of the members' weights, as arrays."""
         return [
-            {name: weight.numpy().copy() for name, weight in member.state_dict().items()} for member in self.members
+            {name: np.array(weight.cpu()) for name, weight in member.state_dict().items()} for member in self.members
         ]
 
     def set_state(self, state: list[dict[str, Any]]) -> None:
@@ -102,10 +108,12 @@ class Ensemble:
 
     def _read(self, read: Callable[[Tensor], Tensor], steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
         """`[M, ...]` what `read` makes of the chosen steps `[M]`."""
-        return read_in_passes(
+        made = read_in_passes(
             read, lambda part: self.inputs.rows(steps, chosen[part]), len(chosen), self.inputs.rows_per_pass
-        ).numpy()
+        )
+        return made.cpu().numpy()
 
     def _every_member(self, rows: Tensor) -> Tensor:
         """`[M, K]` what each member makes of `rows` `[M, ...]`."""
+        rows = rows.to(self.device)
         return torch.stack([member(rows) for member in self.members], dim=1)

@@ -58,15 +58,21 @@ class RewardModel:
         config: ensemble, optimiser, when to stop.
         seed: of weights and shuffling; the global generator is not touched.
         objective: what the examples say about rewards.
+        device: where it fits and reads.
     """
 
     def __init__(
-        self, inputs: RewardInput, config: RewardModelConfig, seed: int, objective: Objective = PREFERENCE
+        self,
+        inputs: RewardInput,
+        config: RewardModelConfig,
+        seed: int,
+        objective: Objective = PREFERENCE,
+        device: torch.device | str = "cpu",
     ) -> None:
         self._config = config
         self._objective = objective
         self._rng = torch.Generator().manual_seed(seed)
-        self.ensemble = Ensemble(inputs, config.ensemble, self._rng)
+        self.ensemble = Ensemble(inputs, config.ensemble, self._rng, device)
         self._adam = torch.optim.Adam(self.ensemble.parameters(), config.lr)
         self.num_fits = 0
         self.evidence = Evidence()
@@ -86,7 +92,8 @@ class RewardModel:
         Raises:
             NumericsError: the loss is not finite.
         """
-        whole = _Lesson(*self.ensemble.rows(examples), torch.from_numpy(examples.targets))
+        targets = torch.from_numpy(examples.targets).to(self.ensemble.device)
+        whole = _Lesson(*self.ensemble.rows(examples), targets)
         every, places = self._config.hold_out_every, torch.arange(len(examples))
         is_held_out = places < 0
         if every and self._objective.ends_on_held_out:
@@ -118,7 +125,7 @@ class RewardModel:
         return {
             "members": self.ensemble.get_state(),
             "adam": {
-                str(at): {name: value.numpy().copy() for name, value in slot.items()} for at, slot in adam.items()
+                str(at): {name: np.array(value.cpu()) for name, value in slot.items()} for at, slot in adam.items()
             },
             "rng": self._rng.get_state().numpy().copy(),
             "num_fits": self.num_fits,

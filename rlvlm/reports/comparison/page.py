@@ -19,6 +19,7 @@ SHOWN = {
     "mean_over_run": "mean over the run",
     "steps_to_solve": f"steps to {SOLVED:g}",
     "final_success_rate": "success",
+    "success_at_end": "at the end",
     "final_return": "true return",
     "label_accuracy": "labels right",
     "queries": "queries",
@@ -86,8 +87,10 @@ def cell(key: str, value: Any) -> str:
     """One fact for readers; shares as percent."""
     if value is None or value == "" or (key.startswith("queries") and not value):
         return "-"
-    if key in ("label_accuracy", "false_positives", "final_success_rate"):
-        return f"{value:.0%}" if key == "final_success_rate" else f"{value:.1%}"
+    if key in ("label_accuracy", "false_positives"):
+        return f"{value:.1%}"
+    if key in ("final_success_rate", "success_at_end"):
+        return f"{value:.0%}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 or key == "queries" else f"{value:.2f}"
     return f"{value:,}" if isinstance(value, int) and key != "seed" else str(value)

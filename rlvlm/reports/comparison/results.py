@@ -44,6 +44,8 @@ class RunResult:
     """[N] true scores."""
     success: Floats
     """[N] success rates."""
+    at_end: Floats
+    """[N] share of episodes that ended in success; NaN in runs that did not write it down."""
     returns: Floats
     """[N] true episode returns."""
     queries: int
@@ -229,6 +231,7 @@ def _read(run: RunFolder | None, **about: Any) -> RunResult:
         steps=column(rows, "step").astype(float),
         scores=scores(about["task"], rows),
         success=column(rows, "success_rate").astype(float),
+        at_end=column([{"success_at_end": ""} | row for row in rows], "success_at_end").astype(float),
         returns=column(rows, "episode_return").astype(float),
         queries=asked["queries"],
         label_accuracy=asked["label_accuracy"],

@@ -42,6 +42,7 @@ def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
                 "steps_to_solve": float(np.median(solved)) if solved else None,
                 "successes": successes if runs else None,
                 "final_success_rate": _mean([run.mean_of_last(run.success) for run in runs]),
+                "success_at_end": _mean([finite(run.mean_of_last(run.at_end)) for run in runs]),
                 "final_return": _mean([run.mean_of_last(run.returns) for run in runs]),
                 "label_accuracy": _mean([run.label_accuracy for run in runs]),
                 "queries": _mean([run.queries for run in runs]),
@@ -68,6 +69,7 @@ def run_rows(results: Results) -> list[dict[str, Any]]:
             "env_steps": int(run.steps[-1]) if len(run.steps) else 0,
             "final_score": run.final if run.is_finished else None,
             "final_success_rate": run.mean_of_last(run.success) if run.is_finished else None,
+            "success_at_end": finite(run.mean_of_last(run.at_end)) if run.is_finished else None,
             "final_return": run.mean_of_last(run.returns) if run.is_finished else None,
             "first_solved": run.first_solved,
             "queries": run.queries,
@@ -82,6 +84,11 @@ def run_rows(results: Results) -> list[dict[str, Any]]:
         }
         for run in results.runs
     ]
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where it is none."""
+    return value if np.isfinite(value) else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

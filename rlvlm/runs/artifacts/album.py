@@ -58,9 +58,10 @@ def write_videos(folder: RunFolder, episodes: Sequence[PlayedEpisode], env_steps
     for number, episode in enumerate(episodes, start=1):
         is_learned = bool(np.isfinite(episode.learned_rewards).all())
         rewards = episode.learned_rewards if is_learned else episode.env_rewards
-        end = "success" if episode.is_success else "no success"
+        lost = "success, undone at the end" if episode.is_success else "no success"
+        end = "success" if episode.ends_in_success else lost
         title = f"step {env_steps:,}, {end}, {'learned' if is_learned else 'true'} reward"
         file = folder.videos / f"step_{env_steps:08d}_episode_{number}.mp4"
-        write_video(file, draw(episode.snapshots), rewards, title)
+        write_video(file, draw(episode.snapshots), rewards, title, episode.progress)
         names.append(file.name)
     return names

@@ -83,7 +83,8 @@ def _share(share: float, count: int) -> str:
 def _results(summary: Mapping[str, Any]) -> str:
     labels = summary["labels"]
     rows = {
-        "final success rate": _percent(summary["final_success_rate"]),
+        "final success rate, at any step": _percent(summary["final_success_rate"]),
+        "success at the end of the episode": _percent(summary.get("final_success_at_end")),
         "best success rate": _percent(summary["best_success_rate"]),
         "env steps": f"{summary['env_steps']:,}",
         "wall time": f"{summary['wall_s'] / 60:.1f} min",
@@ -91,10 +92,10 @@ def _results(summary: Mapping[str, Any]) -> str:
     }
     if summary["queries"]:
         rows["queries"] = f"{summary['queries']:,}"
-        rows["label accuracy (decided labels)"] = _percent(summary["label_accuracy"])
         rows["no preference / unreadable / no answer"] = " / ".join(
             f"{labels[status]:,}" for status in ("no_preference", "invalid", "failed")
         )
+        rows[f"right, of the {labels['ok']:,} that decide"] = _percent(summary["label_accuracy"])
     watched = summary.get("judge") or {}
     if metrics.JUDGE_ALARM in watched:
         since = watched.get("alarm_step")

@@ -8,6 +8,8 @@ from rlvlm.runs.artifacts.plots import OUTCOMES
 from rlvlm.templates import render
 
 MAX_CARDS = 120
+FIRST = ("incorrect", "correct", "truth ties")
+"""What is shown first: answers that say something, and of these the wrong ones; the others follow."""
 
 
 def judge_page(rows: Sequence[Mapping[str, Any]], counts: Mapping[str, int], heading: str, prompt: str) -> str:
@@ -21,13 +23,14 @@ def judge_page(rows: Sequence[Mapping[str, Any]], counts: Mapping[str, int], hea
     """
     stride = -(-len(rows) // MAX_CARDS) or 1
     cards = [{**row, "outcome": outcome_of(row)} for row in rows[::stride]]
+    cards.sort(key=lambda card: FIRST.index(card["outcome"]) if card["outcome"] in FIRST else len(FIRST))
     found = Counter(card["outcome"] for card in cards)
     total = sum(counts.values())
     decided = counts.get("correct", 0) + counts.get("incorrect", 0)
     tiles = {
         "queries": f"{total:,}",
-        "right of the decided": f"{100 * counts.get('correct', 0) / decided:.1f} %" if decided else "none",
         "no preference": f"{100 * counts.get('no preference', 0) / total:.1f} %" if total else "none",
+        "right of the decided": f"{100 * counts.get('correct', 0) / decided:.1f} %" if decided else "none",
         "unreadable": counts.get("invalid", 0),
         "no answer": counts.get("failed", 0),
     }

@@ -101,12 +101,14 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping
     health = {label: (name, colour) for label, (name, colour) in HEALTH.items() if any(name in row for row in rows)}
     panels: list[tuple[float, Callable[[Axes], None]]] = [
         (3.0, lambda axes: _draw_success(axes, evaluations)),
-        (2.4, lambda axes: _draw_returns(axes, evaluations, rows)),
+        (2.0, lambda axes: _draw_returns(axes, evaluations, rows)),
     ]
+    if np.isfinite(column(evaluations, "learned_return")).any():
+        panels.append((2.0, lambda axes: _draw_learned_returns(axes, evaluations)))
     if health:
         panels.append((1.6, lambda axes: _draw_health(axes, rows, health)))
     if queries:
-        panels.append((1.6, lambda axes: _draw_spent(axes, queries)))
+        panels.append((1.6, lambda axes: _draw_spent(axes, queries, column(evaluations, "step").max() / 1_000)))
     heights = [height for height, _ in panels]
     figure, found = plt.subplots(
         len(panels), 1, figsize=(8, 1.1 * sum(heights)), sharex=True, height_ratios=heights, layout="constrained"
@@ -266,35 +268,36 @@ def _draw_success(axes: Axes, evaluations: Rows) -> None:
             bounds = [wilson_interval(round(one * count), count) for one, count in zip(success, counts, strict=True)]
             low, high = np.array(bounds).T
         axes.fill_between(steps, 100 * low, 100 * high, color=colour, alpha=0.12, linewidth=0)
+        if not place and all(row.get("success_at_end") for row in evaluations):
+            at_end = column(evaluations, "success_at_end")
+            if not np.array_equal(at_end, success):
+                axes.plot(steps, 100 * at_end, color=INK, linestyle=":", label="at the end of the episode")
         name = DECODINGS["return above 0"][place]
         if not evaluations[-1].get(name):
             continue
         above = column(evaluations, name)
         if not np.array_equal(above, success):
             axes.plot(steps, 100 * above, color=colour, linestyle="--", label=f"{decoding}, return above 0")
-    if is_sampled:
+    if is_sampled or len(axes.get_lines()) > 1:
         axes.legend(loc="lower right")
 
 
 def _draw_returns(axes: Axes, evaluations: Rows, rows: Sequence[Mapping[str, Any]]) -> None:
-    """True returns of evaluations, and beside them those by the learned reward, or those of training."""
+    """True returns of evaluations and of training."""
     steps = column(evaluations, "step") / 1_000
-    learned_returns = column(evaluations, "learned_return")
     axes.plot(steps, column(evaluations, "episode_return"), color=INK, marker="o", markersize=3, label="evaluation")
-    if np.isfinite(learned_returns).any():
-        axes.set_ylabel("true", color=INK)
-        axes.set_title("Episode return: by the true reward, and by the one that is trained on")
-        learned = axes.twinx()
-        learned.spines["right"].set_visible(True)
-        learned.plot(steps, learned_returns, color=ACCENT, marker="s", markersize=3)
-        learned.set_ylabel("trained on", color=ACCENT)
-        learned.grid(visible=False)
-        return
     trained = [row for row in rows if metrics.TRAIN_EPISODE_RETURN in row]
     places = [row[metrics.ENV_STEPS] / 1_000 for row in trained]
     axes.plot(places, [row[metrics.TRAIN_EPISODE_RETURN] for row in trained], color=ACCENT, label="training")
     axes.set(ylabel="return", title="Episode return by the true reward")
     axes.legend(loc="lower right")
+
+
+def _draw_learned_returns(axes: Axes, evaluations: Rows) -> None:
+    """In a panel of its own: on a second scale over the true ones, any two rising curves can be made to coincide."""
+    learned = column(evaluations, "learned_return")
+    axes.plot(column(evaluations, "step") / 1_000, learned, color=ACCENT, marker="s", markersize=3)
+    axes.set(ylabel="return", title="Episode return by the reward that is trained on, which changes as it is learned")
 
 
 def _draw_health(axes: Axes, rows: Sequence[Mapping[str, Any]], health: Mapping[str, tuple[str, str]]) -> None:
@@ -304,13 +307,14 @@ def _draw_health(axes: Axes, rows: Sequence[Mapping[str, Any]], health: Mapping[
     axes.set(ylabel="%", ylim=(-4, 104), title=" / ".join(health).capitalize())
 
 
-def _draw_spent(axes: Axes, queries: Rows) -> None:
-    axes.set(title="Queries asked so far", ylabel="queries")
-    steps = column(queries, "env_step") / 1_000
+def _draw_spent(axes: Axes, queries: Rows, last: float) -> None:
+    """Queries so far, up to `last` thousand env steps."""
+    axes.set(title=f"Queries asked so far, {len(queries):,} in all", ylabel="queries")
+    steps = np.append(column(queries, "env_step") / 1_000, last)
     outcomes = np.array([outcome(row) for row in queries])
     colours = OUTCOMES | SCORED
     present = [name for name in colours if (outcomes == name).any()]
-    spent = [np.cumsum(outcomes == name) for name in present]
+    spent = [np.append(counts := np.cumsum(outcomes == name), counts[-1]) for name in present]
     axes.stackplot(steps, spent, labels=present, colors=[colours[name] for name in present], step="post")
     axes.legend(loc="upper left", ncols=len(present), fontsize=8)
 

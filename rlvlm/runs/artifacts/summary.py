@@ -33,12 +33,14 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
     trained = [row for row in evaluations if int(row["step"])]
     success = [float(row["success_rate"]) for row in trained]
     returns = [float(row["episode_return"]) for row in trained]
+    at_end = [float(row["success_at_end"]) for row in trained[-FINAL_EVALUATIONS:] if row.get("success_at_end")]
     return {
         "task": config.task,
         "seed": config.seed,
         "reward": config.reward_name,
         "exit_reason": exit_reason,
         "final_success_rate": _mean(success[-FINAL_EVALUATIONS:]),
+        "final_success_at_end": _mean(at_end),
         "best_success_rate": max(success, default=None),
         "final_episode_return": _mean(returns[-FINAL_EVALUATIONS:]),
         "evaluations": len(trained),

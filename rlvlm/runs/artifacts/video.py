@@ -20,7 +20,9 @@ FPS = 30
 PAPER, INK, FAINT, ACCENT = (250, 250, 248), (38, 70, 83), (200, 206, 208), (231, 111, 81)
 
 
-def write_video(file: Path, frames: Frames, rewards: FloatArray, title: str) -> Path:
+def write_video(
+    file: Path, frames: Frames, rewards: FloatArray, title: str, progress: FloatArray | None = None
+) -> Path:
     """Writes one episode as H.264 and returns the file; it appears whole or not at all.
 
     Args:
@@ -28,8 +30,9 @@ def write_video(file: Path, frames: Frames, rewards: FloatArray, title: str) -> 
         frames: [T, H, W, 3] pictures, one per step; H and W even.
         rewards: [T] the reward the agent saw at each step.
         title: one line for the top of the strip.
+        progress: [T] the true progress in [0, 1], told beside the reward; None leaves it out.
     """
-    return write_mp4(file, compose_frames(frames, rewards, title))
+    return write_mp4(file, compose_frames(frames, rewards, title, progress))
 
 
 def write_mp4(file: Path, pictures: Sequence[NDArray[np.uint8]], fps: int = FPS) -> Path:
@@ -51,13 +54,16 @@ def write_mp4(file: Path, pictures: Sequence[NDArray[np.uint8]], fps: int = FPS)
     return file
 
 
-def compose_frames(frames: Frames, rewards: FloatArray, title: str) -> list[NDArray[np.uint8]]:
+def compose_frames(
+    frames: Frames, rewards: FloatArray, title: str, progress: FloatArray | None = None
+) -> list[NDArray[np.uint8]]:
     """Each picture with the strip under it: the whole trace faint, the past dark, the present marked.
 
     Args:
         frames: [T, H, W, 3].
         rewards: [T].
         title: one line.
+        progress: [T] or None.
 
     Returns:
         T pictures [H + TRACE_PX, W, 3].
@@ -79,6 +85,9 @@ def compose_frames(frames: Frames, rewards: FloatArray, title: str) -> list[NDAr
         draw.ellipse([x - 4, y - 4, x + 4, y + 4], fill=ACCENT)
         text = f"{rewards[step]:+.2f}"
         draw.text((width - MARGIN_PX, 6), text, fill=ACCENT, font=small, anchor="ra")
+        if progress is not None:
+            told = f"true progress {progress[step]:.0%}"
+            draw.text((width - MARGIN_PX, TRACE_PX - 2), told, fill=INK, font=small, anchor="rs")
         pictures.append(np.concatenate([frame, np.asarray(strip)], axis=0))
     return pictures
 

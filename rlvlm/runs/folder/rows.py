@@ -34,6 +34,7 @@ def evaluation_row(evaluation: Evaluation, env_steps: int, wall_s: float) -> dic
         "sampled_success_rate": evaluation.metrics.get(metrics.EVAL_SAMPLED_SUCCESS),
         "strict_success_rate": evaluation.metrics.get(metrics.EVAL_STRICT_SUCCESS),
         "sampled_strict_success_rate": evaluation.metrics.get(metrics.EVAL_SAMPLED_STRICT_SUCCESS),
+        "success_at_end": float(np.mean([episode.ends_in_success for episode in episodes])),
     }
 
 

@@ -34,6 +34,7 @@ EVAL_COLUMNS = (
     "sampled_success_rate",
     "strict_success_rate",
     "sampled_strict_success_rate",
+    "success_at_end",
 )
 QUERY_COLUMNS = (
     "ground_truth_score_1",

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.tensorboard.writer import SummaryWriter
 
+from rlvlm.errors import first_line
 from rlvlm.metrics import ENV_STEPS
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.run_folder import RunFolder
@@ -35,7 +36,9 @@ class Trackers:
         for row in self._lines.read():
             self._to_board(row)
         self._figures = RunMetrics(config.task)
-        self._wandb = _start_wandb(folder, config) if config.track.wandb != "off" else None
+        self.trouble = ""
+        """Why Weights & Biases takes no part though it was asked for; empty where all is well."""
+        self._wandb = self._start_wandb(folder, config) if config.track.wandb != "off" else None
 
     def log(self, row: Mapping[str, float]) -> None:
         """Writes one row. Numbers that are not finite are left out: neither JSON nor the trackers know them."""
@@ -57,22 +60,22 @@ class Trackers:
             if key != ENV_STEPS:
                 self._board.add_scalar(key, value, int(row[ENV_STEPS]))
 
+    def _start_wandb(self, folder: RunFolder, config: RunConfig) -> Any:
+        """The Weights & Biases run of this folder, or None with a warning: it must never stop a training."""
+        import wandb
 
-def _start_wandb(folder: RunFolder, config: RunConfig) -> Any:
-    """The Weights & Biases run of this folder, or None with a warning: it must never stop a training."""
-    import wandb
-
-    assert config.track.wandb != "off", "asked for only where it is on"
-    try:
-        return wandb.init(
-            project="rlvlm",
-            id=f"{config.task}-{folder.path.name}-{config.seed}",
-            resume="allow",
-            dir=str(folder.path),
-            mode=config.track.wandb,
-            config=asdict(config),
-            settings=wandb.Settings(init_timeout=INIT_TIMEOUT_S, silent=True),
-        )
-    except Exception as error:  # a tracker's failure, of whatever kind, costs its curves and no more
-        logger.warning("Weights & Biases does not start, going on without it: %s", error)
-        return None
+        assert config.track.wandb != "off", "asked for only where it is on"
+        try:
+            return wandb.init(
+                project="rlvlm",
+                id=f"{config.task}-{folder.path.name}-{config.seed}",
+                resume="allow",
+                dir=str(folder.path),
+                mode=config.track.wandb,
+                config=asdict(config),
+                settings=wandb.Settings(init_timeout=INIT_TIMEOUT_S, silent=True),
+            )
+        except Exception as error:  # a tracker's failure, of whatever kind, costs its curves and no more
+            logger.warning("Weights & Biases does not start, going on without it: %s", error)
+            self.trouble = f"Weights & Biases does not start, going on without it: {first_line(error)}"
+            return None

@@ -50,6 +50,16 @@ class PreferenceRunConfig(RunConfig):
         return min(sessions * feedback.queries, feedback.max_queries)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """That nothing will be learned from anybody, where the first feedback comes after the end."""
+        if not self.reward.is_learned or self.steps > self.feedback.first_step:
+            return ()
+        return (
+            f"nobody will be asked: the first feedback is due at step {self.feedback.first_step:,} "
+            f"(--feedback.first-step), and the run ends at step {self.steps:,} (--steps)",
+        )
+
+    @property
     def judge_knows(self) -> list[str]:
         """The pocket judge's tasks, where it is the one that ships."""
         return trained_tasks() if self.judge.knows_few_tasks else []

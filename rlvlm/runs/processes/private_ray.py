@@ -24,10 +24,14 @@ OBJECT_STORE_BYTES = 200 * 2**20
 MAX_TEMP_PATH = 40
 """Longest path of Ray's folder: it puts sockets below, and their paths end at 107 bytes."""
 _PREFIX = "rlvlm"
+_PROXY = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "rlvlm.serving.proxy.bound_headers")
+"""Has Serve's HTTP proxy, where there is one, take no header of endless length."""
 
 
 @contextmanager
-def ray_session(dashboard_port: int | None = None, num_workers: int = 0) -> Iterator[None]:
+def ray_session(
+    dashboard_port: int | None = None, num_workers: int = 0, *, exports_metrics: bool = False
+) -> Iterator[None]:
     """Ray while the context is open: the cluster that RAY_ADDRESS names, or a private one that ends with us.
 
     A process that is on Ray already, as a sweep's runs are, stays on it. A private one has its own folder in a
@@ -38,6 +42,8 @@ def ray_session(dashboard_port: int | None = None, num_workers: int = 0) -> Iter
         dashboard_port: where a private Ray shows its dashboard, on the loopback address; None opens none.
         num_workers: processes of one core each that will be started in it, besides judges; on a machine with fewer
             cores they share.
+        exports_metrics: opens the metrics port of a private Ray, without a token and on all of the machine's
+            interfaces, as Ray does it; a dashboard opens it too.
 
     Raises:
         MachineError: Ray does not start.
@@ -52,13 +58,18 @@ def ray_session(dashboard_port: int | None = None, num_workers: int = 0) -> Iter
         else:
             parent = make_parent()
             stack.enter_context(guarded_folder(parent))
-            start_ray(parent, dashboard_port, num_workers)
+            start_ray(parent, dashboard_port, num_workers, exports_metrics=exports_metrics)
         stack.callback(ray.shutdown)  # from a cluster that is not ours it only disconnects
         yield
 
 
 def start_ray(
-    parent: Path, dashboard_port: int | None = None, num_workers: int = 0, node_ip: str | None = None
+    parent: Path,
+    dashboard_port: int | None = None,
+    num_workers: int = 0,
+    node_ip: str | None = None,
+    *,
+    exports_metrics: bool = False,
 ) -> None:
     """A Ray of our own in this process; on a busy machine it may take a second try.
 
@@ -67,12 +78,20 @@ def start_ray(
         dashboard_port: as in `ray_session`.
         num_workers: likewise.
         node_ip: address of this machine under which others may join; None keeps it to this machine.
+        exports_metrics: as in `ray_session`.
 
     Raises:
         MachineError: no try succeeds.
     """
     # With no mode chosen Ray turns its token on by itself, and takes this one instead of writing into the home folder.
     os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(write_token(parent)))
+    os.environ.setdefault(*_PROXY)
+    system = {
+        # Workers started ahead take memory, and on a busy machine Ray waits for them, without end when late.
+        "prestart_worker_first_driver": False,
+        "worker_register_timeout_seconds": 300,
+        "enable_metrics_collection": exports_metrics or dashboard_port is not None,
+    }
     failure = ""
     for number in range(START_TRIES):
         folder = parent / f"r{number}"
@@ -89,8 +108,7 @@ def start_ray(
                 logging_level=logging.ERROR,
                 _temp_dir=str(folder),
                 _node_ip_address=node_ip,
-                # Workers started ahead take memory, and on a busy machine Ray waits for them, without end when late.
-                _system_config={"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 300},
+                _system_config=system,
             )
             # Else a job submitted to this Ray would be given the address of any Ray that it finds on this machine.
             write_ray_address(ray.get_runtime_context().gcs_address, str(folder))

@@ -7,11 +7,12 @@ from oracles.sac import OracleSAC
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rlvlm import metrics
-from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+from rlvlm.algorithms import rllib
+from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.envs.registry import make_world
-from rlvlm.errors import NumericsError
+from rlvlm.errors import ModelUnavailable, NumericsError
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.environment import EnvironmentReward
 from rlvlm.types.steps import Transitions
@@ -32,6 +33,19 @@ def make_learner(seed=0, **sac):
     learner = SACLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=spaces))
     learner.build()
     return learner
+
+
+def test_a_gpu_is_reserved_where_one_is_wanted(monkeypatch):
+    for device, gpus in (("cpu", 0), ("cuda", 1)):
+        monkeypatch.setattr(rllib, "pick_device", lambda *arguments, device=device: torch.device(device))
+        config = SACPebbleConfig().worlds(task="rlvlm.testing:TINY").learning(sac=SACConfig())
+        config.rewards(reward=RewardConfig(source="environment"))
+        assert config.num_gpus_per_learner == gpus
+        reserved = SACPebble.default_resource_request(config)
+        assert sum(bundle.get("GPU", 0) for bundle in reserved.bundles) == gpus
+    with pytest.raises(ModelUnavailable, match="does not see here"):
+        monkeypatch.undo()
+        SACPebbleConfig().learning(sac=SACConfig(device="cuda"))
 
 
 def random_transitions(count, seed=0):

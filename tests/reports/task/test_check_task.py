@@ -24,6 +24,19 @@ class Frozen(TinyWorld):
         return super().draw(np.full_like(snapshots, 0.4), size_px)
 
 
+class Alive(TinyWorld):
+    """A TinyWorld that hands out the very array it goes on changing."""
+
+    def get_state(self):
+        return super().get_state() | {"point": self._point}
+
+    def step(self, action):
+        point, answer = self._point, super().step(action)
+        point[:] = self._point
+        self._point = point
+        return answer
+
+
 class Forgetful(TinyWorld):
     """Leaves the step count out of its state."""
 
@@ -32,6 +45,7 @@ class Forgetful(TinyWorld):
 
 
 FROZEN = Task(name="frozen", goal=TinyWorld.goal, maker=f"{__name__}:Frozen")
+ALIVE = Task(name="alive", goal=TinyWorld.goal, maker=f"{__name__}:Alive")
 FORGETFUL = Task(name="forgetful", goal=TinyWorld.goal, maker=f"{__name__}:Forgetful")
 OTHER_GOAL = Task(name="other", goal="push the block away", maker="rlvlm.testing:TinyWorld")
 
@@ -79,7 +93,13 @@ def test_a_sound_task_gets_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("task", "promise"), [("FROZEN", "change the picture"), ("FORGETFUL", "set_state"), ("OTHER_GOAL", "goal phrase")]
+    ("task", "promise"),
+    [
+        ("FROZEN", "change the picture"),
+        ("ALIVE", r"get_state\(\) gives 'point' as it is now"),
+        ("FORGETFUL", "set_state"),
+        ("OTHER_GOAL", "goal phrase"),
+    ],
 )
 def test_a_broken_promise_is_named(task: str, promise: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=promise):

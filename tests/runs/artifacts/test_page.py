@@ -14,7 +14,9 @@ def page_of(folder: RunFolder) -> str:
 def test_a_card_shows_pictures_answer_and_truth(filled: RunFolder) -> None:
     cards = re.findall(r"<article.*?</article>", page_of(filled), re.DOTALL)
     assert len(cards) == 8  # four of the six queries of each of two sessions
-    right = cards[0]
+    outcomes = [re.search(r'class="([a-z-]+)"', card)[1] for card in cards]  # type: ignore[index]
+    assert outcomes[:4] == ["incorrect"] * 2 + ["correct"] * 2, "what says something comes first, errors before all"
+    right = cards[2]
     assert right.count("data:image/png;base64,") == 2
     assert "judge: left, truth: left" in right and ">correct</span>" in right
     assert "true progress 90.0 %" in right and "true progress 10.0 %" in right

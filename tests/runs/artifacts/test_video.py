@@ -39,3 +39,12 @@ def test_a_broken_video_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_constant_reward_is_drawn() -> None:
     assert len(compose_frames(np.zeros((2, 32, 64, 3), np.uint8), np.ones(2, np.float32), "t")) == 2
+
+
+def test_true_progress_stands_beside_a_reward_that_may_be_wrong() -> None:
+    frames, rewards = np.zeros((2, 64, 256, 3), np.uint8), np.zeros(2, np.float32)
+    plain = compose_frames(frames, rewards, "t")
+    told = compose_frames(frames, rewards, "t", np.array([0.1, 0.9], np.float32))
+    changed = [np.argwhere((one != other).any(-1)) for one, other in zip(plain, told, strict=True)]
+    assert all(len(pixels) > 50 and pixels[:, 0].min() > 64 + 70 for pixels in changed)  # in the last line of the strip
+    assert not np.array_equal(told[0], told[1])

@@ -60,3 +60,15 @@ def test_greedy_and_sampled_play_choose_the_best_together_and_the_return_between
     assert true_success(row | {"sampled_strict_success_rate": "0.5"}) == 0.75, "a goal that chance reached is none"
     assert true_success(row | {"sampled_strict_success_rate": "1"}) == 0.9, "nor is a return without the goal"
     assert rank(3, None) == (0.75, 1.0) and rank(3, None, 2.0) > rank(3, None, 1.0)
+
+
+def test_a_success_that_is_undone_counts_at_any_step_and_not_at_the_end() -> None:
+    ones = np.ones(3, np.float32)
+    episodes = [
+        PlayedEpisode(
+            snapshots=ones[:, None], env_rewards=ones, learned_rewards=ones, success=np.array(success), progress=ones
+        )
+        for success in ([False, True, False], [False, False, True], [False, False, False], [True, True, True])
+    ]
+    row = evaluation_row(Evaluation(episodes=episodes), 0, 0.0)
+    assert (row["success_rate"], row["success_at_end"]) == (0.75, 0.5)

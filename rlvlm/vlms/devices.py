@@ -1,0 +1,50 @@
+"""On which device a network computes, and how precisely: what `auto` means for judges, policies and learners alike."""
+
+import logging
+import os
+
+import torch
+
+from rlvlm.errors import ModelUnavailable
+
+logger = logging.getLogger(__name__)
+
+
+def pick_device(device: str, section: str = "vlm") -> torch.device:
+    """The device that a `device` setting means.
+
+    `auto` takes a GPU only where one was assigned through CUDA_VISIBLE_DEVICES, as Ray and SLURM do: a GPU that is
+    merely visible may be somebody else's. Inside Ray Serve the deployment resolves `auto` itself, by Ray's
+    bookkeeping.
+
+    Args:
+        device: auto, cpu, cuda or cuda:N.
+        section: where the setting stands on the command line, e.g. `judge`.
+
+    Raises:
+        ModelUnavailable: a GPU is named and torch sees none, or the name is no device.
+    """
+    has_cuda = torch.cuda.is_available()
+    if device == "auto":
+        is_assigned = os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
+        if has_cuda and not is_assigned:
+            logger.warning("a GPU is visible but not assigned to this process; --%s.device cuda takes it", section)
+        return torch.device("cuda" if has_cuda and is_assigned else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ModelUnavailable(
+            f"{device!r} is no device", f"use --{section}.device auto, cpu, cuda or cuda:0"
+        ) from error
+    if chosen.type == "cuda" and not (has_cuda and (chosen.index or 0) < torch.cuda.device_count()):
+        raise ModelUnavailable(
+            f"the {section} wants {device}, which torch does not see here",
+            f"use --{section}.device cpu, or --serve.num-gpus with a CUDA build of torch",
+        )
+    return chosen
+
+
+def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The precision that `VLMConfig.dtype` means: `auto` is bfloat16 on a GPU, float32 elsewhere."""
+    named = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+    return named.get(dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
