@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 def started(monkeypatch) -> list[AppFile]:
     """The files that would have been started."""
     files: list[AppFile] = []
-    monkeypatch.setattr(serve, "serve_apps", lambda file: files.append(file) or 0)
+    monkeypatch.setattr(serve, "serve_apps", lambda file, **options: files.append(file) or 0)
     monkeypatch.chdir("/")  # the checkout's own folder of apps is found from anywhere
     return files
 

@@ -122,28 +122,31 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping
 
 
 def draw_accuracy(queries: Rows, title: str) -> Figure:
-    """Correct, incorrect and undecided shares in ten bins of how far apart the two sides truly are."""
+    """Correct, incorrect and undecided shares by how far apart the two sides truly are.
+
+    A bar holds about a tenth of the queries: most pairs lie close together, and of bars of equal width the first would
+    have half of them.
+    """
     gaps = np.abs(column(queries, "ground_truth_score_1") - column(queries, "ground_truth_score_2"))
-    widest = max(float(gaps.max()), 1e-6)
-    bins = np.minimum((gaps / widest * NUM_BINS).astype(int), NUM_BINS - 1)
+    starts = np.unique(np.sort(gaps)[np.arange(NUM_BINS) * len(gaps) // NUM_BINS])
+    bins, num_bins = np.searchsorted(starts, gaps, side="right") - 1, len(starts)
     outcomes = np.array([outcome(row) for row in queries])
     figure, (axes, counts) = plt.subplots(
         2, 1, figsize=(8, 5.6), sharex=True, height_ratios=(4, 1), layout="constrained"
     )
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
-    totals = np.bincount(bins, minlength=NUM_BINS)
+    totals = np.bincount(bins, minlength=num_bins)
     shares = {
-        name: 100 * np.bincount(bins[outcomes == name], minlength=NUM_BINS) / np.maximum(totals, 1)
+        name: 100 * np.bincount(bins[outcomes == name], minlength=num_bins) / np.maximum(totals, 1)
         for name in OUTCOMES
         if (outcomes == name).any()
     }
     stack_shares(axes, shares, OUTCOMES)
     axes.set(ylabel="answers, %", ylim=(0, 100), title="Answers by difficulty: hard pairs left, easy pairs right")
     axes.legend(ncols=len(OUTCOMES), loc="upper center", bbox_to_anchor=(0.5, -0.01))
-    counts.bar(range(NUM_BINS), totals, color="#b9c4c9", width=0.86)
-    edges = [f"{100 * widest * i / NUM_BINS:.0f}-{100 * widest * (i + 1) / NUM_BINS:.0f}" for i in range(NUM_BINS)]
-    counts.set_xticks(range(NUM_BINS), edges)
-    counts.set(xlabel="difference in true progress, % of the task", ylabel="queries")
+    counts.bar(range(num_bins), totals, color="#b9c4c9", width=0.86)
+    counts.set_xticks(range(num_bins), [f"{100 * start:.2g}" for start in starts])
+    counts.set(xlabel="difference in true progress from here on, % of the task", ylabel="queries")
     return figure
 
 
@@ -328,9 +331,12 @@ def stack_shares(axes: Axes, shares: Mapping[str, NDArray[Any]], colours: Mappin
         colours: by name.
         look: further settings of the bars.
     """
-    base = np.zeros(NUM_BINS)
+    base: NDArray[Any] | float = 0.0
     for name, share in shares.items():
-        axes.bar(range(NUM_BINS), share, bottom=base, color=colours[name], label=name, width=0.86, linewidth=0, **look)
+        base = np.broadcast_to(base, share.shape)
+        axes.bar(
+            range(len(share)), share, bottom=base, color=colours[name], label=name, width=0.86, linewidth=0, **look
+        )
         for place in np.flatnonzero(share >= 6).tolist():
             middle = base[place] + share[place] / 2
             ink = "white" if sum(to_rgb(colours[name])) < 1.4 and "alpha" not in look else "black"

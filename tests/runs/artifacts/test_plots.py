@@ -32,12 +32,20 @@ def test_every_answer_has_one_outcome() -> None:
 
 def test_bars_are_shares_of_their_difficulty_bin() -> None:
     hard = [(0.05, "ok", "1"), (0.05, "ok", "0"), (0.0, "no_preference", ""), (0.01, "ok", "0")]
-    figure = draw_accuracy(rows_of(*hard, (1.0, "ok", "1")), "t")
+    figure = draw_accuracy(rows_of(*hard, (1.0, "ok", "1")), "t")  # five, so that each difference is a bar of its own
     bars = {container.get_label(): [bar.get_height() for bar in container] for container in figure.axes[0].containers}
     plt.close(figure)
-    assert bars["correct"] == pytest.approx([25] + [0] * 8 + [100])
-    assert bars["incorrect"] == pytest.approx([50] + [0] * 9)
-    assert bars["no preference"] == pytest.approx([25] + [0] * 9)
+    assert bars["correct"] == pytest.approx([0, 0, 50, 100])
+    assert bars["incorrect"] == pytest.approx([0, 100, 50, 0])
+    assert bars["no preference"] == pytest.approx([100, 0, 0, 0])
+
+
+def test_no_bar_of_difficulty_holds_much_more_than_a_tenth() -> None:
+    gaps = [(number / 1_000) ** 4 for number in range(1, 1_001)]  # more than half of them below a tenth of the widest
+    figure = draw_accuracy(rows_of(*((gap, "ok", "1") for gap in gaps)), "t")
+    counts = [bar.get_height() for bar in figure.axes[1].patches]
+    plt.close(figure)
+    assert len(counts) == 10 and max(counts) <= 101
 
 
 def test_an_empty_cell_is_no_number() -> None:
