@@ -123,10 +123,11 @@ def odd_step(step: Callable[..., Any], place: str, odd: float) -> Callable[..., 
 
 
 def break_world(name: str, algorithm: Any, place: str, odd: float, patch: pytest.MonkeyPatch) -> None:
-    if name == "sac_pebble":
-        worlds = algorithm._crew._runner._worlds
+    runner = algorithm._runner if name == "ppo_vlm" else algorithm.env_runner_group.local_env_runner
+    if name == "grpo":
+        worlds = [runner._worlds]
     else:
-        worlds = [seat.world for seat in algorithm._runner.seats] if name == "ppo_vlm" else [algorithm._runner._worlds]
+        worlds = runner._worlds if name == "sac_pebble" else [seat.world for seat in runner.seats]
     for world in worlds:
         patch.setattr(world, "step", odd_step(world.step, place, odd))
 
