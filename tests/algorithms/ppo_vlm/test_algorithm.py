@@ -199,8 +199,8 @@ def test_a_head_without_its_objective_is_refused(make: Any):
         make(TokenPPOConfig(), {"acts": "head"})
 
 
-def test_half_of_a_warm_up_leaves_the_policy_where_it_was(make: Any):
-    algorithm = make(TokenPPOConfig(value_warm_up=1), is_value_detached=True)
+def test_a_warm_up_of_the_critic_leaves_the_policy_where_it_was(make: Any):
+    algorithm = make(TokenPPOConfig(value_warm_up=1))
     before = weights(algorithm)
     algorithm.train()
     after = weights(algorithm)
