@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rlvlm.envs.push_block import table
 from rlvlm.envs.registry import task_goal
 from rlvlm.judges import prompts
 from rlvlm.judges.config import ScoreMode
+from rlvlm.pocket.judge.batches import NUM_VISUAL_TOKENS, Dialogues, padded, rope_positions
+from rlvlm.pocket.judge.tokenizer import IMAGE, STOP
 from rlvlm.pocket.policy.model import PICTURE_PX, build_image_processor
 from rlvlm.pocket.scenes.clips import READABLE_SIZES, Push, collect_pushes, readable
 from rlvlm.pocket.scenes.moves import AWAY, NEARER, REACHED, SAME, Move, collect_moves
@@ -183,6 +186,20 @@ def chat_of(question: Question, num_frames: int) -> Any:
     """The turns that a judge is asked with; their pictures are blanks that hold the place."""
     blank = np.repeat(_BLANK[:1], num_frames, axis=0)
     return prompts.score_messages(question.mode, Clip(goal=question.goal, frames=blank, action=question.action))
+
+
+def dialogues_of(questions: Sequence[Question], tokenizer: Any) -> Dialogues:
+    """Questions about equally many pictures, as token ids."""
+    told = []
+    for question in questions:
+        chat = chat_of(question, len(question.pictures))
+        prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        prompt = prompt.replace(IMAGE, IMAGE * NUM_VISUAL_TOKENS)
+        told.append((tokenizer(prompt).input_ids, tokenizer(question.answer + STOP).input_ids))
+    ids, targets = padded(told, tokenizer.pad_token_id)
+    pictures = torch.tensor([question.pictures for question in questions])
+    is_visual = ids == tokenizer.convert_tokens_to_ids(IMAGE)
+    return Dialogues(ids=ids, targets=targets, positions=rope_positions(is_visual), pictures=pictures)
 
 
 def phrases() -> list[str]:

@@ -7,7 +7,6 @@ seed.
 
 import json
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.judges.build import ABILITIES_FILE
-from rlvlm.pocket.judge.batches import NUM_VISUAL_TOKENS, Dialogues, padded, rope_positions
+from rlvlm.pocket.judge.batches import NUM_VISUAL_TOKENS
 from rlvlm.pocket.judge.learning import Facts, answer_loss, hold_then_fall, look, muon_and_adamw, optimise
-from rlvlm.pocket.judge.tokenizer import IMAGE, STOP, build_tokenizer
+from rlvlm.pocket.judge.tokenizer import build_tokenizer
 from rlvlm.pocket.policy.model import build_image_processor, build_model, save
 from rlvlm.pocket.scorer.config import TrainConfig
-from rlvlm.pocket.scorer.lessons import TURN_TASKS, Lessons, Question, chat_of, corpus, phrases
+from rlvlm.pocket.scorer.lessons import TURN_TASKS, Lessons, corpus, dialogues_of, phrases
 from rlvlm.vlms.patch_embedding import flatten_patch_embedding
 from rlvlm.vlms.pictures import process
 
@@ -51,7 +50,6 @@ class Trainer:
         self._rng = np.random.default_rng(config.seed)
         self.lessons = Lessons("train", config.moves, config.pushes, config.seed)
         self.tokenizer = make_tokenizer()
-        self._image = self.tokenizer.convert_tokens_to_ids(IMAGE)
         self.model: Any = build_model(self.tokenizer)
         seeing: Any = AutoModelForImageTextToText.from_pretrained(config.eyes, dtype=torch.float32)
         self.model.model.visual.load_state_dict(seeing.model.visual.state_dict())
@@ -112,27 +110,15 @@ class Trainer:
     def _talking_loss(self) -> tuple[Tensor, Facts]:
         """Cross-entropy of the answers to freshly drawn questions."""
         turns = [self.lessons.turn(self._rng) for _ in range(self.config.batch)]
-        loss, right = answer_loss(self.model, self._dialogues(turns), self._seen)
+        loss, right = answer_loss(self.model, dialogues_of(turns, self.tokenizer), self._seen)
         facts = {"turns": float(loss.detach()), "turns_right": right}
         if self.lessons.pushes:
             num_frames = int(self._rng.choice(_CLIP_FRAMES))
             clips = [self.lessons.clip(num_frames, self._rng) for _ in range(self.config.batch // 2)]
-            clip_loss, clips_right = answer_loss(self.model, self._dialogues(clips), self._seen)
+            clip_loss, clips_right = answer_loss(self.model, dialogues_of(clips, self.tokenizer), self._seen)
             loss = loss + clip_loss
             facts |= {"clips": float(clip_loss.detach()), "clips_right": clips_right}
         return loss, facts
-
-    def _dialogues(self, questions: Sequence[Question]) -> Dialogues:
-        """Questions about equally many pictures, as token ids."""
-        told = []
-        for question in questions:
-            chat = chat_of(question, len(question.pictures))
-            prompt = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-            prompt = prompt.replace(IMAGE, IMAGE * NUM_VISUAL_TOKENS)
-            told.append((self.tokenizer(prompt).input_ids, self.tokenizer(question.answer + STOP).input_ids))
-        ids, targets = padded(told, self.tokenizer.pad_token_id)
-        pictures = torch.tensor([question.pictures for question in questions])
-        return Dialogues(ids=ids, targets=targets, positions=rope_positions(ids == self._image), pictures=pictures)
 
     @torch.no_grad()
     def _look_at_all(self) -> Tensor:

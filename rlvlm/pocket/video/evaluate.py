@@ -1,0 +1,98 @@
+"""Measures a judge on held-out clips of LIBERO: `python -m rlvlm.pocket.video.evaluate --clips FILE`.
+
+The judge is asked exactly as in a run, through `judges.build`; with `--judge` options any other can be measured.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from numpy.typing import NDArray
+
+from rlvlm.judges.agreement import area_under_curve, calibration_error
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.judge import Judge
+from rlvlm.pocket.video.lessons import MOMENTS, Clips
+from rlvlm.types.judging import Clip
+from rlvlm.types.steps import FloatArray
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateConfig:
+    """What is measured."""
+
+    clips: Path
+    """File that `play --held-out` wrote."""
+    num_frames: tuple[int, ...] = (2, 8)
+    """Frames shown of each clip."""
+    judge: JudgeConfig = field(default_factory=lambda: JudgeConfig(model="video", score="success"))
+    """Who is measured."""
+    out: Path | None = None
+    """JSON file of the figures."""
+    threads: int = 1
+    """CPU threads."""
+
+
+def measure(judge: Judge, clips: Clips, num_frames: int) -> Figures:
+    """How a judge tells held-out successes from failures, at `num_frames` frames of each.
+
+    Failures are of three kinds: as they were played, the first halves of successes, and both together.
+    """
+    moments = np.linspace(0, MOMENTS - 1, num_frames).round().astype(int)
+    halves = np.linspace(0, MOMENTS // 2, num_frames).round().astype(int)
+    goals = sorted(set(clips.instructions))
+    others = [goals[(goals.index(own) + 1) % len(goals)] for own in clips.instructions]
+    other_goals = np.array([one != own for one, own in zip(others, clips.instructions, strict=True)])
+
+    def ask(order: NDArray[np.int64], asked_for: Sequence[str] = clips.instructions) -> FloatArray:
+        asked = [Clip(goal=goal, frames=clips.frames[row][order]) for row, goal in enumerate(asked_for)]
+        return np.array([np.nan if one.value is None else one.value for one in judge.score(asked)], np.float32)
+
+    whole, success = ask(moments), clips.success
+    cut = ask(halves)[success]
+    scores, truths = np.concatenate([whole, cut]), np.concatenate([success, np.zeros(len(cut), bool)])
+    return {
+        "success above failure": area_under_curve(whole, success),
+        "success above its first half": area_under_curve(
+            np.concatenate([whole[success], cut]), np.repeat([True, False], len(cut))
+        ),
+        "success above both": area_under_curve(scores, truths),
+        "calibration error": calibration_error(scores, truths),
+        "false positives": float((scores[~truths] >= 0.5).mean()),
+        "false negatives": float((scores[truths] < 0.5).mean()),
+        "mean of successes": float(whole[success].mean()),
+        "mean of failures": float(scores[~truths].mean()),
+        "successes turned round": float(ask(moments[::-1])[success].mean()),
+        "successes, another thing asked for": float(ask(moments, others)[success & other_goals].mean())
+        if other_goals.any()
+        else math.nan,
+        "unanswered": float(np.isnan(scores).mean()),
+        "successes": float(success.sum()),
+        "failures": float((~success).sum()),
+    }
+
+
+def main() -> None:
+    """Measures, prints and writes."""
+    logging.basicConfig(level=logging.WARNING)
+    config = tyro.cli(EvaluateConfig, description=__doc__)
+    torch.set_num_threads(config.threads)
+    judge, clips = build_judge(config.judge), Clips.load(config.clips)
+    figures = {f"{count} frames": measure(judge, clips, count) for count in config.num_frames}
+    text = json.dumps(figures, indent=1)
+    print(text)  # noqa: T201 - what the command is for
+    if config.out is not None:
+        config.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

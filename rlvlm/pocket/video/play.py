@@ -1,0 +1,109 @@
+"""Plays LIBERO's basket tasks for the pocket video judge: `python -m rlvlm.pocket.video.play --out FILE`.
+
+The tasks' script plays, with more or less noise: little of it succeeds, much of it fails. Training and evaluation begin
+from different saved starts.
+"""
+
+import gc
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld
+from rlvlm.envs.libero.scene import LiberoScene, shared_scene
+from rlvlm.envs.registry import make_world, task_env
+from rlvlm.pocket.policy.model import PICTURE_PX
+from rlvlm.pocket.video.lessons import MOMENTS, Clips
+from rlvlm.types.steps import FloatArray, Frames
+
+_LOGGER = logging.getLogger(__name__)
+_NOISES, _P_NOISES = (0.02, 0.1, 0.2, 0.6), (0.4, 0.2, 0.1, 0.3)
+_EPISODE_STEPS = 144
+_BASKET = "basket_1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlayConfig:
+    """What is played."""
+
+    out: Path
+    """File of the clips."""
+    suite: str = "libero_object"
+    """Whose tasks ask for a thing in a basket."""
+    tasks: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """Numbers within the suite."""
+    episodes: int = 60
+    """Of each task."""
+    held_out: bool = False
+    """Whether they begin from the starts that are kept for evaluation."""
+    moved: float = 0.02
+    """Things are shifted by up to so many metres."""
+
+
+def play(config: PlayConfig) -> Clips:
+    """The episodes of all tasks."""
+    first = FIRST_HELD_OUT_STATE if config.held_out else 0
+    rng = np.random.default_rng((first, len(config.tasks)))
+    played: list[tuple[Frames, dict[str, FloatArray], str, bool]] = []
+    for number in config.tasks:
+        task = f"{config.suite}/{number}"
+        env = replace(task_env(task), moved=config.moved, physics="fast", episode_steps=_EPISODE_STEPS)
+        world, scene = make_world(task, env, 0), shared_scene(config.suite, number, env.mesh_cell)
+        played += [_episode(world, scene, first + index, rng) for index in range(config.episodes)]
+        _LOGGER.info("%s: %d of %d succeeded", task, sum(one[3] for one in played[-config.episodes :]), config.episodes)
+        world.close()
+        del world, scene
+        gc.collect()  # a compiled task is hundreds of megabytes, and refers to itself
+    things = tuple(sorted({name for _, places, _, _ in played for name in places}))
+    nowhere = np.full((MOMENTS, 3), np.nan, np.float32)
+    return Clips(
+        frames=np.stack([frames for frames, *_ in played]),
+        offsets=np.stack([np.stack([places.get(name, nowhere) for name in things], 1) for _, places, _, _ in played]),
+        things=things,
+        instructions=tuple(goal for _, _, goal, _ in played),
+        success=np.array([success for *_, success in played]),
+    )
+
+
+def _episode(
+    world: ChunkWorld, scene: LiberoScene, state_id: int, rng: np.random.Generator
+) -> tuple[Frames, dict[str, FloatArray], str, bool]:
+    """Frames of `MOMENTS` moments, where each thing was, the instruction, and whether it succeeded."""
+    noise = float(rng.choice(_NOISES, p=_P_NOISES))
+    things = sorted(name for name in scene.env.objects_dict if name != _BASKET)
+
+    def places() -> FloatArray:
+        basket = scene.place_of(_BASKET)
+        return np.stack([scene.place_of(name) - basket for name in things]).astype(np.float32)
+
+    obs, info = world.reset(options={"state_id": state_id})
+    snapshots, offsets, is_over = [obs.snapshots[0]], [places()], False
+    while not is_over:
+        chunk = world.scripted_chunk(noise, rng)
+        assert chunk is not None, "these tasks have a script"
+        obs, _, terminated, truncated, info = world.step(chunk)
+        snapshots.append(obs.snapshots[0])
+        offsets.append(places())
+        is_over = terminated or truncated
+    moments = np.linspace(0, len(snapshots) - 1, MOMENTS).round().astype(int)
+    seen = np.stack(offsets)[moments]
+    return (
+        world.draw(np.stack(snapshots)[moments], PICTURE_PX),
+        {name: seen[:, place] for place, name in enumerate(things)},
+        obs.instructions[0],
+        bool(info["success"]),
+    )
+
+
+def main() -> None:
+    """Reads the command line, plays and writes."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    config = tyro.cli(PlayConfig, description=__doc__)
+    play(config).save(config.out)
+
+
+if __name__ == "__main__":
+    main()

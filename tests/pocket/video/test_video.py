@@ -1,0 +1,100 @@
+"""The pocket video judge: what is read in a frame, which answer is right, and that a trained one tells clips apart."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlvlm.errors import UnsupportedQuestion
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.pocket.scorer.lessons import Question, chat_of
+from rlvlm.pocket.video.evaluate import measure
+from rlvlm.pocket.video.lessons import MOMENTS, Clips, draw_question, question_of, readable, readable_sizes
+from rlvlm.pocket.video.play import PlayConfig, play
+from rlvlm.pocket.video.train import TrainConfig, Trainer
+from rlvlm.testing import FakeJudge
+from rlvlm.vlms.shipped import weights_folder
+
+MAX_BYTES = 6_000_000
+
+SOUP, MILK = "pick up the soup and place it in the basket", "pick up the milk and place it in the basket"
+
+
+def clips(num: int = 4) -> Clips:
+    rng = np.random.default_rng(0)
+    return Clips(
+        frames=rng.integers(0, 256, (num, MOMENTS, 144, 144, 3), np.uint8),
+        offsets=rng.normal(0, 0.2, (num, MOMENTS, 2, 3)).astype(np.float32),
+        things=("milk_1", "soup_1"),
+        instructions=(SOUP, MILK) * (num // 2),
+        success=np.arange(num) < num // 2,
+    )
+
+
+def test_offsets_are_read_in_bins_and_what_lies_in_the_basket() -> None:
+    # by hand: 0 lies in the middle of 15 bins, the eighth; 0.3 m is (0.3 + 0.45) / 0.06 = 12.5, the thirteenth
+    offsets = np.array([[[0.0, 0.0, 0.1], [0.3, -9.0, 0.0], [np.nan] * 3]], np.float32)
+    told = readable(offsets)
+    assert told.tolist() == [[8, 8, 2, 13, 1, 1, 0, 0, 0]]
+    assert (told.max(axis=0) < readable_sizes(3)).all()
+
+
+def test_only_the_end_of_a_success_is_one_and_only_of_its_own_task() -> None:
+    shown = clips()
+    whole = np.arange(MOMENTS)
+    assert question_of(shown, 0, whole, SOUP).answer == "yes"
+    for row, moments, goal in ((0, whole[::-1], SOUP), (0, whole[:5], SOUP), (0, whole, MILK), (2, whole, SOUP)):
+        assert question_of(shown, row, moments, goal).answer == "no"
+    assert question_of(shown, 1, whole[[0, -1]], MILK).pictures == (MOMENTS, 2 * MOMENTS - 1)
+    rng = np.random.default_rng(0)
+    answers = [draw_question(shown, 4, rng).answer for _ in range(400)]
+    assert 0.15 < answers.count("yes") / 400 < 0.35  # half of .8 x .85 x .7
+
+
+def test_clips_are_kept_whole(tmp_path: Path) -> None:
+    shown = clips()
+    shown.save(tmp_path / "clips.npz")
+    again = Clips.load(tmp_path / "clips.npz")
+    assert again.things == shown.things and again.instructions == shown.instructions
+    for name in ("frames", "offsets", "success"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(shown, name))
+
+
+def test_a_judge_is_measured_on_wholes_halves_turned_round_and_another_task() -> None:
+    judge = FakeJudge()
+    figures = measure(judge, clips(), 8)
+    assert figures["successes"] == figures["failures"] == 2 and figures["unanswered"] == 0
+    assert 0 <= figures["success above both"] <= 1
+
+
+@pytest.mark.slow
+def test_training_leaves_a_judge_of_clips(tmp_path: Path) -> None:
+    clips().save(tmp_path / "clips.npz")
+    config = TrainConfig(clips=tmp_path / "clips.npz", out=tmp_path / "judge", seeing_steps=2, talking_steps=2, batch=4)
+    trainer = Trainer(config)
+    trainer.train()
+    assert {"read", "loss"} <= trainer.facts["seeing"].keys() and {"right", "loss"} <= trainer.facts["talking"].keys()
+    judge = build_judge(JudgeConfig(model=str(tmp_path / "judge"), score="success"))
+    assert measure(judge, clips(), 2)["unanswered"] == 0
+    with pytest.raises(UnsupportedQuestion, match="it knows success"):
+        build_judge(JudgeConfig(model=str(tmp_path / "judge")))
+
+
+def test_the_shipped_weights_are_small_and_know_the_question() -> None:
+    """The question's sentence is one token; another wording would fall apart into many."""
+    folder = weights_folder("video")
+    assert sum(file.stat().st_size for file in folder.iterdir()) < MAX_BYTES
+    words = {each["content"] for each in json.loads((folder / "tokenizer.json").read_text())["added_tokens"]}
+    question = Question(mode="success", goal=SOUP, pictures=(0, 1), answer="")
+    assert chat_of(question, 2)[0]["content"][-1]["text"] in words, "the question was reworded: train it again"
+
+
+@pytest.mark.slow
+def test_it_tells_success_as_its_card_says() -> None:
+    recorded = json.loads((weights_folder("video").parent / "evaluation.json").read_text())["2 frames"]
+    shown = play(PlayConfig(out=Path(), tasks=(1,), episodes=4, held_out=True))
+    figures = measure(build_judge(JudgeConfig(model="video", score="success")), shown, 2)
+    assert figures["success above both"] > recorded["success above both"] - 0.15
+    assert figures["successes turned round"] < figures["mean of successes"] - 0.3
