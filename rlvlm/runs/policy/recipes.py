@@ -23,7 +23,7 @@ def ez_points() -> PolicyRunConfig:
     """gym-cards EZPoints: 12 from two cards. The start is noisy, so that what PPO adds can be seen."""
     return _recipe(
         "ez_points", steps=12_288, gamma=0.95, reward_scale=0.1, final_lr=0.05,
-        sft=SFTConfig(turns=1_000, p_wrong=0.3, updates=100),
+        sft=SFTConfig(turns=1_000, p_wrong=0.3, updates=200),
     )  # fmt: skip
 
 
