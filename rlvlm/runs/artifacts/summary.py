@@ -41,7 +41,7 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
         "exit_reason": exit_reason,
         "final_success_rate": _mean(success[-FINAL_EVALUATIONS:]),
         "final_success_at_end": _mean(at_end),
-        "best_success_rate": max(success, default=None),
+        "best_success_rate": max((float(row["success_rate"]) for row in evaluations), default=None),
         "final_episode_return": _mean(returns[-FINAL_EVALUATIONS:]),
         "evaluations": len(trained),
         "env_steps": state.env_steps,

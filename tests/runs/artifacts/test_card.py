@@ -34,6 +34,7 @@ def test_greedy_and_sampled_play_stand_beside_each_other_before_and_after(
     assert "final success rate, at any step | not measured" in card(folder, config, "SIGTERM", []), (
         "only the start was measured"
     )
+    assert "best success rate | 100.0 %" in card(folder, config, "SIGTERM", []), "its checkpoint is the best there is"
     folder.evaluations.append([row | end])
     text = card(folder, config, "done", [])
     assert "| 200 episodes each | greedy | sampled |" in text and "return above 0" not in text
