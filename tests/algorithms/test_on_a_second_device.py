@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.second_device import build
 
@@ -30,7 +31,16 @@ ROOT = Path(__file__).parents[2]
     ],
     ids=["usual", "rare"],
 )
-@pytest.mark.parametrize("device", ["compiled", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "compiled",
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")],
+        ),
+    ],
+)
 def test_everything_that_learns_stays_on_its_device(device: str, names: tuple[str, ...], tmp_path: Path) -> None:
     library = "cuda" if device == "cuda" else str(build(tmp_path))
     command = [sys.executable, "-m", "tests.second_device.checks", library, str(tmp_path), *names]
