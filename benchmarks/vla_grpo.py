@@ -1,4 +1,4 @@
-"""GRPO of a VLA without Ray: SFT, then updates, with success on held-out states over time, as one JSON line each.
+"""GRPO of a VLA without Ray: SFT, then updates, one JSON line each, some with success on held-out states.
 
     python benchmarks/vla_grpo.py push_block --seed 0
     python benchmarks/vla_grpo.py push_block --grpo.loss.ratio chunk --grpo.advantage.no-divide-by-std
@@ -64,7 +64,7 @@ class Trial:
     shown: Path | None = None
     """File of the demonstrations, likewise: for starts that differ in how they are learned."""
     end: Path | None = None
-    """File for the policy of the newest row, in the same form."""
+    """File for the policy as it was at the newest evaluation, in the same form."""
     env: EnvConfig
     policy: VLAConfig
     sft: SFTConfig
@@ -123,11 +123,10 @@ def main(task: str, trial: Trial) -> None:
             looked += time.process_time() - before
             row |= {"greedy": greedy, "sampled": sampled}
             is_over = is_over or min(greedy, sampled) >= trial.until
-        if update % trial.every == 0 or is_over:
-            sys.stdout.write(json.dumps(row) + "\n")
-            sys.stdout.flush()
-            if trial.end is not None:
-                save(policy, scale, trial.end)
+        if trial.end is not None and (update % trial.every == 0 or is_over):
+            save(policy, scale, trial.end)
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
         if is_over:
             break
         before, row = time.process_time(), {}

@@ -4,6 +4,7 @@ import pytest
 
 from rlvlm.envs.registry import Task, register
 from rlvlm.errors import UsageError
+from rlvlm.pocket.video import TASKS
 from rlvlm.runs.folder.settings import override
 from rlvlm.runs.recipes import RECIPES, recipe
 
@@ -35,6 +36,11 @@ def test_a_stock_task_shows_the_robot_and_keeps_its_name() -> None:
 def test_words_of_a_goal_become_the_tasks_number() -> None:
     config = recipe("libero_object/alphabet soup")
     assert (config.task, config.pipeline) == ("libero_object/0", "vla")
+
+
+def test_a_libero_task_names_the_pocket_judge_that_was_taught_it() -> None:
+    assert {(recipe(task).judge.model, recipe(task).reward.num_frames) for task in TASKS} == {("video", 2)}
+    assert recipe("libero_object/5").judge.model == recipe("libero_goal/0").judge.model == ""
 
 
 def test_every_recipe_is_that_of_its_task() -> None:

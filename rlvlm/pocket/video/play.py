@@ -16,6 +16,7 @@ from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld
 from rlvlm.envs.libero.scene import LiberoScene, shared_scene
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.pocket.policy.model import PICTURE_PX
+from rlvlm.pocket.video import TASKS
 from rlvlm.pocket.video.lessons import MOMENTS, Clips
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -31,10 +32,8 @@ class PlayConfig:
 
     out: Path
     """File of the clips."""
-    suite: str = "libero_object"
-    """Whose tasks ask for a thing in a basket."""
-    tasks: tuple[int, ...] = (0, 1, 2, 3, 4)
-    """Numbers within the suite."""
+    tasks: tuple[str, ...] = TASKS
+    """Of LIBERO, each of which asks for a thing in a basket."""
     episodes: int = 60
     """Of each task."""
     held_out: bool = False
@@ -48,10 +47,10 @@ def play(config: PlayConfig) -> Clips:
     first = FIRST_HELD_OUT_STATE if config.held_out else 0
     rng = np.random.default_rng((first, len(config.tasks)))
     played: list[tuple[Frames, dict[str, FloatArray], str, bool]] = []
-    for number in config.tasks:
-        task = f"{config.suite}/{number}"
+    for task in config.tasks:
+        suite, _, number = task.partition("/")
         env = replace(task_env(task), moved=config.moved, physics="fast", episode_steps=_EPISODE_STEPS)
-        world, scene = make_world(task, env, 0), shared_scene(config.suite, number, env.mesh_cell)
+        world, scene = make_world(task, env, 0), shared_scene(suite, int(number), env.mesh_cell)
         played += [_episode(world, scene, first + index, rng) for index in range(config.episodes)]
         _LOGGER.info("%s: %d of %d succeeded", task, sum(one[3] for one in played[-config.episodes :]), config.episodes)
         world.close()

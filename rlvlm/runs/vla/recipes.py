@@ -7,6 +7,7 @@ from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.envs.libero.suites import SUITES
 from rlvlm.envs.registry import task_env
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.pocket import video
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.runs.config import EvalConfig, TrackConfig
 from rlvlm.runs.vla.config import VLARunConfig
@@ -28,9 +29,13 @@ def push_block() -> VLARunConfig:
 def libero(task: str) -> VLARunConfig:
     """One task of LIBERO, its things moved by up to 2 cm so that the policy must look.
 
-    About half of the usual time limit, half as much again as the script takes, so that failures cost less.
+    About half of the usual time limit, half as much again as the script takes, so that failures cost less. Where a
+    judge is asked, it is the pocket video judge on the tasks that it was taught.
     """
     world = task_env(task)
+    judge, reward = JudgeConfig(), ScoreConfig()
+    if task in video.TASKS:
+        judge, reward = JudgeConfig(model="video", score="success"), ScoreConfig(num_frames=2, frame_px=144)
     return VLARunConfig(
         task=task,
         steps=1_000_000,
@@ -39,6 +44,8 @@ def libero(task: str) -> VLARunConfig:
         ),
         policy=VLAConfig(pocket=PocketVLAConfig(image_px=64)),
         sft=SFTConfig(demonstrations=100, noise=0.02, label_width=0.05, steps=800),
+        judge=judge,
+        reward=reward,
         algo=GRPOConfig(groups=16, rounds=1, temperature=0.25, draws="chunk", kl_target=1.0, warm_up=2),
         eval=EvalConfig(every_steps=100_000, episodes=100),
         track=TrackConfig(log_every_steps=10_000, checkpoint_every_steps=50_000),

@@ -10,6 +10,7 @@ from rlvlm.errors import UnsupportedQuestion
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.pocket.scorer.lessons import Question, chat_of
+from rlvlm.pocket.video import TASKS
 from rlvlm.pocket.video.evaluate import measure
 from rlvlm.pocket.video.lessons import MOMENTS, Clips, draw_question, question_of, readable, readable_sizes
 from rlvlm.pocket.video.play import PlayConfig, play
@@ -94,7 +95,7 @@ def test_the_shipped_weights_are_small_and_know_the_question() -> None:
 @pytest.mark.slow
 def test_it_tells_success_as_its_card_says() -> None:
     recorded = json.loads((weights_folder("video").parent / "evaluation.json").read_text())["2 frames"]
-    shown = play(PlayConfig(out=Path(), tasks=(1,), episodes=4, held_out=True))
+    shown = play(PlayConfig(out=Path(), tasks=(TASKS[1],), episodes=4, held_out=True))
     figures = measure(build_judge(JudgeConfig(model="video", score="success")), shown, 2)
     assert figures["success above both"] > recorded["success above both"] - 0.15
     assert figures["successes turned round"] < figures["mean of successes"] - 0.3
