@@ -1,30 +1,93 @@
 """What all our algorithms ask of RLlib in the same way: its settings, its silence, its learner, its metrics."""
 
 import logging
-from typing import Any
+from typing import Any, Self
 
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.utils.from_config import NotProvided
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+from torch import Tensor
 
 from rlvlm import metrics
 from rlvlm.algorithms.tally import Tally
+from rlvlm.envs.config import EnvConfig
 from rlvlm.vlms.devices import pick_device
 
+UNCHANGED: Any = NotProvided
+"""Of a setting that keeps its value."""
 _NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
 
 
-def prepare_config(config: AlgorithmConfig, runner: type[EnvRunner]) -> None:
-    """Sets what RLlib's defaults have otherwise: our runner and no others, one learner in this process, no pauses."""
-    config.env_runner_cls = runner
-    config.num_env_runners = config.num_learners = 0
-    config.create_local_env_runner = True
-    config.min_time_s_per_iteration = None
-    config.sample_timeout_s = 600.0  # a turn of a slow world takes a minute; a runner that takes longer is replaced
-    config.log_level = "ERROR"
-    config._dont_auto_sync_env_runner_states = True
+class TaskConfig(AlgorithmConfig):
+    """An RLlib config with a task and its worlds. Ours hold frozen config sections, which a sweep may replace.
+
+    Args:
+        algo_class: the algorithm.
+        runner: what plays.
+    """
+
+    def __init__(self, algo_class: type[Algorithm], runner: type[EnvRunner]) -> None:
+        super().__init__(algo_class)
+        self.task = ""
+        self.world = EnvConfig()
+        self.seed = 0
+        self.env_runner_cls = runner
+        self.num_env_runners = self.num_learners = 0
+        self.create_local_env_runner = True
+        self.merge_env_runner_states = self.broadcast_env_runner_states = False  # there are no connectors
+        self.delay_between_env_runner_restarts_s = self.env_runner_health_probe_timeout_s = 1.0
+        self.min_time_s_per_iteration = None
+        self.sample_timeout_s = 600.0  # a turn of a slow world takes a minute; a runner that takes longer is replaced
+        self.log_level = "ERROR"
+        self._dont_auto_sync_env_runner_states = True
+
+    def worlds(self, *, task: str = UNCHANGED, world: EnvConfig = UNCHANGED) -> Self:
+        """Chooses what is learned.
+
+        Args:
+            task: name in `rlvlm.envs.registry`, of a kind that the algorithm plays.
+            world: rules, robot, length of episodes and number of worlds.
+        """
+        return self._take(task=task, world=world)
+
+    def validate(self) -> None:
+        """Checks what can be checked before anything starts.
+
+        Raises:
+            ValueError: says which setting is wrong and what to do.
+        """
+        silence_rllib()
+        super().validate()
+        if not self.task:
+            raise ValueError("no task was chosen; call .worlds(task=...), `rlvlm check-task --list` has their names")
+
+    def _take(self, **chosen: Any) -> Self:
+        for name, value in chosen.items():
+            if value is not UNCHANGED:
+                setattr(self, name, value)
+        return self
+
+
+class OwnLearner(TorchLearner):
+    """A learner that is handed what it learns from by the algorithm, and takes its own steps."""
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
+        """Nothing to register: the learner's own optimiser takes the steps."""
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """Gradients are summed by `algorithms.learners`, so that shares may be uneven; RLlib's wrapper averages."""
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
+        """RLlib's own path from episodes to a loss, which our learners do not take.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"{type(self).__name__} is handed what it learns from; call `learn`")
 
 
 def gpus_of_learner(device: str) -> int:

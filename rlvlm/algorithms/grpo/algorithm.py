@@ -22,7 +22,6 @@ import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from ray.rllib.utils.from_config import NotProvided
 from torch.nn.utils import parameters_to_vector
 
 from rlvlm import metrics
@@ -40,9 +39,8 @@ from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner, join
 from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes
 from rlvlm.algorithms.learners import Learners, check_learners
 from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
-from rlvlm.algorithms.rllib import gpus_of_learner, log_round, prepare_config, silence_rllib
+from rlvlm.algorithms.rllib import UNCHANGED, TaskConfig, gpus_of_learner, log_round
 from rlvlm.algorithms.tally import Tally
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vla.build import build_policy
@@ -54,38 +52,21 @@ from rlvlm.rewards.showings import Told
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.steps import FloatArray, Frames
 
-_UNCHANGED: Any = NotProvided
 
-
-class VLAGRPOConfig(AlgorithmConfig):
+class VLAGRPOConfig(TaskConfig):
     """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them."""
 
     def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or VLAGRPO)
-        self.task = ""
-        self.world = EnvConfig()
+        super().__init__(algo_class or VLAGRPO, GroupRunner)
         self.policy = VLAConfig()
         self.sft = SFTConfig()
         self.grpo = GRPOConfig()
         self.scores = ScoreConfig()
         self.make_judge: Callable[[], Judge] | None = None
         self.make_last_resort: Callable[[], Judge] | None = None
-        self.seed = 0
-        prepare_config(self, GroupRunner)
-        self.merge_env_runner_states = self.broadcast_env_runner_states = False  # there are no connectors
-        self.delay_between_env_runner_restarts_s = self.env_runner_health_probe_timeout_s = 1.0
-
-    def worlds(self, *, task: str = _UNCHANGED, world: EnvConfig = _UNCHANGED) -> Self:
-        """Chooses what is learned.
-
-        Args:
-            task: name in `rlvlm.envs.registry`, of a world in chunks.
-            world: episode length.
-        """
-        return self._take(task=task, world=world)
 
     def learning(
-        self, *, policy: VLAConfig = _UNCHANGED, sft: SFTConfig = _UNCHANGED, grpo: GRPOConfig = _UNCHANGED
+        self, *, policy: VLAConfig = UNCHANGED, sft: SFTConfig = UNCHANGED, grpo: GRPOConfig = UNCHANGED
     ) -> Self:
         """Chooses the policy, its supervised start, and the hyperparameters of GRPO, numbers of processes included."""
         if isinstance(grpo, GRPOConfig):
@@ -97,9 +78,9 @@ class VLAGRPOConfig(AlgorithmConfig):
     def rewards(
         self,
         *,
-        scores: ScoreConfig = _UNCHANGED,
-        make_judge: Callable[[], Judge] | None = _UNCHANGED,
-        make_last_resort: Callable[[], Judge] | None = _UNCHANGED,
+        scores: ScoreConfig = UNCHANGED,
+        make_judge: Callable[[], Judge] | None = UNCHANGED,
+        make_last_resort: Callable[[], Judge] | None = UNCHANGED,
     ) -> Self:
         """Chooses what an episode is worth.
 
@@ -116,10 +97,7 @@ class VLAGRPOConfig(AlgorithmConfig):
         Raises:
             ValueError: says which setting is wrong and what to do.
         """
-        silence_rllib()
         super().validate()
-        if not self.task:
-            raise ValueError("no task was chosen; call .worlds(task='push_block')")
         check_life_cycle(self, ".learning(grpo=GRPOConfig(...))")
         env_runners = (self.num_env_runners or 0) if self.in_evaluation else self.grpo.env_runners
         check_learners(self, self.grpo.num_learners, self.grpo.gpus_per_learner, env_runners)
@@ -140,12 +118,6 @@ class VLAGRPOConfig(AlgorithmConfig):
     def get_default_learner_class(self) -> type[GRPOLearner]:
         """The learner of groups."""
         return GRPOLearner
-
-    def _take(self, **chosen: Any) -> Self:
-        for name, value in chosen.items():
-            if value is not _UNCHANGED:
-                setattr(self, name, value)
-        return self
 
 
 class VLAGRPO(CheckpointedAlgorithm):

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns as RLlibColumns
-from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
@@ -25,6 +24,7 @@ from rlvlm.algorithms.grpo.credit.groups import Update
 from rlvlm.algorithms.grpo.losses import kl_k3, token_weights, update_loss
 from rlvlm.algorithms.grpo.rollouts import Eyes, seen_at_chunks
 from rlvlm.algorithms.learners import add_up, add_up_gradients, check_weights, own_share
+from rlvlm.algorithms.rllib import OwnLearner
 from rlvlm.envs.chunks import ChunkWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import NumericsError
@@ -84,7 +84,7 @@ class Columns:
     """[B, L * A] as `losses.token_weights` gives them."""
 
 
-class GRPOLearner(TorchLearner):
+class GRPOLearner(OwnLearner):
     """The clipped update of GRPO, with a step size that follows how far updates move the policy."""
 
     policy: nn.Module
@@ -132,20 +132,6 @@ class GRPOLearner(TorchLearner):
         """To the learner's GPU, where RLlib gave it one; otherwise a policy stays where its own config put it."""
         if self.device.type != "cpu":
             super()._map_module_to_device(module)
-
-    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
-        """Nothing to register: the learner's own optimiser takes the steps."""
-
-    def _make_modules_ddp_if_necessary(self) -> None:
-        """Gradients are summed here, so that shares may be uneven; RLlib's wrapper would average them."""
-
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
-        """RLlib's own path from episodes to a loss, which this learner does not take.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError("GRPOLearner learns from groups of episodes; call `learn`")
 
     def learn(self, update: Update) -> None:
         """Some passes over the episodes of an update; one that has moved the policy far enough stops.

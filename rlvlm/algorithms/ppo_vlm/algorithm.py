@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from ray.rllib.utils.from_config import NotProvided
 
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file, load_tree, save_tree
@@ -33,12 +32,12 @@ from rlvlm.algorithms.ppo_vlm.config import HeadConfig, PPOConfig
 from rlvlm.algorithms.ppo_vlm.learner import ReplyLearner
 from rlvlm.algorithms.ppo_vlm.module import VLMModule
 from rlvlm.algorithms.ppo_vlm.monitors import check_readable, watch_replies
-from rlvlm.algorithms.ppo_vlm.objectives import build_objective
 from rlvlm.algorithms.ppo_vlm.play import Hand, Move
 from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer
 from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, known_episodes, known_turns, without_unknown
 from rlvlm.algorithms.ppo_vlm.runner import Rollout, TurnRunner
-from rlvlm.algorithms.rllib import log_round, prepare_config, silence_rllib
+from rlvlm.algorithms.ppo_vlm.update.objectives import build_objective
+from rlvlm.algorithms.rllib import UNCHANGED, TaskConfig, log_round
 from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
@@ -63,19 +62,16 @@ logger = logging.getLogger(__name__)
 
 POLICY_KIND = "vlm"
 """Of the policy's file in a checkpoint."""
-_UNCHANGED: Any = NotProvided
 MakeEngine = Callable[[VLMPolicy, ReplyTokens, Frames], Engine]
 """Makes what samples for a policy that is trained here, given a fixed reply and its image [1, H, W, 3] to compare by;
 it must pickle."""
 
 
-class PPOVLMConfig(AlgorithmConfig):
+class PPOVLMConfig(TaskConfig):
     """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them."""
 
     def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or PPOVLM)
-        self.task = ""
-        self.world = EnvConfig()
+        super().__init__(algo_class or PPOVLM, TurnRunner)
         self.ppo = PPOConfig()
         self.sft = SFTConfig()
         self.make_policy: Callable[[int], VLMPolicy] | None = None
@@ -85,19 +81,8 @@ class PPOVLMConfig(AlgorithmConfig):
         self.make_judge: Callable[[], Judge] | None = None
         self.make_last_resort: Callable[[], Judge] | None = None
         self.total_steps = 15_000
-        self.seed = 0
-        prepare_config(self, TurnRunner)
 
-    def worlds(self, *, task: str = _UNCHANGED, world: EnvConfig = _UNCHANGED) -> Self:
-        """Chooses what is learned.
-
-        Args:
-            task: name in `rlvlm.envs.registry` of a task in turns.
-            world: rules and length of episodes.
-        """
-        return self._take(task=task, world=world)
-
-    def acting(self, *, make_policy: Callable[[int], VLMPolicy], make_engine: MakeEngine | None = _UNCHANGED) -> Self:
+    def acting(self, *, make_policy: Callable[[int], VLMPolicy], make_engine: MakeEngine | None = UNCHANGED) -> Self:
         """Chooses the policy.
 
         Args:
@@ -106,9 +91,7 @@ class PPOVLMConfig(AlgorithmConfig):
         """
         return self._take(make_policy=make_policy, make_engine=make_engine)
 
-    def learning(
-        self, *, ppo: PPOConfig = _UNCHANGED, sft: SFTConfig = _UNCHANGED, total_steps: int = _UNCHANGED
-    ) -> Self:
+    def learning(self, *, ppo: PPOConfig = UNCHANGED, sft: SFTConfig = UNCHANGED, total_steps: int = UNCHANGED) -> Self:
         """Chooses how it learns.
 
         Args:
@@ -123,10 +106,10 @@ class PPOVLMConfig(AlgorithmConfig):
     def rewards(
         self,
         *,
-        reward: TurnRewardConfig = _UNCHANGED,
-        goal: str = _UNCHANGED,
-        make_judge: Callable[[], Judge] | None = _UNCHANGED,
-        make_last_resort: Callable[[], Judge] | None = _UNCHANGED,
+        reward: TurnRewardConfig = UNCHANGED,
+        goal: str = UNCHANGED,
+        make_judge: Callable[[], Judge] | None = UNCHANGED,
+        make_last_resort: Callable[[], Judge] | None = UNCHANGED,
     ) -> Self:
         """Chooses what turns are worth.
 
@@ -144,10 +127,7 @@ class PPOVLMConfig(AlgorithmConfig):
         Raises:
             ValueError: says which setting is wrong and what to do.
         """
-        silence_rllib()
         super().validate()
-        if not self.task:
-            raise ValueError("no task was chosen; call .worlds(task='number_line')")
         if self.make_policy is None:
             raise ValueError("there is no policy; call .acting(make_policy=...)")
         check_life_cycle(self, ".learning(ppo=PPOConfig(...))")
@@ -165,12 +145,6 @@ class PPOVLMConfig(AlgorithmConfig):
     def get_default_learner_class(self) -> type[ReplyLearner]:
         """The learner of all objectives."""
         return ReplyLearner
-
-    def _take(self, **chosen: Any) -> Self:
-        for name, value in chosen.items():
-            if value is not _UNCHANGED:
-                setattr(self, name, value)
-        return self
 
 
 class PPOVLM(CheckpointedAlgorithm):

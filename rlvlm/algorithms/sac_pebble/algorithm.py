@@ -25,7 +25,7 @@ from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.crew import LocalCrew, RemoteCrew, check_places
 from rlvlm.algorithms.evaluation import Evaluation, evaluate
 from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
-from rlvlm.algorithms.rllib import gpus_of_learner, log_round, only_learner, prepare_config, silence_rllib
+from rlvlm.algorithms.rllib import TaskConfig, gpus_of_learner, log_round, only_learner
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
@@ -34,7 +34,6 @@ from rlvlm.algorithms.sac_pebble.player import KIND, StepsPlayer
 from rlvlm.algorithms.sac_pebble.runner import Sample, WorldRunner, join
 from rlvlm.algorithms.sac_pebble.schedule import Rewarding, build_schedule
 from rlvlm.algorithms.tally import Tally
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import UsageError
@@ -43,29 +42,13 @@ from rlvlm.rewards.source import Labelling
 from rlvlm.types.steps import FloatArray, Frames
 
 
-class SACPebbleConfig(AlgorithmConfig):
+class SACPebbleConfig(TaskConfig):
     """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them."""
 
     def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or SACPebble)
-        self.task = ""
-        self.world = EnvConfig()
+        super().__init__(algo_class or SACPebble, WorldRunner)
         self.sac = SACConfig()
         self.rewarding = Rewarding()
-        self.seed = 0
-        prepare_config(self, WorldRunner)
-        self.merge_env_runner_states = self.broadcast_env_runner_states = False
-        self.delay_between_env_runner_restarts_s = self.env_runner_health_probe_timeout_s = 1.0
-
-    def worlds(self, *, task: str, world: EnvConfig | None = None) -> Self:
-        """Chooses what is learned.
-
-        Args:
-            task: name in `rlvlm.envs.registry`.
-            world: start, robot, episode length and number of worlds; None keeps what it is.
-        """
-        self.task, self.world = task, world or self.world
-        return self
 
     def learning(self, *, sac: SACConfig) -> Self:
         """Chooses the hyperparameters of SAC, and with them where its worlds are stepped."""
@@ -85,10 +68,7 @@ class SACPebbleConfig(AlgorithmConfig):
         Raises:
             ValueError: says which setting is wrong and what to do.
         """
-        silence_rllib()
         super().validate()
-        if not self.task:
-            raise ValueError("no task was chosen; call .worlds(task='drawer_open')")
         check_life_cycle(self, ".learning(sac=SACConfig(...))", taken=("gamma", "lr"))
         self._take_over()
         if not self.in_evaluation and (self.num_env_runners, self.num_learners) != (self.sac.env_runners, 0):

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from torch import Tensor
 
 from rlvlm import metrics
+from rlvlm.algorithms.rllib import OwnLearner
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.label import label_on_draw
 from rlvlm.algorithms.sac_pebble.module import SACModule
@@ -27,7 +27,7 @@ UPDATES = {"by_hand": HandWrittenUpdate, "autograd": AutogradUpdate}
 _FIX = "lower algo.actor_lr and algo.critic_lr in the run's config.yaml, then `rlvlm resume`"
 
 
-class SACLearner(TorchLearner):
+class SACLearner(OwnLearner):
     """SAC with the replay at its side: batches are gathered from contiguous tensors and nothing is copied between.
 
     Source: Haarnoja et al. 2018, arXiv:1812.05905. As in PEBBLE, the critics can start anew while the replay,
@@ -55,17 +55,6 @@ class SACLearner(TorchLearner):
         }
         self._target_values = flatten(self.networks.target.parameters())
         self._sac_update: Update = UPDATES[sac.update](self.networks, sac)
-
-    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
-        """Nothing to register: `ParameterBlock` takes the steps."""
-
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
-        """RLlib's own path from episodes to a loss, which this learner does not take.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError("SACLearner trains from its own replay; call `learn`")
 
     @property
     def policy_values(self) -> Tensor:

@@ -21,7 +21,7 @@ from rlvlm.labels.store import LabelStore, open_store
 from rlvlm.pocket.judge.config import DistillConfig
 from rlvlm.pocket.judge.labelled import Labelled, LabelLessons, read_labels, split, to_query
 from rlvlm.pocket.judge.learning import Facts, adamw, along_cosine, answer_loss, look, optimise, save
-from rlvlm.pocket.judge.model import build_model
+from rlvlm.pocket.judge.model import build_image_processor, build_model
 from rlvlm.types.judging import Label, Query, Stamp
 from rlvlm.vlms.shipped import weights_folder
 
@@ -90,10 +90,10 @@ def distill(store: Path, out: Path, config: DistillConfig) -> Distillation:
     graded = _readable(opened, held_out[:: -(-len(held_out) // config.graded)])  # evenly spread
     tokenizer, model = _begin(config.start)
     out.parent.mkdir(parents=True, exist_ok=True)
-    save(model, tokenizer, out)
+    save(model, tokenizer, build_image_processor(), out)
     before = grade(out, graded)
     _train(model, LabelLessons(opened, learnt, tokenizer, config.seed), config)
-    save(model, tokenizer, out)
+    save(model, tokenizer, build_image_processor(), out)
     known = [(one.answer, one.truth) for one, _ in graded]
     made = Distillation(
         teacher=teacher,

@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
 from rlvlm.disk import replace_folder
 from rlvlm.pocket.judge.batches import GRID, IGNORED, Dialogues
-from rlvlm.pocket.judge.model import build_image_processor
+from rlvlm.vlms.pictures import process
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -26,6 +28,7 @@ Ramp = Callable[[int, int], float]
 """Step, from 0, and number of steps in; share of the highest step size out."""
 
 _WARM_UP = 50
+_SHOWN_AT_ONCE = 64
 _FALL = 0.3
 _MATRIX_LR = 2.0
 """Step size of matrices, as a multiple of everything else's."""
@@ -92,11 +95,54 @@ def muon_and_adamw(layers: nn.Module, others: Iterable[nn.Parameter], lr: float)
     return [muon, adamw(rest, lr)]
 
 
+def eyes_optimizers(model: Any, readers: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    """Those of the phase that trains the eyes, with what `readers` tell off the visual tokens."""
+    visual = model.model.visual
+    return muon_and_adamw(visual.blocks, [*visual.parameters(), *readers.parameters()], lr)
+
+
+def language_optimizers(model: Any, lr: float) -> list[torch.optim.Optimizer]:
+    """Those of the phase that trains the language model on what the eyes, by then fixed, tell it."""
+    language = model.model.language_model
+    return muon_and_adamw(language.layers, [*language.parameters(), *model.lm_head.parameters()], lr)
+
+
+def reading_loss(told: Tensor, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """How well values are read off pictures.
+
+    Args:
+        told: [B, sum of sizes] logits of every choice of every value.
+        values: [B, V] what there is to read, from 0.
+        sizes: of each value, the number of its choices.
+
+    Returns:
+        Cross-entropies in nats, summed over values and divided by the root of their number; and [B, V] which were read
+        rightly.
+    """
+    columns = list(zip(told.split(list(sizes), dim=1), values.unbind(1), strict=True))
+    losses = [functional.cross_entropy(logits, wanted) for logits, wanted in columns]
+    right = torch.stack([logits.argmax(1) == wanted for logits, wanted in columns], dim=1)
+    return torch.stack(losses).sum() / len(losses) ** 0.5, right
+
+
 def look(model: Any, patches: Tensor) -> Tensor:
     """Visual tokens [B, layers, tokens, D] of `patches` [B, patches, values], the last layer's last."""
     grid = torch.tensor([[1, GRID, GRID]]).expand(len(patches), 3)
     seen = model.model.get_image_features(patches.flatten(0, 1), grid)
     return torch.stack([torch.stack(tuple(layer)) for layer in (*seen.deepstack_features, seen.pooler_output)], 1)
+
+
+def patches_of(frames: NDArray[np.uint8], processor: Any) -> Tensor:
+    """[N, patches, values] of `frames` [N, H, W, 3], as `look` takes them."""
+    pixels = process(list(frames), processor)["pixel_values"]
+    return pixels.view(len(frames), -1, pixels.shape[-1])
+
+
+@torch.no_grad()
+def look_at_all(model: Any, frames: NDArray[np.uint8], processor: Any) -> Tensor:
+    """Visual tokens [N, layers, tokens, D] of `frames` [N, H, W, 3], some at a time."""
+    starts = range(0, len(frames), _SHOWN_AT_ONCE)
+    return torch.cat([look(model, patches_of(frames[at : at + _SHOWN_AT_ONCE], processor)) for at in starts])
 
 
 def answer_loss(model: Any, batch: Dialogues, seen: Tensor) -> tuple[Tensor, float]:
@@ -119,13 +165,13 @@ def answer_loss(model: Any, batch: Dialogues, seen: Tensor) -> tuple[Tensor, flo
     return loss, float((wrong.sum(1) == 0).float().mean())
 
 
-def save(model: Any, tokenizer: Any, folder: Path) -> None:
+def save(model: Any, tokenizer: Any, processor: Any, folder: Path) -> None:
     """Writes model (bfloat16), tokenizer and picture processor as a Qwen3-VL folder; it appears whole or not at all."""
     fresh = folder.with_name(folder.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(fresh)
     tokenizer.save_pretrained(fresh)
-    build_image_processor().save_pretrained(fresh)
+    processor.save_pretrained(fresh)
     for file in fresh.iterdir():
         file.chmod(0o644)  # safetensors leaves its file readable by its maker alone
     replace_folder(fresh, folder)

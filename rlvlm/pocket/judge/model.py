@@ -3,6 +3,8 @@
 `train` builds it here once; everybody else loads the saved folder as any Qwen3-VL.
 """
 
+from typing import Any
+
 from transformers import GenerationConfig, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -15,18 +17,18 @@ MERGE = 2
 """Patches per side that become one visual token: 96 px are 6 x 6 patches and 9 tokens."""
 
 
-def build_config(tokenizer) -> Qwen3VLConfig:
-    """Returns the shapes of the pocket judge for the ids of `tokenizer`."""
+def build_config(tokenizer: Any, picture_px: int = PICTURE_PX, patch_px: int = PATCH_PX) -> Qwen3VLConfig:
+    """Returns the shapes of a pocket model for the ids of `tokenizer`, and for square pictures and patches."""
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in (IMAGE, VIDEO, VISION_START, VISION_END)}
     vision = {
         "depth": 4,
         "hidden_size": 128,
         "intermediate_size": 512,
         "num_heads": 4,
-        "patch_size": PATCH_PX,
+        "patch_size": patch_px,
         "spatial_merge_size": MERGE,
         "out_hidden_size": 128,
-        "num_position_embeddings": (PICTURE_PX // PATCH_PX) ** 2,
+        "num_position_embeddings": (picture_px // patch_px) ** 2,
         "deepstack_visual_indexes": [1],
         "initializer_range": 0.05,
     }
@@ -61,9 +63,11 @@ def build_config(tokenizer) -> Qwen3VLConfig:
     )
 
 
-def build_model(tokenizer) -> Qwen3VLForConditionalGeneration:
-    """Returns an untrained float32 pocket judge; torch's global seed decides its weights."""
-    model = Qwen3VLForConditionalGeneration(build_config(tokenizer))
+def build_model(
+    tokenizer: Any, picture_px: int = PICTURE_PX, patch_px: int = PATCH_PX
+) -> Qwen3VLForConditionalGeneration:
+    """Returns an untrained float32 pocket model; torch's global seed decides its weights."""
+    model = Qwen3VLForConditionalGeneration(build_config(tokenizer, picture_px, patch_px))
     model.generation_config = GenerationConfig(
         do_sample=False,
         eos_token_id=tokenizer.convert_tokens_to_ids(STOP),
@@ -72,12 +76,12 @@ def build_model(tokenizer) -> Qwen3VLForConditionalGeneration:
     return model
 
 
-def build_image_processor() -> Qwen2VLImageProcessorPil:
-    """Returns Qwen-VL's Pillow picture processor with the pocket judge's sizes: every picture becomes 96 x 96."""
-    pixels = PICTURE_PX * PICTURE_PX
+def build_image_processor(picture_px: int = PICTURE_PX, patch_px: int = PATCH_PX) -> Qwen2VLImageProcessorPil:
+    """Returns Qwen-VL's Pillow picture processor that makes every picture `picture_px` wide and high."""
+    pixels = picture_px * picture_px
     return Qwen2VLImageProcessorPil(
         size={"shortest_edge": pixels, "longest_edge": pixels},
-        patch_size=PATCH_PX,
+        patch_size=patch_px,
         merge_size=MERGE,
         temporal_patch_size=2,
         image_mean=[0.5, 0.5, 0.5],

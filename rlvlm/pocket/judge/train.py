@@ -22,13 +22,14 @@ from rlvlm.pocket.judge.learning import (
     Facts,
     StepLoss,
     answer_loss,
+    eyes_optimizers,
     hold_then_fall,
+    language_optimizers,
     look,
-    muon_and_adamw,
     optimise,
     save,
 )
-from rlvlm.pocket.judge.model import build_model
+from rlvlm.pocket.judge.model import build_image_processor, build_model
 from rlvlm.pocket.judge.texts import Task, corpus, phrases
 from rlvlm.pocket.judge.tokenizer import build_tokenizer
 from rlvlm.pocket.scenes.pairs import TIE_GAP, Scenes, find_provider
@@ -124,20 +125,17 @@ class Trainer:
 
     def see(self) -> None:
         """Trains the eyes alone."""
-        visual = self.model.model.visual
-        sight = muon_and_adamw(visual.blocks, [*visual.parameters(), *self.eyes.parameters()], self.config.lr)
+        sight = eyes_optimizers(self.model, self.eyes, self.config.lr)
         for _ in self._steps("seeing", self.config.seeing_steps, sight, self._seeing_loss):
             pass
 
     def talk(self) -> None:
         """Trains the language model on what the eyes, from now on fixed, tell it; saves now and then."""
         self._seen, self._off_by = self._look_at_all()
-        language = self.model.model.language_model
-        spoken = [*language.parameters(), *self.model.lm_head.parameters()]
-        speech = muon_and_adamw(language.layers, spoken, self.config.lr)
+        speech = language_optimizers(self.model, self.config.lr)
         for step in self._steps("talking", self.config.talking_steps, speech, self._talking_loss):
             if step % self.config.save_every_steps == 0 or step == self.config.talking_steps:
-                save(self.model, self.tokenizer, self.config.out)
+                save(self.model, self.tokenizer, build_image_processor(), self.config.out)
 
     def _steps(
         self, name: str, num_steps: int, optimizers: list[torch.optim.Optimizer], loss_of_step: StepLoss

@@ -13,12 +13,21 @@ import torch
 import tyro
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.envs.turns import TurnWorld
-from rlvlm.pocket.judge.learning import Facts, hold_then_fall, look, muon_and_adamw, optimise
+from rlvlm.pocket.judge.learning import (
+    Facts,
+    eyes_optimizers,
+    hold_then_fall,
+    look,
+    muon_and_adamw,
+    optimise,
+    patches_of,
+    reading_loss,
+    save,
+)
 from rlvlm.pocket.judge.tokenizer import build_tokenizer
 from rlvlm.pocket.policy.config import TrainConfig
 from rlvlm.pocket.policy.lessons import (
@@ -31,11 +40,11 @@ from rlvlm.pocket.policy.lessons import (
     readable,
     watch,
 )
-from rlvlm.pocket.policy.model import build_image_processor, build_model, save
+from rlvlm.pocket.policy.model import build_image_processor, build_model
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.vlms.patch_embedding import flatten_patch_embedding
-from rlvlm.vlms.pictures import process, resize
+from rlvlm.vlms.pictures import resize
 from rlvlm.vlms.processors import PillowProcessor
 
 _LOGGER = logging.getLogger(__name__)
@@ -73,11 +82,7 @@ class Album:
 
     def patches(self, frames: NDArray[np.uint8]) -> Tensor:
         """[N, patches, values] of `frames`."""
-        return process(list(frames), self._processor)["pixel_values"].view(len(frames), -1, self._values)
-
-    @property
-    def _values(self) -> int:
-        return 3 * self._processor.temporal_patch_size * self._processor.patch_size**2
+        return patches_of(frames, self._processor)
 
     def values(self, moments: Sequence[Moment]) -> Tensor:
         """[N, columns] what there is to read in their pictures."""
@@ -108,7 +113,7 @@ class Trainer:
         else:
             self.tokenizer = AutoTokenizer.from_pretrained(config.start)
             self.model = AutoModelForImageTextToText.from_pretrained(config.start, dtype=torch.float32)
-        flatten_patch_embedding(self.model)
+            flatten_patch_embedding(self.model)
         width = self.model.config.text_config.hidden_size * 9
         self.readers = nn.ModuleList(nn.Linear(width, sum(album.sizes)) for album in self.albums)
         """What is read off all visual tokens of a picture; used in training only, never shipped."""
@@ -127,13 +132,12 @@ class Trainer:
         """Both phases; the finished weights lie in `config.out`."""
         if self.config.seeing_steps:
             self.see()
-            save(self.model, self.tokenizer, self.config.out)
+            save(self.model, self.tokenizer, build_image_processor(), self.config.out)
         self.talk()
 
     def see(self) -> None:
         """Trains the eyes, until they read every lesson's held-out pictures well enough."""
-        visual = self.model.model.visual
-        optimizers = muon_and_adamw(visual.blocks, [*visual.parameters(), *self.readers.parameters()], self.config.lr)
+        optimizers = eyes_optimizers(self.model, self.readers, self.config.lr)
         facts = self.facts.setdefault("seeing", {})
         steps = self.config.seeing_steps
         for step in optimise("seeing", steps, optimizers, self._seeing_loss, ramp=hold_then_fall, facts=facts):
@@ -154,9 +158,7 @@ class Trainer:
         losses = {}
         for album, reader, rows, part in zip(self.albums, self.readers, places, seen, strict=True):
             values = album.values([album.moments[row] for row in rows])
-            columns = enumerate(reader(part).split(album.sizes, dim=1))
-            each = [functional.cross_entropy(logits, values[:, column]) for column, logits in columns]
-            losses[album.lesson.task] = torch.stack(each).sum() / len(each) ** 0.5
+            losses[album.lesson.task], _ = reading_loss(reader(part), values, album.sizes)
         return torch.stack(list(losses.values())).sum(), {task: float(loss.detach()) for task, loss in losses.items()}
 
     @torch.no_grad()
@@ -166,9 +168,8 @@ class Trainer:
         right = []
         for begin in range(0, len(album.unseen), _SHOWN_AT_ONCE):
             seen = look(self.model, album.patches(album.unseen_frames[begin : begin + _SHOWN_AT_ONCE]))
-            columns = reader(seen[:, -1].flatten(1)).split(album.sizes, dim=1)
             values = album.values(album.unseen[begin : begin + _SHOWN_AT_ONCE])
-            right.append(torch.stack([logits.argmax(1) for logits in columns], 1) == values)
+            right.append(reading_loss(reader(seen[:, -1].flatten(1)), values, album.sizes)[1])
         return float(torch.cat(right).float().mean())
 
     def talk(self) -> None:
@@ -192,7 +193,7 @@ class Trainer:
 
         for step in optimise("talking", steps, optimizers, loss, ramp=hold_then_fall, facts=facts):
             if step % self.config.save_every_steps == 0 or step == steps:
-                save(self.model, self.tokenizer, self.config.out)
+                save(self.model, self.tokenizer, build_image_processor(), self.config.out)
 
     def _talking_loss(self, policy: VLMPolicy, lessons: Sequence[tuple[TurnWorld, Moment]]) -> tuple[Tensor, Facts]:
         """Minus the log-prob of freshly drawn replies, per reply, in nats."""

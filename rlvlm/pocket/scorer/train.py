@@ -13,23 +13,30 @@ import numpy as np
 import torch
 import tyro
 from torch import Tensor, nn
-from torch.nn import functional
-from transformers import AutoModelForImageTextToText
 from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.judges.build import ABILITIES_FILE
 from rlvlm.pocket.judge.batches import NUM_VISUAL_TOKENS
-from rlvlm.pocket.judge.learning import Facts, answer_loss, hold_then_fall, look, muon_and_adamw, optimise
+from rlvlm.pocket.judge.learning import (
+    Facts,
+    answer_loss,
+    eyes_optimizers,
+    hold_then_fall,
+    language_optimizers,
+    look,
+    look_at_all,
+    optimise,
+    patches_of,
+    reading_loss,
+    save,
+)
 from rlvlm.pocket.judge.tokenizer import build_tokenizer
-from rlvlm.pocket.policy.model import build_image_processor, build_model, save
+from rlvlm.pocket.policy.model import build_image_processor, build_model
 from rlvlm.pocket.scorer.config import TrainConfig
 from rlvlm.pocket.scorer.lessons import TURN_TASKS, Lessons, corpus, dialogues_of, phrases
-from rlvlm.vlms.patch_embedding import flatten_patch_embedding
-from rlvlm.vlms.pictures import process
 
 _LOGGER = logging.getLogger(__name__)
-_SHOWN_AT_ONCE = 64
 _CLIP_FRAMES = (2, 2, 3, 4, 6, 8)
 """Frames of the clips of a step, one of these."""
 _VOCABULARY = 500
@@ -50,10 +57,7 @@ class Trainer:
         self._rng = np.random.default_rng(config.seed)
         self.lessons = Lessons("train", config.moves, config.pushes, config.seed)
         self.tokenizer = make_tokenizer()
-        self.model: Any = build_model(self.tokenizer)
-        seeing: Any = AutoModelForImageTextToText.from_pretrained(config.eyes, dtype=torch.float32)
-        self.model.model.visual.load_state_dict(seeing.model.visual.state_dict())
-        flatten_patch_embedding(self.model)
+        self.model = build_model(self.tokenizer, config.eyes)
         width = self.model.config.text_config.hidden_size * NUM_VISUAL_TOKENS
         self.readers = nn.ModuleList(nn.Linear(width, sum(album.sizes)) for album in self.lessons.albums)
         """What is read off all visual tokens of a picture; used in training only, never shipped."""
@@ -64,13 +68,12 @@ class Trainer:
         """Both phases; the finished weights lie in `config.out`."""
         if self.config.seeing_steps:
             self.see()
-            save(self.model, self.tokenizer, self.config.out)
+            save(self.model, self.tokenizer, self._processor, self.config.out)
         self.talk()
 
     def see(self) -> None:
         """Trains the eyes alone."""
-        visual = self.model.model.visual
-        optimizers = muon_and_adamw(visual.blocks, [*visual.parameters(), *self.readers.parameters()], self.config.lr)
+        optimizers = eyes_optimizers(self.model, self.readers, self.config.lr)
         facts = self.facts.setdefault("seeing", {})
         steps = self.config.seeing_steps
         for _ in optimise("seeing", steps, optimizers, self._seeing_loss, ramp=hold_then_fall, facts=facts):
@@ -82,29 +85,25 @@ class Trainer:
         shares = np.array([*(task.share**0.5 for task in TURN_TASKS), 4.0])[: len(albums)]
         counts = np.maximum(2, np.round(batch * shares / shares.sum()).astype(int))
         rows = [self._rng.integers(len(album.frames), size=n) for album, n in zip(albums, counts, strict=True)]
-        patches = [self._patches(album.frames[own]) for album, own in zip(albums, rows, strict=True)]
+        patches = [patches_of(album.frames[own], self._processor) for album, own in zip(albums, rows, strict=True)]
         seen = look(self.model, torch.cat(patches))[:, -1].flatten(1).split(counts.tolist())
         total, facts = torch.zeros(()), {}
         for album, reader, own, part in zip(albums, self.readers, rows, seen, strict=True):
-            values = torch.from_numpy(album.values[own])
-            columns = reader(part).split(list(album.sizes), dim=1)
-            losses = [functional.cross_entropy(logits, values[:, place]) for place, logits in enumerate(columns)]
-            right = torch.stack([logits.argmax(1) == values[:, place] for place, logits in enumerate(columns)])
-            total = total + torch.stack(losses).sum() / len(losses) ** 0.5
+            loss, right = reading_loss(reader(part), torch.from_numpy(album.values[own]), album.sizes)
+            total = total + loss
             facts[f"read/{album.task}"] = float(right.float().mean())
         return total, {"loss": float(total.detach()), **facts}
 
     def talk(self) -> None:
         """Trains the language model on what the eyes, from now on fixed, tell it; saves now and then."""
-        self._seen = self._look_at_all()
-        language = self.model.model.language_model
-        spoken = [*language.parameters(), *self.model.lm_head.parameters()]
-        optimizers = muon_and_adamw(language.layers, spoken, self.config.lr)
+        albums = self.lessons.albums
+        self._seen = torch.cat([look_at_all(self.model, album.frames, self._processor) for album in albums])
+        optimizers = language_optimizers(self.model, self.config.lr)
         facts = self.facts.setdefault("talking", {})
         steps = self.config.talking_steps
         for step in optimise("talking", steps, optimizers, self._talking_loss, ramp=hold_then_fall, facts=facts):
             if step % self.config.save_every_steps == 0 or step == steps:
-                save(self.model, self.tokenizer, self.config.out)
+                save(self.model, self.tokenizer, self._processor, self.config.out)
                 (self.config.out / ABILITIES_FILE).write_text(json.dumps(ABILITIES, indent=1) + "\n")
 
     def _talking_loss(self) -> tuple[Tensor, Facts]:
@@ -119,19 +118,6 @@ class Trainer:
             loss = loss + clip_loss
             facts |= {"clips": float(clip_loss.detach()), "clips_right": clips_right}
         return loss, facts
-
-    @torch.no_grad()
-    def _look_at_all(self) -> Tensor:
-        """Visual tokens [N, layers, tokens, D] of all pictures, in the albums' order."""
-        seen = []
-        for album in self.lessons.albums:
-            for begin in range(0, len(album.frames), _SHOWN_AT_ONCE):
-                seen.append(look(self.model, self._patches(album.frames[begin : begin + _SHOWN_AT_ONCE])))
-        return torch.cat(seen)
-
-    def _patches(self, frames: Any) -> Tensor:
-        pixels = process(list(frames), self._processor)["pixel_values"]
-        return pixels.view(len(frames), -1, pixels.shape[-1])
 
 
 def make_tokenizer() -> Any:

@@ -8,29 +8,35 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import tyro
 from torch import Tensor, nn
-from torch.nn import functional
-from transformers import AutoModelForImageTextToText
 from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.judges import prompts
 from rlvlm.judges.build import ABILITIES_FILE
 from rlvlm.pocket.judge.batches import NUM_VISUAL_TOKENS, jittered
-from rlvlm.pocket.judge.learning import Facts, answer_loss, hold_then_fall, look, muon_and_adamw, optimise
+from rlvlm.pocket.judge.learning import (
+    Facts,
+    answer_loss,
+    eyes_optimizers,
+    hold_then_fall,
+    language_optimizers,
+    look,
+    look_at_all,
+    optimise,
+    patches_of,
+    reading_loss,
+    save,
+)
 from rlvlm.pocket.judge.tokenizer import build_tokenizer
-from rlvlm.pocket.policy.model import build_image_processor, build_model, save
+from rlvlm.pocket.policy.model import build_image_processor, build_model
 from rlvlm.pocket.scorer.lessons import dialogues_of, phrases
 from rlvlm.pocket.video.lessons import Clips, draw_question, readable, readable_sizes
-from rlvlm.vlms.patch_embedding import flatten_patch_embedding
-from rlvlm.vlms.pictures import process
 from rlvlm.vlms.shipped import weights_folder
 
-_SHOWN_AT_ONCE = 64
 _CLIP_FRAMES = (2, 4)
 """Frames of the clips of a step, one of these."""
 _VOCABULARY = 500
@@ -79,40 +85,32 @@ class Trainer:
         self._sizes = readable_sizes(len(self._clips.things))
         texts = sorted(set(self._clips.instructions))
         self.tokenizer = build_tokenizer([*texts, prompts.OTHER_GOAL] * 3, phrases(), _VOCABULARY)
-        self.model: Any = build_model(self.tokenizer)
-        seeing: Any = AutoModelForImageTextToText.from_pretrained(config.eyes, dtype=torch.float32)
-        self.model.model.visual.load_state_dict(seeing.model.visual.state_dict())
-        flatten_patch_embedding(self.model)
+        self.model = build_model(self.tokenizer, config.eyes)
         self._reader = nn.Linear(self.model.config.text_config.hidden_size * NUM_VISUAL_TOKENS, sum(self._sizes))
         self._processor = build_image_processor()
         self.facts: dict[str, Facts] = {"seeing": {}, "talking": {}}
 
     def train(self) -> None:
         """Both phases; the finished weights lie in `config.out`."""
-        config, visual = self.config, self.model.model.visual
-        optimizers = muon_and_adamw(visual.blocks, [*visual.parameters(), *self._reader.parameters()], config.lr)
+        config = self.config
+        optimizers = eyes_optimizers(self.model, self._reader, config.lr)
         seeing = {"ramp": hold_then_fall, "facts": self.facts["seeing"]}
         for _ in optimise("seeing", config.seeing_steps, optimizers, self._seeing_loss, **seeing):
             pass
-        self._seen = self._look_at_all()
-        language = self.model.model.language_model
-        spoken = [*language.parameters(), *self.model.lm_head.parameters()]
-        optimizers = muon_and_adamw(language.layers, spoken, config.lr)
+        self._seen = look_at_all(self.model, self._frames, self._processor)
+        optimizers = language_optimizers(self.model, config.lr)
         talking = {"ramp": hold_then_fall, "facts": self.facts["talking"]}
         for _ in optimise("talking", config.talking_steps, optimizers, self._talking_loss, **talking):
             pass
-        save(self.model, self.tokenizer, config.out)
+        save(self.model, self.tokenizer, self._processor, config.out)
         (config.out / ABILITIES_FILE).write_text(json.dumps(ABILITIES, indent=1) + "\n")
 
     def _seeing_loss(self) -> tuple[Tensor, Facts]:
         """Cross-entropy of every value of every frame."""
         rows = self._rng.integers(len(self._frames), size=self.config.batch)
-        seen = look(self.model, jittered(self._patches(self._frames[rows]), self._rng))[:, -1].flatten(1)
-        values = torch.from_numpy(self._values[rows])
-        columns = self._reader(seen).split(list(self._sizes), dim=1)
-        losses = [functional.cross_entropy(logits, values[:, place]) for place, logits in enumerate(columns)]
-        right = torch.stack([logits.argmax(1) == values[:, place] for place, logits in enumerate(columns)])
-        loss = torch.stack(losses).sum() / len(losses) ** 0.5
+        patches = jittered(patches_of(self._frames[rows], self._processor), self._rng)
+        seen = look(self.model, patches)[:, -1].flatten(1)
+        loss, right = reading_loss(self._reader(seen), torch.from_numpy(self._values[rows]), self._sizes)
         return loss, {"loss": float(loss.detach()), "read": float(right.float().mean())}
 
     def _talking_loss(self) -> tuple[Tensor, Facts]:
@@ -121,16 +119,6 @@ class Trainer:
         questions = [draw_question(self._clips, num_frames, self._rng) for _ in range(self.config.batch)]
         loss, right = answer_loss(self.model, dialogues_of(questions, self.tokenizer), self._seen)
         return loss, {"loss": float(loss.detach()), "right": right}
-
-    @torch.no_grad()
-    def _look_at_all(self) -> Tensor:
-        """Visual tokens [N, layers, tokens, D] of all frames."""
-        starts = range(0, len(self._frames), _SHOWN_AT_ONCE)
-        return torch.cat([look(self.model, self._patches(self._frames[at : at + _SHOWN_AT_ONCE])) for at in starts])
-
-    def _patches(self, frames: Any) -> Tensor:
-        pixels = process(list(frames), self._processor)["pixel_values"]
-        return pixels.view(len(frames), -1, pixels.shape[-1])
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def assert_equal_weights(left: dict[str, torch.Tensor], right: dict[str, torch.T
 
 
 def reference(learner: Any, tokens: Any) -> torch.Tensor:
-    return torch.nn.utils.rnn.pad_sequence(learner._reference_log_probs(tokens), batch_first=True)
+    return torch.nn.utils.rnn.pad_sequence(learner.reader.reference_log_probs(tokens), batch_first=True)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
     gradients = []
     for algorithm in (whole, parts):
         learner = algorithm._learner
-        columns = learner._columns(algorithm._play())
+        columns = learner.reader.columns(algorithm._play())
         learner._step(columns, torch.arange(8))
         gradients.append([parameter.grad.clone() for parameter in learner._parameters if parameter.grad is not None])
     for left, right in zip(*gradients, strict=True):
@@ -171,7 +171,7 @@ def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
     live = torch.ones(10, 4, dtype=torch.bool)
     ends = torch.tensor([[played.outcome.is_end for played in row] for row in rollout.turns])
     values = torch.tensor([[played.move.value for played in row] for row in rollout.turns])
-    after = algorithm._learner._next_values(rollout, live, values, ends)
+    after = algorithm._learner.reader.next_values(rollout, live, values, ends)
     assert torch.all(after == 3.0)
 
 
@@ -240,9 +240,9 @@ def test_turns_that_are_alike_are_read_once_and_valued_alike(make: Any):
     learner, rollout = algorithm._learner, algorithm._play()
     twice = dataclasses.replace(rollout, turns=[row for row in rollout.turns for _ in range(2)])
     read: list[int] = []
-    inner = learner._reference_log_probs
-    learner._reference_log_probs = lambda tokens: read.append(len(tokens)) or inner(tokens)
-    once, doubled = learner._columns(rollout), learner._columns(twice)
+    inner = learner.reader.reference_log_probs
+    learner.reader.reference_log_probs = lambda tokens: read.append(len(tokens)) or inner(tokens)
+    once, doubled = learner.reader.columns(rollout), learner.reader.columns(twice)
     assert read[0] == read[1] <= len(rollout) and len(doubled.tokens) == 2 * len(rollout)
     assert once.reference is not None and doubled.reference is not None
     width = len(rollout.turns[0])

@@ -15,7 +15,7 @@ from rlvlm.algorithms.ppo_vlm.config import (
     RL4VLMConfig,
     TokenPPOConfig,
 )
-from rlvlm.algorithms.ppo_vlm.objectives import Minibatch, Outcome, build_objective
+from rlvlm.algorithms.ppo_vlm.update.objectives import Minibatch, Outcome, build_objective
 from tests.oracles import ppo_vlm as oracle
 
 T, W, N = 6, 4, 5

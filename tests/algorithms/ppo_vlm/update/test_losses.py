@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from rlvlm.algorithms.ppo_vlm.losses import (
+from rlvlm.algorithms.ppo_vlm.update.losses import (
     clipped_surrogate,
     clipped_value_loss,
     guarded_surrogate,

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rlvlm.algorithms.ppo_vlm.advantages import (
+from rlvlm.algorithms.ppo_vlm.update.advantages import (
     among_equals,
     episode_advantages,
     returns_to_go,

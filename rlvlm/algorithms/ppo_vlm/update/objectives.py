@@ -10,7 +10,6 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from rlvlm.algorithms.ppo_vlm import advantages, losses
 from rlvlm.algorithms.ppo_vlm.config import (
     BiLevelConfig,
     GiGPOConfig,
@@ -20,6 +19,7 @@ from rlvlm.algorithms.ppo_vlm.config import (
     RL4VLMConfig,
     TokenPPOConfig,
 )
+from rlvlm.algorithms.ppo_vlm.update import advantages, losses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
