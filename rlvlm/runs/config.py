@@ -112,6 +112,16 @@ class RunConfig:
         return []
 
     @property
+    def models(self) -> dict[str, str]:
+        """The models that the run loads, by the setting that names each: a hub name, a folder, or empty."""
+        return {"judge.model": self.judge.model} if self.asks_judge else {}
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """Folders that the run reads, by the setting that names each; empty for none."""
+        return {}
+
+    @property
     def num_workers(self) -> int:
         """Processes beside the learner's for which the run needs a place."""
         raise NotImplementedError("each pipeline's config says so")

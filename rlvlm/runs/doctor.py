@@ -15,33 +15,14 @@ def check_before_run(config: RunConfig) -> None:
     """Raises what would otherwise stop the run after it has begun.
 
     Raises:
-        UsageError: the judge knows nothing of this task, its model is a folder that is not there, or its store is none
-            that can be used.
+        UsageError: the judge knows nothing of this task, a model or something else is a folder that is not there, or
+            the judge's store is none that can be used.
         JudgeUnavailable: the pocket judge's weights are missing.
         MachineError: no renderer, or the dashboard's port is taken.
     """
-    model = config.judge.model
-    if config.asks_judge and not config.judge_goal:
-        raise UsageError(
-            f"{config.task} has no goal phrase of its own, and the judge is asked about one",
-            f'say it in a few words: python -m rlvlm.run {config.task} --goal "reach the flag on the hill"',
-        )
-    known = config.judge_knows
-    if config.asks_judge and known and config.task not in known and config.judge.untrained == "refuse":
-        raise UsageError(
-            f"the pocket judge knows {', '.join(known)} alone; about {config.task} it talks nonsense, and sure of it",
-            "put in a general model with --judge.backend transformers --judge.model MODEL, take comparisons of the "
-            "truth with --reward.teacher oracle, or go on all the same with --judge.untrained ok",
-        )
-    if config.asks_judge and config.judge.ships_weights and not (model or weights_folder().is_dir()):
-        raise JudgeUnavailable(f"the pocket judge's weights are not in {weights_folder()}", POCKET_FIX)
-    if config.asks_judge and model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().is_dir():
-        fix = "give the folder that holds config.json and the weights"
-        raise UsageError(f"judge.model {model} is not a folder", fix)
-    if config.asks_judge and config.judge.store:
-        from rlvlm.labels.store import LabelStore  # numpy is not for those who only ask for help
-
-        LabelStore(Path(config.judge.store).expanduser())
+    if config.asks_judge:
+        _check_judge(config)
+    _check_folders(config)
     if config.track.dashboard and not port_is_free(config.track.dashboard_port):
         what = f"port {config.track.dashboard_port} for the Ray dashboard is taken"
         raise MachineError(what, f"choose another: --track.dashboard-port {free_port()}")
@@ -49,6 +30,37 @@ def check_before_run(config: RunConfig) -> None:
     failure = try_renderer(backend)
     if failure is not None:
         raise MachineError(f"drawing with {backend} does not work: {failure}", FIX)
+
+
+def _check_judge(config: RunConfig) -> None:
+    model = config.judge.model
+    if not config.judge_goal:
+        raise UsageError(
+            f"{config.task} has no goal phrase of its own, and the judge is asked about one",
+            f'say it in a few words: python -m rlvlm.run {config.task} --goal "reach the flag on the hill"',
+        )
+    known = config.judge_knows
+    if known and config.task not in known and config.judge.untrained == "refuse":
+        raise UsageError(
+            f"the pocket judge knows {', '.join(known)} alone; about {config.task} it talks nonsense, and sure of it",
+            "put in a general model with --judge.backend transformers --judge.model MODEL, take comparisons of the "
+            "truth with --reward.teacher oracle, or go on all the same with --judge.untrained ok",
+        )
+    if config.judge.ships_weights and not (model or weights_folder().is_dir()):
+        raise JudgeUnavailable(f"the pocket judge's weights are not in {weights_folder()}", POCKET_FIX)
+    if config.judge.store:
+        from rlvlm.labels.store import LabelStore  # numpy is not for those who only ask for help
+
+        LabelStore(Path(config.judge.store).expanduser())
+
+
+def _check_folders(config: RunConfig) -> None:
+    for setting, name in config.models.items():
+        if name.startswith(("/", "./", "../", "~")) and not Path(name).expanduser().is_dir():
+            raise UsageError(f"{setting} {name} is not a folder", "give the folder with config.json and the weights")
+    for setting, name in config.folders.items():
+        if name and not Path(name).expanduser().is_dir():
+            raise UsageError(f"{setting} {name} is not a folder", f"look for it, or leave out --{setting}")
 
 
 def port_is_free(port: int) -> bool:

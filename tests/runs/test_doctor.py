@@ -44,6 +44,24 @@ def test_a_missing_model_folder_matters_only_to_those_who_ask_a_judge(monkeypatc
     check_before_run(replace(ORACLE, judge=lost))
 
 
+@pytest.mark.parametrize(
+    ("task", "setting", "name"),
+    [
+        ("number_line", "policy.model", "/no/such/folder"),
+        ("number_line", "sft.demonstrations", "my_episodes"),
+        ("number_line", "sft.start_from", "my_policy"),
+        ("number_line", "policy.adapter", "my_adapter"),
+        ("push_block", "policy.model", "./my_checkpoint"),
+    ],
+)
+def test_a_folder_that_a_policy_needs_is_missed_before_anything_starts(task: str, setting: str, name: str) -> None:
+    section, _, field = setting.partition(".")
+    config = recipe(task)
+    wrong = replace(config, **{section: replace(getattr(config, section), **{field: name})})
+    with pytest.raises(UsageError, match=f"{setting} {name} is not a folder"):
+        check_before_run(wrong)
+
+
 def test_a_judge_is_not_asked_about_a_goal_that_nobody_said() -> None:
     config = recipe("gym:MountainCarContinuous-v0")
     with pytest.raises(UsageError, match="no goal phrase of its own") as caught:

@@ -52,6 +52,20 @@ class PolicyRunConfig(RunConfig):
         return self.steps if self.asks_judge else 0
 
     @property
+    def models(self) -> dict[str, str]:
+        """The judge's and the policy's."""
+        return super(PolicyRunConfig, self).models | {"policy.model": self.policy.model}
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """An adapter, demonstrations, or a policy that was taught already."""
+        return {
+            "policy.adapter": self.policy.adapter,
+            "sft.demonstrations": self.sft.demonstrations,
+            "sft.start_from": self.sft.start_from,
+        }
+
+    @property
     def num_workers(self) -> int:
         """Learners and copies of the policy in processes of their own, and Serve's for the latter."""
         return self.algo.num_learners + self.engine.num_replicas + bool(self.engine.num_replicas)

@@ -40,6 +40,11 @@ class VLARunConfig(RunConfig):
         return self.steps if self.asks_judge else 0
 
     @property
+    def models(self) -> dict[str, str]:
+        """The judge's and the policy's."""
+        return super(VLARunConfig, self).models | {"policy.model": self.policy.model}
+
+    @property
     def num_workers(self) -> int:
         """Env runners, and learners in processes of their own."""
         return self.algo.env_runners + self.algo.num_learners
