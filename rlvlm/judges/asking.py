@@ -1,5 +1,6 @@
-"""Who puts dialogues to a model, and the one that does it in batches, to a model of this process. numpy only."""
+"""Who puts dialogues to a model, and the two for models on this machine: in batches, and as they come. numpy only."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -7,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import Ask, Dialogue, Odds, Reading
 from rlvlm.types.judging import Stamp, Usage
 from rlvlm.types.steps import Frames
-from rlvlm.vlms.chats import TOP_P, Chat, Engine, Reply
+from rlvlm.vlms.chats import TOP_P, Chat, ContinuousEngine, Engine, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -75,20 +76,12 @@ class BatchAsker:
         self._engine = engine
         self._config = config
         self._batch_size = config.batch_size
-        bounds = f"min_pixels={config.min_pixels} max_pixels={config.max_pixels}"
-        self.stamp = stamp_of(
-            config, f"{config.backend}:{config.model or config.backend}", engine.revision, f" {bounds} {engine.traits}"
-        )
+        self.stamp = _local_stamp(engine, config)
 
     def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Asked]:
         """See `Asker`."""
-        asked = self._in_batches(items, partial(self._converse, dialogue), lambda reason: Asked(failure=reason))
-        if asked and all(one.reading is None for one in asked):
-            raise JudgeUnavailable(
-                f"the judge failed on every one of {len(asked)} questions: {asked[0].failure}",
-                "run `rlvlm doctor`; with a big model try --judge.quantization nf4",
-            )
-        return asked
+        converse = partial(self._converse, dialogue)
+        return _some_answered(self._in_batches(items, converse, lambda reason: Asked(failure=reason)))
 
     def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
         """See `Asker`."""
@@ -98,7 +91,7 @@ class BatchAsker:
             return [reply.text for reply in replies]
 
         def failed(reason: str) -> str:
-            raise UnsupportedQuestion(f"the judge cannot reply to a chat: {reason}", "see docs/judges.md")
+            raise _cannot_reply(reason)
 
         return self._in_batches(chats, write, failed)
 
@@ -161,6 +154,100 @@ class BatchAsker:
             self._batch_size = half
             self._engine.release_memory()
         return self._ask(batch[:half], ask, failed) + self._ask(batch[half:], ask, failed)
+
+
+class ContinuousAsker:
+    """Puts dialogues to an engine that takes them as they come: each goes on as soon as its own reply is there.
+
+    Args:
+        engine: batches by itself.
+        config: how it is asked.
+    """
+
+    def __init__(self, engine: ContinuousEngine, config: JudgeConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self.stamp = _local_stamp(engine, config)
+
+    async def ask(self, dialogue: Dialogue) -> Asked:
+        """How one dialogue went; cancelled, the engine computes no further.
+
+        Raises:
+            JudgeUnavailable: the engine is dead.
+        """
+        config, start = self._config, time.perf_counter()
+        try:
+            ask = next(dialogue)
+            while True:
+                reply: Reply | Odds
+                if ask.wants_odds:
+                    reply = Odds(log_p=await self._engine.choice_log_p(ask.chat, ask.choices))
+                else:
+                    reply = await self._engine.reply(
+                        ask.chat,
+                        max_new_tokens=config.max_new_tokens,
+                        temperature=config.temperature,
+                        choices=ask.choices,
+                    )
+                ask = dialogue.send(reply)
+        except StopIteration as end:
+            return Asked(reading=end.value, latency_s=time.perf_counter() - start)
+        except ModelUnavailable as error:
+            raise JudgeUnavailable(str(error), error.fix) from error
+        except (ValueError, RuntimeError) as error:
+            logger.warning("the judge failed on a question: %s", error)
+            return Asked(failure=f"{type(error).__name__}: {error}")
+
+    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Asked]:
+        """See `Asker`."""
+
+        async def ask_all() -> list[Asked]:
+            return await asyncio.gather(*(self.ask(dialogue(item)) for item in items))
+
+        return _some_answered(self._engine.run(ask_all()))
+
+    def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
+        """See `Asker`."""
+
+        async def write_all() -> list[str]:
+            return await asyncio.gather(*(self.write_one(chat, max_new_tokens, temperature) for chat in chats))
+
+        return self._engine.run(write_all())
+
+    async def write_one(self, chat: Chat, max_new_tokens: int, temperature: float) -> str:
+        """The model's reply; raises as `write` does."""
+        try:
+            reply = await self._engine.reply(chat, max_new_tokens=max_new_tokens, temperature=temperature)
+        except ModelUnavailable as error:
+            raise JudgeUnavailable(str(error), error.fix) from error
+        except (ValueError, RuntimeError) as error:
+            raise _cannot_reply(f"{type(error).__name__}: {error}") from error
+        return reply.text
+
+    def shrink(self, frames: Frames) -> Frames:
+        """The frames as they are: the engine resizes them beside its own work."""
+        return frames
+
+
+def _some_answered(asked: list[Asked]) -> list[Asked]:
+    """The same, once it is known that not all of them failed."""
+    if asked and all(one.reading is None for one in asked):
+        raise JudgeUnavailable(
+            f"the judge failed on every one of {len(asked)} questions: {asked[0].failure}",
+            "run `rlvlm doctor`; with a big model try --judge.quantization nf4",
+        )
+    return asked
+
+
+def _cannot_reply(reason: str) -> UnsupportedQuestion:
+    return UnsupportedQuestion(f"the judge cannot reply to a chat: {reason}", "see docs/judges.md")
+
+
+def _local_stamp(engine: Engine | ContinuousEngine, config: JudgeConfig) -> Stamp:
+    """Of a model on this machine."""
+    bounds = f"min_pixels={config.min_pixels} max_pixels={config.max_pixels}"
+    name = f"{config.backend}:{config.model or config.backend}"
+    return stamp_of(config, name, engine.revision, f" {bounds} {engine.traits}")
 
 
 def stamp_of(config: JudgeConfig, judge: str, revision: str, traits: str = "") -> Stamp:

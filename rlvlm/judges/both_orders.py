@@ -1,10 +1,12 @@
 """Each query asked in both orders: a preference counts only where it does not depend on which side is shown first."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from rlvlm.errors import UnsupportedQuestion
-from rlvlm.judges.judge import Generator, Judge
+from rlvlm.judges.judge import ContinuousJudge, Generator, Judge
 from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.vlms.chats import Chat
 
@@ -32,7 +34,7 @@ class BothOrders:
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         """One verdict per query, in order."""
-        both = [one for query in queries for one in (query, replace(query, left=query.right, right=query.left))]
+        both = [one for query in queries for one in (query, _exchanged(query))]
         verdicts = self._judge.compare(both)
         stamp = self.stamp
         return [_joined(verdicts[i], verdicts[i + 1], stamp) for i in range(0, len(verdicts), 2)]
@@ -51,6 +53,28 @@ class BothOrders:
         if not isinstance(self._judge, Generator):
             raise UnsupportedQuestion(f"{self._judge.stamp.judge} cannot write text", "choose a chat model")
         return self._judge.generate(chats, max_new_tokens=max_new_tokens, temperature=temperature)
+
+    async def compare_one(self, query: Query) -> Verdict:
+        """The verdict on one query, where the inner judge is a `ContinuousJudge`: both orders are asked at once."""
+        inner = self._continuous
+        straight, swapped = await asyncio.gather(inner.compare_one(query), inner.compare_one(_exchanged(query)))
+        return _joined(straight, swapped, self.stamp)
+
+    async def score_one(self, clip: Clip) -> Score:
+        """The score of one clip, likewise."""
+        return replace(await self._continuous.score_one(clip), stamp=self.stamp)
+
+    async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
+        """The inner judge's reply to one chat, likewise."""
+        return await self._continuous.generate_one(chat, max_new_tokens=max_new_tokens, temperature=temperature)
+
+    @property
+    def _continuous(self) -> ContinuousJudge:
+        return cast(ContinuousJudge, self._judge)
+
+
+def _exchanged(query: Query) -> Query:
+    return replace(query, left=query.right, right=query.left)
 
 
 def _joined(straight: Verdict, swapped: Verdict, stamp: Stamp) -> Verdict:

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlvlm.errors import JudgeUnavailable, ModelUnavailable, UsageError
-from rlvlm.judges.asking import BatchAsker
+from rlvlm.judges.asking import BatchAsker, ContinuousAsker
 from rlvlm.judges.both_orders import BothOrders
 from rlvlm.judges.cache import StoredJudge, pick_stamp
 from rlvlm.judges.chat import ChatJudge
@@ -94,8 +94,8 @@ def _abilities_of(folder: Path) -> Abilities:
 def _vllm_judge(config: JudgeConfig) -> ChatJudge:
     from rlvlm.vlms.engines.vllm import VllmEngine
 
-    engine = VllmEngine(config, config.engine, batch_size=config.batch_size, max_pictures=MAX_PICTURES)
-    return ChatJudge(config, BatchAsker(engine, config))
+    engine = VllmEngine(config, config.engine, max_requests=config.batch_size, max_pictures=MAX_PICTURES)
+    return ChatJudge(config, ContinuousAsker(engine, config))
 
 
 def _remote_judge(config: JudgeConfig) -> ChatJudge:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from rlvlm.errors import UnsupportedQuestion
 from rlvlm.judges import prompts
-from rlvlm.judges.asking import Asked, Asker
+from rlvlm.judges.asking import Asked, Asker, ContinuousAsker
 from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.dialogues import Dialogue, label_dialogue, score_dialogue
 from rlvlm.judges.reading.verdicts import status_of
@@ -47,46 +47,12 @@ class ChatJudge:
             UnsupportedQuestion: the model was only taught to score.
             JudgeUnavailable: not one of those that could be asked was answered.
         """
-        if not self._abilities.compare:
-            raise UnsupportedQuestion(
-                "this judge scores turns and clips, it was never taught to compare",
-                "use a judge that compares, e.g. the pocket judge: leave out --judge.model",
-            )
-        verdicts = []
-        for asked in self._ask(queries, label_dialogue(self._config.prompt)):
-            reading = asked.reading
-            label = reading.value if reading and isinstance(reading.value, Label) else None
-            verdicts.append(
-                Verdict(
-                    status=status_of(label) if reading else Status.FAILED,
-                    label=label,
-                    stamp=self.stamp,
-                    probabilities=reading.probabilities if reading else None,
-                    text=reading.text if reading else asked.failure,
-                    latency_s=asked.latency_s,
-                    usage=asked.usage,
-                )
-            )
-        return verdicts
+        self._check_compares()
+        return [self._verdict(asked) for asked in self._ask(queries, label_dialogue(self._config.prompt))]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order. Raises as `compare` does."""
-        scores = []
-        for asked in self._ask(clips, score_dialogue(self._config.score, self._sentences)):
-            reading = asked.reading
-            value = reading.value if reading and isinstance(reading.value, float) else None
-            status = Status.INVALID if value is None else Status.OK
-            scores.append(
-                Score(
-                    status=status if reading else Status.FAILED,
-                    value=value,
-                    stamp=self.stamp,
-                    text=reading.text if reading else asked.failure,
-                    latency_s=asked.latency_s,
-                    usage=asked.usage,
-                )
-            )
-        return scores
+        return [self._score(asked) for asked in self._ask(clips, self._score_dialogue)]
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
         """The model's reply to each chat, in order.
@@ -95,11 +61,20 @@ class ChatJudge:
             UnsupportedQuestion: a chat is not in the format of `vlms.chats`, or the model cannot reply to it.
             JudgeUnavailable: the model does not reply.
         """
-        try:
-            checked = [checked_chat(chat) for chat in chats]
-        except ValueError as error:
-            raise UnsupportedQuestion(f"the judge cannot read a chat: {error}", "see docs/judges.md") from error
-        return self._asker.write(checked, max_new_tokens, temperature)
+        return self._asker.write(list(map(_checked, chats)), max_new_tokens, temperature)
+
+    async def compare_one(self, query: Query) -> Verdict:
+        """The verdict on one query, for an asker that takes questions as they come; see `judge.ContinuousJudge`."""
+        self._check_compares()
+        return self._verdict(await self._ask_one(query, label_dialogue(self._config.prompt)))
+
+    async def score_one(self, clip: Clip) -> Score:
+        """The score of one clip, likewise."""
+        return self._score(await self._ask_one(clip, self._score_dialogue))
+
+    async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
+        """The model's reply to one chat, likewise."""
+        return await self._continuous.write_one(_checked(chat), max_new_tokens, temperature)
 
     def shrink(self, query: Query) -> Query:
         """The query with its pictures at the size at which the model will see them; the answer is the same.
@@ -115,6 +90,51 @@ class ChatJudge:
             return query
         return query if left is query.left and right is query.right else replace(query, left=left, right=right)
 
+    @property
+    def _continuous(self) -> ContinuousAsker:
+        assert isinstance(self._asker, ContinuousAsker), "only those whose config `batches_itself` are asked one by one"
+        return self._asker
+
+    def _score_dialogue(self, clip: Clip) -> Dialogue:
+        return score_dialogue(self._config.score, self._sentences)(clip)
+
+    def _check_compares(self) -> None:
+        if not self._abilities.compare:
+            raise UnsupportedQuestion(
+                "this judge scores turns and clips, it was never taught to compare",
+                "use a judge that compares, e.g. the pocket judge: leave out --judge.model",
+            )
+
+    def _verdict(self, asked: Asked) -> Verdict:
+        reading = asked.reading
+        label = reading.value if reading and isinstance(reading.value, Label) else None
+        return Verdict(
+            status=status_of(label) if reading else Status.FAILED,
+            label=label,
+            stamp=self.stamp,
+            probabilities=reading.probabilities if reading else None,
+            text=reading.text if reading else asked.failure,
+            latency_s=asked.latency_s,
+            usage=asked.usage,
+        )
+
+    def _score(self, asked: Asked) -> Score:
+        reading = asked.reading
+        value = reading.value if reading and isinstance(reading.value, float) else None
+        status = Status.INVALID if value is None else Status.OK
+        return Score(
+            status=status if reading else Status.FAILED,
+            value=value,
+            stamp=self.stamp,
+            text=reading.text if reading else asked.failure,
+            latency_s=asked.latency_s,
+            usage=asked.usage,
+        )
+
+    async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue]) -> Asked:
+        problem = self._problem(item)
+        return Asked(failure=problem) if problem else await self._continuous.ask(dialogue(item))
+
     def _ask(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Asked]:
         """How each item went; those that cannot be asked have failed already."""
         problems = [self._problem(item) for item in items]
@@ -127,3 +147,11 @@ class ChatJudge:
         if item.goal_picture is not None and not self._abilities.goal_pictures:
             return "this judge was never shown a picture of the goal in its training; leave out goal_picture"
         return prompts.problem_of(item)
+
+
+def _checked(chat: Chat) -> Chat:
+    """The chat, once it is known to be in the format of `vlms.chats`."""
+    try:
+        return checked_chat(chat)
+    except ValueError as error:
+        raise UnsupportedQuestion(f"the judge cannot read a chat: {error}", "see docs/judges.md") from error

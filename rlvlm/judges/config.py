@@ -23,7 +23,6 @@ _WITH_WEIGHTS = ("transformers", "vllm", *_BY_LIKENESS, *_WITH_HEADS)
 _WORDED = ("statement", "rubric", "delta")
 """Forms of score whose sentences may be replaced by a published model's own."""
 _REMOTE = ("openai", "gemini")
-_VLLM_PYTHON = ".envs/vllm/bin/python"
 
 
 def check_temperature(temperature: float) -> float:
@@ -113,7 +112,7 @@ class JudgeConfig(VLMConfig):
     max_new_tokens: int = 256
     """Longest answer, in tokens."""
     batch_size: int = 16
-    """Queries per forward pass, >= 1."""
+    """Queries per forward pass, >= 1; of vllm: chats that are computed at once."""
     untrained: Literal["refuse", "ok"] = "refuse"
     """What becomes of a run on a task that the pocket judge has never seen, about which it talks nonsense, and sure of
     it. refuse: it does not start; ok: it does."""
@@ -190,9 +189,14 @@ class JudgeConfig(VLMConfig):
         return self.is_remote or self.backend == "vllm"
 
     @property
+    def batches_itself(self) -> bool:
+        """Whether its engine takes questions as they come; others answer a batch at a time."""
+        return self.backend == "vllm"
+
+    @property
     def python(self) -> str:
         """Interpreter of the environment that its replica needs; empty where it runs in rlvlm's own."""
-        return (self.engine.python or _VLLM_PYTHON) if self.backend == "vllm" else ""
+        return self.engine.interpreter if self.backend == "vllm" else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,3 +48,23 @@ class Generator(Protocol):
             JudgeUnavailable: the model broke on every one of them.
         """
         ...
+
+
+class ContinuousJudge(Judge, Protocol):
+    """A judge whose engine takes questions as they come (`JudgeConfig.batches_itself`): the third, optional protocol.
+
+    Many of these coroutines are under way at once, on any event loop; one that is cancelled is computed no further.
+    Each raises JudgeUnavailable where the engine is dead.
+    """
+
+    async def compare_one(self, query: Query) -> Verdict:
+        """The verdict on one query."""
+        ...
+
+    async def score_one(self, clip: Clip) -> Score:
+        """The score of one clip."""
+        ...
+
+    async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
+        """The reply to one chat; raises as `Generator.generate` does."""
+        ...

@@ -3,9 +3,9 @@
 A chat is a list of turns in the Qwen format: `{"role": str, "content": [{"type": "text" | "image", ...}]}`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ Message = dict[str, Any]
 Chat = list[Message]
 Picture = NDArray[np.uint8]
 """[H, W, 3]."""
+T = TypeVar("T")
 
 TOP_P = 0.9
 """Of sampling, where the temperature is above 0."""
@@ -44,7 +45,7 @@ class Reply:
 
 
 class Engine(Protocol):
-    """A library that runs a model on this machine; members are `engines.transformers` and `engines.vllm`."""
+    """A library that runs a model on batches of chats; the member is `engines.transformers`."""
 
     @property
     def revision(self) -> str:
@@ -68,6 +69,36 @@ class Engine(Protocol):
 
     def release_memory(self) -> None:
         """Gives unused memory back, after it ran out."""
+        ...
+
+
+class ContinuousEngine(Protocol):
+    """A library that takes chats as they come and batches by itself; the member is `engines.vllm`.
+
+    Its coroutines raise ValueError or RuntimeError where it fails on this chat alone, and ModelUnavailable where it is
+    dead; one that is cancelled computes no further.
+    """
+
+    @property
+    def revision(self) -> str:
+        """Commit or digest of the weights; empty when unknown."""
+        ...
+
+    @property
+    def traits(self) -> str:
+        """Whatever else changes its answers at fixed weights."""
+        ...
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns; for callers without an event loop."""
+        ...
+
+    async def reply(self, chat: Chat, *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()) -> Reply:
+        """The reply, greedy at temperature 0; of `choices` alone, where the library can hold it to them."""
+        ...
+
+    async def choice_log_p(self, chat: Chat, choices: Sequence[str]) -> NDArray[np.float64]:
+        """[C] log-probability that the reply begins with each choice's whole text."""
         ...
 
 

@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.safetensors", "*.model")
 """What is fetched of a hub model: no pickles, no code."""
 
+_VLLM_PYTHON = ".envs/vllm/bin/python"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VLMConfig:
@@ -135,6 +137,11 @@ class EngineConfig:
     """The earlier name of judge.adapter, still read."""
     max_lora_rank: int = 64
     """Largest rank of that adapter, >= 1."""
+
+    @property
+    def interpreter(self) -> str:
+        """Of the environment that holds vLLM."""
+        return self.python or _VLLM_PYTHON
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel", "max_lora_rank"):

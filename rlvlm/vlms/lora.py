@@ -7,14 +7,13 @@ Source: Hu et al. 2021, arXiv:2106.09685. An adapter lives in a folder of its ow
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import peft
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from typing import TYPE_CHECKING, Any
 
 from rlvlm.errors import ModelUnavailable, first_line
 from rlvlm.vlms.files import folder_digest
+
+if TYPE_CHECKING:  # loaded where it is used: the environment of vLLM, which only checks adapters, has no PEFT
+    import peft
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -39,13 +38,15 @@ class LoraConfig:
             )
 
 
-def add_adapter(model: Any, config: LoraConfig) -> peft.PeftModel:
+def add_adapter(model: Any, config: LoraConfig) -> "peft.PeftModel":
     """`model` with a fresh adapter that changes nothing yet; only the adapter's weights are trainable.
 
     Args:
         model: of transformers; it is changed in place, the result wraps it and has its methods.
         config: shape of the adapter. Its first matrices are drawn from torch's global generator.
     """
+    import peft
+
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType] - PEFT divides it, any number will do
@@ -55,7 +56,7 @@ def add_adapter(model: Any, config: LoraConfig) -> peft.PeftModel:
     return _wrapped(model, settings)
 
 
-def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> peft.PeftModel:
+def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> "peft.PeftModel":
     """`model` with the adapter that `folder` holds.
 
     Args:
@@ -66,6 +67,10 @@ def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> peft.P
     Raises:
         ModelUnavailable: the folder holds no LoRA adapter, or one for another model.
     """
+    import peft
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     check_adapter(folder)
     fix = "give the adapter the model that it was trained on"
     try:
@@ -110,7 +115,9 @@ def adapter_mark(folder: str) -> str:
     return f" lora={folder_digest(Path(folder).expanduser())[:16]}" if folder else ""
 
 
-def _wrapped(model: Any, settings: Any) -> peft.PeftModel:
+def _wrapped(model: Any, settings: Any) -> "peft.PeftModel":
+    import peft
+
     wrapped = peft.get_peft_model(model, settings)
     assert isinstance(wrapped, peft.PeftModel)
     return wrapped

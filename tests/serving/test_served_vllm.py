@@ -1,12 +1,17 @@
 """A judge on vLLM, for real: a Serve replica in vLLM's own environment, beside the same weights in transformers."""
 
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+from chaos import replica_pids, wait_until
 
 from rlvlm.errors import UnsupportedQuestion
 from rlvlm.judges.build import build_judge
@@ -56,7 +61,7 @@ def test_the_same_pairs_get_the_same_verdicts_as_from_transformers(judge):
     here, there = build_judge(POCKET).compare(pairs), judge.compare(pairs)
     assert [verdict.label for verdict in there] == [verdict.label for verdict in here]
     for one, other in zip(here, there, strict=True):
-        assert other.probabilities == pytest.approx(one.probabilities, abs=5e-3)
+        assert other.probabilities == pytest.approx(one.probabilities, abs=1e-4)
     assert len({verdict.probabilities[0] for verdict in there}) == 12  # the pictures matter
     assert there[0].stamp.revision == here[0].stamp.revision and there[0].stamp.judge.startswith("vllm:")
 
@@ -76,6 +81,67 @@ def test_scores_and_writing_agree_too(judge):
 
 def test_it_keeps_the_contract(judge):
     check_judge(judge)
+
+
+def test_who_leaves_takes_the_request_along(tmp_path):
+    """In vLLM's own Python: a reply that would go on for ever ends with who awaits it, and the next one is quick."""
+    script = tmp_path / "leave.py"
+    script.write_text(LEAVING)
+    told = subprocess.run(
+        [str(PYTHON), str(script), str(weights_folder())], capture_output=True, text=True, check=False
+    )
+    assert "left 0\nwhole" in told.stdout, told.stderr[-2000:]
+
+
+LEAVING = """
+import asyncio, sys
+from rlvlm.vlms.config import EngineConfig, VLMConfig
+from rlvlm.vlms.engines.vllm import VllmCore
+
+async def leave(core):
+    endless = {"max_tokens": 4000, "ignore_eos": True}
+    asked = [asyncio.ensure_future(core.ask([5, 6, 7], [], endless)) for _ in range(8)]
+    while core._engine.get_num_unfinished_requests() < 8:
+        await asyncio.sleep(0.05)
+    for one in asked:
+        one.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    while core._engine.get_num_unfinished_requests():
+        await asyncio.sleep(0.05)
+    print("left", core._engine.get_num_unfinished_requests())
+    output = await core.ask([5, 6, 7], [], {"max_tokens": 3, "ignore_eos": True})
+    print("whole" if len(output.outputs[0].token_ids) == 3 else output)
+
+if __name__ == "__main__":
+    core = VllmCore(
+        VLMConfig(model=sys.argv[1], dtype="float32"), EngineConfig(eager=True), max_requests=4, max_pictures=1
+    )
+    asyncio.run(asyncio.wait_for(leave(core), 60))
+    core.shutdown()
+"""
+
+
+def test_engine_or_replica_killed_both_are_replaced_and_nothing_is_left(local_ray):
+    def engines() -> set[int]:
+        parents = replica_pids(app)
+        return {process.pid for process in psutil.process_iter() if is_engine_of(process, parents)}
+
+    with start_judge(ON_VLLM, PlacementConfig(retries=12), "test-vllm-dies") as running:
+        app, judge, pairs = running.app, running.judge, make_pairs(2)
+        expected = [verdict.label for verdict in judge.compare(pairs)]
+        for victim in ("engine", "replica"):
+            (engine,), (replica,) = engines(), replica_pids(app)
+            os.kill(engine if victim == "engine" else replica, signal.SIGKILL)
+            assert [verdict.label for verdict in judge.compare(pairs)] == expected, f"after the {victim} was killed"
+            assert not psutil.pid_exists(engine) and replica not in replica_pids(app)
+            wait_until(lambda: len(engines()) == 1, 60, "one engine")
+
+
+def is_engine_of(process: psutil.Process, parents: list[int]) -> bool:
+    try:
+        return process.ppid() in parents and "VLLM" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 @pytest.mark.full

@@ -9,12 +9,68 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 MAX_REMEMBERED = 256
 """Finished requests whose answers are kept for a caller that asks again."""
 
 Ask = Callable[[list[Any]], Awaitable[list[Any]]]
+
+
+class Queued(Protocol):
+    """A request in a line."""
+
+    items: list[Any]
+
+
+Waiting = TypeVar("Waiting", bound=Queued)
+
+
+@dataclass(slots=True)
+class Line(Generic[Waiting]):
+    """The waiting requests of one run."""
+
+    served: int = 0
+    """Questions given out so far, on the scale on which all lines compete."""
+    waiting: deque[Waiting] = field(default_factory=deque)
+
+
+class Lines(Generic[Waiting]):
+    """A line for each run; the one that got least so far is next."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, Line[Waiting]] = {}
+
+    def add(self, request: Waiting, run: str) -> None:
+        """Puts `request` at the end of the line of `run`."""
+        busy = [line.served for line in self._lines.values() if line.waiting]
+        line = self._lines.setdefault(run, Line())
+        if not line.waiting:  # who was away has saved up nothing
+            line.served = max(line.served, min(busy, default=0))
+        line.waiting.append(request)
+
+    def next(self, room: int | None = None) -> Line[Waiting] | None:
+        """The line to take from; None where nothing waits, or nothing whose whole first request fits into `room`."""
+        fitting = [
+            line
+            for line in self._lines.values()
+            if line.waiting and (room is None or len(line.waiting[0].items) <= room)
+        ]
+        return min(fitting, key=lambda line: line.served, default=None)
+
+    def remove(self, request: Waiting) -> None:
+        """Takes `request` out, where it still waits."""
+        for line in self._lines.values():
+            if request in line.waiting:
+                line.waiting.remove(request)
+
+    def requests(self) -> list[Waiting]:
+        """All that wait."""
+        return [request for line in self._lines.values() for request in line.waiting]
+
+    def forget_empty(self) -> None:
+        """Drops the lines in which nothing waits."""
+        self._lines = {run: line for run, line in self._lines.items() if line.waiting}
 
 
 @dataclass(slots=True, eq=False)
@@ -24,15 +80,6 @@ class _Waiting:
     answers: asyncio.Future[list[Any]]
     num_callers: int = 0
     is_begun: bool = False
-
-
-@dataclass(slots=True)
-class _Line:
-    """The waiting requests of one run."""
-
-    served: int = 0
-    """Questions given out so far, on the scale on which all lines compete."""
-    waiting: deque[_Waiting] = field(default_factory=deque)
 
 
 class FairBatches:
@@ -52,7 +99,7 @@ class FairBatches:
         self._ask = ask
         self._batch_size = batch_size
         self._wait_s = wait_s
-        self._lines: dict[str, _Line] = {}
+        self._lines: Lines[_Waiting] = Lines()
         self._open: dict[str, _Waiting] = {}
         self._finished: OrderedDict[str, list[Any]] = OrderedDict()
         self._arrived = asyncio.Event()
@@ -64,7 +111,7 @@ class FairBatches:
     @property
     def num_waiting(self) -> int:
         """Questions that no batch has taken yet."""
-        return sum(len(request.items) for line in self._lines.values() for request in line.waiting)
+        return sum(len(request.items) for request in self._lines.requests())
 
     async def put(self, items: Sequence[Any], *, run: str = "", key: str = "") -> list[Any]:
         """The answers to `items`, in order, once a batch has held them.
@@ -97,11 +144,7 @@ class FairBatches:
 
     def _enqueue(self, request: _Waiting, run: str) -> _Waiting:
         self._open[request.key] = request
-        busy = [line.served for line in self._lines.values() if line.waiting]
-        line = self._lines.setdefault(run, _Line())
-        if not line.waiting:  # who was away has saved up nothing
-            line.served = max(line.served, min(busy, default=0))
-        line.waiting.append(request)
+        self._lines.add(request, run)
         self._arrived.set()
         if self._server is None or self._server.done():
             self._server = asyncio.get_running_loop().create_task(self._serve())
@@ -109,9 +152,7 @@ class FairBatches:
 
     def _drop(self, request: _Waiting) -> None:
         self._open.pop(request.key, None)
-        for line in self._lines.values():
-            if request in line.waiting:
-                line.waiting.remove(request)
+        self._lines.remove(request)
 
     async def _serve(self) -> None:
         """Takes batches until nothing waits."""
@@ -121,7 +162,7 @@ class FairBatches:
             batch = self._take()
             if batch:
                 await self._answer(batch)
-        self._lines = {run: line for run, line in self._lines.items() if line.waiting}
+        self._lines.forget_empty()
 
     async def _wait_for_more(self) -> None:
         """Returns when a batch is full or has waited long enough."""
@@ -138,10 +179,7 @@ class FairBatches:
         """The next batch: whole requests, each from the line that has been given least."""
         batch: list[_Waiting] = []
         room = self._batch_size
-        while lines := [
-            line for line in self._lines.values() if line.waiting and (len(line.waiting[0].items) <= room or not batch)
-        ]:
-            line = min(lines, key=lambda line: line.served)
+        while line := self._lines.next(room if batch else None):
             request = line.waiting.popleft()
             request.is_begun = True
             line.served += len(request.items)

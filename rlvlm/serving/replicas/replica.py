@@ -4,23 +4,24 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion, first_line
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.judge import Generator, Judge
+from rlvlm.judges.judge import ContinuousJudge, Generator, Judge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.envelope import Receipt, Request, digest
 from rlvlm.serving.monitoring import ReplicaMetrics
 from rlvlm.serving.replicas.batches import FairBatches
 from rlvlm.serving.replicas.gpu import assigned_device, check_share, limit_share, measured
+from rlvlm.serving.replicas.slots import FairSlots
 from rlvlm.serving.replicas.watchdog import Pulse, Watchdog, loading_within
 from rlvlm.serving.startup import START_TIMEOUT_S, marked
 from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
@@ -40,8 +41,19 @@ Outcome = list[Verdict] | list[Score] | Unanswered
 Builder = Callable[[JudgeConfig], Judge]
 
 
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A chat that is to be replied to."""
+
+    chat: Chat
+    max_new_tokens: int
+    temperature: float
+
+
 class JudgeReplica:
-    """One copy of a judge. Requests are lists of questions; small ones are merged, and one thread runs the model."""
+    """One copy of a judge. Requests are lists of questions; small ones are merged, and one thread runs the model, or
+    an engine that batches by itself is given their questions one by one.
+    """
 
     def __init__(self, config: JudgeConfig, placement: PlacementConfig, build: Builder = build_judge) -> None:
         """Loads the judge and asks it one question, so that the first caller does not wait for what loads late.
@@ -75,8 +87,16 @@ class JudgeReplica:
             what = f"the judge cannot be loaded: {name}{'' if line == name else f': {line}'}"
             fix = "the traceback is in the replica's log in Ray's session folder"
             raise marked(JudgeUnavailable(what, fix)) from error
-        self._compares = self._make_batches("compare", self._judge.compare)
-        self._scores = self._make_batches("score", self._judge.score)
+        self._queues: Mapping[str, FairBatches | FairSlots]
+        if config.batches_itself:  # twice what is computed at once: meanwhile the next ones are made ready
+            self._slots = FairSlots(self._ask_one, slots=2 * config.batch_size)
+            self._queues = {"compare": self._slots, "score": self._slots}
+        else:
+            self._slots = None
+            self._queues = {
+                "compare": self._make_batches("compare", self._judge.compare),
+                "score": self._make_batches("score", self._judge.score),
+            }
 
     def __repr__(self) -> str:
         return f"JudgeReplica({self._judge.stamp.judge}, {self._judge.stamp.prompt})"
@@ -87,11 +107,10 @@ class JudgeReplica:
 
     async def ask(self, request: Request) -> Receipt | Unanswered:
         """The answers to one request, or the error that hit them all. What `ServedJudge` calls."""
-        batches = self._compares if request.kind == "compare" else self._scores
         start = time.perf_counter()
         items, digests = await asyncio.get_running_loop().run_in_executor(self._helper, self._prepared, request)
         try:
-            answers = await batches.put(items, run=request.run, key=request.key)
+            answers = await self._queues[request.kind].put(items, run=request.run, key=request.key)
         except _UNANSWERED as error:
             return error
         self._metrics.request(request.kind, request.run, answers, time.perf_counter() - start)
@@ -109,6 +128,11 @@ class JudgeReplica:
         """The model's reply to each chat, in order, or the error that hit them all."""
         if not isinstance(self._judge, Generator):
             return UnsupportedQuestion(f"{self._judge.stamp.judge} cannot write text", "choose a chat model")
+        if self._slots is not None:
+            try:
+                return await self._slots.put([_Chat(chat, max_new_tokens, temperature) for chat in chats])
+            except _UNANSWERED as error:
+                return error
         write = partial(self._judge.generate, max_new_tokens=max_new_tokens, temperature=temperature)
         replies: list[str] = []
         try:
@@ -134,7 +158,8 @@ class JudgeReplica:
             )
             self._watchdog.start(asyncio.get_running_loop())
         memory = measured(self._device)
-        self._metrics.state(self._compares.num_waiting + self._scores.num_waiting, memory.peak if memory else 0)
+        num_waiting = sum(queue.num_waiting for queue in set(self._queues.values()))
+        self._metrics.state(num_waiting, memory.peak if memory else 0)
         is_idle = self._pulse.busy_since is None and time.monotonic() - self._last_answer > PROBE_EVERY_S
         if (is_idle or self._failure) and not self._is_paid and (self._probing is None or self._probing.done()):
             self._probing = asyncio.get_running_loop().create_task(self._probe())
@@ -162,6 +187,26 @@ class JudgeReplica:
             return await self._run(ask, items)
 
         return FairBatches(run, batch_size=self._batch_size, wait_s=BATCH_WAIT_S)
+
+    async def _ask_one(self, item: Query | Clip | _Chat) -> Verdict | Score | str:
+        """Has a judge whose engine batches by itself answer one question among others."""
+        judge = cast(ContinuousJudge, self._judge)
+        with self._pulse.waiting():
+            try:
+                answer: Verdict | Score | str
+                if isinstance(item, Query):
+                    answer = await judge.compare_one(item)
+                elif isinstance(item, Clip):
+                    answer = await judge.score_one(item)
+                else:
+                    answer = await judge.generate_one(
+                        item.chat, max_new_tokens=item.max_new_tokens, temperature=item.temperature
+                    )
+            except JudgeUnavailable as error:
+                self._failure = str(error)
+                raise
+        self._failure, self._last_answer = "", time.monotonic()
+        return answer
 
     def _prepared(self, request: Request) -> tuple[list[Any], list[bytes]]:
         """What can be done while the model is at work on others: the items with resized pictures, and their digests."""

@@ -51,12 +51,16 @@ class Pulse:
         self._thread = 0
         self._batches = 0
         self._layers = 0
-        self.busy_since: float | None = None
-        """When the batch at work was begun, monotonic; None while there is none."""
+        self._begun: dict[object, float] = {}
         if waits_for_gpu:
             from torch.nn.modules.module import register_module_forward_hook
 
             register_module_forward_hook(self._count_layer)
+
+    @property
+    def busy_since(self) -> float | None:
+        """When the oldest batch or question at work was begun, monotonic; None while there is none."""
+        return next(iter(list(self._begun.values())), None)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -64,11 +68,18 @@ class Pulse:
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._batches += 1
-        self.busy_since = time.monotonic()
+        with self.waiting():
+            yield
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around one question to a model that runs elsewhere; any number of them may be under way."""
+        ticket = object()
+        self._begun[ticket] = time.monotonic()
         try:
             yield
         finally:
-            self.busy_since = None
+            del self._begun[ticket]
 
     def read(self) -> tuple[Any, ...] | None:
         """What differs between two looks at a live thread; None where nothing can be seen."""

@@ -1,144 +1,282 @@
-"""Chat VLMs on vLLM, an inference engine that batches by itself, keeps what prompts share, and spreads over GPUs.
+"""Chat VLMs on vLLM, an inference engine that takes requests as they come, keeps what prompts share, and spreads over
+GPUs.
 
 vLLM pins its own torch and transformers, so this file is used in an environment of its own: `make vllm` builds it and
-`serving` gives it to the replica. The engine runs inside the replica's process: it ends with it,
-and leaves no process behind that holds a GPU.
+`serving` gives it to the replica. `AsyncLLM` computes in processes of its own; `end_with_parent` is called in each of
+them, so that none outlives the replica and goes on holding a GPU.
 """
 
+import asyncio
+import ctypes
+import itertools
+import multiprocessing
 import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from rlvlm.errors import ModelUnavailable
-from rlvlm.vlms.chats import TOP_P, Chat, Reply, pictures_of, whole_answer, without_thought
+from rlvlm.vlms.chats import TOP_P, Chat, Picture, Reply, pictures_of, whole_answer, without_thought
 from rlvlm.vlms.config import EngineConfig, VLMConfig
 from rlvlm.vlms.files import locate
 from rlvlm.vlms.lora import adapter_mark, check_adapter
+from rlvlm.vlms.pictures import resize
+from rlvlm.vlms.processors import load_processor
 
+T = TypeVar("T")
 _SETTINGS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives and dies with this process
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on a CPU: one process beside ours computes, not two
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica of a machine is bound to the same cores
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
+_PR_SET_PDEATHSIG = 1
+
+
+class VllmCore:
+    """An `AsyncLLM`, started: that takes seconds for a small model, minutes for a big one that is compiled.
+
+    It lives on an event loop of its own in a thread of its own; its coroutines may be awaited on any loop, and a caller
+    that is cancelled has its request aborted.
+
+    Args:
+        config: names model, precision and seed.
+        settings: of the engine itself.
+        max_requests: computed at once; more of them wait.
+        max_pictures: in one request.
+        words: further ones of vLLM's `AsyncEngineArgs`.
+
+    Raises:
+        ModelUnavailable: vLLM is not installed here, or the weights are missing or cannot be loaded.
+    """
+
+    def __init__(
+        self, config: VLMConfig, settings: EngineConfig, *, max_requests: int, max_pictures: int, **words: Any
+    ) -> None:
+        folder, self.revision = locate(config.model, config.revision, config.section)
+        self.vllm = _import_vllm(settings)
+        self._loop = asyncio.new_event_loop()
+        self._numbers = itertools.count()
+        threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
+        words = _engine_words(config, settings, folder, max_requests, max_pictures) | words
+        try:
+            self._engine = self.run(self._start(words))
+        except Exception as error:  # noqa: BLE001 - the engine raises whatever its many parts raise
+            raise ModelUnavailable(
+                f"vLLM cannot run {config.model}: {_last_line(error)}",
+                f"look at the replica's log; where memory is short lower {settings.section}.memory_share or max_tokens",
+            ) from error
+        self.tokenizer: Any = self._engine.get_tokenizer()
+        self._images: Any = load_processor(folder, self._engine.model_config.hf_config, config).image_processor
+        self.window: int = self._engine.model_config.max_model_len
+        """Tokens of prompt and reply together."""
+        self.dtype = str(self._engine.model_config.dtype).removeprefix("torch.")
+        """Of the weights, such as `bfloat16`."""
+
+    async def _start(self, words: dict[str, Any]) -> Any:
+        from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports] - not installed here
+        from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports] - likewise
+
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**words))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns; for callers without an event loop, in any thread."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # also on Ctrl-C: nothing is computed behind our back
+            future.cancel()
+            raise
+
+    async def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work`, which runs on the engine's own loop, returns; cancelled with who awaits it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def ask(
+        self, prompt_ids: Sequence[int], pictures: Sequence[Picture], sampling: dict[str, Any], lora: Any = None
+    ) -> Any:
+        """The whole `RequestOutput` of one request, which is aborted when who awaits it is cancelled.
+
+        Args:
+            prompt_ids: with one token for each picture; the engine puts in as many as the picture takes.
+            pictures: [H, W, 3] each.
+            sampling: of vLLM's `SamplingParams`.
+            lora: a `LoRARequest`; None takes the model as it is.
+
+        Raises:
+            ValueError: the engine does not take this request, such as a prompt beyond its window.
+            RuntimeError: it failed on this request.
+            ModelUnavailable: it is dead.
+        """
+        return await self.on_loop(self._ask(prompt_ids, pictures, sampling, lora))
+
+    async def _ask(
+        self, prompt_ids: Sequence[int], pictures: Sequence[Picture], sampling: dict[str, Any], lora: Any
+    ) -> Any:
+        from vllm.exceptions import VLLMClientError, VLLMError  # pyright: ignore[reportMissingImports] - as above
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports] - as above
+        from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore[reportMissingImports] - as above
+
+        request: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
+        if pictures:
+            request["multi_modal_data"] = {"image": [Image.fromarray(self._resized(one)) for one in pictures]}
+        params = self.vllm.SamplingParams(**sampling, output_kind=RequestOutputKind.FINAL_ONLY)
+        name = f"r{next(self._numbers)}"
+        try:
+            outputs = [one async for one in self._engine.generate(request, params, name, lora_request=lora)]
+        except EngineDeadError as error:
+            raise ModelUnavailable("vLLM's engine has died", "look at the replica's log") from error
+        except VLLMClientError as error:
+            raise ValueError(_last_line(error)) from error
+        except VLLMError as error:
+            raise RuntimeError(f"vLLM failed on a request: {_last_line(error)}") from error
+        return outputs[-1]
+
+    def _resized(self, picture: Picture) -> Picture:
+        """The picture at the size at which the model sees it, by Pillow as everywhere else: what vLLM's environment
+        has for it rounds differently, which moved a small judge's probabilities by 0.008.
+        """
+        return resize(picture, self._images) if hasattr(self._images, "merge_size") else picture
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its processes are gone: it will answer nothing any more."""
+        return self._engine.errored
+
+    async def add_lora(self, lora: Any) -> None:
+        """Loads an adapter, a `LoRARequest`, beside those that are loaded; raises what the engine raises."""
+        await self.on_loop(self._engine.add_lora(lora))
+
+    async def remove_lora(self, lora: Any) -> None:
+        """Forgets an adapter."""
+        await self.on_loop(self._engine.remove_lora(lora.lora_int_id))
+
+    async def reload(self, folder: Path) -> None:
+        """Puts the weights in `folder` in the place of the model's own; raises what the engine raises."""
+        await self.on_loop(self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)}))
+
+    async def forget_prefixes(self) -> None:
+        """Empties the cache of computed beginnings: those of other weights must not be used again."""
+        await self.on_loop(self._engine.reset_prefix_cache())
+
+    def shutdown(self) -> None:
+        """Ends the engine's processes."""
+        self._engine.shutdown()
 
 
 class VllmEngine:
-    """A vLLM engine, started: that takes seconds for a small model, minutes for a big one that is compiled.
+    """Chats in, texts or probabilities of texts out, one at a time: the engine merges what is under way.
 
     Args:
         config: names model, adapter, precision and seed.
         settings: of the engine itself.
-        batch_size: chats at once.
+        max_requests: chats computed at once.
         max_pictures: in one chat.
 
     Raises:
         ModelUnavailable: vLLM is not installed here, or the weights are missing or cannot be loaded.
     """
 
-    def __init__(self, config: VLMConfig, settings: EngineConfig, *, batch_size: int, max_pictures: int) -> None:
+    def __init__(self, config: VLMConfig, settings: EngineConfig, *, max_requests: int, max_pictures: int) -> None:
         self._config = config
         self._settings = settings
-        folder, self.revision = locate(config.model, config.revision, config.section)
-        self._vllm = _import_vllm(settings)
-        self._lora, lora_digest = _lora(config, settings)
-        try:
-            self._engine = self._vllm.LLM(**_engine_words(config, settings, folder, batch_size, max_pictures))
-            self._tokenizer: Any = self._engine.get_tokenizer()
-        except Exception as error:  # noqa: BLE001 - the engine raises whatever its many parts raise
-            raise ModelUnavailable(
-                f"vLLM cannot run {config.model}: {_last_line(error)}",
-                f"look at the replica's log; where memory is short lower {settings.section}.memory_share or max_tokens",
-            ) from error
-        dtype = str(self._engine.llm_engine.model_config.dtype).removeprefix("torch.")
+        named = config.adapter or settings.lora
+        if named:
+            check_adapter(Path(named).expanduser())
+        self._core = VllmCore(
+            config, settings, max_requests=max_requests, max_pictures=max_pictures, enable_lora=bool(named)
+        )
+        self.revision = self._core.revision
+        self._lora = lora_request("adapter", 1, Path(named).expanduser()) if named else None
         self.traits = (
-            f"dtype={dtype} quantization={config.quantization} vllm={self._vllm.__version__}"
-            f" structured={settings.structured:d}{lora_digest}"
+            f"dtype={self._core.dtype} quantization={config.quantization} vllm={self._core.vllm.__version__}"
+            f" structured={settings.structured:d}{adapter_mark(named)}"
         )
 
-    def generate(
-        self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()
-    ) -> list[Reply]:
-        """The model's reply to each chat: greedy at temperature 0, else sampled from the config's seed.
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns; for callers without an event loop."""
+        return self._core.run(work)
 
-        Where there are `choices` and `EngineConfig.structured` holds, a reply is one of them: the engine masks every
-        token that would lead elsewhere.
+    async def reply(self, chat: Chat, *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()) -> Reply:
+        """The model's reply: greedy at temperature 0, else sampled from the config's seed.
+
+        Where there are `choices` and `EngineConfig.structured` holds, it is one of them: the engine masks every token
+        that would lead elsewhere. Raises as `VllmCore.ask` does.
         """
-        from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports] as above
+        text = self._text(chat)
+        sampling: dict[str, Any] = {"max_tokens": max_new_tokens, "temperature": temperature}
+        if temperature:
+            sampling |= {"top_p": TOP_P, "seed": self._config.seed}
+        if choices and self._settings.structured:
+            from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports] as above
 
-        held = StructuredOutputsParams(choice=list(choices)) if choices and self._settings.structured else None
-        sampling = (
-            {"temperature": temperature, "top_p": TOP_P, "seed": self._config.seed}
-            if temperature
-            else {"temperature": 0.0}
-        )
-        texts = self._texts(chats)
-        outputs = self._run(
-            [self._tokens(text) for text in texts],
-            chats,
-            self._vllm.SamplingParams(max_tokens=max_new_tokens, structured_outputs=held, **sampling),
-        )
-        written = [output.outputs[0] for output in outputs]
-        return [
-            Reply(text=whole_answer(text, one.text), is_whole=one.finish_reason == "stop")
-            for text, one in zip(texts, written, strict=True)
-        ]
+            sampling["structured_outputs"] = StructuredOutputsParams(choice=list(choices))
+        output = await self._core.ask(self._tokens(text), pictures_of(chat), sampling, self._lora)
+        written = output.outputs[0]
+        return Reply(text=whole_answer(text, written.text), is_whole=written.finish_reason == "stop")
 
-    def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:
-        """[B, C] log-probability that the reply begins with each choice's whole token sequence.
+    async def choice_log_p(self, chat: Chat, choices: Sequence[str]) -> NDArray[np.float64]:
+        """[C] log-probability that the reply begins with each choice's whole token sequence.
 
         One request per beginning that the choices share, shortest first, so that prefix caching spares the pictures
-        and the chat in all but the first.
+        and the chat in all but the first. Raises as `VllmCore.ask` does.
         """
-        prompt_ids = [self._tokens(without_thought(text)) for text in self._texts(chats)]
+        prompt_ids = self._tokens(without_thought(self._text(chat)))
         ids_of = [self._tokens(choice) for choice in choices]
-        beginnings = sorted({tuple(ids[:end]) for ids in ids_of for end in range(len(ids))}, key=len)
-        scores = np.zeros((len(chats), len(choices)))
-        for beginning in beginnings:
+        scores = np.zeros(len(choices))
+        for beginning in sorted({tuple(ids[:end]) for ids in ids_of for end in range(len(ids))}, key=len):
             following = {
                 index: ids[len(beginning)]
                 for index, ids in enumerate(ids_of)
                 if tuple(ids[: len(beginning)]) == beginning and len(ids) > len(beginning)
             }
-            ask = self._vllm.SamplingParams(
-                temperature=0.0, max_tokens=1, logprob_token_ids=sorted(set(following.values()))
-            )
-            outputs = self._run([ids + list(beginning) for ids in prompt_ids], chats, ask)
-            for row, output in enumerate(outputs):
-                log_p = output.outputs[0].logprobs[0]
-                for index, token in following.items():
-                    scores[row, index] += log_p[token].logprob
+            wanted = {"temperature": 0.0, "max_tokens": 1, "logprob_token_ids": sorted(set(following.values()))}
+            output = await self._core.ask([*prompt_ids, *beginning], pictures_of(chat), wanted, self._lora)
+            log_p = output.outputs[0].logprobs[0]
+            for index, token in following.items():
+                scores[index] += log_p[token].logprob
         return scores
 
-    def release_memory(self) -> None:
-        """Nothing: the engine took its memory at the start and plans with it."""
-
-    def _run(self, prompt_ids: Sequence[list[int]], chats: Sequence[Chat], sampling: Any) -> list[Any]:
-        """The `RequestOutput` for each chat, rendered to `prompt_ids`; `sampling` is a `SamplingParams`."""
-        requests = []
-        for ids, chat in zip(prompt_ids, chats, strict=True):
-            request: dict[str, Any] = {"prompt_token_ids": ids}
-            if shown := [Image.fromarray(picture) for picture in pictures_of(chat)]:
-                request["multi_modal_data"] = {"image": shown}
-            requests.append(request)
-        return self._engine.generate(requests, sampling, lora_request=self._lora, use_tqdm=False)
-
-    def _texts(self, chats: Sequence[Chat]) -> list[str]:
-        return [self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+    def _text(self, chat: Chat) -> str:
+        return self._core.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
 
     def _tokens(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._core.tokenizer.encode(text, add_special_tokens=False)
+
+
+def lora_request(name: str, number: int, folder: Path) -> Any:
+    """An adapter as vLLM wants it: it loads each number once, so other weights need another one."""
+    from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports] - not installed here
+
+    return LoRARequest(name, number, str(folder.resolve()))
+
+
+def end_with_parent() -> None:
+    """Has the kernel end this process, one of the engine's own, as soon as the replica that started it is gone.
+
+    vLLM calls it in each of its processes, by the entry point `vllm.general_plugins`. A replica that is killed cannot
+    end them itself.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent.pid:
+        os._exit(1)
 
 
 def _import_vllm(settings: EngineConfig) -> Any:
     """The package, with the settings that it reads on import."""
     os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = f"{settings.cache_gib:g}"
+    if settings.eager:
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # vLLM's sampler compiles itself all the same
     try:
         import vllm
     except ImportError as error:
@@ -150,7 +288,7 @@ def _import_vllm(settings: EngineConfig) -> Any:
 
 
 def _engine_words(
-    config: VLMConfig, engine: EngineConfig, folder: Path, batch_size: int, max_pictures: int
+    config: VLMConfig, engine: EngineConfig, folder: Path, max_requests: int, max_pictures: int
 ) -> dict[str, Any]:
     """Our config in vLLM's words."""
     bounds = {"min_pixels": config.min_pixels, "max_pixels": config.max_pixels}
@@ -160,7 +298,7 @@ def _engine_words(
         "quantization": "bitsandbytes" if config.quantization == "nf4" else None,
         "seed": config.seed,
         "max_model_len": engine.max_tokens or None,
-        "max_num_seqs": batch_size,
+        "max_num_seqs": max_requests,
         "enforce_eager": engine.eager,
         "enable_prefix_caching": engine.prefix_caching,
         "gpu_memory_utilization": engine.memory_share,
@@ -168,23 +306,10 @@ def _engine_words(
         "distributed_executor_backend": "mp" if engine.tensor_parallel > 1 else "uni",
         "limit_mm_per_prompt": {"image": max_pictures, "video": 0},
         "mm_processor_kwargs": {name: value for name, value in bounds.items() if value} or None,
-        "enable_lora": bool(config.adapter or engine.lora),
         "max_lora_rank": engine.max_lora_rank,
         "trust_remote_code": False,
         "disable_log_stats": True,
     }
-
-
-def _lora(config: VLMConfig, settings: EngineConfig) -> tuple[Any, str]:
-    """The adapter as vLLM wants it, and its mark in the stamp; None and nothing without one."""
-    named = config.adapter or settings.lora
-    if not named:
-        return None, ""
-    folder = Path(named).expanduser()
-    check_adapter(folder)
-    from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports] as above
-
-    return LoRARequest("adapter", 1, str(folder.resolve())), adapter_mark(named)
 
 
 def _last_line(error: BaseException) -> str:

@@ -133,3 +133,17 @@ def test_loading_that_takes_too_long_is_ended_and_what_was_quick_is_left_alone()
     with loading_within(0.1, end=lambda reason: (said.append(reason), ended.set())):
         assert ended.wait(10)
     assert said == ["its judge has not loaded within 0 s"]
+
+
+def test_of_questions_side_by_side_the_oldest_counts(quick):
+    pulse = Pulse(is_elsewhere=True)
+    assert pulse.busy_since is None
+    with pulse.waiting():
+        oldest = pulse.busy_since
+        with pulse.waiting():
+            assert pulse.busy_since == oldest
+        dog = Watchdog(pulse, stall_s=quick, deadline_s=0.05)
+        assert dog.look(Loop()) is None  # type: ignore[arg-type]
+        time.sleep(0.1)
+        assert "has taken" in (dog.look(Loop()) or "")  # type: ignore[arg-type]
+    assert pulse.busy_since is None

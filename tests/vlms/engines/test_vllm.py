@@ -1,6 +1,10 @@
 """What can be checked where vLLM is not installed; the engine itself runs in tests/serving/test_served_vllm.py."""
 
+import asyncio
 import importlib.util
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,30 +23,28 @@ from rlvlm.vlms.shipped import weights_folder
 CONFIG = JudgeConfig(backend="vllm", model=str(weights_folder()), batch_size=16)
 
 
-class Engine:
-    """An engine of one vocabulary: every byte is a token, and a row of numbers says how likely each one is."""
+class Core:
+    """A core of one vocabulary: every byte is a token, and a row of numbers says how likely each one is."""
 
     def __init__(self, log_p) -> None:
         self.log_p = log_p
         self.requests: list = []
+        self.tokenizer = SimpleNamespace(
+            encode=lambda text, add_special_tokens: list(text.encode()),
+            apply_chat_template=lambda chat, **_: "".join(part["text"] for part in chat[0]["content"]),
+        )
 
-    def generate(self, requests, sampling, lora_request, use_tqdm):
-        self.requests.append([request["prompt_token_ids"] for request in requests])
-        return [self.answer(request["prompt_token_ids"], sampling) for request in requests]
-
-    def answer(self, ids, sampling):
-        asked = {token: SimpleNamespace(logprob=self.log_p(ids, token)) for token in sampling.logprob_token_ids}
+    async def ask(self, prompt_ids, pictures, sampling, lora):
+        self.requests.append(prompt_ids)
+        asked = {
+            token: SimpleNamespace(logprob=self.log_p(prompt_ids, token)) for token in sampling["logprob_token_ids"]
+        }
         return SimpleNamespace(outputs=[SimpleNamespace(logprobs=[asked])])
 
 
-def make_model(engine) -> VllmEngine:
+def make_model(core) -> VllmEngine:
     model = object.__new__(VllmEngine)
-    model._config, model._settings, model._engine, model._lora = CONFIG, CONFIG.engine, engine, None
-    model._vllm = SimpleNamespace(SamplingParams=SimpleNamespace)
-    model._tokenizer = SimpleNamespace(
-        encode=lambda text, add_special_tokens: list(text.encode()),
-        apply_chat_template=lambda chat, **_: "".join(part["text"] for part in chat[0]["content"]),
-    )
+    model._config, model._settings, model._core, model._lora = CONFIG, CONFIG.engine, core, None
     return model
 
 
@@ -51,18 +53,49 @@ def test_the_probability_of_a_choice_is_that_of_all_its_tokens():
     def log_p(ids, token):
         return np.log({"0": 0.5, "1": 0.9 if ids[-1:] == [ord("-")] else 0.2, "-": 0.3}[chr(token)])
 
-    engine = Engine(log_p)
+    core = Core(log_p)
     chat = [{"role": "user", "content": [{"type": "text", "text": "ab"}]}]
-    scores = make_model(engine).choice_log_p([chat, chat], ("0", "1", "-1"))
-    assert np.exp(scores) == pytest.approx(np.array([[0.5, 0.2, 0.27]] * 2))
-    assert engine.requests == [[[97, 98]] * 2, [[97, 98, 45]] * 2]  # the longer one begins as the shorter: a cache hit
+    scores = asyncio.run(make_model(core).choice_log_p(chat, ("0", "1", "-1")))
+    assert np.exp(scores) == pytest.approx(np.array([0.5, 0.2, 0.27]))
+    assert core.requests == [[97, 98], [97, 98, 45]]  # the longer one begins as the shorter: a cache hit
 
 
 def test_an_answer_inside_a_thought_is_asked_for_behind_it():
-    engine = Engine(lambda ids, token: -1.0)
+    core = Core(lambda ids, token: -1.0)
     chat = [{"role": "user", "content": [{"type": "text", "text": "ab<think>\n"}]}]
-    make_model(engine).choice_log_p([chat], ("0",))
-    assert bytes(engine.requests[0][0]) == b"ab<think>\n\n</think>\n\n"
+    asyncio.run(make_model(core).choice_log_p(chat, ("0",)))
+    assert bytes(core.requests[0]) == b"ab<think>\n\n</think>\n\n"
+
+
+def test_a_process_of_the_engine_ends_with_the_one_that_started_it(tmp_path):
+    """A parent that is killed leaves no child, although it could not end it."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import multiprocessing, os, signal, time\n"
+        "def child(pipe):\n"
+        "    from rlvlm.vlms.engines.vllm import end_with_parent\n"
+        "    end_with_parent()\n"
+        "    pipe.send(os.getpid())\n"
+        "    time.sleep(60)\n"
+        "if __name__ == '__main__':\n"
+        "    here, there = multiprocessing.Pipe()\n"
+        "    multiprocessing.get_context('spawn').Process(target=child, args=(there,)).start()\n"
+        "    print(here.recv(), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    told = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert told.returncode == -9, told.stderr
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{told.stdout.strip()}").exists() and _state(told.stdout.strip()) != "Z":
+        assert time.monotonic() < deadline, "the child outlived its parent"
+        time.sleep(0.02)
+
+
+def _state(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
 
 
 def test_our_settings_in_the_engines_words():
@@ -85,4 +118,11 @@ def test_where_vllm_is_missing_the_way_to_it_is_shown():
 
 def test_a_folder_without_an_adapter_is_refused(tmp_path):
     with pytest.raises(ModelUnavailable, match="holds no LoRA adapter"):
-        vllm._lora(replace(CONFIG, adapter=str(tmp_path)), CONFIG.engine)
+        VllmEngine(replace(CONFIG, adapter=str(tmp_path)), CONFIG.engine, max_requests=1, max_pictures=1)
+
+
+def test_what_the_environment_of_vllm_loads_needs_no_peft():
+    """It has none: the engine would not even be imported there."""
+    code = "import sys; import rlvlm.vlms.engines.vllm; print('peft' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "False"
