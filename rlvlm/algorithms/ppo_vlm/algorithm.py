@@ -233,9 +233,10 @@ class PPOVLM(CheckpointedAlgorithm):
                 self._policy, seat, episodes, sft, self.config.seed, self.config.ppo.max_reply_tokens, tell
             )
             self._tally.note(measured)
+            exact = measured.get(metrics.SFT_EXACT_ACTION)
             tell(
                 f"supervised start: {sft.updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, held-out turns: "
-                f"{measured.get(metrics.SFT_EXACT_ACTION, float('nan')):.0%} with the demonstrated action"
+                + ("none" if exact is None else f"{exact:.0%} with the demonstrated action")
             )
         self._engine.take(self._engine.version + 1)
         if self._learner is None:

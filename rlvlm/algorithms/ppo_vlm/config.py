@@ -75,6 +75,9 @@ class TokenPPOConfig:
     """Weight of the critic's loss, >= 0."""
     value_warm_up: int = 0
     """Updates at the start in which only the critic learns."""
+    is_shrunk: bool = True
+    """Whether an update is taken back as far as it may be chance, see `losses.kept_share`. A reward that says nothing
+    then leaves the policy as it is, instead of wearing it down."""
 
     def __post_init__(self) -> None:
         _check_shares(self, "algo.objective", "gamma", "gae_lambda")
@@ -105,6 +108,9 @@ class BiLevelConfig:
     """Weight of the critic's loss, >= 0."""
     value_warm_up: int = 0
     """Updates at the start in which only the critic learns."""
+    is_shrunk: bool = True
+    """Whether an update is taken back as far as it may be chance, see `losses.kept_share`. A reward that says nothing
+    then leaves the policy as it is, instead of wearing it down."""
 
     def __post_init__(self) -> None:
         _check_shares(self, "algo.objective", "turn_gamma", "turn_lambda", "token_gamma", "token_lambda")
@@ -176,6 +182,9 @@ class HeadConfig:
     """Weight of the actions' entropy, >= 0."""
     value_weight: float = 0.5
     """Weight of the critic's loss, >= 0."""
+    is_shrunk: bool = True
+    """Whether an update is taken back as far as it may be chance, see `losses.kept_share`. A reward that says nothing
+    then leaves the policy as it is, instead of wearing it down."""
 
     def __post_init__(self) -> None:
         _check_shares(self, "algo.objective", "gamma", "gae_lambda")

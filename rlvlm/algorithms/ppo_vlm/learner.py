@@ -20,6 +20,7 @@ from rlvlm import metrics
 from rlvlm.algorithms.learners import add_up, add_up_gradients, check_weights, own_share
 from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.ppo_vlm.runner import Rollout
+from rlvlm.algorithms.ppo_vlm.update import losses
 from rlvlm.algorithms.ppo_vlm.update.columns import Columns, RolloutReader, chunks
 from rlvlm.algorithms.ppo_vlm.update.objectives import Loss, Minibatch, Objective, build_objective
 from rlvlm.algorithms.rllib import OwnLearner
@@ -30,6 +31,8 @@ from rlvlm.types.sampling import ReplyTokens
 
 _FARTHEST = 2.0
 """Log-ratios beyond count as this when the divergence of an update is measured."""
+_NEAR = 0.2
+"""Ratios farther than this from 1 count as this far when an update is tested."""
 _LOSS = "loss"
 _FIX = "lower algo.lr and algo.value_lr in the run's config.yaml, then `rlvlm resume`"
 _MEASURED = (
@@ -63,6 +66,8 @@ class ReplyLearner(OwnLearner):
         self._start: dict[str, Tensor] = {}
         self.reader = RolloutReader(self.policy, self.objective, ppo)
         self._world: Any = None
+        head = self.policy.action_head
+        self._acting = [*self.policy.backbone_parameters(), *([] if head is None else head.parameters())]
         self._parameters = [*self.policy.backbone_parameters(), *self.policy.head_parameters()]
         self._optimizer = torch.optim.AdamW(
             [
@@ -96,10 +101,15 @@ class ReplyLearner(OwnLearner):
             group["lr"] = lr * fall
         columns = self.reader.columns(rollout)
         readings: list[dict[str, float]] = []
-        for rows in self._minibatches(len(columns.tokens)):
-            readings.append(self._step(columns, rows))
+        before = [parameter.detach().clone() for parameter in self._acting] if self.objective.is_shrunk else []
+        gains = torch.zeros(int(columns.worlds.max()) + 1, device=self.policy.device)  # [W]
+        is_tested = torch.zeros_like(gains, dtype=torch.bool)
+        for rows, is_test in self._minibatches(columns.worlds):
+            readings.append(self._step(columns, rows, gains if is_test else None))
+            is_tested[columns.worlds[rows]] |= is_test
             if ppo.largest_kl and readings[-1][metrics.PPO_KL] > ppo.largest_kl:
                 break
+        kept = self._shrink(before, add_up(gains)[is_tested])
         self.num_updates += 1
         check_weights(self._parameters, _FIX)
         means = {name: sum(one[name] for one in readings) / len(readings) for name in readings[0]}
@@ -107,6 +117,7 @@ class ReplyLearner(OwnLearner):
             metrics.PPO_FIRST_RATIO_ERROR: readings[0][metrics.PPO_FIRST_RATIO_ERROR],
             metrics.PPO_STEPS: float(len(readings)),
             metrics.PPO_EXPLAINED: columns.explained,
+            metrics.PPO_KEPT: kept,
             metrics.PPO_UPDATES: float(self.num_updates),
         }
 
@@ -134,15 +145,52 @@ class ReplyLearner(OwnLearner):
         """Leaves no features behind: who goes on from a checkpoint has none either."""
         self.policy.images.clear()
 
-    def _minibatches(self, count: int) -> Iterator[Tensor]:
-        """Rows of each step, epoch by epoch."""
-        for _ in range(self._ppo.epochs):
-            yield from torch.randperm(count, generator=self._generator).split(self._ppo.minibatch_turns)
+    def _minibatches(self, worlds: Tensor) -> Iterator[tuple[Tensor, bool]]:
+        """Rows of each step, epoch by epoch, and whether all learners' update so far can be tested on them.
 
-    def _step(self, columns: Columns, rows: Tensor) -> dict[str, float]:
+        Where updates are shrunk the first epoch goes through the worlds, some at a time: turns of one world share what
+        came of them, so an update that has seen one of them is tested on other worlds only.
+
+        Args:
+            worlds: [M] of each turn.
+        """
+        size, count = self._ppo.minibatch_turns, len(worlds)
+        epochs = self._ppo.epochs
+        if self.objective.is_shrunk:
+            epochs -= 1
+            order = worlds.unique()[torch.randperm(len(worlds.unique()), generator=self._generator)]
+            for part in order.split(max(1, size * len(order) // count)):
+                rows = torch.isin(worlds, part).nonzero()[:, 0]
+                first, *others = rows[torch.randperm(len(rows), generator=self._generator)].split(size)
+                yield first, part[0] != order[0]
+                yield from ((rest, False) for rest in others)
+        for _ in range(epochs):
+            yield from ((rows, False) for rows in torch.randperm(count, generator=self._generator).split(size))
+
+    @torch.no_grad()
+    def _shrink(self, before: Sequence[Tensor], gains: Tensor) -> float:
+        """Takes back the part of the update that may be chance; returns the share that stays.
+
+        Args:
+            before: of each of `_acting` before the update; none where updates are not shrunk.
+            gains: of the worlds on which the update was tested.
+        """
+        if not before or self.num_updates < self.objective.value_warm_up:
+            return 1.0
+        kept = losses.kept_share(gains)
+        for parameter, old in zip(self._acting, before, strict=True):
+            parameter.copy_(torch.lerp(old, parameter, kept))
+        return kept
+
+    def _step(self, columns: Columns, rows: Tensor, gains: Tensor | None = None) -> dict[str, float]:
         """One step of the optimiser on some rows, which go through the policy in micro-batches.
 
         Every learner takes the same step, having gone through its share of the rows.
+
+        Args:
+            columns: the rollout.
+            rows: of this step.
+            gains: [W] where the policy before the step is tested on these rows: what it gains is added to each world.
         """
         self._optimizer.zero_grad()
         reading: dict[str, float] = {name: 0.0 for name in (_LOSS, *_MEASURED)}
@@ -152,6 +200,8 @@ class ReplyLearner(OwnLearner):
                 continue
             share = len(part) / len(rows)
             batch = self._batch(columns, part)
+            if gains is not None:
+                gains.index_add_(0, columns.worlds[part].to(gains.device), _gain(batch))
             loss = self.objective.loss(batch)
             total = loss.value if is_warming_up else loss.policy + loss.value + loss.rest
             (share * total).backward()
@@ -269,6 +319,14 @@ def _measure(batch: Minibatch, loss: Loss) -> dict[str, float]:
         metrics.PPO_CLIPPED: loss.clipped,
         metrics.PPO_FIRST_RATIO_ERROR: float(error),
     }
+
+
+def _gain(batch: Minibatch) -> Tensor:
+    """[B] what the policy gains by the advantages of turns that it has not learned from."""
+    with torch.no_grad():
+        log_ratio = torch.where(batch.is_reply, batch.log_probs - batch.old_log_probs, 0.0)
+        advantages = batch.advantages if batch.advantages.ndim == 2 else batch.advantages.unsqueeze(-1)
+        return losses.foretold_gain(log_ratio, advantages, batch.is_reply, _NEAR)
 
 
 def _plain(value: Tensor) -> Tensor:

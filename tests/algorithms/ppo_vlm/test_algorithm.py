@@ -85,7 +85,7 @@ def test_a_round_with_every_objective(make: Any, objective: Any, policy: dict[st
 @pytest.mark.parametrize("acts", ["text", "head"])
 def test_every_family_is_taught_and_learns_by_an_adapter_alone(make: Any, family: str, acts: str):
     algorithm = make(
-        HeadConfig() if acts == "head" else TokenPPOConfig(kl_weight=0.05),
+        HeadConfig(is_shrunk=False) if acts == "head" else TokenPPOConfig(kl_weight=0.05, is_shrunk=False),
         {"learns": "lora", "lora_rank": 4, "acts": acts},
         SFTConfig(turns=8, updates=2, batch_turns=4),
         family=family,
@@ -208,9 +208,31 @@ def test_a_warm_up_of_the_critic_leaves_the_policy_where_it_was(make: Any):
     assert changed and all(name.startswith("value_head") for name in changed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("pays", "updates", "least", "most"), [("an action", 2, 0.8, 1.0), ("a die", 6, 0.0, 0.3)])
+def test_of_an_update_only_what_is_no_chance_is_kept(make: Any, pays: str, updates: int, least: float, most: float):
+    algorithm = make(HeadConfig(gamma=0.0), {"acts": "head"}, num_worlds=16, rollout_turns=64, minibatch_turns=8)
+    algorithm.prepare(lambda line: None)
+    learner, die, kept = algorithm._learner, np.random.default_rng(0), []
+
+    def reward(played: Any) -> float:
+        return float(played.move.action == 1) if pays == "an action" else float(die.random())
+
+    for _ in range(updates):
+        rollout = algorithm._play()
+        rows = [[dataclasses.replace(one, reward=reward(one)) for one in row] for row in rollout.turns]
+        before = weights(algorithm)
+        learner.learn(dataclasses.replace(rollout, turns=rows), 0.0)
+        kept.append(learner.report()[metrics.PPO_KEPT])
+        moved = {name for name, value in weights(algorithm).items() if not torch.equal(value, before[name])}
+        assert any(name.startswith("value_head") for name in moved), "the critic learns from chance too: its mean"
+        assert any(name.startswith("action_head") for name in moved) == (kept[-1] > 0)
+    assert least <= np.mean(kept) <= most
+
+
 @pytest.mark.parametrize("policy", [{}, {"learns": "lora", "lora_rank": 4}], ids=["copy", "adapter"])
 def test_the_reference_stays_where_ppo_started(make: Any, policy: dict[str, Any]):
-    algorithm = make(TokenPPOConfig(kl_weight=0.05), policy)
+    algorithm = make(TokenPPOConfig(kl_weight=0.05, is_shrunk=False), policy)
     learner = algorithm._learner
     algorithm.prepare(lambda line: None)
     tokens = [played.move.tokens for played in algorithm._play().turns[0] if played is not None]

@@ -41,6 +41,8 @@ class Columns:
     """Likewise."""
     reference: Tensor | None
     """[M, N] of the policy that PPO started with, where it is needed."""
+    worlds: Tensor
+    """[M] in which world each turn was played."""
 
     @property
     def explained(self) -> float:
@@ -95,6 +97,7 @@ class RolloutReader:
             reference=_padded(_each_once(tokens, _spelled, self.reference_log_probs)).to(device)
             if self.objective.needs_reference
             else None,
+            worlds=live.nonzero()[:, 1],
         )
 
     def _outcome(

@@ -3,6 +3,8 @@
 Letters: B turns of a minibatch, N tokens of a reply (padded on the right). A mean over turns is a scalar.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -61,6 +63,39 @@ def k3(log_probs: Tensor, reference: Tensor) -> Tensor:
     """
     log_ratio = (reference - log_probs).clamp(max=_LARGEST_LOG_RATIO)
     return log_ratio.exp() - 1 - log_ratio
+
+
+def foretold_gain(log_ratio: Tensor, advantages: Tensor, is_reply: Tensor, clip: float) -> Tensor:
+    """How far a policy agrees with advantages that it has not learned from yet.
+
+    Args:
+        log_ratio: [B, N] of each sampled token, now less when it was sampled.
+        advantages: [B, 1] or [B, N].
+        is_reply: [B, N] tokens that were sampled.
+        clip: ratios farther than this from 1 count as this far, so that no single token decides.
+
+    Returns:
+        [B] sum over tokens of (r - 1) A; 0 on average where the advantages are chance.
+    """
+    change = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp().clamp(1 - clip, 1 + clip) - 1
+    return (change * advantages * is_reply).sum(-1)
+
+
+def kept_share(gains: Tensor) -> float:
+    """Share in [0, 1] of an update that is more than chance, by what it brought to worlds it had not learned from.
+
+    With mean m and standard error s of the `gains` it is 1 - (s / m)^2, and 0 where m <= s: the part of m^2 that the
+    worlds' scatter does not explain. Two gains at least are needed; with fewer all is kept.
+
+    Args:
+        gains: [W] `foretold_gain` of each world's turns, worlds being independent of each other.
+
+    Source: the shrinkage of James and Stein 1961, its positive part, for a single number.
+    """
+    if len(gains) < 2:
+        return 1.0
+    mean, error = float(gains.mean()), float(gains.std()) / math.sqrt(len(gains))
+    return 1 - (error / mean) ** 2 if mean > error else 0.0
 
 
 def value_loss(values: Tensor, returns: Tensor) -> Tensor:

@@ -127,6 +127,11 @@ class Objective(ABC, Generic[Config]):
         return int(getattr(self.config, "value_warm_up", 0))
 
     @property
+    def is_shrunk(self) -> bool:
+        """Whether the part of an update that may be chance is taken back."""
+        return bool(getattr(self.config, "is_shrunk", False))
+
+    @property
     def needs_reference(self) -> bool:
         """Whether minibatches must bring the reference's log-probabilities."""
         return getattr(self.config, "kl_weight", 0.0) > 0

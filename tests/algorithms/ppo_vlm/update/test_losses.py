@@ -6,8 +6,10 @@ import torch
 from rlvlm.algorithms.ppo_vlm.update.losses import (
     clipped_surrogate,
     clipped_value_loss,
+    foretold_gain,
     guarded_surrogate,
     k3,
+    kept_share,
     per_turn,
     utterance_log_prob,
 )
@@ -54,3 +56,23 @@ def test_a_value_that_ran_ahead_is_held_to_its_old_place():
 def test_long_replies_weigh_by_their_tokens():
     is_reply = torch.tensor([[True, True, True], [True, False, False]])
     assert per_turn(torch.ones(2, 3), is_reply).item() == 2
+
+
+def test_a_gain_by_hand_in_which_no_token_decides_alone():
+    # Ratio 1.1 and advantage 2: .2. Ratio 10 counts as 1.2, advantage -1: -.2. Padding does not count.
+    log_ratio = torch.tensor([[1.1, 1.0, 7.0], [10.0, 1.0, 1.0]]).log()
+    is_reply = torch.tensor([[True, True, False], [True, True, True]])
+    gains = foretold_gain(log_ratio, torch.tensor([[2.0], [-1.0]]), is_reply, 0.2)
+    assert gains.tolist() == pytest.approx([0.2, -0.2])
+
+
+def test_what_is_kept_by_hand():
+    # Gains 1 and 3: mean 2, standard error 1, so a quarter may be chance. -1 and 1 are chance, and so is every loss.
+    assert kept_share(torch.tensor([1.0, 3.0])) == pytest.approx(0.75)
+    assert (
+        kept_share(torch.tensor([-1.0, 1.0]))
+        == 0
+        == kept_share(torch.tensor([-2.0, -2.1]))
+        == kept_share(torch.zeros(3))
+    )
+    assert kept_share(torch.ones(3)) == 1 == kept_share(torch.tensor([-5.0])), "one gain alone tells nothing"
