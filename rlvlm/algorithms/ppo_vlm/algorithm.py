@@ -34,7 +34,8 @@ from rlvlm.algorithms.ppo_vlm.module import VLMModule
 from rlvlm.algorithms.ppo_vlm.monitors import check_readable, watch_replies
 from rlvlm.algorithms.ppo_vlm.play import Hand, Move
 from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer
-from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, known_episodes, known_turns, without_unknown
+from rlvlm.algorithms.ppo_vlm.reward.known import known_episodes, known_turns
+from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, without_unknown
 from rlvlm.algorithms.ppo_vlm.runner import Rollout, TurnRunner
 from rlvlm.algorithms.ppo_vlm.update.objectives import build_objective
 from rlvlm.algorithms.rllib import UNCHANGED, TaskConfig, log_round

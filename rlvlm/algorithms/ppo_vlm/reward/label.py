@@ -14,8 +14,6 @@ import numpy as np
 from rlvlm import metrics
 from rlvlm.algorithms.ppo_vlm.play import PlayedTurn
 from rlvlm.algorithms.ppo_vlm.runner import Rollout
-from rlvlm.algorithms.seats import distance_of
-from rlvlm.envs.turns import TurnWorld
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges.agreement import area_under_curve
 from rlvlm.rewards.config import TurnRewardConfig
@@ -32,8 +30,6 @@ TURN_CLAIM, EPISODE_CLAIM = 0.875, 0.5
 and at 1 for the one that reaches the goal."""
 AWAY, SAME, NEARER, REACHED = 0.0, 0.25, 0.75, 1.0
 """Utility of a turn on the scale of scores, as the prompt has its ratings."""
-_FAILURES_AT_MOST = 2_000
-"""Turns that are played in search of known failures before a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,66 +278,6 @@ class TurnLabeller:
             last = [one.outcome for row in rollout.turns for one in row if one is not None and one.outcome.is_end]
             ended += [(0.0, outcome.is_success) for outcome in last if outcome.reply.action is None]
         self.monitor.note([value for value, _ in ended], [truth for _, truth in ended])
-
-
-def known_turns(world: TurnWorld, count: int, seed: int, goal: str = "") -> list[Showing]:
-    """Turns whose worth is known, for a judge to be tried on: `is_success` says whether success came nearer.
-
-    Args:
-        world: with an expert; it is played half by the expert and half by chance, and left somewhere.
-        count: turns of each kind, at most: play ends where a kind does not turn up.
-        seed: of episodes and play.
-        goal: as of `TurnLabeller`.
-    """
-    rng = np.random.default_rng(seed)
-    found: dict[bool, list[Showing]] = {True: [], False: []}
-    turn, info = world.reset(seed=seed)
-    for _ in range(_FAILURES_AT_MOST):
-        if min(map(len, found.values())) >= count:
-            break
-        before, distance, told = turn.snapshot, distance_of(world), goal or world.goal
-        action = world.expert_action() if rng.random() < 0.5 else int(rng.choice(info["legal"]))
-        turn, _, terminated, truncated, info = world.step(world.action_text(action))
-        is_nearer = distance_of(world) < distance
-        kind = found[is_nearer]
-        if len(kind) < count:
-            kind.append(
-                Showing(
-                    goal=told,
-                    snapshots=np.stack([before, turn.snapshot]),
-                    action=world.action_names[action],
-                    is_success=is_nearer,
-                    progress=float(info["progress"]),
-                )
-            )
-        if terminated or truncated:
-            turn, info = world.reset()
-    return [*found[True], *found[False]]
-
-
-def known_episodes(world: TurnWorld, count: int, num_frames: int, seed: int, goal: str = "") -> list[Showing]:
-    """Whole episodes whose outcome is known: as `known_turns`, some of the expert and some by chance."""
-    rng = np.random.default_rng(seed)
-    found: dict[bool, list[Showing]] = {True: [], False: []}
-    for number in range(4 * count):
-        turn, info = world.reset(seed=seed + number)
-        snapshots, is_over = [turn.snapshot], False
-        while not is_over:
-            action = world.expert_action() if number % 2 else int(rng.choice(info["legal"]))
-            turn, _, terminated, truncated, info = world.step(world.action_text(action))
-            snapshots.append(turn.snapshot)
-            is_over = terminated or truncated
-        kind = found[bool(info["success"])]
-        if len(kind) < count:
-            kind.append(
-                Showing(
-                    goal=goal or world.goal,
-                    snapshots=spread(np.stack(snapshots), num_frames),
-                    is_success=bool(info["success"]),
-                    progress=float(info["progress"]),
-                )
-            )
-    return [*found[True], *found[False]]
 
 
 def _episodes(rollout: Rollout) -> Iterator[tuple[int, slice]]:

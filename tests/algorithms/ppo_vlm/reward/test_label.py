@@ -7,7 +7,8 @@ import pytest
 
 from rlvlm import metrics
 from rlvlm.algorithms.ppo_vlm.play import Move, PlayedTurn
-from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, known_episodes, known_turns, without_unknown
+from rlvlm.algorithms.ppo_vlm.reward.known import known_episodes, known_turns
+from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, without_unknown
 from rlvlm.algorithms.ppo_vlm.runner import Rollout
 from rlvlm.algorithms.seats import Seat
 from rlvlm.envs.registry import make_world, task_env
