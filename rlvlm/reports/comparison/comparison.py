@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib.pyplot as plt
+import matplotlib
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -37,7 +37,7 @@ def compare(paths: Sequence[Path], out: Path | None = None) -> int:
     results = sweep_results(sweep) if sweep else run_results(paths)
     out = out or (sweep.path if sweep else Path("report"))
     out.mkdir(parents=True, exist_ok=True)
-    with plt.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE):
         scores = save(draw_scores(results), out / "report.png")
         curves = save(draw_curves(results), out / "report_curves.png")
     groups = [row for task in results.tasks for row in group_rows(results, task)]

@@ -4,10 +4,6 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402 - the backend must be chosen first
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -33,15 +29,8 @@ def draw_scores(results: Results) -> Figure:
     panels = panels if len(common) > 1 else []
     panels += [(task, [task]) for task in results.tasks]
     width, height = min(len(panels), COLUMNS), math.ceil(len(panels) / COLUMNS)
-    figure, grid = plt.subplots(
-        height,
-        width,
-        figsize=(1.2 + 3.4 * width, height * (1.1 + 0.36 * len(results.sources))),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = Figure(figsize=(1.2 + 3.4 * width, height * (1.1 + 0.36 * len(results.sources))), layout="constrained")
+    grid = figure.subplots(height, width, sharex=True, sharey=True, squeeze=False)
     for axes, (title, tasks) in zip(grid.flat, panels, strict=False):
         _draw_panel(axes, results, tasks, find(results, tasks))
         axes.set_title(title)
@@ -55,9 +44,8 @@ def draw_curves(results: Results) -> Figure:
     """True score over env steps, a panel per task: interquartile mean over the seeds, and its interval."""
     tasks = results.tasks
     width, height = min(len(tasks), COLUMNS), math.ceil(len(tasks) / COLUMNS)
-    figure, grid = plt.subplots(
-        height, width, figsize=(max(4.6 * width, 6.5), 3.3 * height + 0.6), squeeze=False, layout="constrained"
-    )
+    figure = Figure(figsize=(max(4.6 * width, 6.5), 3.3 * height + 0.6), layout="constrained")
+    grid = figure.subplots(height, width, squeeze=False)
     for axes, task in zip(grid.flat, tasks, strict=False):
         for source, colour in colours(results).items():
             runs = [run for run in results.of(task, source) if len(run.steps)]

@@ -4,9 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402 - the backend must be chosen first
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -51,7 +48,7 @@ def draw_all(sources: Sequence[Answers], folder: Path) -> dict[str, Path]:
     wanted["outcomes"] = draw_outcomes
     if any((source.latency_s > 0).any() for source in sources):
         wanted["latency"] = draw_latency
-    with plt.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE):
         return {name: save(draw(sources), folder / f"{name}.png") for name, draw in wanted.items()}
 
 
@@ -59,14 +56,8 @@ def draw_difficulty(sources: Sequence[Answers]) -> Figure:
     """What became of the answers, by difficulty: a panel per source, and the reference's task of the same name."""
     known = [source for source in sources if np.isfinite(source.truth).any()]
     tasks = list(dict.fromkeys(THEIR_TASKS[source.task] for source in known if source.task in THEIR_TASKS))
-    figure, rows = plt.subplots(
-        len(known) + len(tasks),
-        1,
-        figsize=(9, 2.7 * (len(known) + len(tasks)) + 0.6),
-        sharex=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = Figure(figsize=(9, 2.7 * (len(known) + len(tasks)) + 0.6), layout="constrained")
+    rows = figure.subplots(len(known) + len(tasks), 1, sharex=True, squeeze=False)
     for axes, source in zip(rows[:, 0], known, strict=False):
         counts = by_bin(source)
         totals = np.sum(list(counts.values()), axis=0)
@@ -90,7 +81,8 @@ def draw_difficulty(sources: Sequence[Answers]) -> Figure:
 
 def draw_accuracy(sources: Sequence[Answers]) -> Figure:
     """How many of the decided labels are right, by difficulty, with 95 % intervals; the reference's tasks behind."""
-    figure, axes = plt.subplots(figsize=(9, 4.6), layout="constrained")
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    axes = figure.add_subplot()
     ours = {THEIR_TASKS.get(source.task) for source in sources}
     for task, shares in sorted(SHARES.items(), key=lambda item: item[0] in ours):  # ours last, so on top
         look = {"color": "#5f6b70", "linewidth": 2, "label": f"theirs: {task}"}
@@ -116,9 +108,8 @@ def draw_accuracy(sources: Sequence[Answers]) -> Figure:
 
 def draw_confusion(sources: Sequence[Answers]) -> Figure:
     """Counts of what was true against what was said, shaded by the share of the row."""
-    figure, panels = plt.subplots(
-        1, len(sources), figsize=(max(4.6 * len(sources), 5.6), 3.6), squeeze=False, layout="constrained"
-    )
+    figure = Figure(figsize=(max(4.6 * len(sources), 5.6), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(sources), squeeze=False)
     for axes, source in zip(panels[0], sources, strict=True):
         table = confusion(source)
         rows = [row for row in range(len(TRUTHS)) if table[row].any()]
@@ -145,9 +136,8 @@ def draw_confusion(sources: Sequence[Answers]) -> Figure:
 
 def draw_calibration(sources: Sequence[Answers]) -> Figure:
     """How often a judge is right against how sure it was, and how many answers stand behind each point."""
-    figure, (axes, counts) = plt.subplots(
-        2, 1, figsize=(6.6, 6.2), sharex=True, height_ratios=(3.4, 1), layout="constrained"
-    )
+    figure = Figure(figsize=(6.6, 6.2), layout="constrained")
+    axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
     axes.plot([50, 100], [50, 100], color=THEIRS, linestyle="--", linewidth=1.2, label="as sure as right")
     edges = np.linspace(50, 100, NUM_BINS + 1)
     drawn = [
@@ -187,7 +177,8 @@ def draw_calibration(sources: Sequence[Answers]) -> Figure:
 
 def draw_outcomes(sources: Sequence[Answers]) -> Figure:
     """What became of all answers, one bar per source."""
-    figure, axes = plt.subplots(figsize=(9, 0.6 * len(sources) + 1.3), layout="constrained")
+    figure = Figure(figsize=(9, 0.6 * len(sources) + 1.3), layout="constrained")
+    axes = figure.add_subplot()
     for row, source in enumerate(sources):
         found = outcomes(source)
         base = 0.0
@@ -217,7 +208,8 @@ def draw_outcomes(sources: Sequence[Answers]) -> Figure:
 
 def draw_latency(sources: Sequence[Answers]) -> Figure:
     """Shares of answers that came within a time: the time of the whole batch in which an answer came."""
-    figure, axes = plt.subplots(figsize=(6.6, 3.6), layout="constrained")
+    figure = Figure(figsize=(6.6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
     for source, colour in _coloured(sources):
         times = np.sort(source.latency_s[(source.latency_s > 0) & (source.status != "failed")])
         if len(times):

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402 - the backend must be chosen first
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
@@ -76,15 +73,14 @@ def write_plots(folder: RunFolder, title: str) -> list[Path]:
     if watched:
         wanted["judge_over_training.png"] = lambda: draw_judge_over_training(watched, title)
     folder.plots.mkdir(exist_ok=True)
-    with plt.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE):
         return [save(figure(), folder.plots / name) for name, figure in wanted.items()]
 
 
 def save(figure: Figure, file: Path) -> Path:
-    """Writes a figure as PNG in one move and frees it."""
+    """Writes a figure as PNG in one move."""
     data = BytesIO()
     figure.savefig(data, format="png", bbox_inches="tight")
-    plt.close(figure)
     write_whole(file, data.getvalue())
     return file
 
@@ -110,9 +106,8 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping
     if queries:
         panels.append((1.6, lambda axes: _draw_spent(axes, queries, column(evaluations, "step").max() / 1_000)))
     heights = [height for height, _ in panels]
-    figure, found = plt.subplots(
-        len(panels), 1, figsize=(8, 1.1 * sum(heights)), sharex=True, height_ratios=heights, layout="constrained"
-    )
+    figure = Figure(figsize=(8, 1.1 * sum(heights)), layout="constrained")
+    found = figure.subplots(len(panels), 1, sharex=True, height_ratios=heights)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     for axes, (_, draw) in zip(found, panels, strict=True):
         draw(axes)
@@ -131,9 +126,8 @@ def draw_accuracy(queries: Rows, title: str) -> Figure:
     starts = np.unique(np.sort(gaps)[np.arange(NUM_BINS) * len(gaps) // NUM_BINS])
     bins, num_bins = np.searchsorted(starts, gaps, side="right") - 1, len(starts)
     outcomes = np.array([outcome(row) for row in queries])
-    figure, (axes, counts) = plt.subplots(
-        2, 1, figsize=(8, 5.6), sharex=True, height_ratios=(4, 1), layout="constrained"
-    )
+    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     totals = np.bincount(bins, minlength=num_bins)
     shares = {
@@ -162,7 +156,8 @@ def draw_labels_over_time(queries: Rows, title: str) -> Figure:
         steps.append(int(rows[0]["env_step"]) / 1_000)
         judged = [row["correct"] == "1" for row in rows if row["correct"]]
         accuracy.append(100 * float(np.mean(judged)) if judged else np.nan)
-    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     width = 0.8 * min(np.diff(steps), default=1.0)
     base = np.zeros(len(sessions))
@@ -188,7 +183,8 @@ def draw_scores(scores: Rows, title: str) -> Figure:
     truth, said = column(given, "ground_truth_score"), column(given, "vlm_score")
     bins = np.minimum((truth * NUM_BINS).astype(int), NUM_BINS - 1)
     present = np.unique(bins)
-    figure, axes = plt.subplots(figsize=(6.4, 5.4), layout="constrained")
+    figure = Figure(figsize=(6.4, 5.4), layout="constrained")
+    axes = figure.add_subplot()
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     axes.plot((0, 100), (0, 100), color="#b9c4c9", linewidth=1, label="as it should be")
     axes.scatter(100 * truth, 100 * said, s=9, color=SCORED["scored"], alpha=0.35, linewidths=0, label="one picture")
@@ -207,7 +203,8 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
         title: of the run.
     """
     steps = np.array([row[metrics.ENV_STEPS] for row in rows]) / 1_000
-    figure, panels = plt.subplots(3, 1, figsize=(10, 7.5), sharex=True, layout="constrained")
+    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    panels = figure.subplots(3, 1, sharex=True)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     lines = (
         ("The judge beside the truth, newest episodes", {
