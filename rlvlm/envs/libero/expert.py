@@ -1,11 +1,13 @@
-"""A script that picks things up and puts them where a LIBERO task wants them, from the simulator's truth.
+"""A script that picks things up and puts them where a LIBERO task wants them, and turns knobs, from the simulator's
+truth.
 
-It goes through legs: over the thing, down, close, up, across, down, open, away; and begins again where a thing was
-dropped or missed, or lies elsewhere than it should. Drawers, doors and knobs are beyond it.
+It goes through legs: over the thing, down, close, up, across, down, open, away, or round in place of up and across for
+a knob; and begins again where a thing was dropped or missed, or lies elsewhere than it should. Drawers and doors are
+beyond it.
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,9 @@ from rlvlm.types.steps import FloatArray
 Doubles = NDArray[np.float64]
 
 OPEN, CLOSED = 1.0, 0.0
-APPROACH, HOVER, TURN, DESCEND, CLOSE, LIFT, CARRY, LOWER, RELEASE, LEAVE = range(10)
+TURNS = ("turnon", "turnoff")
+"""Goals that ask for a knob to be turned."""
+APPROACH, HOVER, TURN, DESCEND, CLOSE, LIFT, CARRY, LOWER, RELEASE, LEAVE, TWIST = range(11)
 _LEG_STEPS = {
     APPROACH: 60,
     HOVER: 60,
@@ -29,12 +33,17 @@ _LEG_STEPS = {
     LOWER: 30,
     RELEASE: 7,
     LEAVE: 25,
+    TWIST: 40,
 }
 """Env steps that a leg may take at most."""
 _NEAR_M = {APPROACH: 0.03, HOVER: 0.015, DESCEND: 0.006, LIFT: 0.03, CARRY: 0.012, LOWER: 0.01, LEAVE: 0.03}
 """How near the hand has to come to a leg's end; the others end by their time."""
 _SLIPPED_M = 0.05
 """A thing that has moved so much against the hand is not held any more."""
+_KNOB_M = 0.03
+"""Height of a knob's upper part, by which it is taken."""
+_BEYOND_RAD = 0.35
+"""How far a knob is turned beyond what is enough."""
 _GAIN = 2.0 / 0.05
 """Action per metre of distance: at 2.5 cm it is at full speed."""
 _ASIDE = np.array([1, 1, 1, 0.3, 0.3, 0.3])
@@ -76,10 +85,13 @@ class ScriptMemory:
 
 
 def has_script(scene: LiberoScene) -> bool:
-    """Whether all that a task asks for is to put things somewhere, and nothing has to be opened before; positions in
-    world coordinates are up to date.
+    """Whether all that a task asks for is to put things somewhere, where nothing has to be opened before, and to turn
+    knobs; positions in world coordinates are up to date.
     """
-    return all(goal[0] in ("on", "in") and len(goal) == 3 and not scene.is_shut(goal[2]) for goal in scene.goals)
+    return all(
+        goal[0] in TURNS or (goal[0] in ("on", "in") and len(goal) == 3 and not scene.is_shut(goal[2]))
+        for goal in scene.goals
+    )
 
 
 class Script:
@@ -119,7 +131,7 @@ class Script:
         memory = self._memory
         if memory.steps >= _LEG_STEPS[memory.leg]:
             return True
-        if memory.leg == TURN:
+        if memory.leg in (TURN, TWIST):
             return bool(abs(self._across_now() @ memory.across) > 0.995)
         return bool(np.linalg.norm(place - self._scene.arm.place) < _NEAR_M.get(memory.leg, 0.0))
 
@@ -128,10 +140,11 @@ class Script:
         memory, scene = self._memory, self._scene
         unmet = [index for index, goal in enumerate(scene.goals) if not scene.is_reached(goal)]
         memory.goal, memory.leg, memory.steps = (unmet or [0])[0], APPROACH, 0
-        thing = scene.goals[memory.goal][1]
+        verb, thing, *_ = scene.goals[memory.goal]
         others = [self._points(name) for name in scene.env.obj_body_id if name != thing]
         obstacles = np.concatenate(others) if others else np.empty((0, 3))
-        grasp = plan_grasp(self._points(thing), self._across_now(), obstacles)
+        points = self._knob_points() if verb in TURNS else self._points(thing)
+        grasp = plan_grasp(points, self._across_now(), obstacles)
         memory.place, memory.across = tuple(grasp.place), tuple(grasp.across)
         memory.hover = max(grasp.top + 0.06, grasp.place[2] + 0.08)
 
@@ -144,8 +157,8 @@ class Script:
             return np.array([x, y, max(memory.hover, arm.place[2] - 0.01)]), OPEN
         if memory.leg in (HOVER, TURN):
             return np.array([x, y, memory.hover]), OPEN
-        if memory.leg in (DESCEND, CLOSE):
-            return np.array([x, y, z]), CLOSED if memory.leg == CLOSE else OPEN
+        if memory.leg in (DESCEND, CLOSE, TWIST):
+            return np.array([x, y, z]), OPEN if memory.leg == DESCEND else CLOSED
         if memory.leg == LIFT:
             return np.array([x, y, self._carrying_height()]), CLOSED
         if memory.leg in (CARRY, LOWER):
@@ -158,6 +171,8 @@ class Script:
             return np.array([*(target - hold)[:2], height]), CLOSED
         if memory.leg == RELEASE:
             return np.array([x, y, z]), OPEN
+        if self._verb in TURNS:
+            return np.array([x, y, memory.hover + 0.05]), OPEN
         _, top, _ = self._target()
         return np.array([x, y, max(z + 0.1, top + 0.22)]), OPEN
 
@@ -169,7 +184,10 @@ class Script:
         if memory.leg == LEAVE or (memory.leg in (LIFT, CARRY, LOWER) and has_slipped):
             self._choose()
             return
-        memory.leg, memory.steps = memory.leg + 1, 0
+        following = {CLOSE: TWIST, TWIST: RELEASE} if self._verb in TURNS else {}
+        memory.leg, memory.steps = following.get(memory.leg, memory.leg + 1), 0
+        if memory.leg == TWIST:
+            memory.across = tuple(self._twisted())
         if memory.leg == LIFT:
             memory.offset = tuple(hold)
             memory.below = float(here[2] - self._points(thing)[:, 2].min())
@@ -182,6 +200,33 @@ class Script:
         place = self._scene.place_of(target).copy()
         is_region = target in self._scene.env.object_sites_dict
         return place, float(place[2] if is_region else self._points(target)[:, 2].max()), verb == "in"
+
+    @property
+    def _verb(self) -> str:
+        return self._scene.goals[self._memory.goal][0]
+
+    @property
+    def _knob(self) -> Any:
+        """The joint of the present goal's knob."""
+        scene = self._scene
+        return scene.model.joint(scene.env.get_object(scene.goals[self._memory.goal][1]).joints[0])
+
+    def _knob_points(self) -> Doubles:
+        """[N, 3] of its upper part, which is a bar."""
+        scene = self._scene
+        points = surface_points(scene.model, scene.data, int(self._knob.bodyid[0]))
+        return points[points[:, 2] > points[:, 2].max() - _KNOB_M]
+
+    def _twisted(self) -> Doubles:
+        """[2] the fingers' direction once the knob is turned far enough."""
+        scene, knob = self._scene, self._knob
+        properties = scene.env.get_object(scene.goals[self._memory.goal][1]).object_properties
+        low, high = sorted(properties["articulation"][f"default_{self._verb}_ranges"])
+        angle = float(scene.data.qpos[knob.qposadr[0]])
+        wanted = min(low + _BEYOND_RAD, high) if angle < low else max(high - _BEYOND_RAD, low)
+        turn = (wanted - angle) * float(np.sign(scene.data.xaxis[knob.id][2]))
+        x, y = self._across_now()
+        return np.array([np.cos(turn) * x - np.sin(turn) * y, np.sin(turn) * x + np.cos(turn) * y])
 
     def _carrying_height(self) -> float:
         memory = self._memory

@@ -120,6 +120,17 @@ def test_success_is_the_benchmarks(world: LiberoWorld) -> None:
 
 
 @pytest.mark.slow
+def test_the_script_turns_a_knob() -> None:
+    one = LiberoWorld(EnvConfig(episode_steps=160, moved=0.02), 0, "libero_goal", "7")
+    one.reset(options={"state_id": FIRST_HELD_OUT_STATE})
+    rng, success, ended = np.random.default_rng(0), False, False
+    while not ended:
+        _, _, success, truncated, _ = one.step(one.scripted_chunk(0.02, rng))  # pyright: ignore[reportArgumentType]
+        ended = success or truncated
+    assert success
+
+
+@pytest.mark.slow
 def test_the_script_solves_held_out_states_and_goes_on_where_it_was(world: LiberoWorld) -> None:
     one, rng = make(moved=0.02, episode_steps=280), np.random.default_rng(0)
     for state_id in (FIRST_HELD_OUT_STATE, FIRST_HELD_OUT_STATE + 1):
