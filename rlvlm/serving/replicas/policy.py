@@ -91,6 +91,7 @@ class PolicyReplica:
         device = assigned_device(config.device)
         self._pulse = Pulse(waits_for_gpu=device.startswith("cuda"))
         self._sync_error = 0.0
+        self._sha256 = ""
         try:
             with loading_within(START_TIMEOUT_S):
                 load = self._thread.submit(self._load, replace(config, device=device), num_actions, batch_size, build)
@@ -135,12 +136,12 @@ class PolicyReplica:
 
     def _answered(self, items: Sequence[tuple[ReplyCall, int]]) -> list[Sampled | RunError]:
         """An answer to each turn, or why there is none; turns that are sampled alike go through the model together."""
-        alike: dict[tuple[int, Sampling], list[int]] = {}
+        alike: dict[tuple[int, str, Sampling], list[int]] = {}
         for place, (call, _) in enumerate(items):
-            version = 0 if call.weights is None else call.weights.version
-            alike.setdefault((version, call.sampling), []).append(place)
+            version, digest = (0, "") if call.weights is None else (call.weights.version, call.weights.sha256)
+            alike.setdefault((version, digest, call.sampling), []).append(place)
         answers: list[Any] = [None] * len(items)
-        for (_, sampling), places in alike.items():
+        for (_, _, sampling), places in alike.items():
             outcome: Sequence[Sampled | RunError]
             try:
                 self._take_over(items[places[0]][0].weights)
@@ -152,10 +153,11 @@ class PolicyReplica:
         return answers
 
     def _take_over(self, weights: Weights | None) -> None:
-        if weights is None or weights.version == self._engine.version:
+        if weights is None or (weights.version, weights.sha256) == (self._engine.version, self._sha256):
             return
         self._sync_error = take_over(self._engine.policy, weights)
         self._engine.take(weights.version)
+        self._sha256 = weights.sha256
 
     def _sampled(self, items: Sequence[tuple[ReplyCall, int]], sampling: Sampling) -> Sequence[Sampled]:
         requests = [call.requests[place] for call, place in items]
