@@ -89,6 +89,13 @@ class SquashedGaussian(nn.Module):
         """The layers, from first to last."""
         return list(self.layers)  # pyright: ignore[reportReturnType] a ModuleList does not tell of what
 
+    @torch.no_grad()
+    def calibrate(self, centre: Tensor, spread: Tensor) -> None:
+        """Makes a fresh network see `(obs - centre) / spread`; both are `[D]`, and go into its first layer."""
+        first = self.linears[0]
+        first.weight.div_(spread)
+        first.bias.sub_(first.weight @ centre)
+
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-std of the Gaussian before squashing, each `[B, A]`, for `obs` `[B, D]`."""
         mean, raw = self._outputs(obs).chunk(2, dim=-1)

@@ -6,7 +6,8 @@ arXiv:2402.03681 (RL-VLM-F). Departures:
 1. Acting and learning take turns of `SACConfig.turn_steps` steps, so that new transitions are labelled in batches.
 2. The target critics move with every update (every second one in PEBBLE's code).
 3. Exploration by novelty goes on until the learned reward has foretold labels better than a coin would.
-4. Replay, networks and, unless there are env runners, worlds share one process; RLlib's episodes and connectors are not
+4. With `SACConfig.is_calibrated` networks see states scaled, and critics that start anew begin at the replay's mean.
+5. Replay, networks and, unless there are env runners, worlds share one process; RLlib's episodes and connectors are not
    on the path. Env runners act with the policy of one turn before, except in the first turn of an episode.
 """
 

@@ -29,6 +29,10 @@ class SACConfig:
     actor_every: int = 1
     """Updates of the critics per update of policy and temperature; 2 saves a
     sixth of the time."""
+    is_calibrated: bool = False
+    """Whether networks see states centred and scaled by those of random play, and critics that start anew by those in
+    the replay, whose mean reward they begin at; otherwise states as the env gives them and critics near 0, as in
+    PEBBLE. For tasks in which a centimetre decides."""
     turn_steps: int = 10
     """Steps of each world between turns of updates; an episode's last turn may be shorter."""
     seed_steps: int = 2_000

@@ -73,6 +73,8 @@ class SACLearner(OwnLearner):
         """
         if num_updates == 0 or not len(self.replay):  # a judge may not have said anything yet
             return
+        if self._sac.is_calibrated and not self.num_updates:
+            self.networks.calibrate(self.replay.obs)
         critic_reading = policy_reading = batch = None
         for _ in range(num_updates):
             rows = torch.randint(
@@ -118,8 +120,17 @@ class SACLearner(OwnLearner):
         return critic_reading, policy_reading
 
     def restart_critics(self) -> None:
-        """Critics, targets and the critics' optimiser start anew; policy, temperature and replay stay."""
-        self.networks.restart_critics(self._generator)
+        """Critics, targets and the critics' optimiser start anew; policy, temperature and replay stay.
+
+        Calibrated ones see states scaled by those in the replay, and begin at what its mean reward is worth if it goes
+        on: comparisons leave a constant of the reward open, which critics take thousands of updates to learn.
+        """
+        obs, value = None, 0.0
+        if self._sac.is_calibrated:
+            p_on = 1 - float(self.replay.terminated.mean())
+            value = float(self.replay.rewards.mean()) / (1 - self._sac.gamma * p_on)
+            obs = self.replay.obs if self.num_updates else None  # the first update scales what all networks see
+        self.networks.restart_critics(self._generator, obs, value)
         self._blocks["critic"].forget()
 
     def report(self) -> dict[str, float]:

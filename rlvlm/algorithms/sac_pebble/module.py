@@ -10,6 +10,19 @@ from torch import Tensor, nn
 
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
+_SMALLEST_SHARE, _SMALLEST_SPREAD = 0.1, 0.01
+"""What varies by less than this share of what varies most, or by less than this, is scaled as if it varied so much."""
+
+
+def centre_and_spread(obs: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation, `[D]` each, of observations `[N, D]`; what hardly varies counts as varying a little.
+
+    Weights are drawn for inputs of spread 1. To them metres that differ by centimetres around half a metre look all
+    alike, though a centimetre decides whether a thing is touched.
+    """
+    spread = obs.std(dim=0, correction=0)
+    return obs.mean(dim=0), spread.clamp_min(max(_SMALLEST_SHARE * float(spread.max()), _SMALLEST_SPREAD))
+
 
 class TwinCritic(nn.Module):
     """Two independent Q networks evaluated together: each layer is one batched matrix product.
@@ -39,6 +52,13 @@ class TwinCritic(nn.Module):
                 nn.init.orthogonal_(one, generator=generator)
             bias.zero_()
 
+    @torch.no_grad()
+    def calibrate(self, centre: Tensor, spread: Tensor) -> None:
+        """Makes fresh networks see `(obs - centre) / spread`; both are `[D]`."""
+        from_obs = self.weights[0][:, : len(spread)]  # [2, D, H], a window
+        from_obs.div_(spread[:, None])
+        self.biases[0].sub_((centre @ from_obs)[:, None])
+
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Values `[2, B]` of `obs` `[B, D]` and `actions` `[B, A]`."""
         hidden = torch.cat((obs, actions), dim=1).expand(2, -1, -1)
@@ -65,9 +85,23 @@ class SACModule(TorchRLModule):
         self.target.load_state_dict(self.critic.state_dict())
         self.log_alpha = nn.Parameter(torch.tensor(self.model_config["initial_alpha"]).log())
 
-    def restart_critics(self, generator: torch.Generator | None) -> None:
-        """Forgets all values: critic and target get the same fresh weights; policy and temperature stay."""
+    def calibrate(self, obs: Tensor) -> None:
+        """Makes policy, critic and target, all fresh, see observations centred and scaled by `obs` `[N, D]`."""
+        for network in (self.policy, self.critic, self.target):
+            network.calibrate(*centre_and_spread(obs))
+
+    def restart_critics(self, generator: torch.Generator | None, obs: Tensor | None, value: float) -> None:
+        """Critic and target forget all and get the same fresh weights; policy and temperature stay.
+
+        Args:
+            generator: draws them.
+            obs: [N, D] by which their observations are centred and scaled; None leaves these as they are.
+            value: nearly what they say of everything.
+        """
         self.critic.reset(generator)
+        if obs is not None:
+            self.critic.calibrate(*centre_and_spread(obs))
+        self.critic.biases[-1].detach().fill_(value)
         self.target.load_state_dict(self.critic.state_dict())
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

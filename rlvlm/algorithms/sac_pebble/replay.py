@@ -61,6 +61,16 @@ class Replay:
         """[N] rewards by the source, in row order; writing to it relabels."""
         return self._column(self._table[: self._num_rows], "rewards")
 
+    @property
+    def obs(self) -> Tensor:
+        """[N, D] in row order."""
+        return self._column(self._table[: self._num_rows], "obs")
+
+    @property
+    def terminated(self) -> Tensor:
+        """[N] 1 where the episode ended for good, in row order."""
+        return self._column(self._table[: self._num_rows], "terminated")
+
     def add(self, transitions: Transitions, rewards: FloatArray) -> None:
         """Stores a batch and its rewards `[B]`; B may not exceed the capacity."""
         count = len(rewards)

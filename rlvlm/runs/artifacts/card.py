@@ -25,7 +25,6 @@ _WATCHED = {
 _PAGES = {
     "judge_panel.html": "the judge's answers, with pictures",
     "episodes.html": "episodes of the last evaluation, picture by picture",
-    "success_by_instruction.csv": "success of the last evaluation, instruction by instruction",
 }
 
 

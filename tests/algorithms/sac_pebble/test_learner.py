@@ -11,8 +11,10 @@ from rlvlm.algorithms import rllib
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
+from rlvlm.algorithms.sac_pebble.module import TwinCritic, centre_and_spread
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import ModelUnavailable, NumericsError
+from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.environment import EnvironmentReward
 from rlvlm.types.steps import Transitions
@@ -127,6 +129,53 @@ def test_restarted_critics_forget_and_everything_else_stays():
     assert [tree[name]["steps"] for name in ("critic", "actor", "alpha")] == [0, 5, 5]
     assert not tree["critic"]["mean"].any() and not tree["critic"]["square"].any() and tree["actor"]["mean"].any()
     learner.learn(5, EnvironmentReward())
+
+
+def test_calibrated_critics_start_at_what_the_mean_reward_is_worth():
+    learner = make_learner(gamma=0.9, is_calibrated=True)
+    transitions = random_transitions(200)
+    learner.replay.add(transitions, transitions.env_rewards - 7)
+    learner.restart_critics()
+    p_on = 1 - transitions.terminated.mean()
+    expected = (transitions.env_rewards.mean() - 7) / (1 - 0.9 * p_on)
+    batch = learner.replay.draw(torch.arange(200))
+    for critic in (learner.networks.critic, learner.networks.target):
+        values = critic(batch.obs, batch.actions)
+        assert expected < -20 and values.mean().item() == pytest.approx(expected, abs=1), "no fresh value is near it"
+
+
+def test_networks_see_states_centred_and_scaled_and_actions_as_they_are():
+    obs = torch.tensor([[5.0, 0.60, 1.0], [9.0, 0.80, 1.0]])  # spreads of 2, of 0.1 (which counts as 0.2) and of none
+    seen = torch.tensor([[-1.0, -0.5, 0.0], [1.0, 0.5, 0.0]])
+    actions = torch.tensor([[0.3, -0.7], [1.0, 0.2]])
+    raw, scaled = (TwinCritic(3, 2, (16,), torch.Generator().manual_seed(0)) for _ in range(2))
+    scaled.calibrate(*centre_and_spread(obs))
+    torch.testing.assert_close(scaled(obs, actions), raw(seen, actions), rtol=1e-5, atol=1e-5)
+    raw, scaled = (SquashedGaussian(3, 2, (16,), torch.Generator().manual_seed(0)) for _ in range(2))
+    scaled.calibrate(*centre_and_spread(obs))
+    torch.testing.assert_close(scaled(obs), raw(seen), rtol=1e-5, atol=1e-5)
+    _, still = centre_and_spread(torch.full((5, 3), 0.25))  # a task whose states are all the same
+    assert still.min() == pytest.approx(0.01)
+
+
+def test_states_are_scaled_once_before_the_first_update_and_for_critics_that_start_anew():
+    transitions = random_transitions(200)
+    transitions = dataclasses.replace(transitions, obs=0.5 + 0.02 * transitions.obs)
+
+    def spread_of_values(learner):  # between states that differ by centimetres
+        batch = learner.replay.draw(torch.arange(200))
+        return learner.networks.critic(batch.obs, torch.zeros_like(batch.actions)).std().item()
+
+    for is_calibrated in (False, True):
+        learner = make_learner(is_calibrated=is_calibrated)
+        learner.replay.add(transitions, transitions.env_rewards)
+        learner.restart_critics()  # before the first update, which scales
+        assert spread_of_values(learner) < 0.02
+        learner.learn(1, EnvironmentReward())
+        policy = learner.networks.policy(learner.replay.obs)[0].std(dim=0).mean().item()
+        assert (spread_of_values(learner) > 0.05) == is_calibrated == (policy > 0.05)
+        learner.restart_critics()
+        assert (spread_of_values(learner) > 0.05) == is_calibrated
 
 
 def test_the_policy_may_move_less_often_than_the_critics():
