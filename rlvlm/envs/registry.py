@@ -329,6 +329,16 @@ register(
     )
 )
 for _suite, _files in SUITES.items():
+    register(
+        Task(
+            name=_suite,
+            goal="do what the instruction says",
+            maker="rlvlm.envs.libero.suite:LiberoSuite",
+            arguments=(_suite,),
+            env=EnvConfig(episode_steps=EPISODE_STEPS[_suite]),
+            kind="chunks",
+        )
+    )
     for _number, _file in enumerate(_files):
         register(
             Task(

@@ -21,6 +21,8 @@ _WARM_UP = 20
 """Gradient steps over which the step size rises."""
 _TELL_EVERY = 50
 """Demonstrations between lines about them."""
+_MOST_SKIPPED = 50
+"""Initial states without a script, one after the other, after which the world is taken to have none."""
 _CHANCES = 4
 """Episodes that the script may play for each one that is wanted."""
 
@@ -43,12 +45,15 @@ def demonstrate(
 ) -> Demonstrations:
     """Plays the world's script until it has succeeded `config.demonstrations` times, and tells how far it is.
 
+    A world of several tasks may have a script for some of them; the others are not demonstrated, which is told.
+
     Raises:
         UsageError: the world has no script, or the script fails most of the time.
     """
     seen: list[ChunkObs] = []
     done: list[FloatArray] = []
-    successes = failures = 0
+    without_script: set[str] = set()
+    successes = failures = num_skipped = 0
     while successes < config.demonstrations:
         if successes + failures >= _CHANCES * config.demonstrations:
             raise UsageError(
@@ -56,13 +61,23 @@ def demonstrate(
                 f"{config.demonstrations} are wanted",
                 "lower --sft.demonstrations or --sft.noise",
             )
-        episode, success = _script_episode(world, config.noise, rng)
+        obs, _ = world.reset(options={"state_id": int(rng.integers(FIRST_HELD_OUT_STATE))})
+        episode, success = _script_episode(world, obs, config.noise, rng)
+        if not episode:
+            without_script.add(obs.instructions[0])
+            num_skipped += 1
+            if num_skipped >= _MOST_SKIPPED and not successes + failures:
+                fix = "choose a policy that is trained"
+                raise UsageError(f"no script could demonstrate: {', '.join(sorted(without_script))}", fix)
+            continue
         successes, failures = successes + success, failures + (not success)
         if success and successes % _TELL_EVERY == 0:
             tell(f"demonstrations: {successes} of {config.demonstrations}, {failures} failures left out")
         if success:
             seen += [obs for obs, _ in episode]
             done += [chunk for _, chunk in episode]
+    if without_script:
+        tell(f"not demonstrated, for want of a script: {', '.join(sorted(without_script))}")
     obs = ChunkObs(
         snapshots=np.concatenate([one.snapshots for one in seen]),
         instructions=tuple(one.instructions[0] for one in seen),
@@ -72,19 +87,19 @@ def demonstrate(
 
 
 def _script_episode(
-    world: ChunkWorld, noise: float, rng: np.random.Generator
+    world: ChunkWorld, obs: ChunkObs, noise: float, rng: np.random.Generator
 ) -> tuple[list[tuple[ChunkObs, FloatArray]], bool]:
-    obs, info = world.reset(options={"state_id": int(rng.integers(FIRST_HELD_OUT_STATE))})
+    """What the script sees and does from `obs` on, nothing where there is none; and whether it succeeds."""
     told: list[tuple[ChunkObs, FloatArray]] = []
-    ended = False
+    success = ended = False
     while not ended:
         chunk = world.scripted_chunk(noise, rng)
         if chunk is None:
-            raise UsageError("this task has no script that could demonstrate it", "choose a policy that is trained")
+            return [], False
         told.append((obs, chunk))
         obs, _, terminated, truncated, info = world.step(chunk)
-        ended = terminated or truncated
-    return told, info["success"]
+        success, ended = info["success"], terminated or truncated
+    return told, success
 
 
 def imitate(

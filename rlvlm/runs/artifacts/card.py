@@ -25,6 +25,7 @@ _WATCHED = {
 _PAGES = {
     "judge_panel.html": "the judge's answers, with pictures",
     "episodes.html": "episodes of the last evaluation, picture by picture",
+    "success_by_instruction.csv": "success of the last evaluation, instruction by instruction",
 }
 
 

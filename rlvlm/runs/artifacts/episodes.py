@@ -3,7 +3,7 @@ video with the caption below the picture. Pipelines call it with what they playe
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -74,13 +74,16 @@ class ShownEpisode:
         return SUCCESS if self.is_success else FAILURE
 
 
-def episodes_page(episodes: Sequence[ShownEpisode], heading: str, note: str = "") -> str:
+def episodes_page(
+    episodes: Sequence[ShownEpisode], heading: str, note: str = "", by_instruction: Sequence[Mapping[str, Any]] = ()
+) -> str:
     """The page's HTML: how the episodes ended, then a strip of captioned frames of each.
 
     Args:
         episodes: in the order of the page; beyond `MAX_EPISODES` they are thinned out evenly.
         heading: e.g. the task and the step of the checkpoint.
         note: one sentence below it.
+        by_instruction: rows of a table that stands above the episodes, each of the same columns.
     """
     shown = episodes[:: -(-len(episodes) // MAX_EPISODES) or 1]
     counts = {name: sum(episode.outcome == name for episode in shown) for name in COLOURS}
@@ -98,6 +101,8 @@ def episodes_page(episodes: Sequence[ShownEpisode], heading: str, note: str = ""
         tiles=tiles,
         shown_counts=counts,
         colours=COLOURS,
+        columns=list(by_instruction[0]) if by_instruction else [],
+        rows=[list(row.values()) for row in by_instruction],
         num_hidden=len(episodes) - len(shown),
         episodes=[{"about": episode, "moments": _moments(episode)} for episode in shown],
     )

@@ -102,7 +102,10 @@ class PolicyPipeline:
             )
             for episode, moves in self._algorithm.last_played[:_PAGE_EPISODES]
         ]
-        note = "Greedy replies of the last evaluation; the thought is everything that the reply says before its action."
+        note = (
+            f"The first {len(shown)} of {len(self._algorithm.last_played)} greedy episodes of the last evaluation; the "
+            "thought is everything that the reply says before its action."
+        )
         write_whole(folder.path / "episodes.html", episodes_page(shown, config.title, note))
 
     def open_players(self, config: PolicyRunConfig, checkpoint: Path) -> Players:

@@ -1,6 +1,6 @@
 """How a run of a VLA is built, written down and shown."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +13,12 @@ from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
 from rlvlm.algorithms.grpo.scoring import HALF
 from rlvlm.disk import write_whole
 from rlvlm.envs.registry import make_world
+from rlvlm.judges.agreement import wilson_interval
 from rlvlm.judges.judge import Judge
 from rlvlm.runs.artifacts.episodes import Caption, ShownEpisode, episodes_page
 from rlvlm.runs.artifacts.scored import ScoreRecorder, write_score_page
 from rlvlm.runs.folder.run_folder import RunFolder
+from rlvlm.runs.folder.tables import CsvTable
 from rlvlm.runs.pipeline import Draw, Players
 from rlvlm.runs.session import built, last_resort
 from rlvlm.runs.vla.config import VLARunConfig
@@ -60,15 +62,20 @@ class VLAPipeline:
         return ScoreRecorder(folder, draw, HALF if config.reward.threshold is None else config.reward.threshold)
 
     def write_pages(self, folder: RunFolder, config: VLARunConfig) -> None:
-        """`episodes.html`: the last evaluation's episodes, one image for each chunk and one for the end; and the
-        judge's page, where anybody scored.
+        """`episodes.html`: the last evaluation's episodes, one image for each chunk and one for the end;
+        `success_by_instruction.csv`; and the judge's page, where anybody scored.
         """
         write_score_page(folder, config)
         if self._algorithm is None or not self._algorithm.last_played:
             return
-        shown = [shown_episode(episode, self._algorithm.draw) for episode in self._algorithm.last_played]
-        note = "Greedy episodes of the last evaluation, from initial states that training never saw."
-        write_whole(folder.path / "episodes.html", episodes_page(shown[:_PAGE_EPISODES], config.title, note))
+        played, rows = self._algorithm.last_played, success_by_instruction(self._algorithm.last_played)
+        CsvTable(folder.path / "success_by_instruction.csv", list(rows[0]), "").write(rows)
+        shown = [shown_episode(episode, self._algorithm.draw) for episode in played[:_PAGE_EPISODES]]
+        note = (
+            f"The first {len(shown)} of {len(played)} greedy episodes of the last evaluation, from initial states that "
+            "training never saw. The table counts all of them, with intervals of 95 %."
+        )
+        write_whole(folder.path / "episodes.html", episodes_page(shown, config.title, note, rows))
 
     def open_players(self, config: VLARunConfig, checkpoint: Path) -> Players:
         """Plays the policy's likeliest chunks in worlds of its own."""
@@ -76,6 +83,26 @@ class VLAPipeline:
         world = make_world(config.task, replace(config.env, physics="exact"), config.seed)
         policy, scale = load_policy(checkpoint, world)
         return Players(own=ChunkPlayer(policy, world, scale), draw=world.draw)
+
+
+def success_by_instruction(episodes: Sequence[ChunkEpisode]) -> list[dict[str, str | int]]:
+    """Of each instruction: how many of its episodes succeed, and Wilson's interval of the rate at 95 %."""
+    rows = []
+    for instruction in sorted({episode.instruction for episode in episodes}):
+        outcomes = [episode.success for episode in episodes if episode.instruction == instruction]
+        low, high = wilson_interval(sum(outcomes), len(outcomes))
+        rate = sum(outcomes) / len(outcomes)
+        rows.append(
+            {
+                "instruction": instruction,
+                "episodes": len(outcomes),
+                "successes": sum(outcomes),
+                "rate": f"{rate:.2f}",
+                "low": f"{low:.2f}",
+                "high": f"{high:.2f}",
+            }
+        )
+    return rows
 
 
 def shown_episode(episode: ChunkEpisode, draw: Draw) -> ShownEpisode:

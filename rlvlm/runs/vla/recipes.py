@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.envs.libero.suites import SUITES
@@ -52,5 +53,22 @@ def libero(task: str) -> VLARunConfig:
     )
 
 
-RECIPES: dict[str, Callable[[], VLARunConfig]] = {"push_block": push_block}
+def libero_suite(suite: str) -> VLARunConfig:
+    """One policy for all tasks of a suite: as for one task, with more demonstrations and longer lessons."""
+    one, num_tasks = libero(f"{suite}/0"), len(SUITES[suite])
+    return replace(
+        one,
+        task=suite,
+        steps=2_000_000,
+        env=replace(one.env, episode_steps=max(160, task_env(suite).episode_steps * 11 // 20)),
+        judge=JudgeConfig(),
+        reward=ScoreConfig(),
+        sft=replace(one.sft, demonstrations=30 * num_tasks, steps=2_500),
+        eval=replace(one.eval, every_steps=200_000, episodes=200),
+    )
+
+
+RECIPES: dict[str, Callable[[], VLARunConfig]] = {"push_block": push_block} | {
+    suite: partial(libero_suite, suite) for suite in SUITES
+}
 FAMILY_RECIPES: dict[str, Callable[[str], VLARunConfig]] = dict.fromkeys(SUITES, libero)

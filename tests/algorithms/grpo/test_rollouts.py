@@ -1,5 +1,7 @@
 """Whole episodes of a policy in real worlds, and the supervised start."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from rlvlm.algorithms.grpo.player import ChunkPlayer
 from rlvlm.algorithms.grpo.rollouts import Choice, Eyes, Sampler, Starts, decoded_by, roll_out, seen_at_chunks
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block.world import PushBlock
+from rlvlm.errors import UsageError
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
@@ -121,6 +124,32 @@ def test_imitation_learns_what_the_script_shows() -> None:
     before = imitate(net, Eyes(net, one), shown, scale, SFTConfig(steps=1, label_width=0.0), rng, told.append)
     after = imitate(net, Eyes(net, one), shown, scale, config, rng, told.append)
     assert after < 0.8 * before
+
+
+class HalfScripted(PushBlock):
+    """Has no script for some of its instructions, as a suite of tasks may."""
+
+    unscripted: tuple[str, ...] = ("red", "blue")
+
+    def reset(self, **options: Any) -> tuple[ChunkObs, dict[str, Any]]:
+        obs, info = super().reset(**options)
+        self._is_scripted = not any(colour in obs.instructions[0] for colour in self.unscripted)
+        return obs, info
+
+    def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray:
+        return super().scripted_chunk(noise, rng) if self._is_scripted else None  # pyright: ignore[reportReturnType]
+
+
+def test_what_has_no_script_is_not_demonstrated_and_told() -> None:
+    one, told = HalfScripted(EnvConfig(episode_steps=32), seed=0), []
+    shown = demonstrate(one, SFTConfig(demonstrations=6), np.random.default_rng(0), told.append)
+    assert shown.num_episodes == 6
+    assert not any(colour in text for text in shown.obs.instructions for colour in ("red", "blue"))
+    (line,) = [line for line in told if "for want of a script" in line]
+    assert "red" in line or "blue" in line
+    one.unscripted = ("",)
+    with pytest.raises(UsageError, match="no script could demonstrate: push the"):
+        demonstrate(one, SFTConfig(demonstrations=6), np.random.default_rng(0))
 
 
 def test_a_player_plays_the_same_states_again() -> None:

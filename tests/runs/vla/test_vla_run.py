@@ -56,8 +56,19 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run("rlvlm.run", *WORDS, "--out", str(whole)).returncode == 0
-    for name in ("episodes.html", "summary.json", "README.md", "plots/learning_curve.png", "videos"):
+    for name in (
+        "episodes.html",
+        "success_by_instruction.csv",
+        "summary.json",
+        "README.md",
+        "plots/learning_curve.png",
+        "videos",
+    ):
         assert (whole / name).exists(), name
+    rows, (last, *_) = table(whole / "success_by_instruction.csv"), table(whole / "eval.csv")[::-1]
+    assert sum(int(row["episodes"]) for row in rows) == 4
+    assert sum(int(row["successes"]) for row in rows) / 4 == float(last["success_rate"])
+    assert all(row["instruction"] in (whole / "episodes.html").read_text() for row in rows)
     process = subprocess.Popen([sys.executable, "-m", "rlvlm.run", *WORDS, "--out", str(killed)])
     while process.poll() is None and not list(killed.glob("checkpoints/step_*")):
         try:

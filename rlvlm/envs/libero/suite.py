@@ -1,0 +1,221 @@
+"""A whole suite of LIBERO as one task: every episode is of one of its tasks, which the initial state's number decides.
+
+All tasks have the same robot, cameras and actions, so one policy learns them together and tells them apart by the
+instruction and by what it sees. Made by the registry.
+"""
+
+import json
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld, ChunkWorlds
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.libero.suites import SUITES
+from rlvlm.envs.libero.world import CHUNK_STEPS, LiberoWorld
+from rlvlm.types.chunks import ChunkObs, ChunkStep
+from rlvlm.types.steps import FloatArray, Frames
+
+_MOST_POSITIONS = 72
+"""Joint positions of the largest task, and some to spare: 66 would do for all 130."""
+_KEPT = 12
+"""Tasks that stay compiled, 0.4 GB each: all of the suites of ten, some of libero_90."""
+
+
+class LiberoSuite(ChunkWorld):
+    """One world, of one task after the other.
+
+    Args:
+        config: as of `LiberoWorld`; one time limit for all tasks.
+        seed: of the initial states, until `reset` is given another.
+        suite: a key of `SUITES`.
+
+    Raises:
+        MachineError: LIBERO is not installed, or no off-screen renderer works here.
+    """
+
+    metadata = {"render_modes": []}
+    goal = "do what the instruction says"
+    cameras = LiberoWorld.cameras
+    chunk_steps = CHUNK_STEPS
+    action_low = LiberoWorld.action_low
+    action_high = LiberoWorld.action_high
+    scaled_actions = LiberoWorld.scaled_actions
+    proprio_size = LiberoWorld.proprio_size
+    snapshot_size = 1 + _MOST_POSITIONS
+
+    def __init__(self, config: EnvConfig, seed: int, suite: str) -> None:
+        self._config, self._suite = config, suite
+        self._num_tasks = len(SUITES[suite])
+        self._members: OrderedDict[int, LiberoWorld] = OrderedDict()
+        self.episode_steps = config.episode_steps
+        self.render_mode = None
+        self._task = 0
+        self._state_id = 0
+        self.reset(seed=seed)
+
+    def member(self, task: int) -> LiberoWorld:
+        """The world of the suite's task number `task`; the one that was asked for longest ago makes room for it, but
+        never the one whose episode is under way.
+        """
+        if task not in self._members:
+            if len(self._members) >= _KEPT:
+                self._members.pop(next(number for number in self._members if number != self._task)).close()
+            self._members[task] = LiberoWorld(self._config, 0, self._suite, str(task))
+        self._members.move_to_end(task)
+        return self._members[task]
+
+    def place_of(self, state_id: int) -> tuple[int, int]:
+        """The task of an initial state of the suite, and which of that task's own initial states it is."""
+        first = FIRST_HELD_OUT_STATE if state_id >= FIRST_HELD_OUT_STATE else 0
+        own, task = divmod(state_id - first, self._num_tasks)
+        return task, first + own
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[ChunkObs, dict[str, Any]]:
+        """First observation and info of a new episode; `options["state_id"]` chooses task and initial state."""
+        super().reset(seed=seed, options=options)
+        drawn = int(self.np_random.integers(FIRST_HELD_OUT_STATE))
+        self._state_id = drawn if options is None else int(options.get("state_id", drawn))
+        self._task, own = self.place_of(self._state_id)
+        obs, info = self.member(self._task).reset(options={"state_id": own})
+        return numbered(obs, self._task), info | {"state_id": self._state_id}
+
+    def step(self, chunk: FloatArray) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of a world in chunks is a chunk
+        """Observation, 1 if the task has just been solved, terminated, truncated, info."""
+        obs, reward, terminated, truncated, info = self.member(self._task).step(chunk)
+        info |= {"state_id": self._state_id, "snapshots": wide(info["snapshots"], self._task)}
+        return numbered(obs, self._task), reward, terminated, truncated, info
+
+    def snapshot(self) -> FloatArray:
+        """[S]: the task's number, then joint positions, then zeros."""
+        return wide(self.member(self._task).snapshot(), self._task)
+
+    def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
+        """Images [N, size_px, size_px, 3], each of its own task."""
+        images = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
+        for task, rows in tasks_of(snapshots):
+            world = self.member(task)
+            images[rows] = world.draw(snapshots[rows, 1 : 1 + world.snapshot_size], size_px, camera)
+        return images
+
+    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, S]: the task's number, then what it says itself."""
+        keys = np.zeros((len(snapshots), self.snapshot_size), np.int64)
+        keys[:, 0] = snapshots[:, 0]
+        for task, rows in tasks_of(snapshots):
+            size = self.member(task).snapshot_size
+            keys[rows, 1 : 1 + size] = self.member(task).picture_key(snapshots[rows, 1 : 1 + size])
+        return keys
+
+    def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
+        """[L, 7] of the present task's script; None where it has none."""
+        return self.member(self._task).scripted_chunk(noise, rng)
+
+    def many(self) -> "LiberoSuiteWorlds":
+        """Worlds of the same config."""
+        return LiberoSuiteWorlds(self)
+
+    def get_state(self) -> dict[str, Any]:
+        """The present task's state under its own names, which task it is, and the generator."""
+        own = {f"task/{name}": value for name, value in self.member(self._task).get_state().items()}
+        generator = json.dumps(self.np_random.bit_generator.state)
+        return own | {"number": self._task, "state_id": self._state_id, "generator": generator}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._task, self._state_id = int(state["number"]), int(state["state_id"])
+        own = {name.removeprefix("task/"): value for name, value in state.items() if name.startswith("task/")}
+        self.member(self._task).set_state(own)
+        self.np_random.bit_generator.state = json.loads(state["generator"])
+
+    def close(self) -> None:
+        """Frees OpenGL; the next picture opens it again."""
+        for world in self._members.values():
+            world.close()
+
+
+class LiberoSuiteWorlds(ChunkWorlds):
+    """Worlds of several tasks side by side; those of one task take turns with its scene.
+
+    Args:
+        suite: makes the tasks' worlds.
+    """
+
+    def __init__(self, suite: LiberoSuite) -> None:
+        self._suite = suite
+        self._worlds: dict[int, ChunkWorlds] = {}
+        self._tasks = np.empty(0, np.int64)
+        self._places = np.empty(0, np.intp)
+
+    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+        """First observations of N new episodes."""
+        places = [self._suite.place_of(state_id) for state_id in state_ids.tolist()]
+        self._tasks, own = np.array([task for task, _ in places]), np.array([own for _, own in places])
+        self._places = np.empty(len(state_ids), np.intp)
+        self._worlds = {}
+        parts = []
+        for task in np.unique(self._tasks).tolist():
+            rows = np.flatnonzero(self._tasks == task)
+            self._places[rows] = np.arange(len(rows))
+            self._worlds[task] = self._suite.member(task).many()
+            parts.append((rows, numbered(self._worlds[task].begin(own[rows]), task)))
+        return _gathered(parts)
+
+    def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
+        """Drives the worlds `rows` [n] by `chunks` [n, L, 7]."""
+        answers = []
+        for task in np.unique(self._tasks[rows]).tolist():
+            where = np.flatnonzero(self._tasks[rows] == task)
+            came = self._worlds[task].step(self._places[rows[where]], chunks[where])
+            obs, trail = numbered(came.obs, task), wide(came.snapshots, task)
+            answers.append((where, replace(came, obs=obs, snapshots=trail)))
+        order = np.argsort(np.concatenate([where for where, _ in answers]))
+
+        def in_order(name: str) -> NDArray[Any]:
+            return np.concatenate([getattr(came, name) for _, came in answers])[order]
+
+        return ChunkStep(
+            obs=_gathered([(where, came.obs) for where, came in answers]),
+            snapshots=in_order("snapshots"),
+            steps=in_order("steps"),
+            env_rewards=in_order("env_rewards"),
+            success=in_order("success"),
+            progress=in_order("progress"),
+            terminated=in_order("terminated"),
+            truncated=in_order("truncated"),
+        )
+
+
+def tasks_of(snapshots: FloatArray) -> list[tuple[int, NDArray[np.intp]]]:
+    """The tasks of `snapshots` [N, S], each with its rows."""
+    numbers = snapshots[:, 0].astype(np.int64)
+    return [(task, np.flatnonzero(numbers == task)) for task in np.unique(numbers).tolist()]
+
+
+def wide(positions: FloatArray, task: int) -> FloatArray:
+    """[..., S] snapshots of the suite, of joint positions [..., P] in the task number `task`."""
+    snapshots = np.zeros((*positions.shape[:-1], 1 + _MOST_POSITIONS), np.float32)
+    snapshots[..., 0] = task
+    snapshots[..., 1 : 1 + positions.shape[-1]] = positions
+    return snapshots
+
+
+def numbered(obs: ChunkObs, task: int) -> ChunkObs:
+    """`obs` of the task number `task`, as the suite's."""
+    return ChunkObs(snapshots=wide(obs.snapshots, task), instructions=obs.instructions, proprio=obs.proprio)
+
+
+def _gathered(parts: list[tuple[NDArray[np.intp], ChunkObs]]) -> ChunkObs:
+    """Observations of several tasks, each with the rows that it has in the whole."""
+    order = np.argsort(np.concatenate([rows for rows, _ in parts]))
+    instructions = [text for _, obs in parts for text in obs.instructions]
+    return ChunkObs(
+        snapshots=np.concatenate([obs.snapshots for _, obs in parts])[order],
+        instructions=tuple(instructions[row] for row in order.tolist()),
+        proprio=np.concatenate([obs.proprio for _, obs in parts])[order],
+    )
