@@ -109,13 +109,13 @@ def main(task: str, trial: Trial) -> None:
         player = ChunkPlayer(policy, viewer, scale, temperature)
         return float(np.mean([one.is_success for one in player.play(range(FIRST_SEED, FIRST_SEED + trial.episodes))]))
 
-    episodes, updates = 0, 0
+    episodes, env_steps, updates = 0, 0, 0
     rollouts_s = update_s = 0.0
     for update in range(1_000_000):
         cpu_s = time.process_time() - start - looked
         is_over = cpu_s > trial.cpu_s or episodes >= trial.most_episodes
-        row |= {"seed": trial.seed, "updates": updates, "episodes": episodes, "cpu_s": round(cpu_s, 1)}
-        row |= {"rollouts_s": round(rollouts_s, 1), "update_s": round(update_s, 1)}
+        row |= {"seed": trial.seed, "updates": updates, "episodes": episodes, "env_steps": env_steps}
+        row |= {"cpu_s": round(cpu_s, 1), "rollouts_s": round(rollouts_s, 1), "update_s": round(update_s, 1)}
         row |= {name: float(f"{value:.3g}") for name, value in learner.report().items()}
         if trial.episodes and (update % trial.every == 0 or is_over):
             before = time.process_time()
@@ -130,8 +130,8 @@ def main(task: str, trial: Trial) -> None:
         if is_over:
             break
         before, row = time.process_time(), {}
-        found, successes = rolled(runner, scale, trial.grpo, scorer)
-        episodes += len(successes)
+        found, successes, num_steps = rolled(runner, scale, trial.grpo, scorer)
+        episodes, env_steps = episodes + len(successes), env_steps + num_steps
         row |= {"train": round(float(successes.mean()), 3), "found": len(found)}
         rollouts_s += time.process_time() - before
         before = time.process_time()
@@ -145,17 +145,20 @@ def main(task: str, trial: Trial) -> None:
 
 def rolled(
     runner: GroupRunner, scale: ActionScale, grpo: GRPOConfig, scorer: EpisodeScorer
-) -> tuple[list[Group], FloatArray]:
+) -> tuple[list[Group], FloatArray, int]:
+    """Groups that teach something, successes of all episodes, and how many env steps they took."""
     found: list[Group] = []
     successes: list[FloatArray] = []
+    num_steps = 0
     for _ in range(grpo.rounds):
         played = runner.sample(num_groups=grpo.groups, scale=scale).episodes
         successes.append(np.array([episode.success for episode in played], np.float32))
+        num_steps += sum(len(episode) for episode in played)
         scorer.begin(played)
         found += sifted(gathered(played, scorer.collect(len(played), 0)), grpo.advantage)
         if len(found) >= grpo.groups:
             break
-    return found, np.concatenate(successes)
+    return found, np.concatenate(successes), num_steps
 
 
 def supervised(policy: Any, eyes: Eyes, world: ChunkWorld, trial: Trial) -> tuple[ActionScale, dict[str, Any]]:

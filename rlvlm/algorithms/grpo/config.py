@@ -228,7 +228,7 @@ class GRPOConfig:
     kl_target: float | None = 0.3
     """Divergence per chunk, in nats, that an update should move the policy by: the step size grows or shrinks by 1.3
     where an update moved it by less than 2/3 or more than 3/2 of this, and an update that has moved it by twice as much
-    stops. None: the step size stays."""
+    stops. An update of fewer groups than `groups` is to move it by as much less. None: the step size stays."""
     epochs: int = 1
     """Passes over the episodes of an update."""
     minibatches: int = 4

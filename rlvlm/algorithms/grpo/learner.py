@@ -136,6 +136,9 @@ class GRPOLearner(OwnLearner):
     def learn(self, update: Update) -> None:
         """Some passes over the episodes of an update; one that has moved the policy far enough stops.
 
+        Where fewer groups taught something than an update should have, its target is as much smaller, and the step size
+        goes with the root of their share, since the divergence grows with its square.
+
         Raises:
             NumericsError: the loss or the gradient is not finite.
         """
@@ -143,16 +146,20 @@ class GRPOLearner(OwnLearner):
         minibatches = self._minibatches(num)
         columns = self._columns(update, torch.cat([own_share(rows) for rows in minibatches]).unique())
         warmth = min(1.0, (self.num_updates + 1) / (grpo.warm_up + 1))
+        share, target = 1.0, grpo.kl_target
+        if target is not None:
+            share = min(1.0, len(update.episodes) / (grpo.groups * grpo.group_size))
+            target *= share
         for group in self._optimizer.param_groups:
-            group["lr"] = grpo.lr * self._lr_scale * warmth
+            group["lr"] = grpo.lr * self._lr_scale * warmth * share**0.5
         readings = []
         for rows in minibatches:
             readings.append(self._step(columns, rows))
-            if grpo.kl_target is not None and readings[-1]["kl"] > 2 * grpo.kl_target:
+            if target is not None and readings[-1]["kl"] > 2 * target:
                 break
         self.num_updates += 1
         check_weights(list(self.policy.parameters()), _FIX)
-        self._follow(readings[-1]["kl"])
+        self._follow(readings[-1]["kl"], target)
         self._note(readings, num)
 
     def _minibatches(self, num: int) -> list[Tensor]:
@@ -263,9 +270,8 @@ class GRPOLearner(OwnLearner):
             weights=weights.to(device),
         )
 
-    def _follow(self, kl: float) -> None:
+    def _follow(self, kl: float, target: float | None) -> None:
         """Sets the next update's step size by how far this one has moved the policy; not while it warms up."""
-        target = self._grpo.kl_target
         if target is None or self.num_updates <= self._grpo.warm_up:
             return
         if kl > 1.5 * target:

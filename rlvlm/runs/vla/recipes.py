@@ -15,13 +15,15 @@ from rlvlm.runs.vla.config import VLARunConfig
 
 
 def push_block() -> VLARunConfig:
-    """The tiny world in chunks, from a start that succeeds in a third to a half of all episodes."""
+    """The tiny world in chunks, from a start that succeeds in about half of all episodes."""
     return VLARunConfig(
         task="push_block",
         steps=6_000_000,
         env=task_env("push_block"),
         judge=JudgeConfig(model="scorer", score="success"),
         reward=ScoreConfig(num_frames=2, frame_px=144),
+        sft=SFTConfig(label_width=0.08),
+        algo=GRPOConfig(draws="chunk"),
         eval=EvalConfig(every_steps=250_000, episodes=200),
         track=TrackConfig(log_every_steps=50_000, checkpoint_every_steps=500_000),
     )

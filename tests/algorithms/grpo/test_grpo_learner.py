@@ -27,7 +27,7 @@ def make(seed: int = 0, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
         .worlds(task="push_block", world=EnvConfig(episode_steps=16))
         .learning(
             policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
-            grpo=GRPOConfig(**{"warm_up": 0, "group_size": 4, **grpo}),
+            grpo=GRPOConfig(**{"warm_up": 0, "groups": 2, "group_size": 4, **grpo}),
         )  # pyright: ignore[reportArgumentType]
         .debugging(seed=seed)
     )
@@ -83,6 +83,16 @@ def test_the_step_size_follows_how_far_the_policy_moves() -> None:
     for _ in range(2):
         timid.learn(update)
     assert timid.report()[metrics.GRPO_LR] == pytest.approx(1.3e-7)
+
+
+@pytest.mark.slow
+def test_an_update_of_few_groups_moves_the_policy_less() -> None:
+    rates = []
+    for wanted, target in ((2, 0.3), (8, 0.3), (8, None)):
+        learner, runner = make(groups=wanted, kl_target=target, lr=1e-4)
+        learner.learn(sample(learner, runner))
+        rates.append(learner.report()[metrics.GRPO_LR])
+    assert rates == pytest.approx([1e-4, 0.5e-4, 1e-4])
 
 
 def test_an_update_that_moved_the_policy_too_far_stops() -> None:
