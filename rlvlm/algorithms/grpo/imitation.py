@@ -23,6 +23,8 @@ _TELL_EVERY = 50
 """Demonstrations between lines about them."""
 _MOST_SKIPPED = 50
 """Initial states without a script, one after the other, after which the world is taken to have none."""
+_HOPELESS = 20
+"""Failures without a success after which no more is tried."""
 _CHANCES = 4
 """Episodes that the script may play for each one that is wanted."""
 
@@ -55,7 +57,7 @@ def demonstrate(
     without_script: set[str] = set()
     successes = failures = num_skipped = 0
     while successes < config.demonstrations:
-        if successes + failures >= _CHANCES * config.demonstrations:
+        if successes + failures >= _CHANCES * config.demonstrations or (failures >= _HOPELESS and not successes):
             raise UsageError(
                 f"the script succeeded in {successes} of {successes + failures} episodes, "
                 f"{config.demonstrations} are wanted",

@@ -1,17 +1,19 @@
-"""A script that picks things up and puts them where a LIBERO task wants them, and turns knobs, from the simulator's
-truth.
+"""A script that picks things up and puts them where a LIBERO task wants them, turns knobs, and opens and shuts drawers,
+from the simulator's truth.
 
-It goes through legs: over the thing, down, close, up, across, down, open, away, or round in place of up and across for
-a knob; and begins again where a thing was dropped or missed, or lies elsewhere than it should. Drawers and doors are
-beyond it.
+It goes through legs: over the thing, down, close, up, across, down, open, away; a knob is turned and a drawer drawn in
+place of up, across and down. It begins again where a thing was dropped or missed, or lies elsewhere than it should.
+Doors are beyond it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.envs.libero.fixtures import Drawer, Knob, is_drawer
 from rlvlm.envs.libero.scene import LiberoScene
 from rlvlm.envs.robosuite.grasping import plan_grasp, surface_points
 from rlvlm.types.steps import FloatArray
@@ -19,9 +21,11 @@ from rlvlm.types.steps import FloatArray
 Doubles = NDArray[np.float64]
 
 OPEN, CLOSED = 1.0, 0.0
-TURNS = ("turnon", "turnoff")
-"""Goals that ask for a knob to be turned."""
-APPROACH, HOVER, TURN, DESCEND, CLOSE, LIFT, CARRY, LOWER, RELEASE, LEAVE, TWIST = range(11)
+PUTS, TURNS, DRAWS = ("on", "in"), ("turnon", "turnoff"), ("open", "close")
+"""Goals that ask for a thing to be put, a knob to be turned, a drawer to be moved."""
+_ORDER = ("open", "turnon", "turnoff", "on", "in", "close")
+"""In which goals are worked at: what a drawer is to hold goes in between."""
+APPROACH, HOVER, TURN, DESCEND, CLOSE, LIFT, CARRY, LOWER, RELEASE, LEAVE, TWIST, DRAW = range(12)
 _LEG_STEPS = {
     APPROACH: 60,
     HOVER: 60,
@@ -34,16 +38,15 @@ _LEG_STEPS = {
     RELEASE: 7,
     LEAVE: 25,
     TWIST: 40,
+    DRAW: 40,
 }
 """Env steps that a leg may take at most."""
-_NEAR_M = {APPROACH: 0.03, HOVER: 0.015, DESCEND: 0.006, LIFT: 0.03, CARRY: 0.012, LOWER: 0.01, LEAVE: 0.03}
+_NEAR_M = {APPROACH: 0.03, HOVER: 0.015, DESCEND: 0.006, LIFT: 0.03, CARRY: 0.012, LOWER: 0.01, LEAVE: 0.03, DRAW: 0.01}
 """How near the hand has to come to a leg's end; the others end by their time."""
 _SLIPPED_M = 0.05
 """A thing that has moved so much against the hand is not held any more."""
-_KNOB_M = 0.03
-"""Height of a knob's upper part, by which it is taken."""
-_BEYOND_RAD = 0.35
-"""How far a knob is turned beyond what is enough."""
+_BEFORE_M = 0.12
+"""From which distance the hand goes to a handle."""
 _GAIN = 2.0 / 0.05
 """Action per metre of distance: at 2.5 cm it is at full speed."""
 _ASIDE = np.array([1, 1, 1, 0.3, 0.3, 0.3])
@@ -85,13 +88,18 @@ class ScriptMemory:
 
 
 def has_script(scene: LiberoScene) -> bool:
-    """Whether all that a task asks for is to put things somewhere, where nothing has to be opened before, and to turn
-    knobs; positions in world coordinates are up to date.
+    """Whether a task asks for nothing but putting things somewhere, turning knobs, opening and shutting drawers.
+
+    Positions in world coordinates are up to date.
     """
-    return all(
-        goal[0] in TURNS or (goal[0] in ("on", "in") and len(goal) == 3 and not scene.is_shut(goal[2]))
-        for goal in scene.goals
-    )
+
+    def can(verb: str, name: str, target: str = "") -> bool:
+        if verb in DRAWS:
+            return is_drawer(scene, name)
+        is_open = is_drawer(scene, target) or not scene.is_shut(target)
+        return verb in TURNS or (verb in PUTS and bool(target) and is_open)
+
+    return all(can(*goal) for goal in scene.goals)
 
 
 class Script:
@@ -105,6 +113,8 @@ class Script:
     def __init__(self, scene: LiberoScene, memory: ScriptMemory) -> None:
         self._scene = scene
         self._memory = memory
+        inside = [goal[2] for goal in scene.goals if goal[0] == "in" and is_drawer(scene, goal[2])]
+        self._goals = [*scene.goals, *(["open", drawer] for drawer in inside)]
         self._fingers = [scene.model.body(f"gripper0_{side}finger").id for side in ("left", "right")]
 
     def act(self, noise: float, rng: np.random.Generator) -> FloatArray:
@@ -131,6 +141,8 @@ class Script:
         memory = self._memory
         if memory.steps >= _LEG_STEPS[memory.leg]:
             return True
+        if memory.leg == TURN and self._verb in DRAWS:
+            return bool(np.linalg.norm(self._turning()) < 0.2)
         if memory.leg in (TURN, TWIST):
             return bool(abs(self._across_now() @ memory.across) > 0.995)
         return bool(np.linalg.norm(place - self._scene.arm.place) < _NEAR_M.get(memory.leg, 0.0))
@@ -138,21 +150,34 @@ class Script:
     def _choose(self) -> None:
         """Takes up the first goal that is not reached, with a grasp for its thing."""
         memory, scene = self._memory, self._scene
-        unmet = [index for index, goal in enumerate(scene.goals) if not scene.is_reached(goal)]
+        unmet = [index for index, goal in enumerate(self._goals) if not self._is_reached(goal)]
+        unmet.sort(key=lambda index: _ORDER.index(self._goals[index][0]))
         memory.goal, memory.leg, memory.steps = (unmet or [0])[0], APPROACH, 0
-        verb, thing, *_ = scene.goals[memory.goal]
+        verb, thing, *_ = self._goals[memory.goal]
+        if verb in DRAWS:
+            return
         others = [self._points(name) for name in scene.env.obj_body_id if name != thing]
         obstacles = np.concatenate(others) if others else np.empty((0, 3))
-        points = self._knob_points() if verb in TURNS else self._points(thing)
+        points = Knob(scene, verb, thing).bar() if verb in TURNS else self._points(thing)
         grasp = plan_grasp(points, self._across_now(), obstacles)
         memory.place, memory.across = tuple(grasp.place), tuple(grasp.across)
         memory.hover = max(grasp.top + 0.06, grasp.place[2] + 0.08)
 
+    def _is_reached(self, goal: Sequence[str]) -> bool:
+        """Whether nothing is to be done for it: a drawer is opened only for what is not in it yet."""
+        scene = self._scene
+        if goal in scene.goals:
+            return scene.is_reached(goal)
+        is_full = all(scene.is_reached(other) for other in scene.goals if other[0] == "in" and other[2] == goal[1])
+        return is_full or not scene.is_shut(goal[1])
+
     def _leg(self) -> tuple[Doubles, float]:
         """Where the hand goes now, and its gripper."""
+        if self._verb in DRAWS:
+            return self._drawing_leg()
         memory, arm = self._memory, self._scene.arm
         x, y, z = memory.place
-        thing = self._scene.goals[memory.goal][1]
+        thing = self._goals[memory.goal][1]
         if memory.leg == APPROACH:
             return np.array([x, y, max(memory.hover, arm.place[2] - 0.01)]), OPEN
         if memory.leg in (HOVER, TURN):
@@ -178,16 +203,22 @@ class Script:
 
     def _begin_next_leg(self) -> None:
         memory, scene = self._memory, self._scene
-        here, thing = scene.arm.place.copy(), scene.goals[memory.goal][1]
+        here, thing = scene.arm.place.copy(), self._goals[memory.goal][1]
         hold = scene.place_of(thing) - here
         has_slipped = np.linalg.norm(hold - memory.offset) > _SLIPPED_M
         if memory.leg == LEAVE or (memory.leg in (LIFT, CARRY, LOWER) and has_slipped):
             self._choose()
             return
-        following = {CLOSE: TWIST, TWIST: RELEASE} if self._verb in TURNS else {}
+        following = {}
+        if self._verb in TURNS:
+            following = {CLOSE: TWIST, TWIST: RELEASE}
+        elif self._verb in DRAWS:
+            following = {CLOSE: DRAW, DRAW: RELEASE}
         memory.leg, memory.steps = following.get(memory.leg, memory.leg + 1), 0
+        if memory.leg == DRAW:
+            memory.place = tuple(here + self._drawer.way())
         if memory.leg == TWIST:
-            memory.across = tuple(self._twisted())
+            memory.across = tuple(Knob(scene, self._verb, thing).turned(self._across_now()))
         if memory.leg == LIFT:
             memory.offset = tuple(hold)
             memory.below = float(here[2] - self._points(thing)[:, 2].min())
@@ -196,37 +227,36 @@ class Script:
 
     def _target(self) -> tuple[Doubles, float, bool]:
         """Middle of where the thing should go, the height of its upper side, and whether that is the inside of it."""
-        verb, _, target = self._scene.goals[self._memory.goal]
+        verb, _, target = self._goals[self._memory.goal]
         place = self._scene.place_of(target).copy()
         is_region = target in self._scene.env.object_sites_dict
         return place, float(place[2] if is_region else self._points(target)[:, 2].max()), verb == "in"
 
     @property
     def _verb(self) -> str:
-        return self._scene.goals[self._memory.goal][0]
+        return self._goals[self._memory.goal][0]
+
+    def _drawing_leg(self) -> tuple[Doubles, float]:
+        """Where the hand goes to move a drawer: a handle is taken to open it and pushed to shut it."""
+        memory, drawer = self._memory, self._drawer
+        handle, out = drawer.handle(), drawer.out
+        is_opening = self._verb == "open"
+        grip, up = OPEN if is_opening else CLOSED, np.array([0.0, 0.0, 1.0])
+        before = handle - _BEFORE_M * drawer.pointing()
+        if memory.leg == APPROACH:
+            return before + 0.1 * up, grip
+        if memory.leg in (HOVER, TURN):
+            return before, grip
+        if memory.leg in (DESCEND, CLOSE):
+            return handle if is_opening else handle + 0.03 * out, CLOSED if memory.leg == CLOSE else grip
+        place = np.array(memory.place)
+        if memory.leg == DRAW:
+            return place, CLOSED
+        return (place if memory.leg == RELEASE else place + 0.08 * out + 0.12 * up), grip
 
     @property
-    def _knob(self) -> Any:
-        """The joint of the present goal's knob."""
-        scene = self._scene
-        return scene.model.joint(scene.env.get_object(scene.goals[self._memory.goal][1]).joints[0])
-
-    def _knob_points(self) -> Doubles:
-        """[N, 3] of its upper part, which is a bar."""
-        scene = self._scene
-        points = surface_points(scene.model, scene.data, int(self._knob.bodyid[0]))
-        return points[points[:, 2] > points[:, 2].max() - _KNOB_M]
-
-    def _twisted(self) -> Doubles:
-        """[2] the fingers' direction once the knob is turned far enough."""
-        scene, knob = self._scene, self._knob
-        properties = scene.env.get_object(scene.goals[self._memory.goal][1]).object_properties
-        low, high = sorted(properties["articulation"][f"default_{self._verb}_ranges"])
-        angle = float(scene.data.qpos[knob.qposadr[0]])
-        wanted = min(low + _BEYOND_RAD, high) if angle < low else max(high - _BEYOND_RAD, low)
-        turn = (wanted - angle) * float(np.sign(scene.data.xaxis[knob.id][2]))
-        x, y = self._across_now()
-        return np.array([np.cos(turn) * x - np.sin(turn) * y, np.sin(turn) * x + np.cos(turn) * y])
+    def _drawer(self) -> Drawer:
+        return Drawer(self._scene, *self._goals[self._memory.goal])
 
     def _carrying_height(self) -> float:
         memory = self._memory
@@ -245,7 +275,16 @@ class Script:
         return (left - right)[:2] / np.linalg.norm((left - right)[:2])
 
     def _turning(self) -> Doubles:
-        """[3] of an action: the fingers towards the grasp's direction, the hand towards straight down."""
+        """[3] of an action: fingers towards the grasp's direction, the hand towards straight down, or as a drawer is
+        taken.
+        """
+        if self._verb in DRAWS:
+            pointing, fingers = self._drawer.pointing(), self._drawer.fingers()
+            left, right = (self._scene.data.xpos[finger] for finger in self._fingers)
+            now: Doubles = (left - right) / np.linalg.norm(left - right)
+            towards = fingers if fingers @ now >= 0 else -fingers
+            error: Doubles = np.cross(self._scene.arm.turn[:, 2], pointing) + np.cross(now, towards)
+            return error / 0.5
         now, wanted = self._across_now(), np.array(self._memory.across)
         wanted = wanted if wanted @ now >= 0 else -wanted
         yaw = np.arctan2(now[0] * wanted[1] - now[1] * wanted[0], now @ wanted)

@@ -152,6 +152,12 @@ def test_what_has_no_script_is_not_demonstrated_and_told() -> None:
         demonstrate(one, SFTConfig(demonstrations=6), np.random.default_rng(0))
 
 
+def test_a_script_that_only_fails_is_told_soon() -> None:
+    one = PushBlock(EnvConfig(episode_steps=8), seed=0)  # too short for anything
+    with pytest.raises(UsageError, match="succeeded in 0 of 20 episodes"):
+        demonstrate(one, SFTConfig(demonstrations=1_000), np.random.default_rng(0))
+
+
 def test_a_player_plays_the_same_states_again() -> None:
     net = policy()
     player = ChunkPlayer(net, world(), SCALE)

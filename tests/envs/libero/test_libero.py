@@ -120,8 +120,9 @@ def test_success_is_the_benchmarks(world: LiberoWorld) -> None:
 
 
 @pytest.mark.slow
-def test_the_script_turns_a_knob() -> None:
-    one = LiberoWorld(EnvConfig(episode_steps=160, moved=0.02), 0, "libero_goal", "7")
+@pytest.mark.parametrize(("suite", "number"), [("libero_goal", "7"), ("libero_goal", "0"), ("libero_90", "0")])
+def test_the_script_turns_a_knob_and_opens_and_shuts_a_drawer(suite: str, number: str) -> None:
+    one = LiberoWorld(EnvConfig(episode_steps=160, moved=0.02), 0, suite, number)
     one.reset(options={"state_id": FIRST_HELD_OUT_STATE})
     rng, success, ended = np.random.default_rng(0), False, False
     while not ended:
