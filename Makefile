@@ -1,6 +1,6 @@
 # Set-up, run and tests of rlvlm. Every target can be repeated; what is done is skipped.
 #   make run [ARGS="--smoke"]   learn to open the drawer
-#   make vllm                   build the environment of vLLM judges
+#   make vllm                   build the environment of vLLM
 #   make check                  style and types
 #   make test                   check, then all tests;  make fast: the tests without Ray and long ones
 #   make hooks                  check at every commit, by pre-commit

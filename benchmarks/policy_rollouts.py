@@ -209,7 +209,7 @@ def contest(config: Config, task: str) -> dict[str, Any]:
                     batch_size=-(-run.algo.num_worlds // count),
                 )  # fmt: skip
             )
-            served = ServedEngine(app, policy, probe, frame, num_replicas=count)
+            served = ServedEngine(app, policy, probe, frame, config=EngineConfig(num_replicas=count))
             served.take(0)
             ways[f"served {count}"] = served, config.turns // run.algo.num_worlds, replica_processes(app)
         parts = step_parts(config, algorithm)  # first, while the policy is where a run has it

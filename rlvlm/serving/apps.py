@@ -19,12 +19,14 @@ from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
+from rlvlm.policies.vlm.vllm import check_policy
 from rlvlm.serving.client import IN_FLIGHT, ServedJudge
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.deployments import bind_judge, bind_policy, check_environment
+from rlvlm.serving.deployments import bind_judge, bind_policy, bind_tokens, check_environment, check_vllm
 from rlvlm.serving.replicas.policy import PolicyBuilder
 from rlvlm.serving.replicas.replica import Builder
 from rlvlm.serving.startup import NO_RESOURCES_S, POLL_S, START_TIMEOUT_S, cause_of, check_cluster
+from rlvlm.vlms.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +95,7 @@ def running_policy(
     name: str,
     batch_size: int,
     build: PolicyBuilder = load_policy,
+    vllm: EngineConfig | None = None,
 ) -> Iterator[str]:
     """The name of a Serve app whose replicas hold `policy`, while the context is open.
 
@@ -102,13 +105,21 @@ def running_policy(
         placement: where, with which resources.
         name: of the run; the app's name is made from it and is unique.
         batch_size: turns that go through the model together.
-        build: makes the policy inside each replica; it must pickle.
+        build: makes the policy inside each replica; it must pickle. Not used on vLLM.
+        vllm: settings of vLLM, where the replicas are to run it.
 
     Raises:
+        UsageError: vLLM cannot be given what learns of the policy.
         ModelUnavailable: the policy cannot be loaded or placed; says why.
     """
     app = f"policy-{_plain(name)}-{uuid.uuid4().hex[:8]}"
-    _start(bind_policy(policy, num_actions, placement, batch_size, build), app, placement, "policy", "engine")
+    if vllm is None:
+        application = bind_policy(policy, num_actions, placement, batch_size, build)
+    else:
+        check_policy(policy)
+        check_vllm(vllm, placement, "engine.backend vllm", "engine")
+        application = bind_tokens(policy, vllm, placement, batch_size)
+    _start(application, app, placement, "policy", "engine")
     logger.info("the policy answers in app %s, %d replicas", app, placement.num_replicas)
     try:
         yield app

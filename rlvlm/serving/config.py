@@ -1,8 +1,10 @@
 """Where judges and policies run on Ray Serve; imports nothing heavy so that the command line starts at once."""
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_type_hints
+
+from rlvlm.vlms.config import EngineConfig as VllmConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +58,28 @@ class PlacementConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyVllmConfig(VllmConfig):
+    """vLLM under a policy."""
+
+    section: ClassVar[str] = "engine.vllm"
+    """Where these fields stand on the command line."""
+
+    def __post_init__(self) -> None:
+        VllmConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first
+        if self.lora or not self.structured or self.max_lora_rank != VllmConfig().max_lora_rank:
+            raise ValueError(
+                "engine.vllm.lora, structured and max_lora_rank are for judges; a policy has --policy.adapter and "
+                "--policy.lora-rank"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
     """Where a policy that is trained samples its replies."""
 
+    backend: Literal["transformers", "vllm"] = "transformers"
+    """What samples in a replica. transformers: the policy itself, in batches; vllm: its chat VLM on vLLM, in an
+    environment of its own, to which replies come and from which they go one by one."""
     num_replicas: int = 0
     """Copies of the policy on Ray Serve that answer rollouts and evaluations; 0: the run's own process does."""
     num_cpus: float = 1.0
@@ -71,13 +92,16 @@ class EngineConfig:
     """Tries after the first when a replica dies."""
     stall_s: float = 5.0
     """Silence after which a replica counts as stuck and is replaced, >= 1; as `serve.stall_s`."""
+    vllm: PolicyVllmConfig = field(default_factory=PolicyVllmConfig)
 
     def __post_init__(self) -> None:
         if self.num_replicas < 0:
             raise ValueError(f"engine.num_replicas must be >= 0, got {self.num_replicas}")
-        rest = (self.num_cpus, self.num_gpus, self.timeout_s, self.retries, self.stall_s)
-        if not self.num_replicas and rest != (1.0, 0.0, 120.0, 4, 5.0):
+        rest = (self.num_cpus, self.num_gpus, self.timeout_s, self.retries, self.stall_s, self.backend)
+        if not self.num_replicas and rest != (1.0, 0.0, 120.0, 4, 5.0, "transformers"):
             raise ValueError("the other settings of engine have no effect without engine.num_replicas")
+        if self.backend != "vllm" and self.vllm != PolicyVllmConfig():
+            raise ValueError("the settings of engine.vllm have no effect without engine.backend vllm")
         if self.num_replicas:
             try:
                 self.placement  # noqa: B018 - checks the rest

@@ -17,6 +17,8 @@ from rlvlm.serving.config import PlacementConfig, refuse_unknown_keys
 from rlvlm.serving.refusal import RETRY_AFTER_S
 from rlvlm.serving.replicas.policy import PolicyBuilder, PolicyReplica
 from rlvlm.serving.replicas.replica import Builder, JudgeReplica
+from rlvlm.serving.replicas.tokens import TokenReplica
+from rlvlm.vlms.config import EngineConfig
 
 MAX_ONGOING_REQUESTS = 16
 """Requests that a replica holds at once. Inside a replica runs get even shares (`batches`); before it, first come is
@@ -98,13 +100,40 @@ def bind_policy(
         batch_size: turns that go through the model together.
         build: makes the policy inside each replica. It must pickle.
     """
-    model = policy.model.rstrip("/").rpartition("/")[2] or "pocket"
     make_deployment = serve.deployment(
-        **_options(re.sub(r"[^A-Za-z0-9_.-]+", "-", f"policy-{model}"), MAX_ONGOING_REQUESTS),
+        **_options(_policy_name(policy), MAX_ONGOING_REQUESTS),
         num_replicas=placement.num_replicas,
         ray_actor_options={"num_cpus": placement.num_cpus, "num_gpus": placement.num_gpus},
     )
     return make_deployment(PolicyReplica).bind(policy, num_actions, placement, batch_size, build)
+
+
+def bind_tokens(
+    policy: PolicyConfig, engine: EngineConfig, placement: PlacementConfig, batch_size: int
+) -> serve.Application:
+    """The deployment of a policy's chat VLM on vLLM, bound and ready for `serve.run`.
+
+    Args:
+        policy: what to load.
+        engine: vLLM's settings.
+        placement: with which resources, in how many copies.
+        batch_size: replies written at once.
+    """
+    make_deployment = serve.deployment(
+        **_options(_policy_name(policy), MAX_ONGOING_REQUESTS),
+        num_replicas=placement.num_replicas,
+        ray_actor_options={
+            "num_cpus": placement.num_cpus,
+            "num_gpus": placement.num_gpus,
+            "runtime_env": {"py_executable": str(_path(engine.interpreter))},
+        },
+    )
+    return make_deployment(TokenReplica).bind(policy, engine, placement, batch_size)
+
+
+def _policy_name(policy: PolicyConfig) -> str:
+    model = policy.model.rstrip("/").rpartition("/")[2] or "pocket"
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"policy-{model}")
 
 
 def _options(name: str, max_ongoing_requests: int) -> dict[str, Any]:
@@ -130,22 +159,49 @@ def check_environment(judge: JudgeConfig, placement: PlacementConfig) -> None:
         JudgeUnavailable: the interpreter is missing; Ray would wait for it without a word.
         UsageError: the model is to be spread over more GPUs than its replica gets.
     """
-    python = _interpreter(judge)
-    if python and not python.is_file():
+    if judge.python:
+        check_vllm(judge.engine, placement, f"judge.backend {judge.backend}", "serve")
+    elif judge.engine.tensor_parallel > 1:
+        _check_parts(judge.engine, placement, "serve")
+
+
+def check_vllm(engine: EngineConfig, placement: PlacementConfig, who: str, section: str) -> None:
+    """Passes when vLLM's environment is on this machine and a replica has a GPU for each part of its model.
+
+    Args:
+        engine: vLLM's settings.
+        placement: of its replicas.
+        who: needs it, for the message.
+        section: of the options that place it.
+
+    Raises:
+        JudgeUnavailable: the interpreter is missing; Ray would wait for it without a word.
+        UsageError: the model is to be spread over more GPUs than its replica gets.
+    """
+    python = _path(engine.interpreter)
+    if not python.is_file():
         raise JudgeUnavailable(
-            f"judge.backend {judge.backend} needs an environment of its own; {python} is missing",
-            "build it with make vllm, or name another with --judge.engine.python",
+            f"{who} needs an environment of its own; {python} is missing",
+            f"build it with make vllm, or name another with --{engine.section}.python",
         )
-    parts = judge.engine.tensor_parallel
+    _check_parts(engine, placement, section)
+
+
+def _check_parts(engine: EngineConfig, placement: PlacementConfig, section: str) -> None:
+    parts = engine.tensor_parallel
     if parts > 1 and placement.num_gpus < parts:
         raise UsageError(
-            f"judge.engine.tensor_parallel {parts} needs {parts} GPUs a replica, got {placement.num_gpus:g}",
-            f"add --serve.num-gpus {parts}",
+            f"{engine.section}.tensor_parallel {parts} needs {parts} GPUs a replica, got {placement.num_gpus:g}",
+            f"add --{section}.num-gpus {parts}",
         )
 
 
 def _interpreter(judge: JudgeConfig) -> Path | None:
-    return Path(judge.python).expanduser().absolute() if judge.python else None  # not resolved: a venv's is a link
+    return _path(judge.python) if judge.python else None
+
+
+def _path(python: str) -> Path:
+    return Path(python).expanduser().absolute()  # not resolved: a venv's is a link
 
 
 def deployment_name(judge: JudgeConfig) -> str:

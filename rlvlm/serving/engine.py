@@ -4,16 +4,25 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal
+
+import torch
 
 from rlvlm import metrics
 from rlvlm.errors import MachineError, ModelUnavailable
+from rlvlm.policies.vlm.engine import asked_tokens
 from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.policies.vlm.vllm import TokenRules
 from rlvlm.serving.calls import REFUSED, AppCalls
+from rlvlm.serving.config import EngineConfig
 from rlvlm.serving.replicas.policy import ReplyCall, ReplyReceipt, Sampled, Sampling
-from rlvlm.serving.weights import Weights, packed
+from rlvlm.serving.replicas.tokens import TokenCall
+from rlvlm.serving.weights import Weights, exported, packed
 from rlvlm.types.sampling import ReplyRequest, ReplyTokens, SampledAction, SampledReply
 from rlvlm.types.steps import Frames
+
+_VALUED_AT_ONCE = 64
 
 
 class ServedEngine:
@@ -29,9 +38,8 @@ class ServedEngine:
         policy: that is trained here; its weights are what the replicas answer with once `take` was called.
         probe: a fixed reply, by which every replica that takes weights over is compared with `policy`.
         frame: [1, H, W, 3] its image.
-        num_replicas: pieces sent at once.
-        timeout_s: longest wait for one piece.
-        retries: tries after the first.
+        config: of the app: how many replicas it has, and what is in them. Those with vLLM are sent token ids and send
+            back token ids; what the words are, and what the critic says, is `policy`'s to tell.
     """
 
     def __init__(
@@ -41,28 +49,27 @@ class ServedEngine:
         probe: ReplyTokens,
         frame: Frames,
         *,
-        num_replicas: int = 1,
-        timeout_s: float = 120.0,
-        retries: int = 4,
+        config: EngineConfig,
     ) -> None:
         self.version = 0
         """Of the weights that replies are sampled with now."""
         self._policy = policy
         self._probe, self._frame = probe, frame
-        self._num_replicas = num_replicas
+        self._by_tokens = config.backend == "vllm"
+        self._num_replicas = config.num_replicas
         self._weights: Weights | None = None
         self._frames: OrderedDict[bytes, Frames] = OrderedDict()
         self._bytes, self._max_bytes = 0, policy.config.cache_mib << 20
-        self._sync_error = 0.0
+        self._sync_error, self._measured = 0.0, -1
         self._num_retries = 0
-        self._pool = ThreadPoolExecutor(2 * num_replicas, thread_name_prefix="policy-request")
+        self._pool = ThreadPoolExecutor(2 * config.num_replicas, thread_name_prefix="policy-request")
         self._calls = AppCalls(
             app,
             what="policy",
             section="engine",
             unavailable=ModelUnavailable,
-            timeout_s=timeout_s,
-            retries=retries,
+            timeout_s=config.timeout_s,
+            retries=config.retries,
             note=self._note,
         )
 
@@ -75,8 +82,9 @@ class ServedEngine:
         """Puts the policy's present weights where every replica finds them as soon as it is asked for `version`."""
         if self._policy.images.missing([self._probe.image]):
             self._policy.show([self._probe.image], self._frame)
-        self._weights = packed(self._policy, version, self._probe, self._frame)
-        self.version, self._sync_error = version, 0.0
+        pack = exported if self._by_tokens else packed
+        self._weights = pack(self._policy, version, self._probe, self._frame)
+        self.version = version
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
         """Places in `images` that must be shown before they can be asked about."""
@@ -113,7 +121,7 @@ class ServedEngine:
         return self._asked(requests, Sampling(max_new_tokens=1, temperature=1.0, greedy=greedy))
 
     def report(self) -> dict[str, float]:
-        """How far replicas were off when they took the present weights over, and what was sent again."""
+        """How far replicas were off when they took over the newest weights that answered, and what was sent again."""
         return {metrics.ENGINE_SYNC_ERROR: self._sync_error, metrics.ENGINE_RETRIES: float(self._num_retries)}
 
     def close(self) -> None:
@@ -123,9 +131,28 @@ class ServedEngine:
     def _asked(self, requests: Sequence[ReplyRequest], sampling: Sampling) -> list[Any]:
         size = max(1, -(-len(requests) // self._num_replicas))
         calls = [self._call(requests[begin : begin + size], sampling) for begin in range(0, len(requests), size)]
-        return [answer for answers in self._pool.map(self._answers, calls) for answer in answers]
+        answers = [answer for answers in self._pool.map(self._answers, calls) for answer in answers]
+        return self._completed(answers) if self._by_tokens else answers  # pyright: ignore[reportArgumentType] - replies
 
-    def _call(self, requests: Sequence[ReplyRequest], sampling: Sampling) -> ReplyCall:
+    def _see(self, requests: Sequence[ReplyRequest]) -> None:
+        """Shows `requests`' images to the policy of this process, which encodes prompts and values states."""
+        keys = [request.image for request in requests]
+        for place in self._policy.images.missing(keys):  # sizes may differ
+            self._policy.show([keys[place]], self._frames[keys[place]][None])
+
+    @torch.no_grad()
+    def _completed(self, answers: Sequence[SampledReply]) -> list[SampledReply]:
+        """Replies with what only this process knows of them: their words, and the critic's values."""
+        values: list[float] = []
+        for begin in range(0, len(answers), _VALUED_AT_ONCE):
+            part = [answer.tokens for answer in answers[begin : begin + _VALUED_AT_ONCE]]
+            values += self._policy.values(part).tolist()
+        return [
+            replace(answer, text=self._policy.text_of(answer.tokens.reply_ids), value=value)
+            for answer, value in zip(answers, values, strict=True)
+        ]
+
+    def _call(self, requests: Sequence[ReplyRequest], sampling: Sampling) -> ReplyCall | TokenCall:
         try:
             frames = tuple(self._frames[request.image] for request in requests)
         except KeyError as error:
@@ -133,6 +160,22 @@ class ServedEngine:
                 f"image {error} was not shown to the engine, or its cache is smaller than a batch",
                 "raise --policy.cache-mib",
             ) from error
+        if self._by_tokens:
+            assert self._weights is not None, "`take` comes first"
+            self._see(requests)
+            return TokenCall(
+                key=uuid.uuid4().hex,
+                prompts=tuple(asked_tokens(self._policy, requests, sampling.max_new_tokens)),
+                seeds=tuple(request.seed for request in requests),
+                frames=frames,
+                sampling=sampling,
+                weights=self._weights,
+                rules=TokenRules(
+                    stop_id=self._policy.stop_id,
+                    banned_ids=tuple(self._policy.banned_ids.tolist()),
+                    image_id=self._policy.backbone.image_id,
+                ),
+            )
         return ReplyCall(
             key=uuid.uuid4().hex,
             requests=tuple(requests),
@@ -141,16 +184,18 @@ class ServedEngine:
             weights=self._weights,
         )
 
-    def _answers(self, call: ReplyCall) -> list[Sampled]:
+    def _answers(self, call: ReplyCall | TokenCall) -> list[Sampled]:
         """The answers to one piece, once they are known to be those that were asked for."""
 
         def checked(receipt: ReplyReceipt) -> list[Sampled]:
             version, answers = 0 if call.weights is None else call.weights.version, receipt.answers
-            asked = [request.image for request in call.requests]
+            asked = [one.image for one in (call.requests if isinstance(call, ReplyCall) else call.prompts)]
             if [answer.tokens.image for answer in answers] != asked:
                 raise ModelUnavailable("the policy's app answered a turn that was not asked about")
             if any(answer.version != version for answer in answers):
                 raise ModelUnavailable(f"the policy's app answered with other weights than version {version}")
+            if version != self._measured:
+                self._sync_error, self._measured = 0.0, version
             self._sync_error = max(self._sync_error, receipt.sync_error)
             return answers
 

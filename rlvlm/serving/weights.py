@@ -5,8 +5,10 @@ one that joins late needs no telling. What arrives torn, foreign or not finite i
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import ray
@@ -20,10 +22,11 @@ from rlvlm.errors import ModelUnavailable
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.types.sampling import ReplyTokens
 from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.vlms.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 FETCH_TIMEOUT_S = 300.0
 """Longest wait for weights from another machine."""
-_BOUND = {torch.float32: 1e-3}
+_BOUND = 1e-3
 _COARSE_BOUND = 0.1
 """Largest mean distance between the log-probs of a token, in nats, that two copies of equal weights may show: in
 float32, and in the coarser types, where kernels differ from card to card."""
@@ -50,12 +53,38 @@ class Weights:
     parcel: tuple[ObjectRef[bytes]]
     """The trained tensors in safetensors' format. In a tuple, or Ray would fetch them for every request."""
     probe: Probe
+    adapter: str = ""
+    """`adapter_config.json` of PEFT, where the parcel is an adapter in its names."""
 
 
 def packed(policy: VLMPolicy, version: int, probe: ReplyTokens, frame: Frames) -> Weights:
     """The weights that `policy` has now, with what it says of `probe`, whose image it was shown."""
-    state = {name: value.cpu().contiguous() for name, value in policy.trained_state().items()}
-    content = safetensors.torch.save(state)
+    return _packed(policy, policy.trained_state(), version, probe, frame)
+
+
+def exported(policy: VLMPolicy, version: int, probe: ReplyTokens, frame: Frames) -> Weights:
+    """Likewise, in the names that other libraries know and without our heads: the adapter, or all of the chat VLM."""
+    if not policy.config.has_adapter:
+        return _packed(policy, policy.model.state_dict(), version, probe, frame)
+    import peft
+
+    settings = {
+        name: sorted(value) if isinstance(value, set) else value
+        for name, value in policy.model.active_peft_config.to_dict().items()
+    }
+    state = peft.get_peft_model_state_dict(policy.model, save_embedding_layers=False)
+    return _packed(policy, state, version, probe, frame, json.dumps(settings, default=str))
+
+
+def _packed(
+    policy: VLMPolicy,
+    state: Mapping[str, Tensor],
+    version: int,
+    probe: ReplyTokens,
+    frame: Frames,
+    adapter: str = "",
+) -> Weights:
+    content = safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in state.items()})
     with torch.no_grad():
         log_probs = policy.read([probe]).log_probs[0].cpu().numpy()
     return Weights(
@@ -63,6 +92,7 @@ def packed(policy: VLMPolicy, version: int, probe: ReplyTokens, frame: Frames) -
         sha256=hashlib.sha256(content).hexdigest(),
         parcel=(ray.put(content),),
         probe=Probe(tokens=probe, frame=frame, log_probs=log_probs),
+        adapter=adapter,
     )
 
 
@@ -76,19 +106,53 @@ def take_over(policy: VLMPolicy, weights: Weights) -> float:
         ModelUnavailable: they are torn, of another policy, not finite, or make another policy here than where they come
             from. `policy` has its old ones then.
     """
-    content = ray.get(weights.parcel[0], timeout=FETCH_TIMEOUT_S)
-    state = _opened(content, weights)
+    state = _opened(_fetched(weights), weights)
     before = {name: value.clone() for name, value in policy.trained_state().items()}
     try:
         policy.load_trained_state(state)
     except ValueError as error:
         raise _refused(weights, str(error)) from error
     distance = probe_distance(policy, weights.probe)
-    dtype = next(policy.model.parameters()).dtype
-    if not distance <= _BOUND.get(dtype, _COARSE_BOUND):
+    try:
+        check_distance(weights, distance, is_coarse=next(policy.model.parameters()).dtype != torch.float32)
+    except ModelUnavailable:
         policy.load_trained_state(before)
-        raise _refused(weights, f"a fixed reply differs by {distance:.2g} nats a token from where they come from")
+        raise
     return distance
+
+
+def written(weights: Weights, folder: Path) -> None:
+    """Puts weights that were `exported` into `folder`, once they are known to be whole.
+
+    Raises:
+        ModelUnavailable: they are torn or not finite; nothing was written.
+    """
+    content = _fetched(weights)
+    _opened(content, weights)
+    folder.mkdir(parents=True, exist_ok=True)
+    if weights.adapter:
+        (folder / ADAPTER_CONFIG).write_text(weights.adapter)
+    (folder / (ADAPTER_WEIGHTS if weights.adapter else "model.safetensors")).write_bytes(content)
+
+
+def check_distance(weights: Weights, distance: float, *, is_coarse: bool) -> None:
+    """Passes where weights that were taken over say of the probe what they said where they come from.
+
+    Args:
+        weights: that were taken over.
+        distance: between the two, nats per token.
+        is_coarse: whether they are of less than 32 bits.
+
+    Raises:
+        ModelUnavailable: they make another policy here.
+    """
+    if not distance <= (_COARSE_BOUND if is_coarse else _BOUND):
+        raise _refused(weights, f"a fixed reply differs by {distance:.2g} nats a token from where they come from")
+
+
+def mean_distance(here: FloatArray, there: FloatArray) -> float:
+    """Mean absolute difference of the log-probs [N] of one reply, nats per token."""
+    return float(np.abs(here - there).mean())
 
 
 @torch.no_grad()
@@ -97,7 +161,11 @@ def probe_distance(policy: VLMPolicy, probe: Probe) -> float:
     if policy.images.missing([probe.tokens.image]):
         policy.show([probe.tokens.image], probe.frame)
     here = policy.read([probe.tokens]).log_probs[0].cpu().numpy()
-    return float(np.abs(here - probe.log_probs).mean())
+    return mean_distance(here, probe.log_probs)
+
+
+def _fetched(weights: Weights) -> bytes:
+    return ray.get(weights.parcel[0], timeout=FETCH_TIMEOUT_S)
 
 
 def _opened(content: bytes, weights: Weights) -> Mapping[str, Tensor]:

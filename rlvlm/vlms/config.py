@@ -124,7 +124,7 @@ class EngineConfig:
     memory_share: float = 0.9
     """Share of a GPU's memory that the engine takes for weights and key-value cache, in (0, 1]."""
     cache_gib: float = 1.0
-    """Key-value cache on a CPU, in GiB, > 0; a GPU's follows from memory_share."""
+    """Key-value cache on a CPU, in GiB, > 0 and rounded up; a GPU's follows from memory_share."""
     max_tokens: int = 0
     """Longest chat and answer together, in tokens; 0 takes the model's own."""
     prefix_caching: bool = True

@@ -22,7 +22,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.serving.apps import running_policy
-from rlvlm.serving.config import EngineConfig, PlacementConfig
+from rlvlm.serving.config import EngineConfig
 from rlvlm.serving.engine import ServedEngine
 from rlvlm.serving.weights import packed, take_over
 from rlvlm.types.sampling import ReplyTokens
@@ -33,7 +33,8 @@ from tests.tiny_vlm import save_tiny_vlm
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-PLACEMENT = PlacementConfig(num_replicas=2, num_cpus=0.1, timeout_s=60.0, retries=8)
+SERVED = EngineConfig(num_replicas=2, num_cpus=0.1, timeout_s=60.0, retries=8)
+PLACEMENT = SERVED.placement
 IMAGE = b"image 0"
 
 
@@ -66,7 +67,7 @@ def trainer(folder: Path) -> tuple[VLMPolicy, ReplyTokens, Frames]:
 
 def engine_of(app: str, folder: Path) -> tuple[ServedEngine, VLMPolicy]:
     policy, probe, frame = trainer(folder)
-    engine = ServedEngine(app, policy, probe, frame, num_replicas=2, timeout_s=60.0, retries=8)
+    engine = ServedEngine(app, policy, probe, frame, config=SERVED)
     for key, image in frames_of_tiny_policy().items():
         engine.show([key], image[None])
     return engine, policy
@@ -170,7 +171,7 @@ def test_ppo_learns_from_a_served_policy(local_ray: None, tmp_path: Path) -> Non
     save_tiny_vlm(model, "qwen3_vl")
     config = PolicyConfig(model=str(model), device="cpu", learns="all", seed=1)
     with running_policy(config, 0, PLACEMENT, "ppo", batch_size=2) as app:
-        algorithm: PPOVLM = build(model, make_engine=partial(ServedEngine, app, num_replicas=2))
+        algorithm: PPOVLM = build(model, make_engine=partial(ServedEngine, app, config=SERVED))
         for number in (1, 2):
             algorithm.train()
             report = algorithm.report()

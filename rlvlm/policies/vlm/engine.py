@@ -131,7 +131,7 @@ class PolicyEngine:
         actions = []
         for begin in range(0, len(requests), self.max_batch):
             chunk = requests[begin : begin + self.max_batch]
-            asked = self._asked(chunk, room=0)
+            asked = asked_tokens(self.policy, chunk, room=0)
             log_probs, values = self.policy.act_log_probs(asked)
             noise = None if greedy else _uniforms(chunk, 1)[0]
             chosen = _draw(log_probs, noise)
@@ -144,30 +144,12 @@ class PolicyEngine:
             ]
         return actions
 
-    def _asked(self, requests: Sequence[ReplyRequest], room: int) -> list[ReplyTokens]:
-        """The prompts of `requests`, each with `room` for so many tokens of a reply."""
-        seen = self.policy.images.get([request.image for request in requests])
-        asked = [
-            ReplyTokens(
-                prompt_ids=self.policy.encode(request.prompt, image.size_px), image=request.image, reply_ids=NO_REPLY
-            )
-            for request, image in zip(requests, seen, strict=True)
-        ]
-        longest, window = max((len(one.prompt_ids) for one in asked), default=0), self.policy.backbone.window
-        if longest + room > window:
-            raise UsageError(
-                f"a prompt has {longest:,} tokens and its reply may have {room}; the model's window holds {window:,}",
-                "lower --policy.max-pixels (smaller images) or --algo.max-reply-tokens, or take a model with a larger "
-                "window",
-            )
-        return asked
-
     @torch.no_grad()
     def _reply(
         self, requests: Sequence[ReplyRequest], max_new_tokens: int, temperature: float, greedy: bool
     ) -> list[SampledReply]:
         policy = self.policy
-        asked = self._asked(requests, max_new_tokens)
+        asked = asked_tokens(policy, requests, max_new_tokens)
         noise = None if greedy else _uniforms(requests, max_new_tokens)
         padded = policy.pad(asked)
         cache = DynamicCache(config=policy.backbone.text_config)
@@ -215,6 +197,28 @@ class PolicyEngine:
                 )
             )
         return replies
+
+
+def asked_tokens(policy: VLMPolicy, requests: Sequence[ReplyRequest], room: int) -> list[ReplyTokens]:
+    """The prompts of `requests`, each with `room` for so many tokens of a reply.
+
+    Raises:
+        MachineError: an image was not shown.
+        UsageError: a prompt and its reply would be longer than the model's window; a prompt is never cut.
+    """
+    seen = policy.images.get([request.image for request in requests])
+    asked = [
+        ReplyTokens(prompt_ids=policy.encode(request.prompt, image.size_px), image=request.image, reply_ids=NO_REPLY)
+        for request, image in zip(requests, seen, strict=True)
+    ]
+    longest, window = max((len(one.prompt_ids) for one in asked), default=0), policy.backbone.window
+    if longest + room > window:
+        raise UsageError(
+            f"a prompt has {longest:,} tokens and its reply may have {room}; the model's window holds {window:,}",
+            "lower --policy.max-pixels (smaller images) or --algo.max-reply-tokens, or take a model with a larger "
+            "window",
+        )
+    return asked
 
 
 def _uniforms(requests: Sequence[ReplyRequest], steps: int) -> Tensor:

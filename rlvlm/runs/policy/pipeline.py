@@ -147,12 +147,16 @@ def _served(config: PolicyRunConfig, stack: ExitStack) -> MakeEngine:
     engine = config.engine
     batch_size = -(-config.algo.num_worlds // engine.num_replicas)
     app = stack.enter_context(
-        running_policy(config.policy, num_actions, engine.placement, config.task, batch_size=batch_size)
+        running_policy(
+            config.policy,
+            num_actions,
+            engine.placement,
+            config.task,
+            batch_size=batch_size,
+            vllm=engine.vllm if engine.backend == "vllm" else None,
+        )
     )
-
-    return partial(
-        ServedEngine, app, num_replicas=engine.num_replicas, timeout_s=engine.timeout_s, retries=engine.retries
-    )
+    return partial(ServedEngine, app, config=engine)
 
 
 _PAGE_EPISODES = 24

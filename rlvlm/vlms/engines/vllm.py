@@ -9,6 +9,7 @@ them, so that none outlives the replica and goes on holding a GPU.
 import asyncio
 import ctypes
 import itertools
+import math
 import multiprocessing
 import os
 import signal
@@ -74,6 +75,7 @@ class VllmCore:
             ) from error
         self.tokenizer: Any = self._engine.get_tokenizer()
         self._images: Any = load_processor(folder, self._engine.model_config.hf_config, config).image_processor
+        self._resizes = hasattr(self._images, "merge_size")
         self.window: int = self._engine.model_config.max_model_len
         """Tokens of prompt and reply together."""
         self.dtype = str(self._engine.model_config.dtype).removeprefix("torch.")
@@ -126,6 +128,8 @@ class VllmCore:
         request: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
         if pictures:
             request["multi_modal_data"] = {"image": [Image.fromarray(self._resized(one)) for one in pictures]}
+            if self._resizes:
+                request["mm_processor_kwargs"] = {"do_resize": False}
         params = self.vllm.SamplingParams(**sampling, output_kind=RequestOutputKind.FINAL_ONLY)
         name = f"r{next(self._numbers)}"
         try:
@@ -142,7 +146,7 @@ class VllmCore:
         """The picture at the size at which the model sees it, by Pillow as everywhere else: what vLLM's environment
         has for it rounds differently, which moved a small judge's probabilities by 0.008.
         """
-        return resize(picture, self._images) if hasattr(self._images, "merge_size") else picture
+        return resize(picture, self._images) if self._resizes else picture
 
     @property
     def is_dead(self) -> bool:
@@ -160,6 +164,9 @@ class VllmCore:
     async def reload(self, folder: Path) -> None:
         """Puts the weights in `folder` in the place of the model's own; raises what the engine raises."""
         await self.on_loop(self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)}))
+        # it empties its caches of images and does not tell the scheduler, which would count on them and die
+        await self.on_loop(self._engine.reset_mm_cache())
+        await self.on_loop(self._engine.reset_encoder_cache())
 
     async def forget_prefixes(self) -> None:
         """Empties the cache of computed beginnings: those of other weights must not be used again."""
@@ -274,7 +281,7 @@ def end_with_parent() -> None:
 def _import_vllm(settings: EngineConfig) -> Any:
     """The package, with the settings that it reads on import."""
     os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = f"{settings.cache_gib:g}"
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(settings.cache_gib))  # it reads whole numbers alone
     if settings.eager:
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # vLLM's sampler compiles itself all the same
     try:

@@ -1,0 +1,277 @@
+"""Sampling replies of a policy on vLLM: token ids and an image in, sampled ids and their log-probs out.
+
+Used in vLLM's environment by `serving.replicas.tokens`. The trainer encodes prompts, reads replies and computes values:
+what is here knows no words and has no heads.
+
+Sampling is held to what the trainer recomputes: top-p 1, no top-k, log-probs of the processed distribution, that is
+with the banned tokens out and at the sampling temperature (vllm#42259: with truncation they would be those of another
+distribution). A version of a LoRA adapter has a name and a number of its own, and the cache of prefixes is emptied
+(vllm#42125: blocks of another version of the same name are used again).
+"""
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlvlm.errors import ModelUnavailable, UsageError, first_line
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.types.sampling import IntArray, ReplyTokens
+from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.vlms.config import EngineConfig
+from rlvlm.vlms.engines.vllm import VllmCore, lora_request
+from rlvlm.vlms.shipped import weights_folder
+
+KEPT_VERSIONS = 2
+"""Adapters that are loaded at once: a request that began under one ends under it."""
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM takes for the largest rank."""
+_BANNED_BIAS = -100.0
+"""On the logits of banned tokens; the largest that vLLM takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRules:
+    """What the trainer's tokenizer says of a reply, so that both sides sample from the same distribution."""
+
+    stop_id: int
+    """Ends a reply."""
+    banned_ids: tuple[int, ...]
+    """May not be written."""
+    image_id: int
+    """Keeps a place for a visual token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenSampling:
+    """How one reply is sampled; nothing but this is cut off or filtered."""
+
+    seed: int
+    """Of this reply alone."""
+    max_new_tokens: int
+    """A longer reply is cut."""
+    temperature: float
+    """> 0; log-probs are those of this temperature."""
+    greedy: bool
+    """Take the likeliest token each time; log-probs are then those of temperature 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledTokens:
+    """A reply as it was sampled."""
+
+    ids: IntArray
+    """[N] with the end-of-turn token where it came to that."""
+    log_probs: FloatArray
+    """[N] as sampled."""
+    is_complete: bool
+    """False where it was cut at the limit."""
+
+
+class VllmSampler:
+    """A policy's chat VLM on vLLM.
+
+    Args:
+        config: of the policy: a chat VLM with an adapter, or one whose every weight learns.
+        settings: of the engine.
+        max_requests: replies written at once.
+
+    Raises:
+        UsageError: the policy has parts that learn and that vLLM cannot be given.
+        ModelUnavailable: vLLM is not installed here, or the weights cannot be loaded.
+    """
+
+    def __init__(self, config: PolicyConfig, settings: EngineConfig, *, max_requests: int) -> None:
+        check_policy(config)
+        self._has_adapter = config.has_adapter
+        import torch
+
+        dtype = config.dtype
+        if dtype == "auto":  # as the trainer's: vLLM would take what the folder says
+            dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+        self.is_coarse = dtype != "float32"
+        rank = next((rank for rank in _RANKS if rank >= _rank_of(config)), None)
+        if rank is None:
+            raise UsageError(f"vLLM takes adapters up to rank {_RANKS[-1]}", "lower --policy.lora-rank")
+        words = dict(
+            enable_lora=self._has_adapter,
+            max_loras=KEPT_VERSIONS,
+            max_cpu_loras=KEPT_VERSIONS,
+            max_lora_rank=rank,
+            logprobs_mode="processed_logprobs",
+        )
+        self._core = VllmCore(
+            replace(config, model=config.model or str(weights_folder("policy")), dtype=dtype, adapter=""),
+            settings,
+            max_requests=max_requests,
+            max_pictures=1,
+            **words,
+        )
+        self._section = settings.section
+        self._adapters: OrderedDict[int, Any] = OrderedDict()
+        self.version: int | None = None
+        """Of the newest weights; None before the first."""
+
+    @property
+    def window(self) -> int:
+        """Tokens of prompt and reply that fit in."""
+        return self._core.window
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine will answer nothing any more."""
+        return self._core.is_dead
+
+    @property
+    def keeps_others(self) -> bool:
+        """Whether new weights leave the earlier ones where they are."""
+        return self._has_adapter
+
+    def holds(self, version: int) -> bool:
+        """Whether the engine can sample with the weights of `version` now."""
+        return version in self._adapters if self._has_adapter else version == self.version
+
+    async def load(self, version: int, folder: Path) -> None:
+        """Takes up the weights in `folder`: an adapter in PEFT's format beside the earlier ones, or all of the model's
+        in the place of those it has.
+
+        Raises:
+            ModelUnavailable: vLLM cannot load them.
+        """
+        try:
+            if self._has_adapter:
+                adapter = lora_request(f"version-{version}", version + 1, folder)
+                await self._core.add_lora(adapter)
+                self._adapters[version] = adapter
+                self._adapters.move_to_end(version)
+                while len(self._adapters) > KEPT_VERSIONS:
+                    _, oldest = self._adapters.popitem(last=False)
+                    await self._core.remove_lora(oldest)
+            else:
+                await self._core.reload(folder)
+        except Exception as error:  # noqa: BLE001 - the engine raises whatever its many parts raise
+            raise ModelUnavailable(
+                f"vLLM cannot load weights of version {version}: {first_line(error)}",
+                "look at the replica's log",
+            ) from error
+        await self._core.forget_prefixes()
+        self.version = version
+
+    async def go_back(self, refused: int, folder: Path | None) -> None:
+        """Forgets the weights of version `refused`; those of the version before, which lie in `folder`, are back."""
+        if adapter := self._adapters.pop(refused, None):
+            await self._core.remove_lora(adapter)
+        if self._has_adapter:
+            self.version = next(reversed(self._adapters), None)
+        elif self.version == refused:
+            self.version = None
+            if folder is not None:
+                await self.load(int(folder.name.rpartition("-")[2]), folder)
+
+    async def sample(
+        self, tokens: ReplyTokens, frame: Frames, rules: TokenRules, sampling: TokenSampling, version: int
+    ) -> SampledTokens:
+        """One reply.
+
+        Args:
+            tokens: the whole prompt, image tokens expanded; `reply_ids` are what the reply begins with.
+            frame: [H, W, 3] the image.
+            rules: of the trainer's tokenizer.
+            sampling: how.
+            version: of the weights.
+
+        Raises:
+            UsageError: prompt and reply do not fit into the engine's window.
+            ModelUnavailable: the engine is dead, or it does not see the prompt as the trainer does.
+        """
+        words = {
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": 0.0 if sampling.greedy else sampling.temperature,
+            "seed": sampling.seed,
+            "logprobs": 0,
+            "stop_token_ids": [rules.stop_id],
+        }
+        written = (await self._ask(tokens, frame, rules, words, version)).outputs[0]
+        ids = np.array(written.token_ids, np.int64)
+        if np.isin(ids, rules.banned_ids).any():
+            raise ModelUnavailable("vLLM wrote a token that is none of a reply's", "report this: it must not happen")
+        log_probs = [row[token].logprob for row, token in zip(written.logprobs, ids.tolist(), strict=True)]
+        is_complete = bool(len(ids)) and int(ids[-1]) == rules.stop_id
+        return SampledTokens(ids=ids, log_probs=np.array(log_probs, np.float32), is_complete=is_complete)
+
+    async def read(self, tokens: ReplyTokens, frame: Frames, rules: TokenRules, version: int) -> FloatArray:
+        """[N] log-probs of a stored reply's tokens at temperature 1, one request each: by the path that sampling takes.
+
+        Raises as `sample` does.
+        """
+
+        async def one(place: int) -> float:
+            token = int(tokens.reply_ids[place])
+            begun = replace(tokens, reply_ids=tokens.reply_ids[:place])
+            wanted = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [token]}
+            output = await self._ask(begun, frame, rules, wanted, version)
+            return output.outputs[0].logprobs[0][token].logprob
+
+        return np.array(await asyncio.gather(*map(one, range(len(tokens.reply_ids)))), np.float32)
+
+    async def _ask(
+        self, tokens: ReplyTokens, frame: Frames, rules: TokenRules, sampling: dict[str, Any], version: int
+    ) -> Any:
+        """The engine's output for one prompt, once it is known to have been read as the trainer reads it."""
+        expected = [*tokens.prompt_ids.tolist(), *tokens.reply_ids.tolist()]
+        if len(expected) + sampling["max_tokens"] > self.window:
+            raise UsageError(
+                f"a prompt has {len(expected):,} tokens and its reply may have {sampling['max_tokens']}; the engine's "
+                f"window holds {self.window:,}",
+                f"raise --{self._section}.max-tokens, or lower --policy.max-pixels or --algo.max-reply-tokens",
+            )
+        lora = self._adapters[version] if self._has_adapter else None
+        bias = dict.fromkeys(rules.banned_ids, _BANNED_BIAS)
+        try:
+            output = await self._core.ask(
+                collapsed(expected, rules.image_id), [frame], sampling | {"logit_bias": bias, "detokenize": False}, lora
+            )
+        except (ValueError, RuntimeError) as error:
+            raise ModelUnavailable(f"vLLM did not answer a prompt: {error}", "look at the replica's log") from error
+        if list(output.prompt_token_ids) != expected:
+            raise ModelUnavailable(
+                f"vLLM reads a prompt of {len(expected)} tokens as {len(output.prompt_token_ids)}: it makes other "
+                "visual tokens of the image than the trainer",
+                "set --policy.min-pixels and --policy.max-pixels, or leave out --engine.backend vllm",
+            )
+        return output
+
+
+def check_policy(config: PolicyConfig) -> None:
+    """Passes where everything that learns of the policy can be given to vLLM.
+
+    Raises:
+        UsageError: says what cannot, and the setting to change.
+    """
+    if config.acts == "head":
+        raise UsageError("vLLM samples text, an action head picks no token", "leave out --engine.backend vllm")
+    if config.train_vision:
+        raise UsageError(
+            "vLLM cannot be given a vision encoder that learns",
+            "leave out --policy.train-vision or --engine.backend vllm",
+        )
+    if config.quantization != "none" and not config.has_adapter:
+        raise UsageError("4-bit weights cannot learn themselves", "set --policy.learns lora")
+
+
+def collapsed(ids: Sequence[int], image_id: int) -> list[int]:
+    """The ids with each run of visual tokens as one: the engine puts in as many as the image takes."""
+    return [token for key, run in groupby(ids) for token in ([key] if key == image_id else run)]
+
+
+def _rank_of(config: PolicyConfig) -> int:
+    """Of the adapter that will be sent: a given one has its own."""
+    if not config.adapter:
+        return config.lora_rank
+    return int(json.loads((Path(config.adapter).expanduser() / "adapter_config.json").read_text())["r"])

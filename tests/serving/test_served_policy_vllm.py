@@ -1,0 +1,223 @@
+"""A policy that samples on vLLM, for real: replicas in vLLM's own environment, the trainer in ours."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from chaos import replica_pids
+
+from rlvlm import metrics
+from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig
+from rlvlm.algorithms.ppo_vlm.config import PPOConfig, TokenPPOConfig
+from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.envs.registry import task_env
+from rlvlm.errors import ModelUnavailable, UsageError
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.loading import load_policy
+from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.policies.vlm.vllm import check_policy, collapsed
+from rlvlm.serving.apps import running_policy
+from rlvlm.serving.config import EngineConfig, PolicyVllmConfig
+from rlvlm.serving.engine import ServedEngine
+from rlvlm.types.sampling import ReplyRequest
+
+PYTHON = Path(__file__).parents[2] / ".envs/vllm/bin/python"
+needs_vllm = [
+    pytest.mark.vllm,
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON.exists(), reason="no vLLM environment here; make vllm builds it"),
+]
+ENGINE = EngineConfig(
+    backend="vllm",
+    num_replicas=1,
+    num_cpus=0.5,
+    retries=1,
+    vllm=PolicyVllmConfig(python=str(PYTHON), eager=True, max_tokens=512),
+)
+LORA = PolicyConfig(learns="lora", lora_rank=8, device="cpu")
+WORDS = ("Go.", "You see a number line; add or subtract one.", "Which way is the goal? Think, then act.")
+SIZES = ((96, 96), (100, 130))
+"""Of images; the second is resized by the processor."""
+
+
+@pytest.fixture(scope="module")
+def app(local_ray: None) -> Iterator[str]:
+    """The pocket policy with an adapter, on vLLM."""
+    with running_policy(LORA, 0, ENGINE.placement, "vllm", batch_size=8, vllm=ENGINE.vllm) as app:
+        yield app
+
+
+def trainer() -> VLMPolicy:
+    policy = load_policy(LORA)
+    rng = np.random.default_rng(0)
+    for number, size in enumerate(SIZES):
+        policy.show([b"image %d" % number], rng.integers(0, 256, (1, *size, 3), np.uint8))
+    return policy
+
+
+def engine_of(app: str, policy: VLMPolicy) -> ServedEngine:
+    rng = np.random.default_rng(0)
+    frames = [rng.integers(0, 256, (1, *size, 3), np.uint8) for size in SIZES]
+    probe = policy.write(WORDS[1], b"image 0", '{"action": "+"}')
+    engine = ServedEngine(app, policy, probe, frames[0], config=ENGINE)
+    for number, frame in enumerate(frames):
+        engine.show([b"image %d" % number], frame)
+    return engine
+
+
+def requests(count: int, seed: int = 0) -> list[ReplyRequest]:
+    return [ReplyRequest(prompt=WORDS[i % 3], image=b"image %d" % (i % 2), seed=seed + i) for i in range(count)]
+
+
+def move(policy: VLMPolicy, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for name, value in policy.trained_state().items():
+        if "lora_" in name:
+            value += 0.05 * torch.randn(value.shape, generator=generator)
+
+
+def ids_of(replies: Any) -> list[list[int]]:
+    return [reply.tokens.reply_ids.tolist() for reply in replies]
+
+
+class TestServed:
+    pytestmark = needs_vllm
+
+    def test_replies_are_those_of_the_trainers_policy(self, app: str) -> None:
+        """The trainer gives each token the log-prob that it was sampled with; each reply follows from its seed."""
+        policy = trainer()
+        engine, here = engine_of(app, policy), PolicyEngine(policy)
+        asked, seen = requests(12), []
+        for version in (1, 2):
+            move(policy, version)
+            engine.take(version)
+            replies = engine.reply(asked, max_new_tokens=12, temperature=0.7)
+            assert {reply.version for reply in replies} == {version}
+            own = here.reply(asked, max_new_tokens=12, temperature=0.7)
+            assert [r.tokens.prompt_ids.tolist() for r in replies] == [r.tokens.prompt_ids.tolist() for r in own]
+            again = policy.read([reply.tokens for reply in replies], temperature=0.7)
+            for row, reply in enumerate(replies):
+                ids = reply.tokens.reply_ids
+                np.testing.assert_allclose(reply.log_probs, again.log_probs[row, : len(ids)].detach(), atol=1e-3)
+                assert reply.value == pytest.approx(float(again.values[row]), abs=1e-4)
+                assert reply.text == policy.text_of(ids) and not np.isin(ids, policy.banned_ids).any()
+                assert reply.is_complete == (ids[-1] == policy.stop_id)
+            alone = [engine.reply([one], max_new_tokens=12, temperature=0.7)[0] for one in asked[:3]]
+            assert ids_of(alone) == ids_of(replies[:3])
+            for one, other in zip(alone, replies, strict=False):
+                np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
+            assert 0 <= engine.report()[metrics.ENGINE_SYNC_ERROR] <= 1e-3
+            seen.append(ids_of(replies))
+        assert seen[0] != seen[1], "other weights, other replies to the same prompts: nothing stale is used again"
+        greedy = engine.reply(asked, max_new_tokens=12, greedy=True)
+        assert ids_of(greedy) == ids_of(here.reply(asked, max_new_tokens=12, greedy=True))
+        engine.close()
+
+    def test_an_adapter_that_is_torn_is_refused_and_the_old_one_stays(self, app: str) -> None:
+        policy = trainer()
+        engine = engine_of(app, policy)
+        move(policy, 5)
+        engine.take(5)
+        asked = requests(4)
+        before, good = ids_of(engine.reply(asked, max_new_tokens=8)), engine._weights
+        assert good is not None
+        content = ray.get(good.parcel[0])
+        strange = replace(good.probe, log_probs=good.probe.log_probs - 1.0)
+        near = replace(good.probe, log_probs=good.probe.log_probs - 5e-4)
+        engine._weights, engine.version = replace(good, version=10, probe=near), 10
+        assert ids_of(engine.reply(asked, max_new_tokens=8)) == before
+        assert engine.report()[metrics.ENGINE_SYNC_ERROR] == pytest.approx(5e-4, abs=1e-4)
+        broken = {
+            "torn": replace(good, version=6, parcel=(ray.put(content[:-8]),)),
+            "a fixed reply differs": replace(good, version=7, probe=strange),
+            "vLLM cannot load": replace(good, version=8, adapter="{}"),
+        }
+        for reason, weights in broken.items():
+            engine._weights = weights
+            with pytest.raises(ModelUnavailable, match=reason):
+                engine.reply(asked, max_new_tokens=8)
+            engine._weights = good
+            assert ids_of(engine.reply(asked, max_new_tokens=8)) == before, reason
+        engine.close()
+
+    def test_a_prompt_beyond_the_engines_window_is_refused_with_the_setting(self, app: str) -> None:
+        engine = engine_of(app, trainer())
+        engine.take(20)
+        with pytest.raises(UsageError, match="the engine's window holds 512") as caught:
+            engine.reply(requests(2), max_new_tokens=600)
+        assert "--engine.vllm.max-tokens" in caught.value.fix and "--algo.max-reply-tokens" in caught.value.fix
+        engine.close()
+
+    def test_a_killed_replica_loses_no_turn_and_comes_back_with_the_weights(self, app: str) -> None:
+        policy = trainer()
+        engine = engine_of(app, policy)
+        engine._calls._retries = 12
+        move(policy, 9)
+        engine.take(9)
+        asked = requests(6)
+        before = ids_of(engine.reply(asked, max_new_tokens=8))
+        (replica,) = replica_pids(app)
+        os.kill(replica, signal.SIGKILL)
+        replies = engine.reply(asked, max_new_tokens=8)
+        assert ids_of(replies) == before and {reply.version for reply in replies} == {9}
+        engine.close()
+
+    def test_ppo_learns_all_weights_from_replies_on_vllm(self, local_ray: None) -> None:
+        config = PolicyConfig(device="cpu")
+        assert not config.has_adapter
+        with running_policy(config, 0, ENGINE.placement, "ppo", batch_size=8, vllm=ENGINE.vllm) as app:
+            settings = (
+                PPOVLMConfig()
+                .worlds(task="number_line", world=task_env("number_line"))
+                .acting(make_policy=partial(load_policy, config), make_engine=partial(ServedEngine, app, config=ENGINE))
+                .learning(
+                    ppo=PPOConfig(
+                        objective=TokenPPOConfig(), num_worlds=8, rollout_turns=32, minibatch_turns=16, lr=3e-4
+                    ),
+                    sft=SFTConfig(turns=0),
+                    total_steps=128,
+                )
+                .debugging(seed=0)
+            )
+            algorithm = settings.build_algo()
+            assert isinstance(algorithm, PPOVLM)
+            for number in (1, 2, 3):
+                algorithm.train()
+                report = algorithm.report()
+                assert report[metrics.PPO_FIRST_RATIO_ERROR] <= 1e-3, "trained on what was sampled"
+                assert report[metrics.ENGINE_SYNC_ERROR] <= 1e-3 and report[metrics.PPO_UPDATES] == number
+                assert algorithm._engine._measured == number  # type: ignore[attr-defined]
+            algorithm.stop()
+
+
+def test_each_run_of_visual_tokens_becomes_one() -> None:
+    # by hand: 7 keeps places; the engine puts in as many as it needs
+    assert collapsed([1, 7, 7, 7, 2, 2, 7, 3], 7) == [1, 7, 2, 2, 7, 3]
+
+
+def test_what_vllm_cannot_be_given_is_refused_with_the_setting() -> None:
+    check_policy(LORA)
+    check_policy(PolicyConfig())
+    with pytest.raises(UsageError, match="action head"):
+        check_policy(PolicyConfig(acts="head"))
+    with pytest.raises(UsageError, match="vision encoder") as caught:
+        check_policy(PolicyConfig(train_vision=True))
+    assert "--policy.train-vision" in caught.value.fix
+    with pytest.raises(UsageError, match="4-bit"):
+        check_policy(PolicyConfig(quantization="nf4"))
+    with pytest.raises(ValueError, match="no effect without engine.backend vllm"):
+        EngineConfig(num_replicas=1, vllm=PolicyVllmConfig(eager=True))
+    with pytest.raises(ValueError, match="no effect without engine.num_replicas"):
+        EngineConfig(backend="vllm")
+    with pytest.raises(ValueError, match="--policy.lora-rank"):
+        PolicyVllmConfig(lora="somewhere")
