@@ -58,7 +58,8 @@ class TokenReplica:
         self._placement = placement
         self._watchdog: Watchdog | None = None
         self._pulse = Pulse(is_elsewhere=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="rlvlm-weights-"))
+        self._kept = tempfile.TemporaryDirectory(prefix="rlvlm-weights-")
+        self._folder = Path(self._kept.name)
         self._sync_errors: dict[int, float] = {}
         self._taking = asyncio.Lock()
         self._idle = asyncio.Condition()
@@ -74,6 +75,10 @@ class TokenReplica:
             fix = getattr(error, "fix", "") or "the traceback is in the replica's log in Ray's session folder"
             raise marked(ModelUnavailable(what, fix)) from error
         self._slots = FairSlots(self._sampled, slots=2 * batch_size)
+
+    def __del__(self) -> None:
+        """Called by Serve when it stops the replica: takes the files of weights along."""
+        self._kept.cleanup()
 
     async def ask(self, call: TokenCall) -> ReplyReceipt | RunError:
         """The replies to one request, or the error that hit them: raised, Serve would log it as a fault of its own.
