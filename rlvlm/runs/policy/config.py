@@ -77,12 +77,13 @@ class PolicyRunConfig(RunConfig):
         return f"{self.algo.objective.choice}, {self.reward.name}{marked}"
 
     def smoke(self) -> Self:
-        """This run cut to minutes: every part of it happens, nothing is learnt to the end."""
+        """This run cut to minutes: every part of it happens, nothing is learnt to the end. Long episodes are fewer."""
+        share = min(1.0, 32 / self.env.episode_steps)
         algo = replace(at_most(self.algo, epochs=1), num_worlds=16, rollout_turns=128, objective=self.algo.objective)
         return replace(
             at_most(self, steps=256),
             sft=at_most(self.sft, turns=64, updates=10),
             algo=algo,
-            eval=at_most(self.eval, every_steps=128, episodes=8),
+            eval=at_most(self.eval, every_steps=128, episodes=max(2, int(8 * share))),
             track=at_most(self.track, checkpoint_every_steps=128, log_every_steps=128),
         )
