@@ -262,7 +262,8 @@ def _draw_success(axes: Axes, evaluations: Rows) -> None:
     decodings = {"greedy": OUTCOMES["correct"]} | ({"sampled": ACCENT} if is_sampled else {})
     for place, (decoding, colour) in enumerate(decodings.items()):
         success = column(evaluations, DECODINGS["success"][place])
-        axes.plot(steps, 100 * success, color=colour, marker="o", markersize=4, linewidth=2, label=decoding)
+        label = decoding if is_sampled else "at any step of the episode"
+        axes.plot(steps, 100 * success, color=colour, marker="o", markersize=4, linewidth=2, label=label)
         low, high = np.zeros(len(success)), success
         if is_sampled:
             bounds = [wilson_interval(round(one * count), count) for one, count in zip(success, counts, strict=True)]
