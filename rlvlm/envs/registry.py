@@ -83,10 +83,14 @@ def task_names() -> list[str]:
 
 
 def task_summary() -> str:
-    """All names in one line, those of a family counted: `cartpole, drawer_open, ..., metaworld/NAME (50)`."""
+    """All names in one line, those of a family counted: `cartpole, drawer_open, ..., metaworld/NAME (50)`.
+
+    A family that is a task itself, as LIBERO's suites are, is written `libero_10[/NAME] (10)`.
+    """
     families = Counter(name.partition("/")[0] for name in _TASKS if "/" in name)
-    singles = [name for name in task_names() if "/" not in name]
-    return ", ".join(singles + [f"{family}/NAME ({count})" for family, count in sorted(families.items())])
+    singles = [name for name in task_names() if "/" not in name and name not in families]
+    members = {family: f"{family}[/NAME]" if family in _TASKS else f"{family}/NAME" for family in families}
+    return ", ".join(singles + [f"{members[family]} ({count})" for family, count in sorted(families.items())])
 
 
 def full_name(name: str) -> str:
