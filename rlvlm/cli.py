@@ -14,14 +14,14 @@ from rlvlm.console.boxes import guarded
 from rlvlm.errors import EXIT_DONE, UsageError
 
 COMMANDS: dict[str, str] = {
-    "run": "TASK [options]   learn a task from a VLM's preferences",
+    "run": "TASK [options]   learn a task: from a VLM's preferences, as a VLM, as a VLA",
     "resume": "DIR              go on with a run that was stopped",
     "eval": "DIR              play the policy of a run",
     "sweep": "FILE             tasks x reward sources x seeds, side by side",
     "collect": "TASK             episodes of a scripted expert to learn from",
     "sft": "TASK --from DATA teach a policy what a folder of episodes shows",
     "data": "show | export | import   folders of such episodes",
-    "serve": "NAME             put a judge behind HTTP; --list shows the apps",
+    "serve": "NAME|RUN         put a judge, or a run's policy, behind HTTP; --list shows the judges",
     "report": "DIR...           compare runs: table, curves, page",
     "judge-report": "RUN|STORE...     how right, sure, consistent and fast a judge was",
     "labels": "show | export | import   label stores",

@@ -19,7 +19,7 @@ class CollectArguments:
     out: Path = Path()
     """Folder of the demonstrations; by default `demonstrations/TASK`."""
     episodes: int = 200
-    """Episodes wanted in all."""
+    """Episodes wanted in all, >= 1."""
     seed: int = 0
     """Of the starts, 0 to 999; they are none of those that training and evaluation use."""
     wrong_actions: float = 0.0
@@ -43,6 +43,8 @@ def command(words: Sequence[str], prog: str) -> int:
         raise UsageError(str(error), f"{prog} {task} --help") from error
     if task_kind(task) != "turns":
         raise UsageError(f"{task} is no world in turns, and only those can be collected", f"{prog} number_line")
+    if arguments.episodes < 1:
+        raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}", "leave it out for 200")
     from rlvlm.demonstrations.card import write_card
     from rlvlm.demonstrations.collect import collect
     from rlvlm.demonstrations.folder import create_folder

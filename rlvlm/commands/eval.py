@@ -17,7 +17,7 @@ class EvalArguments:
     path: tyro.conf.Positional[Path]
     """The run's folder, a checkpoint in it, or any file in it."""
     episodes: int = 10
-    """Episodes to play, with the deterministic policy."""
+    """Episodes to play, each with the deterministic policy; of VLMs and VLAs that act, as many again with sampling."""
     video: bool = False
     """Whether to write one video per episode into the run's folder."""
     trust: bool = False

@@ -1,5 +1,7 @@
 """How a command ends: the one place that turns failures into a boxed message with the fix, and an exit code."""
 
+import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -13,12 +15,16 @@ from rlvlm.errors import EXIT_DONE, RunError
 EXIT_CRASH = 1
 EXIT_INTERRUPTED = 130
 """What shells use for Ctrl-C; only before a run has anything to save."""
+EXIT_UNREAD = 141
+"""What shells use for a program whose reader went away, as `| head` does."""
 
 
 def guarded(action: Callable[[], int]) -> int:
     """The exit code of `action`; whatever it raises is shown as a box on stderr, never as a traceback."""
     try:
-        return action()
+        code = action()
+        sys.stdout.flush()  # here, where a reader that went away is no surprise; else at the interpreter's end
+        return code
     except RunError as error:
         show_failure(str(error), error.fix)
         return error.exit_code
@@ -27,6 +33,9 @@ def guarded(action: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         show_failure("stopped by Ctrl-C", "")
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still unwritten is thrown away quietly
+        return EXIT_UNREAD
     except Exception as error:  # the outermost frame: a user gets a box, the file keeps the traceback
         with tempfile.NamedTemporaryFile("w", prefix="rlvlm-crash-", suffix=".txt", delete=False) as file:
             file.write(traceback.format_exc())

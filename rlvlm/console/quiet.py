@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -28,8 +28,12 @@ def quiet_output(log: Path) -> Iterator[TextIO]:
     os.dup2(file, 2)
     os.close(file)
     try:
-        with open(os.dup(kept[0]), "w", buffering=1) as terminal:
+        terminal = open(os.dup(kept[0]), "w", buffering=1)  # noqa: SIM115 - closed below
+        try:
             yield terminal
+        finally:
+            with suppress(BrokenPipeError):  # whoever read it has gone, with words still unread
+                terminal.close()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

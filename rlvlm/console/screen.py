@@ -8,6 +8,14 @@ from rich.live import Live
 from rich.text import Text
 
 
+class Unheeded(Console):
+    """A console that falls silent where its reader goes away, as `| head` does: what it tells of goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Writes nothing from here on. Rich's own end the process, and would send standard output elsewhere."""
+        self.quiet = True
+
+
 class Screen(ABC):
     """A stream to people. A context: on a terminal the picture is there while it is open.
 
@@ -19,7 +27,7 @@ class Screen(ABC):
     """
 
     def __init__(self, stream: TextIO, title: str) -> None:
-        self._console = Console(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
+        self._console = Unheeded(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
         self._title = title
         self._live: Live | None = None  # there while the picture is
         self._phase = ""

@@ -1,5 +1,6 @@
 """`rlvlm eval DIR`: plays a run's policy on the true task. Needs neither Ray nor the judge."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from rlvlm.runs.pipelines import pipeline_of
 
 _MOST_SHOWN = 20
 """With more episodes than this no single one is listed."""
+_WIDTH = 120
+"""Columns of a line, where there is no terminal."""
 
 
 def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool) -> int:
@@ -36,7 +39,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool)
     """
     if episodes < 1:
         raise UsageError(f"--episodes must be >= 1, got {episodes}", "leave it out for 10")
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDTH)
     checkpoint = choose_checkpoint(folder, path, console.print)
     config = folder.config()
     players = pipeline_of(config).open_players(config, checkpoint.algorithm)
@@ -122,13 +125,16 @@ def _table_of_episodes(played: Sequence[PlayedEpisode]) -> Table:
 
 def _table_of_players(compared: Mapping[str, Mapping[str, float]]) -> Table:
     """Who played how well; in brackets what a share may well be, given that so many episodes were played."""
-    heads = ("who", "episodes", "success", "return above 0", "at the end", "true return", "length")
-    table = Table(*heads, box=None, padding=(0, 2))
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for head in ("who", "played", "success, %", "at end, %", "return > 0, %", "return", "length"):
+        table.add_column(head, no_wrap=True, justify="left" if head == "who" else "right")
     for name, one in compared.items():
         shares = (
-            f"{one[what]:.1%} ({one[what + '_low']:.1%} to {one[what + '_high']:.1%})"
+            f"{100 * one[what]:.1f} ({100 * one[what + '_low']:.0f} to {100 * one[what + '_high']:.0f})"
             for what in ("success", "above_zero")
         )
-        means = (f"{one['success_at_end']:.1%}", f"{one['episode_return']:.2f}", f"{one['length']:.1f}")
-        table.add_row(name, str(one["episodes"]), *shares, *means)
+        success, above_zero = shares
+        means = (f"{one['episode_return']:.2f}", f"{one['length']:.1f}")
+        at_end = f"{100 * one['success_at_end']:.1f}"
+        table.add_row(name, str(one["episodes"]), success, at_end, above_zero, *means)
     return table

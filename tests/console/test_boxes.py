@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,21 @@ def test_what_ends_well_returns_its_code(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_message_is_not_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
     guarded(raising(UsageError("[red]a[/b] b")))
     assert "[red]a[/b] b" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("letters", [10, 1_000_000])
+def test_output_that_nobody_reads_on_is_no_crash(letters: int) -> None:
+    child = f"""
+import sys
+from rlvlm.console.boxes import guarded
+sys.stdin.read()
+sys.exit(guarded(lambda: print("x" * {letters}) or 0))
+"""
+    command = subprocess.Popen(
+        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert command.stdin and command.stdout and command.stderr
+    command.stdout.close()
+    command.stdin.close()
+    assert command.wait() == 141 and command.stderr.read() == b""
+    command.stderr.close()

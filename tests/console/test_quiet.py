@@ -24,3 +24,33 @@ def test_a_second_sitting_adds_to_the_log(tmp_path: Path) -> None:
         with quiet_output(tmp_path / "run.log"):
             os.write(1, text)
     assert (tmp_path / "run.log").read_text() == "one\ntwo\n"
+
+
+def test_a_run_whose_reader_went_away_goes_on(tmp_path: Path) -> None:
+    child = f"""
+import os, sys, time
+from pathlib import Path
+from rlvlm.console.boxes import guarded
+from rlvlm.console.panel import RunConsole
+from rlvlm.console.quiet import quiet_output
+
+def run():
+    with quiet_output(Path({str(tmp_path / "run.log")!r})) as terminal, RunConsole(terminal, "title", 1) as console:
+        sys.stdin.read()
+        for number in range(3):
+            console.line(f"line {{number}}")
+        os.write(1, b"done\\n")
+    return 0
+
+sys.exit(guarded(run))
+"""
+    run = subprocess.Popen(
+        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert run.stdin and run.stdout and run.stderr
+    assert run.stdout.readline() == b"title\n"
+    run.stdout.close()
+    run.stdin.close()
+    assert run.wait() == 0, run.stderr.read()
+    assert (tmp_path / "run.log").read_text() == "done\n"
+    run.stderr.close()

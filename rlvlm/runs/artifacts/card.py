@@ -5,6 +5,7 @@ from typing import Any
 
 from rlvlm import metrics
 from rlvlm.judges.agreement import wilson_interval
+from rlvlm.runs.artifacts.summary import FINAL_EVALUATIONS
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.rows import DECODINGS
 
@@ -22,6 +23,7 @@ _WATCHED = {
     "area under its curve": metrics.JUDGE_AUC,
 }
 """Of the newest episodes."""
+_WHEN = {"before training": "at step 0, before training", "at the end": "at the last evaluation"}
 _PAGES = {
     "judge_panel.html": "the judge's answers, with pictures",
     "episodes.html": "episodes of the last evaluation, picture by picture",
@@ -57,9 +59,10 @@ def run_card(  # one page, one argument per source of facts
 
 def _verdict(summary: Mapping[str, Any]) -> str:
     end = "Finished" if summary["exit_reason"] == "done" else f"Stopped early ({summary['exit_reason']})"
-    rate = summary["final_success_rate"]
-    success = "not evaluated yet" if rate is None else f"succeeds in {_percent(rate)} of episodes"
-    return f"\n{end} after {summary['env_steps']:,} env steps; the policy {success} (mean of the last 3 evaluations).\n"
+    rate, count = summary["final_success_rate"], min(summary["evaluations"], FINAL_EVALUATIONS)
+    mean = f"mean of the last {count} evaluations" if count > 1 else "one evaluation"
+    success = "was not evaluated yet" if rate is None else f"succeeds in {_percent(rate)} of episodes ({mean})"
+    return f"\n{end} after {summary['env_steps']:,} env steps; the policy {success}.\n"
 
 
 def _decodings(measured: Mapping[str, Mapping[str, float]]) -> str:
@@ -72,7 +75,7 @@ def _decodings(measured: Mapping[str, Mapping[str, float]]) -> str:
         for when, shares in measured.items():
             if names[0] in shares:
                 cells = (_share(shares[name], episodes) for name in names)
-                lines.append(f"| {what} {when} | {' | '.join(cells)} |")
+                lines.append(f"| {what}, {_WHEN[when]} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

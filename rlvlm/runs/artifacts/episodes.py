@@ -49,7 +49,7 @@ class Caption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownEpisode:
-    """One episode of T frames, for people to look at."""
+    """One episode, by T of its frames, for people to look at."""
 
     title: str
     """Of the task or the instruction; untrusted too."""
@@ -59,6 +59,8 @@ class ShownEpisode:
     """T captions, each of the frame that the policy saw when it acted."""
     is_success: bool
     episode_return: float
+    steps: int
+    """Turns, or env steps: no frame is kept of those inside a chunk."""
     seed: int
 
     def __post_init__(self) -> None:
@@ -92,7 +94,7 @@ def episodes_page(
         tiles |= {
             "success": f"{np.mean([episode.is_success for episode in episodes]):.0%}",
             "mean return": f"{np.mean([episode.episode_return for episode in episodes]):.3g}",
-            "mean length": f"{np.mean([len(episode.frames) for episode in episodes]):.3g}",
+            "mean length": f"{np.mean([episode.steps for episode in episodes]):.3g}",
         }
     return render(
         "episodes.html.j2",

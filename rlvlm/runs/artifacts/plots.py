@@ -280,7 +280,7 @@ def _draw_success(axes: Axes, evaluations: Rows) -> None:
         if not np.array_equal(above, success):
             axes.plot(steps, 100 * above, color=colour, linestyle="--", label=f"{decoding}, return above 0")
     if is_sampled or len(axes.get_lines()) > 1:
-        axes.legend(loc="lower right")
+        axes.legend(loc="best")
 
 
 def _draw_returns(axes: Axes, evaluations: Rows, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -291,7 +291,7 @@ def _draw_returns(axes: Axes, evaluations: Rows, rows: Sequence[Mapping[str, Any
     places = [row[metrics.ENV_STEPS] / 1_000 for row in trained]
     axes.plot(places, [row[metrics.TRAIN_EPISODE_RETURN] for row in trained], color=ACCENT, label="training")
     axes.set(ylabel="return", title="Episode return by the true reward")
-    axes.legend(loc="lower right")
+    axes.legend(loc="best")
 
 
 def _draw_learned_returns(axes: Axes, evaluations: Rows) -> None:

@@ -98,6 +98,7 @@ class PolicyPipeline:
                 ],
                 is_success=bool(episode.success.any()),
                 episode_return=float(episode.env_rewards.sum()),
+                steps=len(episode.env_rewards),
                 seed=episode.seed,
             )
             for episode, moves in self._algorithm.last_played[:_PAGE_EPISODES]

@@ -121,5 +121,6 @@ def shown_episode(episode: ChunkEpisode, draw: Draw) -> ShownEpisode:
         captions=[*captions, Caption(action="the end")],
         is_success=episode.success,
         episode_return=float(episode.env_rewards.sum()),
+        steps=int(episode.steps.sum()),
         seed=episode.state_id,
     )

@@ -38,8 +38,8 @@ def test_greedy_and_sampled_play_stand_beside_each_other_before_and_after(
     folder.evaluations.append([row | end])
     text = card(folder, config, "done", [])
     assert "| 200 episodes each | greedy | sampled |" in text and "return above 0" not in text
-    assert "| success before training | 100.0 % (98 to 100) | 80.0 % (74 to 85) |" in text
-    assert "| success at the end | 100.0 % (98 to 100) | 98.0 % (95 to 99) |" in text
+    assert "| success, at step 0, before training | 100.0 % (98 to 100) | 80.0 % (74 to 85) |" in text
+    assert "| success, at the last evaluation | 100.0 % (98 to 100) | 98.0 % (95 to 99) |" in text
 
 
 def test_a_stopped_run_says_so_and_one_without_a_judge_names_none(folder: RunFolder) -> None:

@@ -22,7 +22,7 @@ EVIL = '</p><script>alert(1)</script><img src=x onerror="alert(2)">'
 def make_episode(steps: int = 3, thought: str = "The drawer is closed.", seed: int = 7, **changes) -> ShownEpisode:
     frames = np.stack([np.full((48, 64, 3), 10 * step % 256, np.uint8) for step in range(steps)])
     captions = [Caption(thought=thought, action=f"push {step}", reward=step - 1.0, value=0.25) for step in range(steps)]
-    episode = {"title": "open it", "frames": frames, "captions": captions, "seed": seed}
+    episode = {"title": "open it", "frames": frames, "captions": captions, "steps": steps, "seed": seed}
     return ShownEpisode(**{**episode, "is_success": seed % 2 == 1, "episode_return": 1.5, **changes})
 
 
@@ -71,7 +71,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_long_plays_are_thinned_and_the_page_says_so() -> None:
     card = articles(episodes_page([make_episode(100)], "tiny"))[0]
-    assert f"100 steps ({MAX_FRAMES} shown)" in card
+    assert f"100 steps ({MAX_FRAMES} of 100 pictures shown)" in card
     assert 'alt="step 1"' in card and 'alt="step 100"' in card
     many = [make_episode(1)] * (2 * MAX_EPISODES)
     page = episodes_page(many, "tiny")

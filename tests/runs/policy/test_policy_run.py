@@ -62,7 +62,7 @@ def test_a_run_is_killed_goes_on_to_the_bit_and_is_played(tmp_path: Path) -> Non
     assert [row["step"] for row in evaluations] == ["0", "256", "512"]
     assert all(row["strict_success_rate"] and row["sampled_strict_success_rate"] for row in evaluations)
     card = (whole / "README.md").read_text()
-    assert "| 2 episodes each | greedy | sampled |" in card and "| return above 0 before training |" in card
+    assert "| 2 episodes each | greedy | sampled |" in card and "| return above 0, at step 0, before training |" in card
     rows = [json.loads(line) for line in open(whole / "metrics.jsonl")]
     assert rows[-1]["ppo/first_ratio_error"] <= 1e-4
     assert rows[-1]["eval/sampled_strict_success_low"] <= rows[-1]["eval/sampled_strict_success"]

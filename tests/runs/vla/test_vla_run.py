@@ -68,7 +68,9 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     rows, (last, *_) = table(whole / "success_by_instruction.csv"), table(whole / "eval.csv")[::-1]
     assert sum(int(row["episodes"]) for row in rows) == 4
     assert sum(int(row["successes"]) for row in rows) / 4 == float(last["success_rate"])
-    assert all(row["instruction"] in (whole / "episodes.html").read_text() for row in rows)
+    page = (whole / "episodes.html").read_text()
+    assert all(row["instruction"] in page for row in rows)
+    assert "32 steps, seed" in page, "env steps, not the images that are shown"
     process = subprocess.Popen([sys.executable, "-m", "rlvlm.run", *WORDS, "--out", str(killed)])
     while process.poll() is None and not list(killed.glob("checkpoints/step_*")):
         try:
