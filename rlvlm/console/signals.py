@@ -3,6 +3,8 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -18,6 +20,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal_name = ""
+        self.tell: Callable[[str], None] = lambda _: None
+        """Is given a line for the user when the first signal comes."""
         self._was_told = False
         self._before: dict[signal.Signals, Any] = {}
 
@@ -50,4 +54,8 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self._was_told |= number != signal.SIGUSR1
+        if not self.signal_name:
+            again = "; once more ends it at once" if self._was_told else ""
+            with suppress(RuntimeError):  # the stream was being written to, which the signal interrupted
+                self.tell(f"{signal.Signals(number).name}: finishing what is under way, then saving{again}")
         self.signal_name = self.signal_name or signal.Signals(number).name

@@ -301,6 +301,7 @@ def _carry_on(folder: RunFolder, config: RunConfig, checkpoints: Iterable[Checkp
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
         console = stack.enter_context(RunConsole(terminal, config.title, config.steps, pipeline_of(config).rows))
+        stop.tell = console.line
         stack.enter_context(told_failures(folder))
         with open_training(folder, config, choose_sound(checkpoints, console), console) as training:
             stop.take_over()

@@ -11,9 +11,13 @@ from rlvlm.console.signals import ASKED_BY, StopRequest
 @pytest.mark.parametrize("number", ASKED_BY)
 def test_the_first_signal_only_asks(number: signal.Signals) -> None:
     before = signal.getsignal(number)
+    told: list[str] = []
     with StopRequest() as stop:
+        stop.tell = told.append
         assert not stop
         os.kill(os.getpid(), number)
+        assert len(told) == 1 and told[0].startswith(f"{number.name}: ")
+        assert ("at once" in told[0]) == (number != signal.SIGUSR1)
         assert stop and stop.signal_name == number.name
     assert signal.getsignal(number) == before
 

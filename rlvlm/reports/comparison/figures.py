@@ -52,6 +52,8 @@ def draw_curves(results: Results) -> Figure:
             if runs:
                 _draw_curve(axes, runs, colour)
         axes.set(title=task, xlabel="env steps, thousands", ylabel=results.axis_name(task))
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, -0.04), max(high, 1.04))  # scores: 0 is nothing and 1 is solved, on every task
     for axes in list(grid.flat)[len(tasks) :]:
         axes.set_visible(False)
     drawn = [

@@ -79,7 +79,8 @@ def _sentences(results: Results, standings: Sequence[Standing], num_seeds: int) 
     )
     if num_seeds < FEW_SEEDS:
         seeds = "one finished run" if num_seeds == 1 else f"{num_seeds} finished runs"
-        return f"Ahead is {lead} With {seeds} per task and source this is a first look: it supports no conclusion."
+        place = "Ahead is" if behind.value > 0 else "Level are"
+        return f"{place} {lead} With {seeds} per task and source this is a first look: it supports no conclusion."
     beaten = [other for other in others if other.behind is not None and other.behind.excludes_zero]
     level = [other for other in others if other not in beaten]
     if not level:

@@ -99,7 +99,8 @@ def _results(summary: Mapping[str, Any]) -> str:
         rows["no preference / unreadable / no answer"] = " / ".join(
             f"{labels[status]:,}" for status in ("no_preference", "invalid", "failed")
         )
-        rows[f"right, of the {labels['ok']:,} that decide"] = _percent(summary["label_accuracy"])
+        if summary["label_accuracy"] is not None:  # scores are neither right nor wrong, nor are ties of the truth
+            rows[f"right, of the {labels['ok']:,} that decide"] = _percent(summary["label_accuracy"])
     watched = summary.get("judge") or {}
     if metrics.JUDGE_ALARM in watched:
         since = watched.get("alarm_step")
