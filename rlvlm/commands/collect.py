@@ -8,7 +8,7 @@ from pathlib import Path
 import tyro
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_world, task_env, task_kind, task_summary
+from rlvlm.envs.registry import check_heeded, make_world, task_env, task_kind, task_summary
 from rlvlm.errors import EXIT_DONE, UsageError
 
 
@@ -45,6 +45,10 @@ def command(words: Sequence[str], prog: str) -> int:
         raise UsageError(f"{task} is no world in turns, and only those can be collected", f"{prog} number_line")
     if arguments.episodes < 1:
         raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}", "leave it out for 200")
+    try:
+        check_heeded(task, arguments.env)
+    except ValueError as error:
+        raise UsageError(str(error), f"{prog} {task} --help") from error
     from rlvlm.demonstrations.card import write_card
     from rlvlm.demonstrations.collect import collect
     from rlvlm.demonstrations.folder import create_folder

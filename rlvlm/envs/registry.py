@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,6 +43,8 @@ class Task:
     """What the maker is called with besides, for one that makes several tasks."""
     env: EnvConfig = EnvConfig()
     """How a run sets the world up, unless told otherwise: start, robot, episode length."""
+    heeds: tuple[str, ...] | None = None
+    """Fields of `EnvConfig` that change its worlds, besides `episode_steps`; others are refused. None: nobody said."""
     goal_state: str = ""
     """The goal as a sentence that is true once it is reached, e.g. `the drawer is open`, for judges that compare a
     picture with words; empty takes the goal phrase."""
@@ -128,6 +130,24 @@ def task_env(name: str) -> EnvConfig:
         UsageError: there is no such task.
     """
     return _find(name).env
+
+
+def check_heeded(name: str, config: EnvConfig) -> None:
+    """Passes where each setting that differs from the task's own changes its worlds. Imports nothing: of a task that
+    is not registered nobody knows.
+
+    Raises:
+        ValueError: names those that would be ignored.
+    """
+    task = _TASKS.get(name)
+    if task is None or task.heeds is None:
+        return
+    heeded = (*task.heeds, "episode_steps")
+    names = [field.name for field in fields(EnvConfig)]
+    odd = [name for name in names if name not in heeded and getattr(config, name) != getattr(task.env, name)]
+    if odd:
+        ignored, known = (", ".join(f"env.{name}" for name in those) for those in (odd, heeded))
+        raise ValueError(f"{ignored} would have no effect on {task.name}; what has: {known}")
 
 
 def task_goal_state(name: str) -> str:
@@ -256,7 +276,15 @@ def _load(reference: str) -> Task:
 
 
 for _name, (_goal, _goal_state) in PAPER_GOALS.items():
-    register(Task(name=_name, goal=_goal, goal_state=_goal_state, maker=f"rlvlm.envs.metaworld.paper:make_{_name}"))
+    register(
+        Task(
+            name=_name,
+            goal=_goal,
+            goal_state=_goal_state,
+            maker=f"rlvlm.envs.metaworld.paper:make_{_name}",
+            heeds=("start", "robot", "num_envs"),
+        )
+    )
 for _name, (_goal, _goal_state) in STOCK_GOALS.items():
     register(
         Task(
@@ -266,6 +294,7 @@ for _name, (_goal, _goal_state) in STOCK_GOALS.items():
             arguments=(_name,),
             maker="rlvlm.envs.metaworld.stock:make_stock",
             env=EnvConfig(robot="visible"),
+            heeds=("start", "robot", "num_envs"),
         )
     )
 register(
@@ -275,6 +304,7 @@ register(
         goal_state="the brown pole on the black cart is upright",
         maker="rlvlm.envs.cartpole:CartPole",
         env=EnvConfig(episode_steps=100),
+        heeds=("start", "num_envs"),
         return_range=(-2_640.0, 0.0),
     )
 )
@@ -287,6 +317,7 @@ for _name, (_goal, _goal_state) in DEFORMABLE_GOALS.items():
             return_range=RETURN_RANGES[_name],
             maker=f"rlvlm.envs.deformables.{_name}:make_{_name}",
             env=DEFORMABLE_ENVS[_name],
+            heeds=("start", "num_envs"),
         )
     )
 if importlib.util.find_spec("softgym") is not None:
@@ -309,6 +340,7 @@ for _name, (_goal, _goal_state, _maker, _turns) in GAMES.items():
             goal_state=_goal_state,
             maker=f"rlvlm.envs.gym_cards.{_maker}",
             env=EnvConfig(episode_steps=_turns),
+            heeds=("rules", "deals", "split"),
             kind="turns",
         )
     )
@@ -319,6 +351,7 @@ register(
         goal_state="the block of the named colour lies on the pad",
         maker="rlvlm.envs.push_block.world:PushBlock",
         env=EnvConfig(episode_steps=32),
+        heeds=(),
         kind="chunks",
     )
 )
@@ -340,6 +373,7 @@ for _suite, _files in SUITES.items():
             maker="rlvlm.envs.libero.suite:LiberoSuite",
             arguments=(_suite,),
             env=EnvConfig(episode_steps=EPISODE_STEPS[_suite]),
+            heeds=("moved", "mesh_cell", "physics"),
             kind="chunks",
         )
     )
@@ -351,6 +385,7 @@ for _suite, _files in SUITES.items():
                 maker="rlvlm.envs.libero.world:LiberoWorld",
                 arguments=(_suite, str(_number)),
                 env=EnvConfig(episode_steps=EPISODE_STEPS[_suite]),
+                heeds=("moved", "mesh_cell", "physics"),
                 kind="chunks",
             )
         )
@@ -366,6 +401,7 @@ for _name, _id, _turns in [(short, *entry) for short, entry in SHORT_NAMES.items
             arguments=(_id,),
             maker="rlvlm.envs.minigrid.world:MiniGridWorld",
             env=EnvConfig(episode_steps=_turns),
+            heeds=("rules", "split", "shows_text", "shows_last"),
             kind="turns",
         )
     )

@@ -42,6 +42,11 @@ class RewardConfig:
                 f"reward.teacher {self.teacher} compares and gives no scores; reward.source score needs "
                 f"one of {', '.join(_SCORERS)}"
             )
+        if self.teacher != "judge" and not self.is_learned:
+            raise ValueError(
+                f"reward.teacher {self.teacher} has no effect with reward.source {self.source}, which learns from "
+                "no teacher; leave one of them out"
+            )
 
     @property
     def is_learned(self) -> bool:
@@ -142,6 +147,12 @@ class TurnRewardConfig:
             )
         if self.last_resort and not self.asks_judge:
             raise ValueError("reward.last_resort has no effect where no judge is asked")
+        of_scores = (self.teacher, self.per, self.without_answer, self.neutral, self.monitor)
+        if not self.scores and of_scores != ("judge", "turn", "drop", 0.5, MonitorConfig()):
+            raise ValueError(
+                "reward.teacher, per, without_answer, neutral and monitor have no effect unless somebody scores: set "
+                "reward.source judged, or mixture with reward.mixture.judged"
+            )
         if self.teacher in ("biased", "progress") and self.per == "turn":
             raise ValueError(f"the {self.teacher} teacher is about whole episodes; set reward.per episode")
         if self.noise < 0 or (self.noise and self.teacher != "progress"):

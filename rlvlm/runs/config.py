@@ -4,14 +4,15 @@ Imports only the rooms' config files, never torch or ray: `rlvlm --help` starts 
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import tyro
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import task_goal, task_goal_state
+from rlvlm.envs.registry import check_heeded, task_goal, task_goal_state
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.config import PlacementConfig
 
@@ -83,6 +84,9 @@ class RunConfig:
             raise ValueError(f"steps must be >= 1, got {self.steps}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed}")
+        if names := ", ".join(_not_numbers(self)):  # which every comparison with a bound lets pass
+            raise ValueError(f"{names} must be a number, got nan")
+        check_heeded(self.task, self.env)
         judge, api = self.judge, self.judge.api
         longest_s = math.ceil(judge.batch_size / api.concurrency) * api.deadline_s
         if judge.is_remote and longest_s >= self.serve.timeout_s:
@@ -153,6 +157,18 @@ class RunConfig:
     def title(self) -> str:
         """One line that names the run, e.g. `drawer_open: judge labels, image reward, seed 0`."""
         return f"{self.task}: {self.reward_name}, seed {self.seed}"
+
+
+def _not_numbers(section: Any, place: str = "") -> Iterator[str]:
+    """Names of all settings, of sections within sections too, that are NaN."""
+    for one in fields(section):
+        value, name = getattr(section, one.name), f"{place}{one.name}"
+        if is_dataclass(value):
+            yield from _not_numbers(value, f"{name}.")
+        elif any(
+            isinstance(part, float) and math.isnan(part) for part in (value if isinstance(value, tuple) else (value,))
+        ):
+            yield name
 
 
 Section = TypeVar("Section")

@@ -137,7 +137,18 @@ def test_a_policy_can_be_played_from_its_folder(whole: tuple[Path, str]) -> None
 
 def test_a_number_that_is_none_ends_the_run_with_what_was_met_and_good_checkpoints(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = ["odd_world:ODD", *WORDS[1:], "--out", str(run), "--reward.source", "environment", "--env.num-envs", "1"]
+    words = [
+        "odd_world:ODD",
+        *WORDS[1:],
+        "--out",
+        str(run),
+        "--reward.source",
+        "environment",
+        "--reward.teacher",
+        "judge",
+        "--env.num-envs",
+        "1",
+    ]
     code, _, err = finish(start("run", *words))
     assert code == 4
     told = re.sub(r"[│\s]", "", err)  # the words of a box, whose lines break where they must

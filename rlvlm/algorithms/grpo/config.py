@@ -255,11 +255,19 @@ class GRPOConfig:
         counts = (self.groups, self.rounds, self.epochs, self.minibatches, self.threads)
         least = 1 if self.advantage.baseline == "critic" else 2
         if min(counts) < 1 or self.group_size < least or self.warm_up < 0:
-            raise ValueError(f"need group_size >= {least}, warm_up >= 0 and all other counts >= 1, got {self}")
-        if not (self.temperature > 0 and self.lr > 0 and self.max_grad_norm > 0):
-            raise ValueError(f"need temperature, lr and max_grad_norm > 0, got {self}")
-        if min(self.env_runners, self.num_learners, self.gpus_per_learner, self.micro_batch) < 0:
-            raise ValueError(f"need env_runners, num_learners, gpus_per_learner and micro_batch >= 0, got {self}")
+            raise ValueError(
+                f"need group_size >= {least}, warm_up >= 0, and groups, rounds, epochs, minibatches and threads >= 1; "
+                f"got group_size {self.group_size}, warm_up {self.warm_up}, and {', '.join(map(str, counts))}"
+            )
+        steps = (self.temperature, self.lr, self.max_grad_norm)
+        if not all(step > 0 for step in steps):
+            raise ValueError(f"need temperature, lr and max_grad_norm > 0, got {', '.join(map(str, steps))}")
+        others = (self.env_runners, self.num_learners, self.gpus_per_learner, self.micro_batch)
+        if min(others) < 0:
+            raise ValueError(
+                "need env_runners, num_learners, gpus_per_learner and micro_batch >= 0, got "
+                + ", ".join(map(str, others))
+            )
         if self.gpus_per_learner and not self.num_learners:
             raise ValueError("gpus_per_learner has no effect without num_learners; set both or neither")
         if self.kl_target is not None and not self.kl_target > 0:

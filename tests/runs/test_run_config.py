@@ -1,0 +1,72 @@
+"""What every run's settings are held to, whatever pipeline it is of."""
+
+from dataclasses import replace
+
+import pytest
+
+from rlvlm.commands.arguments import parse_run
+from rlvlm.envs.registry import check_heeded, task_env, task_names
+from rlvlm.errors import UsageError
+from rlvlm.runs.recipes import recipe
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "drawer_open --algo.actor-lr nan",
+        "drawer_open --reward-model.lr nan",
+        "number_line --algo.lr nan",
+        "number_line --reward.unreadable nan",
+        "number_line --reward.source mixture --reward.mixture.environment nan",
+        "push_block --algo.loss.kl-weight nan",
+        "push_block --algo.lr nan",
+    ],
+)
+def test_a_setting_that_is_no_number_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises((UsageError, SystemExit)) as end:
+        parse_run(words.split(), "run")
+    assert "nan" in str(end.value) + capsys.readouterr().err
+
+
+def test_infinity_is_a_setting() -> None:
+    assert parse_run(["drawer_open", "--feedback.simulated.beta", "inf"], "run")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("drawer_open --env.split training", "env.split"),
+        ("drawer_open --env.rules legacy", "env.rules"),
+        ("push_block --env.physics fast", "env.physics"),
+        ("push_block --env.split training", "env.split"),
+        ("number_line --env.start random", "env.start"),
+        ("number_line --env.shows-last", "env.shows_last"),
+        ("doorkey_6x6 --env.deals solvable", "env.deals"),
+        ("libero_goal/8 --env.num-envs 2", "env.num_envs"),
+        ("cartpole --env.robot visible", "env.robot"),
+    ],
+)
+def test_what_a_world_does_not_heed_is_refused(words: str, name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} would have no effect"):
+        parse_run(words.split(), "run")
+
+
+def test_what_a_world_heeds_is_taken_and_so_is_every_recipe() -> None:
+    for words in ("points24 --env.split training --env.deals solvable", "libero_goal/8 --env.moved 0.01"):
+        parse_run(words.split(), "run")
+    for task in task_names():
+        check_heeded(task, recipe(task).env)
+
+
+def test_of_a_task_of_ones_own_nobody_knows_and_none_is_imported() -> None:
+    check_heeded("no_such_module:TASK", replace(task_env("number_line"), start="random"))
+
+
+@pytest.mark.parametrize("words", ["--reward.teacher random", "--reward.without-answer stop", "--reward.per episode"])
+def test_settings_of_a_scorer_go_with_one(words: str) -> None:
+    with pytest.raises((UsageError, SystemExit)):
+        parse_run(["number_line", *words.split()], "run")
+    assert parse_run(["number_line", "--reward.source", "judged", "--reward.teacher", "random"], "run")
+    for source in ("environment", "judged", "sparse"):
+        with pytest.raises((UsageError, SystemExit)):
+            parse_run(["drawer_open", "--reward.source", source, "--reward.teacher", "oracle"], "run")
