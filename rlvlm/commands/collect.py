@@ -8,8 +8,9 @@ from pathlib import Path
 import tyro
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_heeded, make_world, task_env, task_kind, task_summary
+from rlvlm.envs.registry import check_heeded, make_world, task_kind, task_summary
 from rlvlm.errors import EXIT_DONE, UsageError
+from rlvlm.runs.recipes import recipe
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def command(words: Sequence[str], prog: str) -> int:
     if not words or words[0].startswith("-") and words[0] not in ("-h", "--help"):
         raise UsageError(f"name a task first: {prog} TASK [options]; tasks: {task_summary()}", f"{prog} number_line")
     task, options = ("number_line", words[:1]) if words[0].startswith("-") else (words[0], words[1:])
-    default = CollectArguments(out=Path("demonstrations") / task.replace("/", "-"), env=task_env(task))
+    default = CollectArguments(out=Path("demonstrations") / task.replace("/", "-"), env=recipe(task).env)
     try:
         arguments = tyro.cli(CollectArguments, default=default, args=options, prog=f"{prog} {task}")
     except ValueError as error:  # a rule of EnvConfig

@@ -91,6 +91,8 @@ def import_file(arguments: ImportArguments) -> str:
 
     if task_kind(arguments.task) != "turns":
         raise UsageError(f"{arguments.task} is no world in turns", "--task number_line")
+    if not arguments.file.is_file():
+        raise UsageError(f"{arguments.file} is no file", "name a JSON array of chats, or a file with one chat per line")
     names = make_world(arguments.task, task_env(arguments.task), 0).action_names
     folder = create_folder(arguments.out, arguments.task, "turns", names)
     counts = import_chats(arguments.file, folder, arguments.player, arguments.images)

@@ -10,9 +10,12 @@ from typing import Annotated
 import tyro
 
 from rlvlm.algorithms.sft.config import JobConfig, SFTConfig
-from rlvlm.envs.registry import task_env, task_summary
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import check_heeded, make_world, task_summary
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.runs.recipes import recipe
+from rlvlm.types.turns import TurnEpisode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,7 @@ class SFTArguments:
     """Folder of what is trained; by default `sft/TASK`."""
     seed: int = 0
     """Of the policy's new parts and the order of the demonstrations."""
+    env: EnvConfig = field(default_factory=EnvConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
     job: JobConfig = field(default_factory=JobConfig)
@@ -35,23 +39,28 @@ def command(words: Sequence[str], prog: str) -> int:
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         raise UsageError(f"name a task first: {prog} TASK --from DATA; tasks: {task_summary()}", f"{prog} --help")
     task, options = ("number_line", words[:1]) if words[0].startswith("-") else (words[0], words[1:])
-    default = SFTArguments(source=Path(), out=Path("sft") / task.replace("/", "-"))
-    arguments = tyro.cli(SFTArguments, default=default, args=options, prog=f"{prog} {task}")
+    default = SFTArguments(source=Path(), out=Path("sft") / task.replace("/", "-"), env=recipe(task).env)
+    try:
+        arguments = tyro.cli(SFTArguments, default=default, args=options, prog=f"{prog} {task}")
+        check_heeded(task, arguments.env)
+    except ValueError as error:  # a rule of EnvConfig
+        raise UsageError(str(error), f"{prog} {task} --help") from error
     from rlvlm.demonstrations.folder import open_folder
 
     folder = open_folder(arguments.source)  # a wrong name is told before anything heavy is imported
     if folder.task != task:
         raise UsageError(f"{arguments.source} holds demonstrations of {folder.task}, not of {task}")
     from rlvlm.algorithms.ppo_vlm.algorithm import make_seat
-    from rlvlm.algorithms.sft.folders import load_demonstrations
     from rlvlm.algorithms.sft.trainer import Lesson, make_policy, run_sft
     from rlvlm.runs.processes.private_ray import ray_session
 
+    load = partial(_load, arguments.source.absolute(), task, arguments.env)
+    load()  # what cannot be learned from is told here: a worker's error comes with all of Ray's frames
     arguments.out.mkdir(parents=True, exist_ok=True)
     lesson = Lesson(
         make_policy=partial(make_policy, arguments.policy, folder.action_names),
-        make_seat=partial(make_seat, task, task_env(task)),
-        load_episodes=partial(load_demonstrations, arguments.source.absolute()),
+        make_seat=partial(make_seat, task, arguments.env),
+        load_episodes=load,
         sft=arguments.sft,
         job=arguments.job,
         seed=arguments.seed,
@@ -61,3 +70,10 @@ def command(words: Sequence[str], prog: str) -> int:
     numbers = ", ".join(f"{name.partition('/')[2].replace('_', ' ')} {value:.3f}" for name, value in measured.items())
     sys.stdout.write(f"{arguments.out}: {numbers}\n")
     return EXIT_DONE
+
+
+def _load(source: Path, task: str, env: EnvConfig) -> list[TurnEpisode]:
+    """What a worker learns from."""
+    from rlvlm.algorithms.sft.folders import load_demonstrations
+
+    return load_demonstrations(source, make_world(task, env, 0))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from rlvlm.errors import EXIT_DONE, RunError
+from rlvlm.errors import EXIT_DONE, MachineError, RunError
 
 EXIT_CRASH = 1
 EXIT_INTERRUPTED = 130
@@ -39,6 +39,10 @@ def guarded(action: Callable[[], int]) -> int:
     except Exception as error:  # the outermost frame: a user gets a box, the file keeps the traceback
         with tempfile.NamedTemporaryFile("w", prefix="rlvlm-crash-", suffix=".txt", delete=False) as file:
             file.write(traceback.format_exc())
+        if isinstance(error, OSError) and error.filename is not None:
+            fix = f"name another place, or mend this one; if you did not name it, please report {file.name}"
+            show_failure(f"{error.strerror}: {error.filename2 or error.filename}", fix)
+            return MachineError.exit_code
         show_failure(f"unexpected {type(error).__name__}: {error}", f"please report it with {file.name}")
         return EXIT_CRASH
 

@@ -1,5 +1,6 @@
 """Demonstrations as chats, in the formats that LLaVA and Qwen's trainers read; and such files as demonstrations."""
 
+import hashlib
 import json
 import os
 import re
@@ -77,6 +78,7 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
     """
     counts: Counter[str] = Counter()
     root = (images or file.parent).resolve()
+    known = {record.id for record in folder.episodes()}
     for number, chat in enumerate(_chats(file)):
         try:
             said = _said(chat)
@@ -87,7 +89,12 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
         except (OSError, SyntaxError, Image.DecompressionBombError):
             counts["image missing or unreadable"] += 1
             continue
-        folder.add(_record(folder, player, f"{file.stem[:60]}-{number}", number, said, pictures), sum(pictures, []))
+        digest = hashlib.sha256(json.dumps(chat, sort_keys=True).encode()).hexdigest()[:12]  # files share names
+        record = _record(folder, player, f"{file.stem[:60]}-{number}-{digest}", number, said, pictures)
+        if record.id in known:
+            counts["there already"] += 1
+            continue
+        folder.add(record, sum(pictures, []))
         counts["added"] += 1
     return counts
 

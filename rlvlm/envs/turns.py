@@ -66,7 +66,7 @@ class TurnWorld(gym.Env[Turn, str]):
         super().reset(seed=seed, options=options)
         for _ in range(_MAX_STARTS):
             self.begin()
-            if self.split == "all" or (self.split == "held_out") == _is_held_out(self.start_key()):
+            if self.may_start(self.snapshot()):
                 return self.turn(), self.info()
         raise UsageError(f"no start of this world is on the side {self.split!r} of the split", "--env.split all")
 
@@ -109,9 +109,13 @@ class TurnWorld(gym.Env[Turn, str]):
         """Indices of the actions that are legal now: all, unless a member says otherwise."""
         return tuple(range(len(self.action_names)))
 
-    def start_key(self) -> bytes:
-        """What makes the present start a different one from others; asked right after `begin`."""
-        return self.snapshot().tobytes()
+    def may_start(self, first: FloatArray) -> bool:
+        """Whether an episode may start as the one whose first snapshot [S] is `first` did: the split has it."""
+        return self.split == "all" or (self.split == "held_out") == _is_held_out(self.start_key(first))
+
+    def start_key(self, first: FloatArray) -> bytes:
+        """What makes a start a different one from others, by its snapshot [S]."""
+        return first.tobytes()
 
     def generator_text(self) -> str:
         """The state of the generator, for `get_state`."""

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,15 @@ sys.exit(guarded(lambda: print("x" * {letters}) or 0))
     command.stdin.close()
     assert command.wait() == 141 and command.stderr.read() == b""
     command.stderr.close()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def write() -> int:
+        tmp_path.write_text("a folder is no file")
+        return 0
+
+    assert guarded(write) == 3
+    told = "".join(line.strip("│ ") for line in capsys.readouterr().err.splitlines())
+    assert "Is a directory" in told and str(tmp_path) in told and "unexpected" not in told
+    place = told.index(f"{tempfile.gettempdir()}/rlvlm-crash-")
+    Path(told[place : told.index(".txt", place) + 4]).unlink()

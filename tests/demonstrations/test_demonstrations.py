@@ -178,6 +178,19 @@ def test_chats_of_others_are_read_with_system_prompts_and_several_turns(tmp_path
         import_chats(file, back, "someone")
 
 
+def test_a_second_file_of_one_name_is_added_and_the_same_file_again_is_not(tmp_path: Path) -> None:
+    names = made("number_line").action_names
+    back = create_folder(tmp_path / "back", "number_line", "turns", names)
+    for place, answer in enumerate("+-"):
+        file = tmp_path / str(place) / "chats.json"
+        file.parent.mkdir()
+        said = [{"from": "human", "value": "now?"}, {"from": "gpt", "value": f'{{"action": "{answer}"}}'}]
+        file.write_text(json.dumps([{"conversations": said}]))
+        assert import_chats(file, back, "someone") == {"added": 1}
+        assert import_chats(file, back, "someone") == {"there already": 1}
+    assert [record.steps[0].action for record in back.episodes()] == ["+", "-"]
+
+
 def test_chunks_fit_into_the_same_folder_format(tmp_path: Path) -> None:
     arrays = {"actions": np.ones((3, 4, 7), np.float32), "proprio": np.zeros((3, 8), np.float32)}
     record = replace(episode(kind="chunks", task="push_block", goal="push the red block"), arrays=arrays)

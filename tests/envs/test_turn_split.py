@@ -10,7 +10,7 @@ def starts(task: str, split, count: int = 120) -> list[bytes]:
     keys = []
     for seed in range(count):
         world.reset(seed=seed)
-        keys.append(world.start_key())
+        keys.append(world.start_key(world.snapshot()))
     return keys
 
 
@@ -27,9 +27,9 @@ def test_no_start_is_on_both_sides_and_all_of_them_are_on_one(task: str) -> None
 def test_a_hand_is_the_same_in_any_order_and_suits() -> None:
     world = make_world("points24", EnvConfig(split="held_out"), 0)
     world.reset(seed=1)
-    state, key = world.get_state(), world.start_key()
+    state, key = world.get_state(), world.start_key(world.snapshot())
     world.set_state(state | {"cards": state["cards"][::-1].copy()})
-    assert world.start_key() == key
+    assert world.start_key(world.snapshot()) == key
 
 
 def test_a_world_with_one_start_says_so() -> None:

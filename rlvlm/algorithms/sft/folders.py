@@ -6,6 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import to_turn_episode
+from rlvlm.envs.turns import TurnWorld
 from rlvlm.errors import UsageError
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.types.turns import TurnEpisode
@@ -14,14 +15,26 @@ BODY_FILE, HEADS_FILE = "body.safetensors", "heads.safetensors"
 """What was trained: the adapter (or all weights of the language model), and apart from it the heads."""
 
 
-def load_demonstrations(folder: Path) -> list[TurnEpisode]:
-    """All episodes of a folder that `rlvlm collect` made.
+def load_demonstrations(folder: Path, world: TurnWorld) -> list[TurnEpisode]:
+    """The episodes of a folder that `rlvlm collect` made whose starts `world` may have: what its split holds out is not
+    learned from, whoever collected it.
 
     Raises:
-        UsageError: it is no such folder.
+        UsageError: it is no such folder, its episodes keep no snapshots, or none of them is left.
     """
     opened = open_folder(folder)
-    return [to_turn_episode(record, opened.action_names) for record in opened.episodes()]
+    try:
+        episodes = [to_turn_episode(record, opened.action_names) for record in opened.episodes()]
+    except ValueError as error:
+        fix = "learn from what rlvlm collect played; imported chats can be shown, filtered and exported"
+        raise UsageError(f"{folder} cannot be learned from: {error}", fix) from error
+    kept = [episode for episode in episodes if world.may_start(episode.snapshots[0])]
+    if not kept:
+        raise UsageError(
+            f"{folder} has {len(episodes):,} episodes, and none on the side {world.split!r} of the split",
+            "collect more with the same --env.split",
+        )
+    return kept
 
 
 def load_trained(policy: VLMPolicy, folder: Path) -> None:

@@ -67,9 +67,9 @@ class PointsGame(TurnWorld):
         self._turns = 0
         self._is_won = False
 
-    def start_key(self) -> bytes:
+    def start_key(self, first: FloatArray) -> bytes:
         """The numbers of the hand, in whatever order and suits."""
-        return bytes(sorted(min(int(rank), 10) for rank in self._cards[:, 0]))
+        return bytes(sorted(min(int(rank), 10) for rank in first[: 2 * self.num_cards : 2]))
 
     def act(self, action: int | None) -> Outcome:
         """Appends a symbol, or ends the episode."""

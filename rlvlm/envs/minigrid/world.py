@@ -84,9 +84,9 @@ class MiniGridWorld(TurnWorld):
         """The actions that are of use in this family of envs."""
         return self._legal
 
-    def start_key(self) -> bytes:
+    def start_key(self, first: FloatArray) -> bytes:
         """The grid, wherever the agent starts in it."""
-        return self._grid().tobytes()
+        return np.rint(first[:-3]).astype(np.int64).tobytes()
 
     def prompt(self) -> str:
         """The task; the mission, direction and hand where text is wanted or the mission changes; the last action where

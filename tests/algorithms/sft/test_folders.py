@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,10 +36,37 @@ def test_weights_of_another_policy_are_refused(tmp_path: Path):
 
 def test_a_collection_comes_back_as_it_was_played(tmp_path: Path):
     assert main(["collect", "number_line", "--episodes", "3", "--out", str(tmp_path / "d")]) == 0
-    episodes = load_demonstrations(tmp_path / "d")
-    assert len(episodes) == 3
     seat = Seat(make_world("number_line", task_env("number_line"), 0), "number_line")
+    episodes = load_demonstrations(tmp_path / "d", seat.world)
+    assert len(episodes) == 3
     seat.begin(episodes[0].seed)
     for reply in episodes[0].replies:
         assert seat.world.expert_action() == reply.action
         seat.play(reply.text)
+
+
+def test_starts_that_are_held_out_are_not_learned_from_whoever_collected_them(tmp_path: Path):
+    folder = tmp_path / "d"
+    assert main(["collect", "points24", "--episodes", "40", "--out", str(folder), "--env.split", "all"]) == 0
+    sides = {}
+    for split in ("all", "training", "held_out"):
+        world = make_world("points24", replace(task_env("points24"), split=split), 0)
+        sides[split] = [episode.seed for episode in load_demonstrations(folder, world)]
+    assert len(sides["all"]) == 40 and sorted(sides["training"] + sides["held_out"]) == sides["all"]
+    assert sides["training"] and sides["held_out"]
+    only = tmp_path / "only"
+    assert main(["collect", "points24", "--episodes", "2", "--out", str(only), "--env.split", "held_out"]) == 0
+    world = make_world("points24", replace(task_env("points24"), split="training"), 0)
+    with pytest.raises(UsageError, match="none on the side 'training'"):
+        load_demonstrations(only, world)
+
+
+def test_imported_chats_say_why_nothing_can_be_learned_from_them(tmp_path: Path):
+    played, chats, imported = tmp_path / "d", tmp_path / "chats.json", tmp_path / "i"
+    assert main(["collect", "number_line", "--episodes", "1", "--out", str(played)]) == 0
+    assert main(["data", "export", str(played), "--form", "llava", "--out", str(chats)]) == 0
+    assert main(["data", "import", str(chats), "--task", "number_line", "--out", str(imported)]) == 0
+    with pytest.raises(UsageError, match="keeps no snapshots"):
+        load_demonstrations(imported, make_world("number_line", task_env("number_line"), 0))
+    assert main(["sft", "number_line", "--from", str(imported), "--out", str(tmp_path / "sft")]) == 2
+    assert not (tmp_path / "sft").exists()
