@@ -46,7 +46,8 @@ class RunningJudge:
     """Whether this run started it."""
 
     def stop(self) -> None:
-        """Deletes the app if this run started it; an app that was there before is left alone."""
+        """Deletes the app if this run started it; an app that was there before is left alone, and not asked on."""
+        self.judge.hang_up()
         if self.is_ours:
             _stop(self.app)
 

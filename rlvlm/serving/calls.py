@@ -9,8 +9,8 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
-from ray.serve.handle import DeploymentHandle
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from rlvlm.errors import ModelUnavailable, RunError, first_line
 
@@ -22,6 +22,8 @@ REFUSED_WAIT_S = (0.1, 0.5)
 """Least and longest pause after a request met a full queue."""
 _PASSING = (RayActorError, BackPressureError, DeploymentUnavailableError, TimeoutError, ModelUnavailable)
 """Failures that another try may mend: a replica died or is overloaded, slow, or about to be replaced."""
+_LOOK_UP_S = 1.0
+"""How soon a request that waits sees that nobody wants its answer any more."""
 
 
 class AppCalls:
@@ -55,6 +57,14 @@ class AppCalls:
         self._timeout_s = timeout_s
         self._retries = retries
         self._note = note
+        self._is_over = False
+
+    def hang_up(self) -> None:
+        """Ends the requests under way in this process, and refuses new ones: whoever asked is done.
+
+        A thread that waited on for an answer would keep the process alive as long.
+        """
+        self._is_over = True
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"handle": None}
@@ -74,7 +84,7 @@ class AppCalls:
         retrying = Retrying(
             stop=stop_after_attempt(1 + self._retries),
             wait=wait_random_exponential(multiplier=0.5, max=MAX_BACKOFF_S),
-            retry=retry_if_exception_type(_PASSING),
+            retry=retry_if_exception(lambda error: isinstance(error, _PASSING) and not self._is_over),
             before_sleep=self._before_sleep,
             reraise=True,
         )
@@ -96,9 +106,11 @@ class AppCalls:
         """One try. A full queue is no failure: it is met again soon, until the try's time is over."""
         give_up = time.monotonic() + self._timeout_s
         while True:
+            if self._is_over:
+                raise self._unavailable(f"{self._what} app {self.app!r} is not asked any more: the run is over", "")
             response = method.remote(*args)
             try:
-                outcome = response.result(timeout_s=self._timeout_s)
+                outcome = self._wait(response)
             except TimeoutError:
                 response.cancel()
                 raise
@@ -111,6 +123,21 @@ class AppCalls:
             if isinstance(outcome, RunError):
                 raise outcome
             return check(outcome) if check else outcome
+
+    def _wait(self, response: DeploymentResponse[Any] | DeploymentResponseGenerator[Any]) -> Any:
+        """The result, waited for in short pieces.
+
+        Raises:
+            TimeoutError: it did not come in time, or nobody wants it any more; or the replica raised one.
+        """
+        give_up = time.monotonic() + self._timeout_s
+        while True:
+            left_s = give_up - time.monotonic()
+            try:
+                return response.result(timeout_s=max(min(_LOOK_UP_S, left_s), 0))
+            except TimeoutError as error:
+                if isinstance(error, RayTaskError) or left_s <= _LOOK_UP_S or self._is_over:
+                    raise
 
     def connect(self) -> DeploymentHandle:
         """The app's handle.

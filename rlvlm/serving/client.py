@@ -102,6 +102,10 @@ class ServedJudge:
         """
         return self._in_pieces(chats, lambda _, piece: self._calls.call("generate", piece, max_new_tokens, temperature))
 
+    def hang_up(self) -> None:
+        """Ends what is asked in this process, and refuses more; see `AppCalls.hang_up`."""
+        self._calls.hang_up()
+
     @cached_property
     def _metrics(self) -> ClientMetrics:
         return ClientMetrics()

@@ -134,10 +134,8 @@ def test_a_judge_that_never_answers_in_time_is_unavailable(running):
 
 
 def test_a_judge_that_cannot_load_says_why_and_leaves_nothing(cluster, config, tmp_path):
-    start = time.monotonic()
     with pytest.raises(JudgeUnavailable, match="holds no model") as caught:
         start_judge(replace(config, model=str(tmp_path)), PlacementConfig(num_cpus=0.1), "broken")
-    assert time.monotonic() - start < 60
     assert str(tmp_path) in str(caught.value) and "chat VLM" in caught.value.fix
     assert not [app for app in serve.status().applications if "broken" in app]
 

@@ -30,6 +30,9 @@ class Handle:
         self.requests.append(request)
         return self
 
+    def cancel(self) -> None:
+        pass
+
     def result(self, timeout_s: float) -> Any:
         outcome = self._answer(self.requests[-1], len(self.requests))
         if isinstance(outcome, Exception) and not isinstance(outcome, JudgeUnavailable):
@@ -110,6 +113,32 @@ def test_a_queue_that_stays_full_ends_in_a_named_error(ask):
     with pytest.raises(JudgeUnavailable, match="gave no answer in 1 tries: BackPressureError") as caught:
         judge.compare(stub_queries(1, 0))
     assert "--serve.num-replicas" in caught.value.fix
+
+
+def test_nobody_waits_for_an_answer_when_the_run_is_over(ask):
+    def silent(request: Request, number: int) -> Exception:
+        judge.hang_up()  # while it waits
+        return TimeoutError()
+
+    judge, handle = ask(silent, retries=4, timeout_s=1e9)
+    with pytest.raises(JudgeUnavailable):
+        judge.compare(stub_queries(1, 0))
+    assert len(handle.requests) == 1, "neither waited for on nor tried again"
+    with pytest.raises(JudgeUnavailable, match="the run is over"):
+        judge.compare(stub_queries(1, 0))
+    assert len(handle.requests) == 1
+
+
+def test_an_answer_may_take_many_short_waits(ask):
+    waits = []
+
+    def slow(request: Request, number: int) -> Any:
+        waits.append(number)
+        return right(request) if len(waits) == 5 else TimeoutError()
+
+    judge, handle = ask(slow, retries=0)
+    assert len(judge.compare(stub_queries(1, 0))) == 1
+    assert len(waits) == 5 and len(handle.requests) == 1
 
 
 def test_the_client_pickles_with_its_name_and_without_its_handle(ask):
