@@ -40,6 +40,10 @@ class PlayedEpisode:
         """Whether it held after the last step: what was done may have been undone."""
         return bool(self.success[-1])
 
+    def reaches(self, least_progress: float) -> bool:
+        """Whether progress was at least so much after any step: how a world's milestones are told."""
+        return bool((self.progress >= np.float32(least_progress)).any())
+
     @property
     def env_return(self) -> float:
         """Sum of the true rewards."""

@@ -33,6 +33,12 @@ class EnvConfig:
     move_ticks: int = 4
     """Of robosuite's worlds in turns: control ticks, of 50 ms, that a move of the hand goes on for, >= 1. The reference
     has 1, and episodes of hundreds of turns."""
+    second_view: bool = False
+    """Of robosuite's worlds in turns: whether the image shows, to the right of what the wrist sees, the bin from the
+    robot's base. From the start the wrist does not see four cans in ten."""
+    view_px: int = 256
+    """Of robosuite's worlds in turns: side of each view, pixels, in [32, 1024]. The reference has 256; half of that
+    takes two thirds of the time to draw."""
     moved: float = 0.0
     """Of LIBERO's worlds: things are moved by up to so much, metres, along both sides of the table, from where the
     benchmark's saved starts have them; there many of them never move, so a policy need not look."""
@@ -40,12 +46,14 @@ class EnvConfig:
     """Of LIBERO's images: points of a mesh that are nearer to each other than this, metres, are drawn as
     one. 0.012 takes half the time and differs by less than a pixel at 64 pixels."""
     physics: Literal["exact", "fast"] = "exact"
-    """Of LIBERO's worlds, while training. exact: the benchmark's 2 ms steps; fast: 5 ms, twice the speed and slightly
-    other movements. Evaluations and demonstrations are always exact."""
+    """Of worlds on robosuite, LIBERO's too, while training. exact: the benchmark's 2 ms steps; fast: 5 ms, twice the
+    speed and slightly other movements. Evaluations and demonstrations are always exact."""
 
     def __post_init__(self) -> None:
         if self.move_ticks < 1:
             raise ValueError(f"move_ticks must be >= 1, got {self.move_ticks}")
+        if not 32 <= self.view_px <= 1024:
+            raise ValueError(f"view_px must be in [32, 1024], got {self.view_px}")
         if not 0 <= self.moved <= 0.1:
             raise ValueError(f"moved must be in [0, 0.1] metres, got {self.moved}")
         if not 0 < self.mesh_cell <= 0.1:
@@ -56,5 +64,5 @@ class EnvConfig:
             raise ValueError(f"num_envs must be >= 1, got {self.num_envs}")
 
     def for_evaluation(self) -> Self:
-        """The same but for its starts: the held-out ones, where training leaves some out."""
-        return replace(self, split="held_out") if self.split == "training" else self
+        """The same with exact physics, and with the held-out starts where training leaves some out."""
+        return replace(self, physics="exact", split="held_out" if self.split == "training" else self.split)

@@ -7,6 +7,8 @@ when somebody looks.
 import hashlib
 import json
 from abc import abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -54,6 +56,8 @@ class TurnWorld(gym.Env[Turn, str]):
     """legacy: read and answer replies as the reference does."""
     split: Literal["all", "training", "held_out"] = "all"
     """Which starts episodes may have; see `EnvConfig`."""
+    milestones: Mapping[str, float] = MappingProxyType({})
+    """What lies on the way to success, by its name: reached as soon as `progress` is at least so much."""
     has_expert: bool = True
     """Whether `expert_action` and `expert_thought` know what to do."""
 

@@ -46,9 +46,9 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool)
     console.print(f"policy of step {checkpoint.step:,} of {folder.path}")
     with console.status(f"playing {episodes} episodes each"):
         played = evaluate(players.own, episodes)
-        compared = {players.name: _measured(played)}
+        compared = {players.name: _measured(played, players.milestones)}
         for name, player in players.others.items():
-            compared[name] = _measured(evaluate(player, episodes))
+            compared[name] = _measured(evaluate(player, episodes), players.milestones)
     row = evaluation_row(Evaluation(episodes=played), checkpoint.step, 0.0)
     result = {key: value for key, value in row.items() if value is not None and key != "wall_s"}
     write_json(folder.path / "evaluation.json", result | {"each": _each(played), "compared": compared})
@@ -59,7 +59,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool)
     )
     if episodes <= _MOST_SHOWN:
         console.print(_table_of_episodes(played))
-    console.print(_table_of_players(compared))
+    console.print(_table_of_players(compared, list(players.milestones)))
     for name in videos:
         console.print(f"video {folder.videos / name}")
     return EXIT_DONE
@@ -96,20 +96,19 @@ def _each(played: Sequence[PlayedEpisode]) -> list[dict[str, float | bool]]:
     ]
 
 
-def _measured(played: Sequence[PlayedEpisode]) -> dict[str, float]:
-    """Shares of episodes with their intervals, and means."""
-    successes, above_zero = sum(each.is_success for each in played), sum(each.env_return > 0 for each in played)
-    low, high = wilson_interval(successes, len(played))
-    above_low, above_high = wilson_interval(above_zero, len(played))
-    return {
-        "episodes": len(played),
-        "success": successes / len(played),
-        "success_low": low,
-        "success_high": high,
+def _measured(played: Sequence[PlayedEpisode], milestones: Mapping[str, float]) -> dict[str, float]:
+    """Shares of episodes with their intervals, and means; a milestone counts once reached, at any step."""
+    counted = {
+        "success": sum(each.is_success for each in played),
+        "above_zero": sum(each.env_return > 0 for each in played),
+        **{name: sum(each.reaches(least) for each in played) for name, least in milestones.items()},
+    }
+    measured: dict[str, float] = {"episodes": len(played)}
+    for name, count in counted.items():
+        low, high = wilson_interval(count, len(played))
+        measured |= {name: count / len(played), f"{name}_low": low, f"{name}_high": high}
+    return measured | {
         "success_at_end": sum(each.ends_in_success for each in played) / len(played),
-        "above_zero": above_zero / len(played),
-        "above_zero_low": above_low,
-        "above_zero_high": above_high,
         "episode_return": float(np.mean([each.env_return for each in played])),
         "length": float(np.mean([len(each.env_rewards) for each in played])),
     }
@@ -123,18 +122,18 @@ def _table_of_episodes(played: Sequence[PlayedEpisode]) -> Table:
     return table
 
 
-def _table_of_players(compared: Mapping[str, Mapping[str, float]]) -> Table:
+def _table_of_players(compared: Mapping[str, Mapping[str, float]], milestones: Sequence[str]) -> Table:
     """Who played how well; in brackets what a share may well be, given that so many episodes were played."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for head in ("who", "played", "success, %", "at end, %", "return > 0, %", "return", "length"):
+    reached = [f"{name}, %" for name in milestones]
+    for head in ("who", "played", "success, %", "at end, %", *reached, "return > 0, %", "return", "length"):
         table.add_column(head, no_wrap=True, justify="left" if head == "who" else "right")
     for name, one in compared.items():
-        shares = (
+        success, *passed, above_zero = (
             f"{100 * one[what]:.1f} ({100 * one[what + '_low']:.0f} to {100 * one[what + '_high']:.0f})"
-            for what in ("success", "above_zero")
+            for what in ("success", *milestones, "above_zero")
         )
-        success, above_zero = shares
         means = (f"{one['episode_return']:.2f}", f"{one['length']:.1f}")
         at_end = f"{100 * one['success_at_end']:.1f}"
-        table.add_row(name, str(one["episodes"]), success, at_end, above_zero, *means)
+        table.add_row(name, str(one["episodes"]), success, at_end, *passed, above_zero, *means)
     return table

@@ -29,6 +29,8 @@ class Players:
     """Of the snapshots of its episodes."""
     others: Mapping[str, Player] = field(default_factory=dict)
     """What it is compared with, by the name shown: another decoding, the policy before its training, baselines."""
+    milestones: Mapping[str, float] = field(default_factory=dict)
+    """What lies on the way to success, by its name, and the progress at which it is reached."""
 
 
 class Recorder(Protocol):

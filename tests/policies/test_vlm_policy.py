@@ -15,7 +15,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.types.sampling import ReplyRequest, SampledReply
-from tests.tiny_policy import FAMILIES, PROMPTS, requests, tiny_policy
+from tests.tiny_policy import FAMILIES, PROMPTS, requests, show_images, tiny_policy
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -257,3 +257,43 @@ def test_gradients_through_4_bit_weights_are_those_of_the_weights_they_stand_for
     assert len(coarse) == len(exact) > 0
     for one, other in zip(coarse, exact, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2 * float(other.abs().max()))
+
+
+def test_eyes_that_stop_learning_look_once_and_are_still_saved(tmp_path: Path) -> None:
+    policy = tiny_policy(tmp_path, "qwen3_vl", PolicyConfig(learns="all", train_vision=True))
+    policy.stop_training_vision()
+    assert len(policy.images) == 0, "what was encoded with other eyes is forgotten"
+    show_images(policy)
+    read = policy.read([reply.tokens for reply in sample(policy)])
+    read.log_probs.sum().backward()
+    eyes = dict(policy.model.model.visual.named_parameters())
+    assert eyes and all(parameter.grad is None for parameter in eyes.values())
+    assert any(".visual." in name for name in policy.trained_state())
+
+
+def test_features_of_eyes_that_have_changed_are_forgotten(tmp_path: Path) -> None:
+    kept, changed = (
+        tiny_policy(tmp_path / str(learns), "qwen3_vl", PolicyConfig(learns="all", train_vision=learns))
+        for learns in (False, True)
+    )
+    for policy in (kept, changed):
+        policy.forget_stale_images()
+    assert (len(kept.images), len(changed.images)) == (4, 0)
+
+
+def test_new_words_are_one_token_each_and_begin_as_the_mean_of_their_parts(tmp_path: Path) -> None:
+    words = ("Which way is the goal? ", "add or subtract one")
+    plain, taught = (
+        tiny_policy(tmp_path, "qwen3_vl", PolicyConfig(learns="all", new_words=new)) for new in ((), (*words, "a"))
+    )
+    parts = plain.tokenizer(words[0], add_special_tokens=False)["input_ids"]
+    (token,) = taught.tokenizer(words[0], add_special_tokens=False)["input_ids"]
+    for side in ("get_input_embeddings", "get_output_embeddings"):
+        before, after = (getattr(policy.model, side)().weight for policy in (plain, taught))
+        torch.testing.assert_close(after[token], before[parts].mean(0))
+    prompt = f"{words[0]}Then {words[1]}."
+    short, long = (policy.encode(prompt, (56, 56)) for policy in (taught, plain))
+    assert len(parts) > 1 and len(short) < len(long)
+    assert taught.text_of(taught.write(prompt, b"image 0", prompt).reply_ids) == prompt
+    assert len(taught.tokenizer) == len(plain.tokenizer) + 2, "what is one token already stays it"
+    assert token not in taught.banned_ids.tolist()

@@ -15,6 +15,7 @@ RL4VLM:
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -182,7 +183,10 @@ class PPOVLM(CheckpointedAlgorithm):
         self._engine = self._make_engine()
         self._hand = runner.hand = Hand(self._engine, ppo.max_reply_tokens, ppo.temperature)
         self._player = TurnsPlayer(
-            self._hand, partial(make_seat, self.config.task, self.config.world.for_evaluation()), ppo.num_worlds
+            self._hand,
+            partial(make_seat, self.config.task, self.config.world.for_evaluation()),
+            ppo.num_worlds,
+            milestones=world.milestones,
         )
         self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
         self.last_played: list[tuple[TurnEpisode, list[Move]]] = []
@@ -224,7 +228,7 @@ class PPOVLM(CheckpointedAlgorithm):
         if self._is_prepared:
             return is_taught
         self._try_judge(tell)
-        seat = make_seat(self.config.task, self.config.world)
+        seat = make_seat(self.config.task, replace(self.config.world, physics="exact"))
         if sft.start_from:
             tell(f"starting from {sft.start_from}")
             load_trained(self._policy, Path(sft.start_from))

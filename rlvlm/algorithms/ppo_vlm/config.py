@@ -245,6 +245,9 @@ class PPOConfig:
     is_value_detached: bool = True
     """Whether the critic's loss leaves the policy's body alone. Where it does not, returns of a few units are enough to
     make a policy forget its format within an update."""
+    keeps_vision: bool = False
+    """Whether a vision encoder that learns (policy.train_vision) does so in the supervised start alone. PPO then looks
+    once at each image and its updates take a third of the time."""
     threads: int = 1
     """CPU threads of torch in each learner's process."""
     num_learners: int = 0

@@ -82,6 +82,8 @@ class ReplyLearner(OwnLearner):
 
     def begin(self) -> None:
         """Keeps the policy as it is now: evaluations compare with it, and so do objectives that stay near it."""
+        if self._ppo.keeps_vision:
+            self.policy.stop_training_vision()
         self._start = {name: _plain(value).clone() for name, value in self.policy.trained_state().items()}
         if self.objective.needs_reference and not hasattr(self.policy.model, "disable_adapter"):
             self.reader.reference = copy.deepcopy(self.policy).requires_grad_(False)
@@ -110,6 +112,7 @@ class ReplyLearner(OwnLearner):
             if ppo.largest_kl and readings[-1][metrics.PPO_KL] > ppo.largest_kl:
                 break
         kept = self._shrink(before, add_up(gains)[is_tested])
+        self.policy.forget_stale_images()
         self.num_updates += 1
         check_weights(self._parameters, _FIX)
         means = {name: sum(one[name] for one in readings) / len(readings) for name in readings[0]}

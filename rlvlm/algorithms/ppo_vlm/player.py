@@ -1,6 +1,7 @@
 """Whole episodes of a VLM policy, for evaluations and `rlvlm eval`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -24,10 +25,19 @@ class TurnsPlayer:
         make_seat: makes a seat with a new world.
         num_seats: episodes under way at once.
         greedy: the likeliest token each time.
+        milestones: of the world, by name, see `TurnWorld`.
     """
 
-    def __init__(self, hand: Hand, make_seat: Callable[[], Seat], num_seats: int, greedy: bool = True) -> None:
+    def __init__(
+        self,
+        hand: Hand,
+        make_seat: Callable[[], Seat],
+        num_seats: int,
+        greedy: bool = True,
+        milestones: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         self._hand = hand
+        self._milestones = milestones
         self._make_seat = make_seat
         self._num_seats = num_seats
         self._greedy = greedy
@@ -64,7 +74,16 @@ class TurnsPlayer:
             metrics.EVAL_INVALID: share(invalid),
             metrics.EVAL_REPLY_TOKENS: float(np.mean([len(move.tokens.reply_ids) for move in moves])) if moves else 0.0,
         }
-        return Evaluation(episodes=[played_episode(episode) for episode, _ in greedy], metrics=measured), greedy
+        both = {
+            metrics.EVAL_REACHED: [played_episode(episode) for episode, _ in greedy],
+            metrics.EVAL_SAMPLED_REACHED: [played_episode(episode) for episode, _ in sampled],
+        }
+        measured |= {
+            before + name: share(episode.reaches(least) for episode in episodes)
+            for before, episodes in both.items()
+            for name, least in self._milestones.items()
+        }
+        return Evaluation(episodes=both[metrics.EVAL_REACHED], metrics=measured), greedy
 
 
 class ScriptPlayer:

@@ -25,6 +25,9 @@ class SFTConfig:
     """Turns per step."""
     lr: float = 1e-3
     """Largest step size of Adam; it rises over the first tenth of the updates and then falls to 0."""
+    reply_weight: float = 0.0
+    """With an action head: weight of a demonstrated reply's likelihood beside its action's, >= 0. What the thought says
+    of the image then teaches the policy to see, which an action alone hardly does."""
     held_out: float = 0.1
     """Share of the demonstrated episodes that is kept for validation, in [0, 1)."""
     max_grad_norm: float = 1.0
@@ -37,6 +40,8 @@ class SFTConfig:
         for name in ("updates", "batch_turns", "lr", "max_grad_norm"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"sft.{name} must be > 0, got {getattr(self, name)}")
+        if self.reply_weight < 0:
+            raise ValueError(f"sft.reply_weight must be >= 0, got {self.reply_weight}")
         if self.turns < 0:
             raise ValueError(f"sft.turns must be >= 0, got {self.turns}; 0 goes without")
 

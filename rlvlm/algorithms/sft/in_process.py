@@ -78,7 +78,7 @@ def fine_tune(
     for update, batch in zip(range(config.updates), _batches(examples, config, seed), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = config.lr * _rate(update, config.updates)
-        loss = imitation_loss(policy, batch)
+        loss = imitation_loss(policy, batch, config.reply_weight)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
@@ -88,18 +88,30 @@ def fine_tune(
         recent = loss.item() if math.isnan(recent) else 0.9 * recent + 0.1 * loss.item()
         if (update + 1) % _TELL_EVERY == 0:
             tell(f"supervised start: update {update + 1} of {config.updates}, loss {recent:.3f}")
+    policy.forget_stale_images()
     return {metrics.SFT_LOSS: recent}
 
 
-def imitation_loss(policy: VLMPolicy, batch: Sequence[Example]) -> Tensor:
-    """Mean over turns of -log p(reply) in nats, or of -log p(action) for a policy with an action head."""
+def imitation_loss(policy: VLMPolicy, batch: Sequence[Example], reply_weight: float = 0.0) -> Tensor:
+    """Mean over turns of -log p(reply) in nats, or of -log p(action) for a policy with an action head.
+
+    Args:
+        policy: learns.
+        batch: turns.
+        reply_weight: with an action head, how much -log p(reply) counts beside -log p(action).
+    """
     tokens = [example.tokens for example in batch]
     if policy.action_head is None:
         return -policy.read(tokens).log_probs.sum(-1).mean()
-    table, _ = policy.act_log_probs(tokens)
     legible = [row for row, example in enumerate(batch) if example.action is not None]
-    actions = torch.tensor([example.action for example in batch if example.action is not None], device=table.device)
-    return -table[legible].gather(-1, actions[:, None]).mean()
+    actions = torch.tensor([example.action for example in batch if example.action is not None], device=policy.device)
+    if not reply_weight:
+        table, _ = policy.act_log_probs(tokens)
+        return -table[legible].gather(-1, actions[:, None]).mean()
+    read = policy.read(tokens, with_actions=True)
+    assert read.actions is not None, "asked for"
+    wrong = -read.actions[legible].gather(-1, actions[:, None]).mean()
+    return wrong - reply_weight * read.log_probs.sum(-1).mean()
 
 
 @torch.no_grad()

@@ -91,15 +91,17 @@ class Imitation(nn.Module):
 
     Args:
         policy: is trained.
+        reply_weight: as in `imitation_loss`.
     """
 
-    def __init__(self, policy: VLMPolicy) -> None:
+    def __init__(self, policy: VLMPolicy, reply_weight: float) -> None:
         super().__init__()
         self.policy = policy
+        self._reply_weight = reply_weight
 
     def forward(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """The mean loss of some turns."""
-        return {"loss": imitation_loss(self.policy, examples)}
+        return {"loss": imitation_loss(self.policy, examples, self._reply_weight)}
 
 
 class ImitationTrainer(Trainer):
@@ -218,7 +220,7 @@ def _worker(config: dict[str, Any]) -> None:
     trainer = ImitationTrainer(
         lesson=lesson,
         held_out=examples_of(policy, seat.world, held_out),
-        model=Imitation(policy),
+        model=Imitation(policy, sft.reply_weight),
         args=arguments,
         train_dataset=Turns(examples),
         eval_dataset=Turns([]),  # asked for by the trainer; `evaluate` has its own

@@ -16,7 +16,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.libero.expert import Script, ScriptMemory, has_script
 from rlvlm.envs.libero.scene import CAMERAS, LiberoScene, shared_scene
 from rlvlm.envs.rendering import ensure_renderer
-from rlvlm.envs.robosuite.arm import EXACT_STEP_S
+from rlvlm.envs.robosuite.arm import EXACT_STEP_S, FAST_STEP_S
 from rlvlm.envs.robosuite.scene import picture_key
 from rlvlm.types.chunks import ChunkObs, ChunkStep
 from rlvlm.types.steps import FloatArray, Frames
@@ -25,7 +25,6 @@ CHUNK_STEPS = 8
 ACTION_SIZE = 7
 _GRIPPER = ACTION_SIZE - 1
 _PROPRIO_SIZE = 8
-_FAST_STEP_S = 0.005
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -45,7 +44,7 @@ class LiberoWorlds(ChunkWorlds):
     def __init__(self, scene: LiberoScene, config: EnvConfig) -> None:
         self._scene = scene
         self._episode_steps, self._moved_m = config.episode_steps, config.moved
-        self._step_s = _FAST_STEP_S if config.physics == "fast" else EXACT_STEP_S
+        self._step_s = FAST_STEP_S if config.physics == "fast" else EXACT_STEP_S
         self.states: list[NDArray[np.float64]] = []
         self.ages = np.empty(0, np.int64)
         self.progress = np.empty(0, np.float32)

@@ -116,7 +116,7 @@ class Painter:
             MachineError: no off-screen renderer works here.
         """
         view = self._views[camera or next(iter(self._views))]
-        in_layers = self._has_still_layer and self._model.cam_bodyid[view.fixedcamid] == 0
+        in_layers = self._has_still_layer and self._model.body_weldid[self._model.cam_bodyid[view.fixedcamid]] == 0
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         with self._turn:
             self._open(size_px)

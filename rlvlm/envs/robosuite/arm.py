@@ -21,6 +21,8 @@ from rlvlm.types.steps import FloatArray
 
 EXACT_STEP_S = 0.002
 """robosuite's step of the simulation."""
+FAST_STEP_S = 0.005
+"""A longer one: twice the speed, slightly other movements."""
 _NULLSPACE_KP = 10.0
 _GRIPPER_SPEED = 0.01 / EXACT_STEP_S
 """Ranges of the gripper's command per second: it changes by a little in each substep."""

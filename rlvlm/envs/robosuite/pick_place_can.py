@@ -12,6 +12,7 @@ nothing.
 # mujoco ships no type stubs, and its names live in compiled modules
 
 import weakref
+from types import MappingProxyType
 from typing import Any
 
 import mujoco
@@ -20,22 +21,19 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.rendering import ensure_renderer
+from rlvlm.envs.robosuite import words
+from rlvlm.envs.robosuite.arm import EXACT_STEP_S, FAST_STEP_S
 from rlvlm.envs.robosuite.loading import load, silence
 from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, picture_key
 from rlvlm.envs.turns import Outcome, TurnWorld
 from rlvlm.types.steps import FloatArray, Frames
 
-CAMERA, PICTURE_PX = "robot0_eye_in_hand", 256
-_MOVES = {
-    "forward": (0.5, 0, 0),
-    "backward": (-0.5, 0, 0),
-    "left": (0, 0.5, 0),
-    "right": (0, -0.5, 0),
-    "up": (0, 0, 0.5),
-    "down": (0, 0, -0.5),
-}
+CAMERA, SECOND_CAMERA = "robot0_eye_in_hand", "robot0_robotview"
+_MOVES = dict(
+    zip(words.MOVES, [(0.5, 0, 0), (-0.5, 0, 0), (0, 0.5, 0), (0, -0.5, 0), (0, 0, 0.5), (0, 0, -0.5)], strict=True)
+)
 """Shares of 5 cm by which the hand's goal runs ahead of it."""
-_GRIPPER = {"close gripper": 1.0, "open gripper": -1.0}
+_GRIPPER = dict(zip(words.GRIPPER, (1.0, -1.0), strict=True))
 _GRIPPER_TICKS = 10
 _SETTLING_TICKS = 10
 _INVALID = -0.1
@@ -46,6 +44,9 @@ _MESH_CELL_M = 0.005
 _CARRYING_M = 1.05
 """Height of the hand at which a held can clears the walls of the bins."""
 _HELD_BY_M, _CLEAR_M, _DROP_M, _IN_BIN_M = 0.012, 0.1, 0.93, 0.05
+
+_LIFTED = 0.37
+"""Robosuite's shaped value of a can that is held 10 cm above the bottom of its bin."""
 
 _scenes: "weakref.WeakValueDictionary[str, CanScene]" = weakref.WeakValueDictionary()
 
@@ -68,10 +69,13 @@ class CanScene(RobosuiteScene):
                 hard_reset=False,
                 reward_shaping=True,
             )
-        super().__init__(env, (CAMERA,), _MESH_CELL_M)
+        super().__init__(env, (CAMERA, SECOND_CAMERA), _MESH_CELL_M)
         self.arm.let_go()
         self._first = self.save()
         self._can = env.obj_body_id[env.obj_to_use]
+        first = int(self.model.jnt_qposadr[self.model.body_jntadr[self._can]])
+        self.seen = np.r_[env.robots[0]._ref_joint_pos_indexes, self.arm.gripper_joints, first : first + 7]
+        """Joint positions of the robot and the can; the things of the other tasks fall for ever, far away."""
         self._object = env.objects[env.object_id]
         sampler = env.placement_initializer.samplers["CollisionObjectSampler"]
         middle = np.asarray(sampler.reference_pos)[:2]
@@ -114,7 +118,8 @@ class PickPlaceCan(TurnWorld):
     A snapshot is the joints' positions. Episodes end at success or with their turns.
 
     Args:
-        config: turns, ticks of a move, rules; `shows_text` tells in the prompt where the hand is.
+        config: turns, ticks of a move, rules, physics; `shows_text` tells in the prompt where the hand is,
+            `second_view` puts another camera's view to the right of the wrist's, `view_px` is the side of each.
         seed: of the episodes, until `reset` is given another.
 
     Raises:
@@ -122,9 +127,9 @@ class PickPlaceCan(TurnWorld):
     """
 
     metadata = {"render_modes": []}
-    goal = "pick up the red can and put it into the bin that waits for it"
+    goal = words.GOAL
     action_names = (*_MOVES, *_GRIPPER)
-    picture_px = (PICTURE_PX, PICTURE_PX)
+    milestones = MappingProxyType({"grasped": 0.35, "lifted": _LIFTED})
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
         ensure_renderer()
@@ -134,6 +139,9 @@ class PickPlaceCan(TurnWorld):
         self._scene = scene
         self.rules, self.split = config.rules, config.split
         self._max_turns, self._ticks, self._shows_text = config.episode_steps, config.move_ticks, config.shows_text
+        self._step_s = FAST_STEP_S if config.physics == "fast" else EXACT_STEP_S
+        self._cameras = (CAMERA, SECOND_CAMERA) if config.second_view else (CAMERA,)
+        self.picture_px = (config.view_px, len(self._cameras) * config.view_px)
         self.snapshot_size = scene.num_positions
         self._moves = dict(_MOVES)
         if config.rules == "legacy":
@@ -157,7 +165,7 @@ class PickPlaceCan(TurnWorld):
         command = np.zeros(7, np.float32)
         command[:3], command[6] = self._moves.get(name, (0, 0, 0)), _GRIPPER.get(name, 0.0)
         for _ in range(self._ticks if name in _MOVES else _GRIPPER_TICKS):
-            scene.arm.step(command)
+            scene.arm.step(command, self._step_s)
         is_cut = scene.has_diverged()
         self._state, before = scene.save(), self._value
         self._look()
@@ -167,15 +175,12 @@ class PickPlaceCan(TurnWorld):
 
     def prompt(self) -> str:
         """The task and the actions, and where the hand is where text is wanted."""
-        words, told = ", ".join(f'"{name}"' for name in self.action_names), ""
+        told = ""
         if self._shows_text:
             x, y, z = (100 * self._hand).round().astype(int).tolist()
-            told = f" The hand is at {x}, {y}, {z} cm, the gripper is {'open' if self._is_open() else 'closed'}."
-        return (
-            "You steer the hand of a robot arm; the picture is what a camera at its wrist sees, the fingers are at the "
-            f"lower edge. The task: {self.goal}.{told} Choose one of {words}. Answer with one JSON object that has the "
-            'keys "thoughts" (where the can is, and what comes next) and "action".'
-        )
+            told = f"{words.HAND_AT}{x}, {y}, {z}{words.OPEN if self._is_open() else words.CLOSED}"
+        seen = words.ONE_VIEW if len(self._cameras) == 1 else words.TWO_VIEWS
+        return f"{seen}{words.TASK}{told}{words.CHOOSE}{words.ANSWER}"
 
     def is_success(self) -> bool:
         """Robosuite's own test: the can lies in its bin and the hand has left it."""
@@ -190,12 +195,13 @@ class PickPlaceCan(TurnWorld):
         return self._positions.copy()
 
     def draw(self, snapshots: FloatArray) -> Frames:
-        """Pictures [N, 256, 256, 3] of the camera at the wrist, the right way up."""
-        return self._scene.draw(snapshots, PICTURE_PX)
+        """Pictures [N, H, W, 3] of the camera at the wrist, the right way up, and of the second to its right."""
+        views = [self._scene.draw(snapshots, self.picture_px[0], camera) for camera in self._cameras]
+        return np.concatenate(views, axis=2)
 
     def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, S]: snapshots in steps of a quarter of a millimetre (or of a milliradian)."""
-        return picture_key(snapshots)
+        """[N, P]: what can be seen of snapshots, in steps of a quarter of a millimetre (or of a milliradian)."""
+        return picture_key(snapshots[:, self._scene.seen])
 
     def get_state(self) -> dict[str, Any]:
         """Physics and arm, the turn, and the generator."""
@@ -213,12 +219,11 @@ class PickPlaceCan(TurnWorld):
 
     def expert_thought(self) -> str:
         """Where the can is from the hand, or the bin from the can, in centimetres."""
-        thing, way = ("bin", self._bin - self._can[:2]) if self._held else ("can", self._can[:2] - self._hand[:2])
+        way = self._bin - self._can[:2] if self._held else self._can[:2] - self._hand[:2]
         ahead, right = (100 * way * [1, 2 * self._moves["right"][1]]).round().astype(int).tolist()
-        places = f"{abs(ahead)} cm {'ahead' if ahead >= 0 else 'behind'} and {abs(right)} cm to the "
-        side = "right" if right >= 0 else "left"
-        state = "I hold the can" if self._held else "My hand is empty"
-        return f'"thoughts": "{state}. The {thing} is {places}{side}. Next I go {self._next_move()}."'
+        side = words.RIGHT if right >= 0 else words.LEFT
+        places = f"{abs(ahead)}{words.AHEAD if ahead >= 0 else words.BEHIND}{abs(right)}{side}"
+        return f'"thoughts": "{words.HOLDING if self._held else words.EMPTY}{places}{self._next_move()}."'
 
     def _next_move(self) -> str:
         hand, can = self._hand, self._can

@@ -36,6 +36,10 @@ class PolicyConfig(VLMConfig):
     train_vision: bool = False
     """Whether the vision encoder learns too. It then looks again at every image of every batch; frozen, it looks once
     and its features are cached."""
+    new_words: tuple[str, ...] = ()
+    """Words and sentences that become one token each, whose vectors begin as the mean of what they were before. Prompts
+    and replies that say the same over and over are then read and written several times as fast. Without effect where an
+    adapter learns: vectors belong to the model."""
     cache_mib: int = 1_024
     """Room for cached features of images, MiB."""
 

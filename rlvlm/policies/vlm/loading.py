@@ -1,8 +1,11 @@
 """From a `PolicyConfig` to a policy in memory."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from transformers import AddedToken
 
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -29,4 +32,21 @@ def load_policy(config: PolicyConfig, num_actions: int = 0) -> VLMPolicy:
         if config.has_adapter and not config.adapter:
             shape = LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets)
             model = add_adapter(model, shape)
+        if not config.has_adapter:
+            _add_words(model, loaded.processor.tokenizer, config.new_words)
         return VLMPolicy(model, loaded.processor, config, num_actions)
+
+
+@torch.no_grad()
+def _add_words(model: Any, tokenizer: Any, words: Sequence[str]) -> None:
+    """Makes each of `words` that is none yet a token; its vectors begin as the mean of those it was written with."""
+    parts = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word in dict.fromkeys(words)}
+    new = {word: ids for word, ids in parts.items() if len(ids) > 1}
+    if not new:
+        return
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in new])
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    for table in {model.get_input_embeddings().weight, model.get_output_embeddings().weight}:
+        for word, ids in new.items():
+            table[tokenizer.convert_tokens_to_ids(word)] = table[ids].mean(0)

@@ -39,6 +39,8 @@ class ReadReplies:
     """[B, N] of the distribution that each token was drawn from, nats; where asked for."""
     token_values: Tensor | None
     """[B, N] the value head before each token; where asked for. The first is that of `values`."""
+    actions: Tensor | None = None
+    """[B, A] log-probs of an action head's actions; where asked for."""
 
 
 class VLMPolicy(nn.Module):
@@ -71,6 +73,7 @@ class VLMPolicy(nn.Module):
         for name, parameter in model.named_parameters():
             if not config.train_vision and _is_vision(name):
                 parameter.requires_grad_(False)
+        self._looks_again = config.train_vision
         self.eval()
 
     def train(self, mode: bool = True) -> "VLMPolicy":  # noqa: ARG002 - there is one mode
@@ -137,6 +140,18 @@ class VLMPolicy(nn.Module):
         if self.config.train_vision:
             self.images.clear()
 
+    def forget_stale_images(self) -> None:
+        """Forgets the features of all images where the vision encoder learns: call it after it has changed."""
+        if self._looks_again:
+            self.images.clear()
+
+    def stop_training_vision(self) -> None:
+        """From now on the vision encoder stays as it is and looks once at each image; it still belongs to what is
+        saved.
+        """
+        self.forget_stale_images()
+        self._looks_again = False
+
     def encode(self, prompt: str, size_px: tuple[int, int]) -> IntArray:
         """[P] ids of one user turn with an image of `size_px` (H, W) and `prompt`, up to where the reply begins."""
         return self.backbone.encode(prompt, size_px)
@@ -174,7 +189,7 @@ class VLMPolicy(nn.Module):
             with torch.no_grad():
                 features, grids = self.backbone.look(part)
             for key, frame, seen, grid in zip(keys[begin:], part, features, grids, strict=False):
-                kept = frame if self.config.train_vision else None
+                kept = frame if self._looks_again else None
                 self.images.add(key, SeenImage(features=seen, grid=grid, size_px=frames.shape[1:3], frame=kept))
 
     def pad(self, asked: Sequence[ReplyTokens]) -> Padded:
@@ -196,6 +211,7 @@ class VLMPolicy(nn.Module):
         detach_values: bool = False,
         with_entropies: bool = False,
         with_token_values: bool = False,
+        with_actions: bool = False,
     ) -> ReadReplies:
         """What the policy now says about stored replies.
 
@@ -205,6 +221,7 @@ class VLMPolicy(nn.Module):
             detach_values: the value head's loss does not reach the backbone.
             with_entropies: tell the entropies too.
             with_token_values: tell a value before each token.
+            with_actions: tell what the action head thinks of the prompt, too.
         """
         padded = self.pad(asked)
         hidden = self.hidden(padded, [one.image for one in asked])
@@ -224,6 +241,7 @@ class VLMPolicy(nn.Module):
             values=self.prompt_values(hidden, padded, detach_values),
             entropies=None if entropies is None else zeros.masked_scatter(mask, entropies),
             token_values=None if token_values is None else zeros.masked_scatter(mask, token_values),
+            actions=self._actions(hidden, padded) if with_actions else None,
         )
 
     def values(self, asked: Sequence[ReplyTokens]) -> Tensor:
@@ -253,14 +271,25 @@ class VLMPolicy(nn.Module):
         if self.action_head is None:
             raise ValueError("this policy has no action head; set --policy.acts head")
         padded, hidden = self._read_prompts(asked)
+        return self._actions(hidden, padded), self.prompt_values(hidden, padded, detach_values)
+
+    def _actions(self, hidden: Tensor, padded: Padded) -> Tensor:
+        """[B, A] log-probs of the action head's actions when each prompt was read; what comes later is not looked at.
+
+        Args:
+            hidden: [B, >= P, D] of `padded`.
+            padded: the batch.
+        """
+        assert self.action_head is not None, "asked of policies with an action head"
+        prompts = hidden[:, : padded.prompt_length]
         if self.config.pooling == "last":
-            pooled = hidden[:, -1]
+            pooled = prompts[:, -1]
         elif padded.attention is None:
-            pooled = hidden.mean(1)
+            pooled = prompts.mean(1)
         else:
-            weights = padded.attention[..., None].to(hidden.dtype)
-            pooled = (hidden * weights).sum(1) / weights.sum(1)
-        return self.action_head(pooled.float()).log_softmax(-1), self.prompt_values(hidden, padded, detach_values)
+            weights = padded.attention[:, : padded.prompt_length, None].to(hidden.dtype)
+            pooled = (prompts * weights).sum(1) / weights.sum(1)
+        return self.action_head(pooled.float()).log_softmax(-1)
 
     def _read_prompts(self, asked: Sequence[ReplyTokens]) -> tuple[Padded, Tensor]:
         """Prompts of `asked` without their replies, and their last hidden states [B, P, D]."""
@@ -283,7 +312,7 @@ class VLMPolicy(nn.Module):
     def _features(self, keys: Sequence[bytes]) -> list[SeenImage]:
         """The images of `keys`; a vision encoder that is trained looks again, once at each."""
         seen = self.images.get(keys)
-        if not (self.config.train_vision and torch.is_grad_enabled()):
+        if not (self._looks_again and torch.is_grad_enabled()):
             return seen
         firsts = {key: image for key, image in zip(keys, seen, strict=True)}
         features, _ = self.backbone.look([image.frame for image in firsts.values() if image.frame is not None])

@@ -132,7 +132,9 @@ class PolicyPipeline:
         def draw(snapshots: FloatArray, size_px: int) -> Frames:
             return world.draw(snapshots)
 
-        return Players(own=plays(policy, True), name="policy, greedy", draw=draw, others=others)
+        return Players(
+            own=plays(policy, True), name="policy, greedy", draw=draw, others=others, milestones=world.milestones
+        )
 
 
 def make_policy(config: PolicyConfig, num_actions: int) -> VLMPolicy:

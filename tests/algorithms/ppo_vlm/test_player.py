@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm import metrics
+from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.ppo_vlm.play import Hand, play_episodes
 from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer, is_strict_success
 from rlvlm.algorithms.seats import Seat
@@ -48,3 +49,17 @@ def test_an_evaluation_counts_both_decodings(tmp_path: Path):
     assert evaluation.metrics[metrics.EVAL_SAMPLED_STRICT_SUCCESS] == 0
     assert evaluation.metrics[metrics.EVAL_SAMPLED_STRICT_HIGH] == pytest.approx(0.6576, abs=1e-3)
     assert evaluation.metrics[metrics.EVAL_REPLY_TOKENS] == 4
+
+
+def test_an_evaluation_counts_who_reached_a_milestone_at_any_turn(tmp_path: Path):
+    hand = Hand(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=4, temperature=1.0)
+    seat = make_seat()
+    begun = [0.0] * 4
+    for place in range(4):  # replies that cannot be read leave everything where it was
+        seat.begin(FIRST_SEED + place)
+        begun[place] = seat.world.progress()
+    half = sorted(begun)[2]
+    player = TurnsPlayer(hand, make_seat, 2, milestones={"half": half, "all": 1.0})
+    measured = player.evaluate(4)[0].metrics
+    assert measured[metrics.EVAL_REACHED + "half"] == sum(one >= half for one in begun) / 4
+    assert measured[metrics.EVAL_REACHED + "all"] == measured[metrics.EVAL_SAMPLED_REACHED + "all"] == 0

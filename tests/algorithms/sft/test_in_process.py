@@ -28,6 +28,15 @@ def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path)
     assert policy.text_of(example.tokens.reply_ids).endswith('"}')
 
 
+def test_a_head_may_learn_from_what_is_said_too(tmp_path: Path):
+    policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2), seat()
+    examples = examples_of(policy, place.world, demonstrate(place, SFTConfig(turns=6), 0))
+    with torch.no_grad():
+        both, alone = (imitation_loss(policy, examples, weight) for weight in (0.5, 0.0))
+        said = -policy.read([example.tokens for example in examples]).log_probs.sum(-1).mean()
+    assert both.item() == pytest.approx(alone.item() + 0.5 * said.item(), rel=1e-4)
+
+
 def test_an_expert_never_errs_and_a_noisy_one_does():
     sure, noisy = (demonstrate(seat(), SFTConfig(turns=100, p_wrong=p), 1) for p in (0.0, 0.5))
     assert all(episode.success[-1] and not (episode.env_rewards < 0).any() for episode in sure)

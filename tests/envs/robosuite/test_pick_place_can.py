@@ -81,3 +81,56 @@ def test_text_tells_where_the_hand_is(world: PickPlaceCan) -> None:
     assert "The hand is at -4, -10, 101 cm, the gripper is open." in told.turn().prompt
     told.step('{"action": "close gripper"}')
     assert "the gripper is closed." in told.turn().prompt and "The hand" not in world.turn().prompt
+
+
+def test_a_second_view_shows_the_can_that_the_wrist_does_not_see(world: PickPlaceCan) -> None:
+    both = make(second_view=True, view_px=64)
+    both.reset(seed=1)
+    for seed in range(50, 60):
+        both.reset(seed=seed)
+        picture = both.draw(both.snapshot()[None])[0].astype(int)
+        assert picture.shape == (64, 128, 3)
+        is_red = (picture[..., 0] > 120) & (picture[..., 1:].max(axis=2) < 60)
+        if not is_red[:, :64].any():
+            assert is_red[:, 64:].any()
+            return
+    raise AssertionError("the wrist saw every can")
+
+
+def test_things_that_fall_far_away_make_no_new_image(world: PickPlaceCan) -> None:
+    world.reset(seed=0)
+    before, snapshot = world.picture_key(world.snapshot()[None]), world.snapshot()
+    world.act(0)
+    unseen = np.setdiff1d(np.arange(world.snapshot_size), world._scene.seen)
+    snapshot[unseen] = world.snapshot()[unseen]
+    assert len(unseen) == 21 and (world.picture_key(snapshot[None]) == before).all()
+    assert (world.draw(np.stack([snapshot])) == world.draw(snapshot[None])).all()
+
+
+def test_fast_physics_is_for_training_alone(world: PickPlaceCan) -> None:
+    fast = EnvConfig(episode_steps=9, physics="fast")
+    assert fast.for_evaluation().physics == "exact"
+    ends = []
+    for config in (fast, fast.for_evaluation()):
+        played = PickPlaceCan(config, 0)
+        played.reset(seed=0)
+        played.act(1)
+        ends.append(played._hand)
+    assert 0 < np.abs(ends[0] - ends[1]).max() < 2e-3
+
+
+def test_milestones_are_passed_on_the_way(world: PickPlaceCan) -> None:
+    """Held but not lifted, then lifted: as the hand and the can really are."""
+    world.reset(seed=0)
+    first: dict[str, int] = {}
+    for turn in range(100):
+        for name, least in world.milestones.items():
+            if world.progress() >= least:
+                first.setdefault(name, turn)
+        if "lifted" in first:
+            break
+        world.act(world.expert_action())
+        height = world._can[2]
+        assert world._held == (world.progress() >= world.milestones["grasped"])
+        assert (world._held and height > 0.96) == (world.progress() >= world.milestones["lifted"])
+    assert first["grasped"] < first["lifted"]
