@@ -363,6 +363,7 @@ register(
         maker="rlvlm.envs.robosuite.pick_place_can:PickPlaceCan",
         env=EnvConfig(episode_steps=120),
         kind="turns",
+        heeds=("rules", "shows_text", "move_ticks", "second_view", "view_px", "physics"),
     )
 )
 for _suite, _files in SUITES.items():

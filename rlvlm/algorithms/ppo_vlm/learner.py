@@ -71,8 +71,8 @@ class ReplyLearner(OwnLearner):
         self._parameters = [*self.policy.backbone_parameters(), *self.policy.head_parameters()]
         self._optimizer = torch.optim.AdamW(
             [
-                {"params": self.policy.backbone_parameters(), "lr": ppo.lr},
-                {"params": self.policy.head_parameters(), "lr": ppo.value_lr},
+                {"params": self._acting, "lr": ppo.lr},
+                {"params": list(self.policy.value_head.parameters()), "lr": ppo.value_lr},
             ],
             betas=(0.9, 0.98), eps=1e-6, weight_decay=0.0,
         )  # fmt: skip
