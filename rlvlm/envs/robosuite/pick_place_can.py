@@ -29,11 +29,11 @@ from rlvlm.envs.turns import Outcome, TurnWorld
 from rlvlm.types.steps import FloatArray, Frames
 
 CAMERA, SECOND_CAMERA = "robot0_eye_in_hand", "robot0_robotview"
-_MOVES = dict(
+_MOVES: dict[str, tuple[float, float, float]] = dict(
     zip(words.MOVES, [(0.5, 0, 0), (-0.5, 0, 0), (0, 0.5, 0), (0, -0.5, 0), (0, 0, 0.5), (0, 0, -0.5)], strict=True)
 )
 """Shares of 5 cm by which the hand's goal runs ahead of it."""
-_GRIPPER = dict(zip(words.GRIPPER, (1.0, -1.0), strict=True))
+_GRIPPER: dict[str, float] = dict(zip(words.GRIPPER, (1.0, -1.0), strict=True))
 _GRIPPER_TICKS = 10
 _SETTLING_TICKS = 10
 _INVALID = -0.1

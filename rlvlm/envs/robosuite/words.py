@@ -1,8 +1,8 @@
 """What `pick_place_can` says and is told over and over; imports nothing, so that a recipe can name it."""
 
 GOAL = "pick up the red can and put it into the bin that waits for it"
-MOVES = ("forward", "backward", "left", "right", "up", "down")
-GRIPPER = ("close gripper", "open gripper")
+MOVES: tuple[str, ...] = ("forward", "backward", "left", "right", "up", "down")
+GRIPPER: tuple[str, ...] = ("close gripper", "open gripper")
 ONE_VIEW = (
     "You steer the hand of a robot arm; the picture is what a camera at its wrist sees, the fingers are at the lower "
     "edge. "
