@@ -35,11 +35,11 @@ def command(words: Sequence[str], prog: str) -> int:
 
         return run_sweep(sweep.path, sweep.config())
     folder = find_folder(arguments.path)
-    if folder.summary().get("exit_reason") == "done":
-        sys.stdout.write(f"{folder.path} is finished; see its README.md\n")
+    config, summary = folder.config(), folder.summary()
+    if summary.get("exit_reason") == "done" and summary.get("env_steps", config.steps) >= config.steps:
+        sys.stdout.write(f"{folder.path} is finished; see its README.md. To go on, raise steps in its config.yaml\n")
         return EXIT_DONE
     check_newest(folder, arguments.path)
-    config = folder.config()
     check_before_run(config)
     from rlvlm.runs.train import resume_run
 
