@@ -123,10 +123,9 @@ def test_a_finished_run_says_so(place: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_finished_run_goes_on_once_its_config_wants_more_steps(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = re.search(r"^steps: (\d+)$", (place / "used" / "config.yaml").read_text(), re.MULTILINE)
-    assert steps
+    wanted = read_config_text((place / "used" / "config.yaml").read_text()).steps
     monkeypatch.setattr("rlvlm.runs.train.resume_run", lambda folder, config: 75)
-    for done, code in ((int(steps[1]), 0), (int(steps[1]) - 1, 75)):
+    for done, code in ((wanted, 0), (wanted - 1, 75)):
         (place / "used" / "summary.json").write_text(f'{{"exit_reason": "done", "env_steps": {done}}}')
         assert main(["resume", "used"]) == code
 
