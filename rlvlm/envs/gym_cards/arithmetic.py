@@ -74,10 +74,10 @@ def reachable(numbers: tuple[int, ...], symbols: str) -> dict[Fraction, Tokens]:
                 for operator in symbols.replace("(", ""):
                     if operator == "/" and right == 0:
                         continue
-                    formula = _joined(left_tokens, operator, right_tokens)
+                    formula = joined(left_tokens, operator, right_tokens)
                     if "(" in formula and "(" not in symbols:
                         continue
-                    result = _apply(left, operator, right)
+                    result = applied(left, operator, right)
                     if result not in found or len(formula) < len(found[result]):
                         found[result] = formula
     return found
@@ -115,10 +115,11 @@ def _with_operand(stack: Stack, operand: Fraction) -> Stack | None:
     total, term, operator = stack[-1]
     if operator == "/" and operand == 0:
         return None
-    return (*stack[:-1], (total, _apply(term, operator, operand), ""))
+    return (*stack[:-1], (total, applied(term, operator, operand), ""))
 
 
-def _apply(left: Fraction, operator: str, right: Fraction) -> Fraction:
+def applied(left: Fraction, operator: str, right: Fraction) -> Fraction:
+    """`left operator right`; ZeroDivisionError for nothing to divide by."""
     if operator == "+":
         return left + right
     if operator == "-":
@@ -164,7 +165,7 @@ def _splits(numbers: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, 
     return [(part, rest) for part, rest in _choices(numbers, True) if rest]
 
 
-def _joined(left: Tokens, operator: str, right: Tokens) -> Tokens:
+def joined(left: Tokens, operator: str, right: Tokens) -> Tokens:
     """`left operator right` with only those brackets that it needs."""
     strength = _PRECEDENCE[operator]
     if _PRECEDENCE[_outermost(left)] < strength:

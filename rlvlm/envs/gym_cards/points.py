@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.gym_cards.arithmetic import Tokens, completion, legacy_value, value
 from rlvlm.envs.gym_cards.canvas import SIDE_PX, card_face, draw_cards, font, table
+from rlvlm.envs.gym_cards.search import search
 from rlvlm.envs.turns import Outcome, TurnWorld
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -153,14 +154,18 @@ class PointsGame(TurnWorld):
         self.set_generator(str(state["generator"]))
 
     def expert_action(self) -> int:
-        """The next symbol of a shortest right formula; `=` at once where none can follow, which costs least."""
-        rest = self._completion(self._tokens(), self._cards[:, 0])
+        """The next symbol of the expert's formula; `=` at once where none can follow, which costs least."""
+        rest = self.plan()[1]
         return self.action_names.index(rest[0] if rest else "=")
 
+    def plan(self) -> tuple[str, Tokens | None]:
+        """What the expert works out, in writing, and the symbols that he is still to append; None where none helps."""
+        return "", self._completion(self._tokens(), self._cards[:, 0])
+
     def expert_thought(self) -> str:
-        """The numbers, the formula so far, and the whole formula that it is to become."""
+        """The numbers, the formula so far, what is worked out, and the whole formula that it is to become."""
         formula, symbol = self.formula_text(), self.action_names[self.expert_action()]
-        rest = self._completion(self._tokens(), self._cards[:, 0])
+        working, rest = self.plan()
         whole = " ".join((*self._tokens(), *(rest or ())))
         if rest is None:
             reason = f"No formula that makes {self.target} can follow, so I end it."
@@ -168,7 +173,8 @@ class PointsGame(TurnWorld):
             reason = f"{whole} makes {self.target}, so I append {symbol} next."
         else:
             reason = f"{whole} makes {self.target} and every card is used, so the formula is complete."
-        numbers = json.dumps([min(int(rank), 10) for rank in self._cards[:, 0]])
+        reason = working + reason
+        numbers = json.dumps(self._numbers())
         return f'"cards": {numbers}, "current formula": {json.dumps(formula)}, "thoughts": {json.dumps(reason)}'
 
     def formula_text(self) -> str:
@@ -178,10 +184,13 @@ class PointsGame(TurnWorld):
     def _tokens(self) -> Tokens:
         return tuple(entry for entry in self._entries if entry != _BLANK)
 
+    def _numbers(self) -> list[int]:
+        """Of the cards, from left to right."""
+        return [min(int(rank), 10) for rank in self._cards[:, 0]]
+
     def _left(self) -> Counter[int]:
         """How often each number may still be used."""
-        dealt = Counter(min(int(rank), 10) for rank in self._cards[:, 0])
-        return dealt - Counter(int(entry) for entry in self._entries if entry in _NUMBERS)
+        return Counter(self._numbers()) - Counter(int(entry) for entry in self._entries if entry in _NUMBERS)
 
     def _completion(self, tokens: Tokens, ranks: NDArray[np.int64]) -> Tokens | None:
         left = Counter(min(int(rank), 10) for rank in ranks) - Counter(
@@ -228,6 +237,15 @@ class Points24(PointsGame):
     def deal(self) -> NDArray[np.int64]:
         """Four ranks, each of the thirteen equally likely."""
         return self.np_random.integers(1, 14, self.num_cards)
+
+    def plan(self) -> tuple[str, Tokens | None]:
+        """The search from the empty formula, as long as what stands agrees with it; else what completes it."""
+        numbers, stands = self._numbers(), self._tokens()
+        found = search(tuple(numbers))
+        if len(stands) < len(self._entries) or stands != (found.formula or ())[: len(stands)]:
+            return super().plan()
+        working = "; ".join(found.steps) + ". "
+        return working, None if found.formula is None else found.formula[len(stands) :]
 
     def write(self, image: Image.Image, entries: list[str]) -> None:
         """The word, and below it the formula, on two lines where it is long."""

@@ -18,7 +18,7 @@ from rlvlm.runs.policy.config import PolicyRunConfig
 
 def number_line() -> PolicyRunConfig:
     """gym-cards NumberLine. The start is kept short and noisy, so that what PPO adds can be seen."""
-    return _recipe("number_line", steps=6_144)
+    return _recipe("number_line", steps=10_240)
 
 
 def ez_points() -> PolicyRunConfig:
@@ -65,7 +65,7 @@ def doorkey_6x6() -> PolicyRunConfig:
     return _recipe(
         "doorkey_6x6", steps=4_096, gamma=0.97, final_lr=0.05,
         world=replace(task_env("doorkey_6x6"), episode_steps=40, split="training", shows_last=True),
-        sft=SFTConfig(turns=22_000, p_stray=0.3, updates=1_000),
+        sft=SFTConfig(turns=22_000, p_stray=0.3, updates=2_000),
     )  # fmt: skip
 
 

@@ -107,6 +107,22 @@ def test_a_thought_tells_cards_formula_and_plan() -> None:
     assert told["thoughts"] == "10 + 2 makes 12, so I append 2 next."
 
 
+def test_the_expert_keeps_to_the_search_that_he_tells_of() -> None:
+    world = dealt("points24", [4, 10, 4, 2])
+    searched = (
+        "10-4=6 4 2, 6: 6 2 8 2, 4: 8 4 12 3, 2: 10 2 24; 10+4=14 4 2, 14: 6 2 8 2, 4: 16 12 28, 14*2=28, 28-4=24. "
+    )
+    for symbol in "( 10 + 4 ) * 2 - 4".split():
+        told = json.loads(f"{{{world.expert_thought()}}}")["thoughts"]
+        assert told == f"{searched}( 10 + 4 ) * 2 - 4 makes 24, so I append {symbol} next."
+        write(world, symbol)
+    assert json.loads(f"{{{world.expert_thought()}}}")["thoughts"].startswith(searched)
+    world = dealt("points24", [4, 10, 4, 2])
+    write(world, "4")
+    told = json.loads(f"{{{world.expert_thought()}}}")["thoughts"]
+    assert told == "4 + 4 * 10 / 2 makes 24, so I append + next.", "not what the search found: completed as it stands"
+
+
 def test_cards_and_formula_are_where_the_reference_draws_them() -> None:
     for task, xs, size, line in (
         ("ez_points", [5, 153], (135, 189), 258),
