@@ -33,7 +33,7 @@ def test_a_misspelt_member_of_a_family_names_its_neighbour_and_not_all_fifty(nam
     with pytest.raises(UsageError, match=r"metaworld/NAME \(50\)") as caught:
         task_goal(name)
     assert caught.value.fix == "did you mean metaworld/door-open-v3?"
-    assert len(str(caught.value)) < 500
+    assert "coffee-pull-v3" not in str(caught.value)
 
 
 def test_a_task_needs_no_registration_when_given_by_reference() -> None:
