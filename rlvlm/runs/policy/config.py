@@ -79,7 +79,8 @@ class PolicyRunConfig(RunConfig):
     def smoke(self) -> Self:
         """This run cut to minutes: every part of it happens, nothing is learnt to the end. Long episodes are fewer."""
         share = min(1.0, 32 / self.env.episode_steps)
-        algo = replace(at_most(self.algo, epochs=1), num_worlds=16, rollout_turns=128, objective=self.algo.objective)
+        algo = at_most(self.algo, epochs=1, max_reply_tokens=64)
+        algo = replace(algo, num_worlds=16, rollout_turns=128, objective=self.algo.objective)
         return replace(
             at_most(self, steps=256),
             sft=at_most(self.sft, turns=64, updates=10),
