@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import tyro
@@ -60,7 +60,7 @@ def command(words: Sequence[str], prog: str) -> int:
         raise UsageError(f"{task} has no scripted expert", "choose a task that has one, e.g. doorkey_6x6")
     try:
         player = ScriptedExpert(arguments.wrong_actions, arguments.wrong_thoughts)
-        folder = create_folder(arguments.out, task, "turns", world.action_names)
+        folder = create_folder(arguments.out, task, "turns", world.action_names, asdict(arguments.env))
         num_new = collect(world, player, folder, arguments.episodes, arguments.seed, arguments.pictures)
     except ValueError as error:
         raise UsageError(str(error)) from error

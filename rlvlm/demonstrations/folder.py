@@ -35,6 +35,8 @@ class DemonstrationFolder:
         self.kind: str = about["kind"]
         self.action_names: tuple[str, ...] = tuple(about["action_names"])
         """Words of the actions of a world in turns; empty for chunks."""
+        self.env: Mapping[str, Any] = about.get("env", {})
+        """Settings of the world that the episodes were collected in, by name; empty where nobody told."""
         self.shelf = PictureShelf(path / "pictures")
         self.num_damaged = 0
         """Lines and files that were not believed when the episodes were last read."""
@@ -113,18 +115,35 @@ class DemonstrationFolder:
         write_whole(self.path / "README.md", text)
 
 
-def create_folder(path: Path, task: str, kind: str, action_names: tuple[str, ...] = ()) -> DemonstrationFolder:
+def create_folder(
+    path: Path, task: str, kind: str, action_names: tuple[str, ...] = (), env: Mapping[str, Any] | None = None
+) -> DemonstrationFolder:
     """A new folder, or the one that is there if it holds episodes of the same task: more can be added to it.
 
+    Args:
+        path: of the folder.
+        task: whose episodes it is for.
+        kind: `turns` or `chunks`, as the task's.
+        action_names: words of the actions of a world in turns.
+        env: settings of the world, by name. An episode tells its player and its start, and not these, so a folder has
+            one set of them. None, as of chats that others made, goes with any.
+
     Raises:
-        UsageError: the folder holds something else.
+        UsageError: the folder holds something else, or episodes of a world set up otherwise.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         folder = open_folder(path)
         if (folder.task, folder.kind, folder.action_names) != (task, kind, action_names):
             raise UsageError(f"{path} holds demonstrations of {folder.task}, not of {task}", "name another folder")
+        theirs, ours = folder.env, env or {}
+        other = [f"env.{key} {theirs[key]}, not {ours[key]}" for key in ours if theirs.get(key, ours[key]) != ours[key]]
+        if other:
+            raise UsageError(
+                f"{path} holds demonstrations collected with {'; '.join(other)}", "name another folder with --out"
+            )
         return folder
     about = {"what": _WHAT, "schema": SCHEMA, "task": task, "kind": kind, "action_names": list(action_names)}
+    about |= {} if env is None else {"env": dict(env)}
     path.mkdir(parents=True, exist_ok=True)
     write_json(path / _MARK, about)
     return DemonstrationFolder(path, about)

@@ -21,6 +21,18 @@ def test_collect_show_export_and_import(tmp_path: Path, capsys: pytest.CaptureFi
     assert "chats added" in capsys.readouterr().out
 
 
+def test_a_folder_has_one_set_of_settings_of_the_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["collect", "empty_random_5x5", "--episodes", "2", "--out", str(tmp_path / "d")]
+    assert main([*words, "--env.shows-last"]) == 0
+    assert main([*words, "--env.shows-last", "--seed", "1", "--wrong-actions", "0.2"]) == 0
+    assert "now 4 with" in capsys.readouterr().out
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert main(words) == 2
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "env.shows_last True, not False" in told and "--out" in told
+    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
