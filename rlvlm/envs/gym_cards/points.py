@@ -245,7 +245,9 @@ class Points24(PointsGame):
         if len(stands) < len(self._entries) or stands != (found.formula or ())[: len(stands)]:
             return super().plan()
         working = "; ".join(found.steps) + ". "
-        return working, None if found.formula is None else found.formula[len(stands) :]
+        if found.draft is None or found.formula is None:
+            return working, None
+        return f"{working}{' '.join(found.draft)}. ", found.formula[len(stands) :]
 
     def write(self, image: Image.Image, entries: list[str]) -> None:
         """The word, and below it the formula, on two lines where it is long."""

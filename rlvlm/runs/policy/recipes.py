@@ -37,14 +37,16 @@ def blackjack() -> PolicyRunConfig:
 def points24() -> PolicyRunConfig:
     """gym-cards Points24: 24 from four cards; evaluated on hands that were never dealt.
 
-    The expert's thought is a search of up to 500 tokens, which takes many demonstrations to learn.
+    The expert's thought is a search of up to 620 tokens, which takes many demonstrations to learn.
     """
     base = _recipe(
         "points24", steps=8_192, gamma=0.95, reward_scale=0.1,
         world=replace(task_env("points24"), split="training"),
         sft=SFTConfig(turns=40_000, updates=2_500, batch_turns=48, lr=1.5e-3),
     )  # fmt: skip
-    return replace(base, algo=replace(base.algo, max_reply_tokens=560))
+    return replace(
+        base, algo=replace(base.algo, max_reply_tokens=640), eval=replace(base.eval, every_steps=base.steps)
+    )
 
 
 def minigrid(task: str) -> PolicyRunConfig:
