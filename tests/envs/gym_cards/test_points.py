@@ -109,12 +109,10 @@ def test_a_thought_tells_cards_formula_and_plan() -> None:
 
 def test_the_expert_keeps_to_the_search_that_he_tells_of() -> None:
     world = dealt("points24", [4, 10, 4, 2])
-    searched = (
-        "10-4=6 4 2, 6: 6 2 8 2, 4: 8 4 12 3, 2: 10 2 24; 10+4=14 4 2, 14: 6 2 8 2, 4: 16 12 28, 14*2=28, 28-4=24. "
-    )
-    for symbol in "( 10 + 4 ) * 2 - 4".split():
+    searched = "A 4-2=2 4 10, 2: 14 6 40, 4: 12 8 20, 10*2=20, 20+4=24. 10 * 2 + 4. "
+    for symbol in "10 * ( 4 - 2 ) + 4".split():
         told = json.loads(f"{{{world.expert_thought()}}}")["thoughts"]
-        assert told == f"{searched}( 10 + 4 ) * 2 - 4 makes 24, so I append {symbol} next."
+        assert told == f"{searched}10 * ( 4 - 2 ) + 4 makes 24, so I append {symbol} next."
         write(world, symbol)
     assert json.loads(f"{{{world.expert_thought()}}}")["thoughts"].startswith(searched)
     world = dealt("points24", [4, 10, 4, 2])
