@@ -4,7 +4,7 @@ import numpy as np
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.mujoco.scene import MujocoScene, Outcome, SceneWorld
-from rlvlm.envs.registry import Task
+from rlvlm.envs.task import Task
 
 TASK = Task(
     name="reach_arm",

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import Task
+from rlvlm.envs.task import Task
 from rlvlm.envs.world import World
 from rlvlm.runs.preference.config import PreferenceRunConfig
 

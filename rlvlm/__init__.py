@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlvlm.envs.registry import Task as Task
     from rlvlm.envs.registry import make_world as make_world
+    from rlvlm.envs.task import Task as Task
     from rlvlm.judges.build import build_judge as build_judge
     from rlvlm.runs.folder.run_folder import find_folder as find_folder
     from rlvlm.runs.folder.settings import override as override
@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 PUBLIC = {
     "Clip": "rlvlm.types.judging",
     "Query": "rlvlm.types.judging",
-    "Task": "rlvlm.envs.registry",
+    "Task": "rlvlm.envs.task",
     "build_judge": "rlvlm.judges.build",
     "find_folder": "rlvlm.runs.folder.run_folder",
     "learned_reward": "rlvlm.runs.in_python",

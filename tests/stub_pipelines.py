@@ -15,7 +15,8 @@ from rlvlm.algorithms.checkpoint import PolicyFile, load_policy_file, load_tree,
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, evaluate
 from rlvlm.console.panel import DEFAULT
 from rlvlm.envs.chunks import ChunkWorld, ChunkWorlds, SideBySide
-from rlvlm.envs.registry import Task, make_world
+from rlvlm.envs.registry import make_world
+from rlvlm.envs.task import Task
 from rlvlm.envs.turns import TurnWorld
 from rlvlm.runs.config import EvalConfig, RunConfig, TrackConfig
 from rlvlm.runs.pipeline import Players

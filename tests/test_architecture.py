@@ -152,7 +152,7 @@ def test_of_two_folders_side_by_side_only_one_sees_the_other() -> None:
 def test_names_in_strings_are_imports() -> None:
     tree = ast.parse("make = 'rlvlm.envs.cartpole:CartPole'; load(f'rlvlm.commands.{word}'); say('see rlvlm.envs')")
     assert set(imported_names(tree)) == {"rlvlm.envs.cartpole", "rlvlm.commands"}
-    assert "rlvlm.envs.cartpole" in import_graph()["rlvlm.envs.registry"]
+    assert "rlvlm.envs.cartpole" in import_graph()["rlvlm.envs.catalogue"]
 
 
 def test_a_room_has_a_dozen_files_at_most() -> None:

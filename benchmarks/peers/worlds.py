@@ -4,7 +4,8 @@ import gymnasium as gym
 import numpy as np
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import Task, make_world
+from rlvlm.envs.registry import make_world
+from rlvlm.envs.task import Task
 from rlvlm.envs.world import World
 
 EPISODE_STEPS = {"pendulum": 200, "drawer_open": 250}

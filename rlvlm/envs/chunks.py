@@ -1,7 +1,7 @@
 """The contract of worlds in chunks: images, an instruction and proprioception in, a chunk of actions out.
 
 Images are drawn on demand: a world gives snapshots, and whoever looks has them drawn, once per chunk and not per step.
-`rlvlm.envs.contract` holds every member to this contract.
+`rlvlm.envs.contracts` holds every member to this contract.
 """
 
 from abc import ABC, abstractmethod

@@ -7,56 +7,19 @@ the one task of a family whose goal has these words: `libero_object/alphabet sou
 
 import difflib
 import importlib
-import importlib.util
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from rlvlm.envs.catalogue import shipped_tasks
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
-from rlvlm.envs.gym_cards.games import GAMES
-from rlvlm.envs.libero.suites import EPISODE_STEPS, SUITES, instruction_of
-from rlvlm.envs.metaworld.goals import PAPER_GOALS, STOCK_GOALS
-from rlvlm.envs.minigrid.ids import IDS, SHORT_NAMES, family
+from rlvlm.envs.task import Kind, Task
 from rlvlm.errors import UsageError
 
 if TYPE_CHECKING:
     import gymnasium as gym
-
-
-Kind = Literal["steps", "turns", "chunks"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """A name that worlds can be made of."""
-
-    name: str
-    """What users type, e.g. `drawer_open`."""
-    goal: str
-    """Fills the slot of the prompt, e.g. `open the drawer`; empty where only the user can say it."""
-    maker: str
-    """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving a world."""
-    arguments: tuple[str, ...] = ()
-    """What the maker is called with besides, for one that makes several tasks."""
-    env: EnvConfig = EnvConfig()
-    """How a run sets the world up, unless told otherwise: start, robot, episode length."""
-    heeds: tuple[str, ...] | None = None
-    """Fields of `EnvConfig` that change its worlds, besides `episode_steps`; others are refused. None: nobody said."""
-    goal_state: str = ""
-    """The goal as a sentence that is true once it is reached, e.g. `the drawer is open`, for judges that compare a
-    picture with words; empty takes the goal phrase."""
-    return_range: tuple[float, float] | None = None
-    """True episode returns that count as 0 (random play) and 1 (solved) where runs are compared; None: the task is
-    compared by its success rate."""
-    recipe: str = ""
-    """`module:function` that returns the config a run starts from, e.g. a `PreferenceRunConfig`; empty takes the
-    general defaults."""
-    kind: Kind = "steps"
-    """What its worlds are: stepped with numbers (`World`), talked to in turns (`TurnWorld`), or driven by chunks of
-    actions (`ChunkWorld`)."""
 
 
 GYMNASIUM = "gym:"
@@ -275,134 +238,5 @@ def _load(reference: str) -> Task:
     return task
 
 
-for _name, (_goal, _goal_state) in PAPER_GOALS.items():
-    register(
-        Task(
-            name=_name,
-            goal=_goal,
-            goal_state=_goal_state,
-            maker=f"rlvlm.envs.metaworld.paper:make_{_name}",
-            heeds=("start", "robot", "num_envs"),
-        )
-    )
-for _name, (_goal, _goal_state) in STOCK_GOALS.items():
-    register(
-        Task(
-            name=f"metaworld/{_name}",
-            goal=_goal,
-            goal_state=_goal_state,
-            arguments=(_name,),
-            maker="rlvlm.envs.metaworld.stock:make_stock",
-            env=EnvConfig(robot="visible"),
-            heeds=("start", "robot", "num_envs"),
-        )
-    )
-register(
-    Task(
-        name="cartpole",
-        goal="balance the brown pole on the black cart to be upright",
-        goal_state="the brown pole on the black cart is upright",
-        maker="rlvlm.envs.cartpole:CartPole",
-        env=EnvConfig(episode_steps=100),
-        heeds=("start", "num_envs"),
-        return_range=(-2_640.0, 0.0),
-    )
-)
-for _name, (_goal, _goal_state) in DEFORMABLE_GOALS.items():
-    register(
-        Task(
-            name=_name,
-            goal=_goal,
-            goal_state=_goal_state,
-            return_range=RETURN_RANGES[_name],
-            maker=f"rlvlm.envs.deformables.{_name}:make_{_name}",
-            env=DEFORMABLE_ENVS[_name],
-            heeds=("start", "num_envs"),
-        )
-    )
-if importlib.util.find_spec("softgym") is not None:
-    for _name, (_goal, _goal_state) in SOFTGYM_GOALS.items():
-        register(
-            Task(
-                name=f"softgym/{_name}",
-                goal=_goal,
-                goal_state=_goal_state,
-                arguments=(_name,),
-                maker="rlvlm.envs.deformables.softgym:SoftGymWorld",
-                env=EnvConfig(episode_steps=100),
-            )
-        )
-for _name, (_goal, _goal_state, _maker, _turns) in GAMES.items():
-    register(
-        Task(
-            name=_name,
-            goal=_goal,
-            goal_state=_goal_state,
-            maker=f"rlvlm.envs.gym_cards.{_maker}",
-            env=EnvConfig(episode_steps=_turns),
-            heeds=("rules", "deals", "split"),
-            kind="turns",
-        )
-    )
-register(
-    Task(
-        name="push_block",
-        goal="push the block of the named colour onto the pad",
-        goal_state="the block of the named colour lies on the pad",
-        maker="rlvlm.envs.push_block.world:PushBlock",
-        env=EnvConfig(episode_steps=32),
-        heeds=(),
-        kind="chunks",
-    )
-)
-register(
-    Task(
-        name="pick_place_can",
-        goal="pick up the red can and put it into the bin that waits for it",
-        goal_state="the red can lies in its bin",
-        maker="rlvlm.envs.robosuite.pick_place_can:PickPlaceCan",
-        env=EnvConfig(episode_steps=120),
-        kind="turns",
-        heeds=("rules", "shows_text", "move_ticks", "second_view", "view_px", "physics"),
-    )
-)
-for _suite, _files in SUITES.items():
-    register(
-        Task(
-            name=_suite,
-            goal="do what the instruction says",
-            maker="rlvlm.envs.libero.suite:LiberoSuite",
-            arguments=(_suite,),
-            env=EnvConfig(episode_steps=EPISODE_STEPS[_suite]),
-            heeds=("moved", "mesh_cell", "physics"),
-            kind="chunks",
-        )
-    )
-    for _number, _file in enumerate(_files):
-        register(
-            Task(
-                name=f"{_suite}/{_number}",
-                goal=instruction_of(_file),
-                maker="rlvlm.envs.libero.world:LiberoWorld",
-                arguments=(_suite, str(_number)),
-                env=EnvConfig(episode_steps=EPISODE_STEPS[_suite]),
-                heeds=("moved", "mesh_cell", "physics"),
-                kind="chunks",
-            )
-        )
-for _name, _id, _turns in [(short, *entry) for short, entry in SHORT_NAMES.items()] + [
-    (f"minigrid/{_id}", _id, 1_000) for _id in IDS
-]:
-    _goal, _goal_state, _ = family(_id)
-    register(
-        Task(
-            name=_name,
-            goal=_goal,
-            goal_state=_goal_state,
-            arguments=(_id,),
-            maker="rlvlm.envs.minigrid.world:MiniGridWorld",
-            env=EnvConfig(episode_steps=_turns),
-            heeds=("rules", "split", "shows_text", "shows_last"),
-            kind="turns",
-        )
-    )
+for _task in shipped_tasks():
+    register(_task)

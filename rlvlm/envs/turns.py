@@ -1,6 +1,6 @@
 """The contract of a world in turns: it shows a picture and words, and is answered in text.
 
-`rlvlm.envs.contract` holds every member to it. What is kept of an episode are snapshots; pictures are drawn from them
+`rlvlm.envs.contracts` holds every member to it. What is kept of an episode are snapshots; pictures are drawn from them
 when somebody looks.
 """
 

@@ -1,7 +1,7 @@
 """The contract of an env: a Gymnasium env whose pictures can be drawn later from a few stored numbers.
 
 Frames are references, not pixels: replay, query sampler and preference set keep snapshots (a few dozen floats), and
-pixels are drawn when somebody looks. `rlvlm.envs.contract` holds every member to this contract.
+pixels are drawn when somebody looks. `rlvlm.envs.contracts` holds every member to this contract.
 """
 
 from abc import abstractmethod

@@ -1,4 +1,4 @@
-"""What every Judge promises, checked: each judge's tests call this. Worlds are checked by `rlvlm.envs.contract`."""
+"""What every Judge promises, checked: each judge's tests call this. Worlds are checked by `rlvlm.envs.contracts`."""
 
 import numpy as np
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import Task
+from rlvlm.envs.task import Task
 from rlvlm.envs.world import World
 from rlvlm.types.steps import FloatArray, Frames
 

@@ -14,7 +14,7 @@ from rlvlm import metrics
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import Task
+from rlvlm.envs.task import Task
 from rlvlm.errors import MachineError
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.testing import TinyWorld

@@ -5,7 +5,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlvlm.envs.contract import check_world
+from rlvlm.envs.contracts.steps import check_world
 from rlvlm.envs.gymnasium_world import STORED_PX, GymnasiumWorld, StoredImage, _say_once
 from rlvlm.envs.registry import make_world, task_env, task_goal
 from rlvlm.errors import NumericsError, UsageError

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import Task, make_vector, make_world, register, task_goal, task_goal_state, task_names
+from rlvlm.envs.registry import make_vector, make_world, register, task_goal, task_goal_state, task_names
+from rlvlm.envs.task import Task
 from rlvlm.errors import UsageError
 
 TINY = "rlvlm.testing:TINY"

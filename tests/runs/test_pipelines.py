@@ -13,9 +13,9 @@ import stub_pipelines
 from damaged import damage
 from tiny_run import arrays, table
 
-from rlvlm.envs.chunk_contract import check_chunk_world
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.contract import check_turn_world
+from rlvlm.envs.contracts.chunks import check_chunk_world
+from rlvlm.envs.contracts.turns import check_turn_world
 from rlvlm.errors import UsageError
 from rlvlm.runs.configs import config_text, read_config_text
 from rlvlm.runs.recipes import recipe

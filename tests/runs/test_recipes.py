@@ -2,7 +2,8 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from rlvlm.envs.registry import Task, register
+from rlvlm.envs.registry import register
+from rlvlm.envs.task import Task
 from rlvlm.errors import UsageError
 from rlvlm.pocket.video import TASKS
 from rlvlm.runs.folder.settings import override

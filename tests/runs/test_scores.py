@@ -1,6 +1,7 @@
 import numpy as np
 
-from rlvlm.envs.registry import Task, register
+from rlvlm.envs.registry import register
+from rlvlm.envs.task import Task
 from rlvlm.runs.scores import score_name, scores
 
 ROWS = [{"success_rate": "0.2", "episode_return": "-100"}, {"success_rate": "1", "episode_return": "50"}]

@@ -21,7 +21,7 @@ _Item = tuple[Fraction, Tokens]
 """A number, and the formula that makes it."""
 
 # Places of two cards, as dealt, and what is done with their numbers, the greater first; `\\` divides the smaller by the
-# greater. Their letters in a thought are A, B, C, ... a, b, c, d. Each solves most of what the ones before it leave; the
+# greater. In a thought they are called A, B, C, ... a, b, c, d. Each solves most of what the ones before it leave; the
 # first that leads to 24 comes third or fourth on average. A hand has as many searches as it has orders.
 _JOINTS = (
     (2, 3, "-"), (2, 3, "+"), (0, 1, "-"), (0, 2, "-"), (1, 3, "/"), (0, 3, "-"), (0, 2, "/"), (1, 3, "-"),

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.contract import check_world
+from rlvlm.envs.contracts.steps import check_world
 from rlvlm.envs.registry import make_world, task_goal, task_names
 from rlvlm.envs.world import World
 from rlvlm.errors import EXIT_DONE, UsageError

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from rlvlm.envs.chunk_contract import check_chunk_world
 from rlvlm.envs.chunks import ChunkWorld
+from rlvlm.envs.contracts.chunks import check_chunk_world
 from rlvlm.envs.registry import make_world, task_env, task_goal
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.reports.task.check import COLUMNS, CONTRACT, PICTURE_PX, Row, contact_sheet

@@ -10,7 +10,7 @@ from rich.console import Console
 from rlvlm.demonstrations.collect import play
 from rlvlm.demonstrations.players import Player, RandomPlayer, ScriptedExpert
 from rlvlm.demonstrations.records import EpisodeRecord
-from rlvlm.envs.contract import check_turn_world
+from rlvlm.envs.contracts.turns import check_turn_world
 from rlvlm.envs.registry import make_world, task_env, task_goal
 from rlvlm.envs.turns import TurnWorld
 from rlvlm.errors import EXIT_DONE, UsageError

@@ -44,9 +44,7 @@ def points24() -> PolicyRunConfig:
         world=replace(task_env("points24"), split="training"),
         sft=SFTConfig(turns=40_000, updates=2_500, batch_turns=48, lr=1.5e-3),
     )  # fmt: skip
-    return replace(
-        base, algo=replace(base.algo, max_reply_tokens=640), eval=replace(base.eval, every_steps=base.steps)
-    )
+    return replace(base, algo=replace(base.algo, max_reply_tokens=640), eval=replace(base.eval, every_steps=base.steps))
 
 
 def minigrid(task: str) -> PolicyRunConfig:

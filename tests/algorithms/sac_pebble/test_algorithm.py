@@ -12,7 +12,7 @@ from rlvlm.algorithms.checkpoint import load_policy_file, load_tree, save_tree
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import Task
+from rlvlm.envs.task import Task
 from rlvlm.errors import MachineError, NumericsError, UsageError
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig

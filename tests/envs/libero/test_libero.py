@@ -10,9 +10,9 @@ import mujoco
 import numpy as np
 import pytest
 
-from rlvlm.envs.chunk_contract import check_chunk_world
 from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.contracts.chunks import check_chunk_world
 from rlvlm.envs.libero.suites import SUITES, instruction_of
 from rlvlm.envs.libero.world import LiberoWorld, to_robosuite
 from rlvlm.envs.registry import full_name, task_goal, task_kind

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from rlvlm.envs.chunk_contract import check_chunk_world
 from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.contracts.chunks import check_chunk_world
 from rlvlm.envs.libero import suite as module
 from rlvlm.envs.libero.suite import LiberoSuite
 from rlvlm.envs.registry import make_world, task_goal, task_kind

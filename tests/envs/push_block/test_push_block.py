@@ -5,9 +5,9 @@ import time
 import numpy as np
 import pytest
 
-from rlvlm.envs.chunk_contract import check_chunk_world
 from rlvlm.envs.chunks import SideBySide
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.contracts.chunks import check_chunk_world
 from rlvlm.envs.push_block import table
 from rlvlm.envs.push_block.world import PushBlock
 

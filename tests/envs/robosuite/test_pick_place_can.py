@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.contract import check_turn_world
+from rlvlm.envs.contracts.turns import check_turn_world
 from rlvlm.envs.robosuite.pick_place_can import PickPlaceCan
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from PIL import Image
 
 from rlvlm.cli import main
 from rlvlm.envs.push_block.world import PushBlock
-from rlvlm.envs.registry import Task
+from rlvlm.envs.task import Task
 
 
 class Forgetful(PushBlock):

@@ -7,7 +7,7 @@ from PIL import Image
 from rlvlm.cli import main
 from rlvlm.envs.cartpole import CartPole
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import Task
+from rlvlm.envs.task import Task
 from rlvlm.errors import UsageError
 from rlvlm.reports.task import play
 from rlvlm.reports.task.check import check_task

@@ -5,7 +5,7 @@ from PIL import Image
 
 from rlvlm.cli import main
 from rlvlm.envs.gym_cards.number_line import NumberLine
-from rlvlm.envs.registry import Task
+from rlvlm.envs.task import Task
 
 
 class Deaf(NumberLine):
