@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rlvlm.algorithms.ppo_vlm.panel import ROWS
 from rlvlm.algorithms.ppo_vlm.play import Hand
 from rlvlm.algorithms.ppo_vlm.player import ScriptPlayer, TurnsPlayer
 from rlvlm.algorithms.ppo_vlm.reward.label import EPISODE_CLAIM, TURN_CLAIM
+from rlvlm.algorithms.seats import Seat
 from rlvlm.demonstrations.players import RandomPlayer, ScriptedExpert
 from rlvlm.disk import write_whole
 from rlvlm.judges.judge import Judge
@@ -110,19 +112,26 @@ class PolicyPipeline:
         write_whole(folder.path / "episodes.html", episodes_page(shown, config.title, note))
 
     def open_players(self, config: PolicyRunConfig, checkpoint: Path) -> Players:
-        """The policy and what PPO started from, greedy and sampled; the world's expert, where it has one; chance."""
+        """The policy and what PPO started from, greedy and sampled; the world's expert, where it has one; chance.
+
+        Where starts were held out from training, the policy is also played on those that were not.
+        """
         torch.set_num_threads(config.algo.threads)
-        seats = partial(make_seat, config.task, config.env.for_evaluation())
+        held_out = config.env.for_evaluation()
+        seats = partial(make_seat, config.task, held_out)
         world = seats().world
         policy, start = (make_policy(config.policy, len(world.action_names)) for _ in range(2))
         load_trained_policy(policy, checkpoint)
 
-        def plays(who: VLMPolicy, greedy: bool) -> TurnsPlayer:
+        def plays(who: VLMPolicy, greedy: bool, seats: Callable[[], Seat] = seats) -> TurnsPlayer:
             engine = PolicyEngine(who, config.algo.num_worlds)
             hand = Hand(engine, config.algo.max_reply_tokens, config.algo.temperature)
             return TurnsPlayer(hand, seats, config.algo.num_worlds, greedy)
 
         others: dict[str, Player] = {"policy, sampled": plays(policy, False)}
+        if config.env.split != held_out.split:
+            seen = partial(make_seat, config.task, replace(held_out, split=config.env.split))
+            others |= {f"seen starts, {way}": plays(policy, way == "greedy", seen) for way in ("greedy", "sampled")}
         if load_start(start, checkpoint):
             others |= {"before PPO, greedy": plays(start, True), "before PPO, sampled": plays(start, False)}
         if world.has_expert:

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 WORDS = (
     "number_line", "--smoke", "--steps", "512", "--eval.every-steps", "256", "--eval.episodes", "2",
-    "--track.checkpoint-every-steps", "256",
+    "--track.checkpoint-every-steps", "256", "--env.split", "training",
 )  # fmt: skip
 
 
@@ -70,8 +70,8 @@ def test_a_run_is_killed_goes_on_to_the_bit_and_is_played(tmp_path: Path) -> Non
     assert "current number" in page and "data:image" in page
     assert "success" in finish(start("eval", str(whole), "--episodes", "3"))
     compared = json.loads((whole / "evaluation.json").read_text())["compared"]
-    names = ["policy, greedy", "policy, sampled", "before PPO, greedy", "before PPO, sampled", "scripted expert"]
-    assert list(compared) == [*names, "random actions"]
+    names = ["policy, greedy", "policy, sampled", "seen starts, greedy", "seen starts, sampled", "before PPO, greedy"]
+    assert list(compared) == [*names, "before PPO, sampled", "scripted expert", "random actions"]
     assert compared["scripted expert"]["success"] == 1 and compared["scripted expert"]["success_low"] < 0.5
     assert all(one["episodes"] == 3 for one in compared.values())
     assert_served(whole, tmp_path / "token")
