@@ -6,6 +6,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.console.panel import RunConsole
 from rlvlm.console.quiet import quiet_output
 from rlvlm.console.signals import StopRequest
-from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, NumericsError, RunError
+from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, NumericsError, RunError, UsageError
 from rlvlm.runs.artifacts.album import VIDEO_PX, write_artifacts
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.folder.label_store import label_store
 from rlvlm.runs.folder.rows import DECODINGS, evaluation_rank, evaluation_row
 from rlvlm.runs.folder.run_folder import RunFolder
+from rlvlm.runs.folder.settings import differences, flat
 from rlvlm.runs.folder.trackers import Trackers
 from rlvlm.runs.pipeline import Pipeline
 from rlvlm.runs.pipelines import pipeline_of
@@ -86,11 +88,16 @@ class Training:
         self._console = console
         self._memory = memory
         self._before = before
+        self._settings = {name: value for name, value in flat(config).items() if name != "out"}
+        self._changes = list(before.changes)
         self._started = time.monotonic()
         self._trackers = Trackers(folder, config)
         for note in (self._trackers.trouble, *config.notes):
             if note:
                 console.line(note)
+        for name, told in differences(before.settings, self._settings).items():
+            self._changes.append(f"from step {before.env_steps:,} on {name} is {told}")
+            console.line(self._changes[-1])
         self._pipeline = pipeline
         self._recorder = pipeline.open_recorder(folder, config, algorithm.draw)
         self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
@@ -100,7 +107,13 @@ class Training:
     def state(self) -> RunState:
         """Where the run is now."""
         wall_s = self._before.wall_s + time.monotonic() - self._started
-        return RunState(env_steps=self._algorithm.env_steps, wall_s=wall_s, peak_rss_mb=self._memory.peak_mb)
+        return RunState(
+            env_steps=self._algorithm.env_steps,
+            wall_s=wall_s,
+            peak_rss_mb=self._memory.peak_mb,
+            settings=self._settings,
+            changes=tuple(self._changes),
+        )
 
     @property
     def is_over(self) -> bool:
@@ -222,9 +235,10 @@ def open_training(
     """The run loop of `folder` with all it stands on, where `checkpoint` left it (None: at the start).
 
     Raises:
-        RunError: something that it needs does not start.
+        RunError: something that it needs does not start, or the checkpoint is of a run with other settings.
     """
     before = RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0) if checkpoint is None else checkpoint.state
+    check_settings(before, config)
     console.phase("starting Ray and the judge" if config.asks_judge else "starting Ray")
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
@@ -265,6 +279,18 @@ def choose_sound(checkpoints: Iterable[Checkpoint], console: RunConsole) -> Chec
         lost = candidates[0].step - chosen.step
         console.line(f"going on from step {chosen.step:,}: the {lost:,} steps after it are lost and trained again")
     return chosen
+
+
+def check_settings(before: RunState, config: RunConfig) -> None:
+    """Raises UsageError where a setting that says what is learned is not what it was before."""
+    changed = differences(before.settings, flat(config))
+    odd = [name for name in changed if not any(fnmatchcase(name, pattern) for pattern in config.may_change)]
+    if odd:
+        told = "; ".join(f"{name} is {changed[name]}" for name in odd)
+        raise UsageError(
+            f"config.yaml says something else than the run had at step {before.env_steps:,}: {told}",
+            "put that back, or start a new run with it",
+        )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,6 +123,23 @@ def test_a_signal_saves_and_the_run_goes_on(whole: tuple[Path, str], tmp_path: P
     assert (code, err) == (0, "")
     assert_same_run(run, whole[0])
     assert json.loads((run / "summary.json").read_text())["wall_s"] > summary["wall_s"]
+
+
+def test_a_run_goes_on_with_what_it_was_begun_with(whole: tuple[Path, str], tmp_path: Path) -> None:
+    run = shutil.copytree(whole[0], tmp_path / "run", symlinks=True)
+    begun = (run / "config.yaml").read_text().replace("steps: 400", "steps: 420", 1)
+    (run / "config.yaml").write_text(begun.replace("teacher: oracle", "teacher: random"))
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "run.log"}
+    code, _, err = finish(start("resume", str(run)))
+    told = " ".join(err.replace("│", " ").split())
+    assert code == 2 and "reward.teacher is 'random', before 'oracle'" in told and "steps is" not in told
+    assert before == {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "run.log"}
+    (run / "config.yaml").write_text(re.sub("actor_lr: .*", "actor_lr: 0.0001", begun))
+    code, said, err = finish(start("resume", str(run)))
+    change = "from step 400 on algo.actor_lr is 0.0001, before 0.0003"
+    assert (code, err) == (0, "") and change in said
+    assert f"- changed on the way: {change}" in (run / "README.md").read_text()
+    assert change in json.loads((run / "checkpoints" / "last" / "run.json").read_text())["changes"]
 
 
 def test_a_policy_can_be_played_from_its_folder(whole: tuple[Path, str]) -> None:

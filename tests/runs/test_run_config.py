@@ -1,13 +1,36 @@
 """What every run's settings are held to, whatever pipeline it is of."""
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import pytest
 
 from rlvlm.commands.arguments import parse_run
 from rlvlm.envs.registry import check_heeded, task_env, task_names
 from rlvlm.errors import UsageError
+from rlvlm.runs.folder.checkpoints import RunState
+from rlvlm.runs.folder.settings import flat
 from rlvlm.runs.recipes import recipe
+from rlvlm.runs.train import check_settings
+
+
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [
+        ("drawer_open", "steps algo.actor_lr algo.critic_lr reward_model.lr judge.api.max_cost_usd serve.num_gpus"),
+        ("number_line", "algo.lr algo.value_lr algo.objective.kl_weight engine.num_replicas reward.without_answer"),
+        ("push_block", "algo.lr algo.device algo.env_runners reward.monitor.on_alarm eval.episodes"),
+    ],
+)
+def test_what_errors_tell_to_change_may_be_changed_and_what_a_run_is_may_not(task: str, names: str) -> None:
+    config = recipe(task)
+    free = {name for name in flat(config) if any(fnmatchcase(name, pattern) for pattern in config.may_change)}
+    assert set(names.split()) <= free
+    assert not free & {"task", "seed", "goal", "env.episode_steps", "reward.source", "reward.teacher", "judge.model"}
+    state = RunState(env_steps=5, wall_s=0.0, peak_rss_mb=0.0, settings=flat(config))
+    check_settings(state, replace(config, steps=7))
+    with pytest.raises(UsageError, match="seed is 9, before 0"):
+        check_settings(state, replace(config, seed=9, steps=7))
 
 
 @pytest.mark.parametrize(

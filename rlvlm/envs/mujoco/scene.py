@@ -170,7 +170,7 @@ class SceneWorld(MujocoWorld):
         if self._data.warning.number[_DIVERGED].any():  # MuJoCo starts over, as if nothing had happened
             raise NumericsError(
                 f"the simulation diverged in step {self._steps} of an episode, at action {action}",
-                "resume from the last checkpoint with another seed",
+                "start the run again with another --seed; resumed, it would come to the same step",
             )
         obs, outcome = self._look()
         self._steps += 1

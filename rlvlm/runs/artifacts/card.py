@@ -1,6 +1,6 @@
 """`README.md` in a run's folder: what was run, what came of it, how to do it again."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvlm import metrics
@@ -51,7 +51,7 @@ def run_card(  # one page, one argument per source of facts
         _pictures(files),
         "## How it was made\n",
         f"```\n{command}\n```\n",
-        _setting(config, environment),
+        _setting(config, environment, summary.get("changes") or []),
         "Go on, if it was stopped: `rlvlm resume .`  Play the policy: `rlvlm eval . --video`\n",
     ]
     return "\n".join(part for part in parts if part)
@@ -120,7 +120,7 @@ def _pictures(files: list[str]) -> str:
     return "\n".join(plots) + (f"\n{links}\n" if links else "")
 
 
-def _setting(config: RunConfig, environment: Mapping[str, Any]) -> str:
+def _setting(config: RunConfig, environment: Mapping[str, Any], changes: Sequence[str]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
     judge = (
         f"- judge: {config.judge.backend} {config.judge.model}".rstrip()
@@ -131,6 +131,7 @@ def _setting(config: RunConfig, environment: Mapping[str, Any]) -> str:
         f"- {environment['cpu']}, {environment['cpu_cores']} cores; {', '.join(environment['gpus']) or 'no GPU'}\n"
         f"{judge if config.asks_judge else ''}"
         f"- every setting: [config.yaml](config.yaml); {config.world_name}\n"
+        + "".join(f"- changed on the way: {change}\n" for change in changes)
     )
 
 

@@ -48,6 +48,7 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
         "wall_s": round(state.wall_s, 1),
         "steps_per_s": round(state.env_steps / state.wall_s, 1) if state.wall_s else None,
         "peak_rss_mb": round(state.peak_rss_mb),
+        **({"changes": list(state.changes)} if state.changes else {}),
         **summarise_answers(folder),
         **({"decodings": shares} if (shares := summarise_decodings(evaluations)) else {}),
         **({"judge": watched} if (watched := summarise_judge(folder)) else {}),

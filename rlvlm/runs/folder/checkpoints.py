@@ -3,9 +3,10 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rlvlm.algorithms.manifest import MANIFEST, CorruptCheckpoint, check_folder, write_manifest
 from rlvlm.disk import sync_tree, write_whole
@@ -25,6 +26,10 @@ class RunState:
     """Seconds spent in training so far, over all sittings."""
     peak_rss_mb: float
     """Largest memory of all processes together so far, in MiB."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Every setting that the run had but its place, by dotted name; empty in checkpoints of older rlvlm."""
+    changes: tuple[str, ...] = ()
+    """Which settings were changed on the way, from which step on, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,9 @@ class Checkpoint:
             CorruptCheckpoint: it cannot be read.
         """
         try:
-            return RunState(**json.loads((self.path / STATE).read_bytes()))
-        except (OSError, ValueError, TypeError) as error:
+            found = json.loads((self.path / STATE).read_bytes())
+            return RunState(**{**found, "changes": tuple(found.get("changes", ()))})
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise CorruptCheckpoint(f"{self.path / STATE} is not what was written: {error}", _OTHERS) from error
 
     @property

@@ -51,6 +51,21 @@ def flat(config: Any) -> dict[str, Any]:
     return _flat(_plain(config), "")
 
 
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+    """What became of the settings that differ, e.g. `0.0001, before 0.0002`, by dotted name.
+
+    Args:
+        before: as `flat` gave them. One that only `after` knows is of a newer rlvlm, and no difference.
+        after: likewise.
+    """
+    told = {}
+    for name in [*after, *(name for name in before if name not in after)]:
+        old, new = (repr(tree[name]) if name in tree else "unset" for tree in (before, after))
+        if name in before and old != new:
+            told[name] = f"{new}, before {old}"
+    return told
+
+
 def override(config: T, settings: Mapping[str, Any]) -> T:
     """A copy of a config tree with some leaves set anew; all rules are checked on the result.
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.errors import UsageError
-from rlvlm.runs.folder.settings import flat, from_yaml, override, to_yaml
+from rlvlm.runs.folder.settings import differences, flat, from_yaml, override, to_yaml
 from rlvlm.runs.preference.config import PreferenceRunConfig
 
 
@@ -22,6 +22,15 @@ def test_a_round_trip_changes_nothing() -> None:
     config = PreferenceRunConfig(task="drawer_open", out=Path("runs/x"), env=EnvConfig(start="random", num_envs=3))
     assert from_yaml(PreferenceRunConfig, to_yaml(config)) == config
     assert from_yaml(PreferenceRunConfig, to_yaml(replace(config, out=None))).out is None
+
+
+def test_differences_worked_by_hand() -> None:
+    """Of four settings and a choice one is as it was, one is another, one is gone, and one is of a newer rlvlm."""
+    before = {"seed": 1, "lr": 0.1, "loss.choice": "a", "loss.a_only": 2}
+    after = {"seed": 1, "lr": 0.2, "loss.choice": "a", "newer": 3}
+    assert differences(before, after) == {"lr": "0.2, before 0.1", "loss.a_only": "unset, before 2"}
+    assert differences({}, after) == {}, "a checkpoint that knows no settings"
+    assert differences(before, before) == {}
 
 
 @pytest.mark.parametrize(
