@@ -1,6 +1,8 @@
 """What all our algorithms ask of RLlib in the same way: its settings, its silence, its learner, its metrics."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -20,6 +22,7 @@ from rlvlm.vlms.devices import pick_device
 UNCHANGED: Any = NotProvided
 """Of a setting that keeps its value."""
 _NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
+_QUIET = "ERROR"
 
 
 class TaskConfig(AlgorithmConfig):
@@ -42,7 +45,7 @@ class TaskConfig(AlgorithmConfig):
         self.delay_between_env_runner_restarts_s = self.env_runner_health_probe_timeout_s = 1.0
         self.min_time_s_per_iteration = None
         self.sample_timeout_s = 600.0  # a turn of a slow world takes a minute; a runner that takes longer is replaced
-        self.log_level = "ERROR"
+        self.log_level = _QUIET
         self._dont_auto_sync_env_runner_states = True
 
     def worlds(self, *, task: str = UNCHANGED, world: EnvConfig = UNCHANGED) -> Self:
@@ -60,10 +63,18 @@ class TaskConfig(AlgorithmConfig):
         Raises:
             ValueError: says which setting is wrong and what to do.
         """
-        silence_rllib()
-        super().validate()
+        with quiet_rllib():
+            super().validate()
         if not self.task:
             raise ValueError("no task was chosen; call .worlds(task=...), `rlvlm check-task --list` has their names")
+
+    def build_algo(self, *arguments: Any, **settings: Any) -> Algorithm:
+        """The algorithm, as RLlib builds it; what RLlib logs from then on is up to `log_level`, if that was chosen."""
+        with quiet_rllib():
+            algorithm = super().build_algo(*arguments, **settings)
+        if self.log_level != _QUIET:
+            logging.getLogger("ray.rllib").setLevel(self.log_level)
+        return algorithm
 
     def _take(self, **chosen: Any) -> Self:
         for name, value in chosen.items():
@@ -101,10 +112,17 @@ def gpus_of_learner(device: str) -> int:
     return int(pick_device(device, "algo").type != "cpu")
 
 
-def silence_rllib() -> None:
-    """RLlib warns of its own ways as it checks and builds; users cannot act on it."""
-    for name in _NOISY_LOGGERS:
-        logging.getLogger(name).setLevel(logging.ERROR)
+@contextmanager
+def quiet_rllib() -> Iterator[None]:
+    """While RLlib checks and builds it warns of its own ways; users cannot act on that. Afterwards all is as before."""
+    levels = {name: logging.getLogger(name).level for name in _NOISY_LOGGERS}
+    try:
+        for name in levels:
+            logging.getLogger(name).setLevel(_QUIET)
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def settle_torch(threads: int) -> None:

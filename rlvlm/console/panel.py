@@ -29,6 +29,8 @@ class PanelRow:
     """What stands before it in plain lines; empty leaves it out of them."""
     is_rare: bool = False
     """Whether only some runs have it; it is shown from its first value on."""
+    says: tuple[str, str] | None = None
+    """What is said instead of a number that is 0, and of any other; None shows the number."""
 
 
 DEFAULT = (
@@ -91,7 +93,10 @@ class RunConsole(Screen):
         return [row for row in self._rows if not row.is_rare or row.metric in self._latest]
 
     def _number(self, row: PanelRow) -> str:
-        return format(self._latest[row.metric], row.format) if row.metric in self._latest else "-"
+        if row.metric not in self._latest:
+            return "-"
+        number = self._latest[row.metric]
+        return format(number, row.format) if row.says is None else row.says[bool(number)]
 
     def _progress(self) -> tuple[int, str]:
         """The env step, and the time left at the present speed."""

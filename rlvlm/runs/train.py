@@ -331,7 +331,12 @@ def _carry_on(folder: RunFolder, config: RunConfig, checkpoints: Iterable[Checkp
         stack.enter_context(told_failures(folder))
         with open_training(folder, config, choose_sound(checkpoints, console), console) as training:
             stop.take_over()
-            is_done = _train(training, stop)
+            try:
+                is_done = _train(training, stop)
+            except RunError:
+                if newest := next(iter(folder.checkpoints.newest_first()), None):
+                    console.line(f"saved up to step {newest.step:,}; go on with: {folder.resume_command}")
+                raise
         _say_goodbye(folder, console)
     return EXIT_DONE if is_done else EXIT_PREEMPTED
 

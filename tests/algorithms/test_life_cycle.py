@@ -1,6 +1,8 @@
 """RLlib's public calls, each on a real local Ray: what works, and what is refused by name."""
 
+import logging
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,15 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN, EVALUATION_RESULTS, NUM_EPISODES
 
 from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig
+from rlvlm.algorithms.grpo.config import SFTConfig as ChunkSFTConfig
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.errors import UsageError
+from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.rewards.config import RewardConfig
+from tests.algorithms.ppo_vlm.tiny_runs import build as build_ppo
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 SMALL = SACConfig(hidden=(16, 16), batch_size=16, seed_steps=20, turn_steps=10)
@@ -68,6 +74,83 @@ def test_a_state_goes_on_as_if_there_had_been_no_stop(build: Any, tmp_path: Path
     assert second.env_steps == straight.env_steps == 60 and second.iteration == 3
     for name, value in weights(straight).items():
         np.testing.assert_array_equal(weights(second)[name], value)
+
+
+def build_grpo(folder: Path) -> Any:
+    return (
+        VLAGRPOConfig()
+        .worlds(task="push_block", world=EnvConfig(episode_steps=16))
+        .learning(
+            policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
+            sft=ChunkSFTConfig(demonstrations=4, steps=4),
+            grpo=GRPOConfig(groups=3, group_size=3, rounds=1),
+        )
+        .evaluation(evaluation_interval=1, evaluation_duration=2)
+        .debugging(seed=0)
+        .build_algo()
+    )
+
+
+def build_vlm(folder: Path) -> Any:
+    return build_ppo(folder / "model", rollout_turns=8)
+
+
+@pytest.fixture(params=[build_grpo, build_vlm], ids=["VLAGRPO", "PPOVLM"])
+def make_other(request: Any, tmp_path: Path) -> Iterator[Any]:
+    """Builds one of the algorithms that act in chunks or in text, and stops it after the test."""
+    built: list[Any] = []
+
+    def make() -> Any:
+        built.append(request.param(tmp_path))
+        return built[-1]
+
+    yield make
+    for algorithm in built:
+        algorithm.stop()
+
+
+@pytest.mark.slow
+def test_the_other_algorithms_have_the_same_life_cycle(make_other: Any, tmp_path: Path) -> None:
+    straight, by_state, by_path, by_save = (make_other() for _ in range(4))
+    straight.train()
+    by_state.set_state(straight.get_state())
+    by_path.restore_from_path(straight.save_to_path(tmp_path / "path"))
+    by_save.restore(straight.save(str(tmp_path / "save")))
+    result = straight.train()
+    if straight.config.evaluation_interval:
+        assert result[EVALUATION_RESULTS][ENV_RUNNER_RESULTS][NUM_EPISODES] == 2
+    expected = straight.get_module().state_dict()
+    assert expected and straight.get_module("other") is None
+    for again in (by_state, by_path, by_save):
+        again.train()
+        assert (again.env_steps, again.iteration) == (straight.env_steps, 2)
+        found = again.get_module().state_dict()
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name].numpy(), value.numpy(), err_msg=name)
+    evaluated = straight.evaluate()
+    assert 0 <= evaluated["success_rate"] <= 1 and math.isfinite(evaluated[ENV_RUNNER_RESULTS][EPISODE_RETURN_MEAN])
+    with pytest.raises(UsageError, match="holds no config"):
+        type(straight).from_checkpoint(str(tmp_path / "path"))
+
+
+def test_rllib_is_told_to_be_quiet_only_while_it_checks_and_builds(build: Any) -> None:
+    names = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
+    before = {name: logging.getLogger(name).level for name in names}
+    try:
+        for level in (logging.INFO, logging.DEBUG):
+            for name in names:
+                logging.getLogger(name).setLevel(level)
+            if level == logging.INFO:
+                config_of().validate()
+            else:
+                build()
+            assert {logging.getLogger(name).level for name in names} == {level}
+        build(config_of().debugging(log_level="WARN"))
+        assert logging.getLogger("ray.rllib").level == logging.WARNING
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def test_parts_of_a_state_and_checkpoints_without_a_config_are_refused_with_what_to_do(

@@ -47,6 +47,17 @@ def test_an_algorithm_shows_its_own_numbers() -> None:
     assert "tokens 12  steps/s -" in stream.getvalue() and "success" not in stream.getvalue()
 
 
+def test_a_reward_that_is_withheld_says_so_until_it_is_in_force() -> None:
+    stream = io.StringIO()
+    with RunConsole(stream, "t", 100, ROWS) as console:
+        for latest in ({}, {metrics.REWARD_IS_TRUSTED: 0.0}, {metrics.REWARD_IS_TRUSTED: 1.0}):
+            console.update(latest, is_due=True)
+    _, before, untrusted, trusted = stream.getvalue().splitlines()
+    assert "reward" not in before
+    assert "reward withheld: a coin's answers could be foretold as well  labels" in untrusted
+    assert "reward in force  labels" in trusted
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -6,6 +6,15 @@ from rlvlm.console.panel import DEFAULT, PanelRow
 ROWS = (
     *DEFAULT,
     PanelRow(label="learned return, training", metric=metrics.TRAIN_LEARNED_RETURN, format=".2f", word="learned"),
+    PanelRow(
+        label="learned reward",
+        metric=metrics.REWARD_IS_TRUSTED,
+        format="",
+        word="reward",
+        is_rare=True,
+        says=("withheld: a coin's answers could be foretold as well", "in force"),
+    ),
+    PanelRow(label="answers foretold, newest session", metric=metrics.REWARD_FORETOLD, format=".0%", is_rare=True),
     PanelRow(label="queries", metric=metrics.QUERIES, format=",.0f", word="labels"),
     PanelRow(label="labels right, of the decided", metric=metrics.LABEL_ACCURACY, format=".1%", word="right"),
     PanelRow(label="labels right or wrong", metric=metrics.QUERIES_OK, format=",.0f"),

@@ -117,7 +117,11 @@ class RewardModel:
             told[metrics.REWARD_HELD_OUT_ERROR] = math.sqrt(self._quality(held_out))
         self.num_fits += 1
         self._num_seen = len(examples)
-        return told | {metrics.REWARD_IS_TRUSTED: float(self.is_trusted)}
+        return told | {
+            metrics.REWARD_IS_TRUSTED: float(self.is_trusted),
+            metrics.REWARD_NUM_FORETOLD: float(self.evidence.num),
+            metrics.REWARD_NUM_FORETOLD_RIGHT: float(self.evidence.num_right),
+        }
 
     def get_state(self) -> dict[str, Any]:
         """Weights, Adam's state and generator, as arrays and numbers."""

@@ -101,6 +101,8 @@ def _results(summary: Mapping[str, Any]) -> str:
         )
         if summary["label_accuracy"] is not None:  # scores are neither right nor wrong, nor are ties of the truth
             rows[f"right, of the {labels['ok']:,} that decide"] = _percent(summary["label_accuracy"])
+    if trust := summary.get("learned_reward"):
+        rows["learned reward"] = _trust(trust)
     watched = summary.get("judge") or {}
     if metrics.JUDGE_ALARM in watched:
         since = watched.get("alarm_step")
@@ -111,6 +113,14 @@ def _results(summary: Mapping[str, Any]) -> str:
     if summary.get("score_error") is not None:
         rows["mean error of scores, of the whole scale"] = _percent(summary["score_error"])
     return "| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+
+
+def _trust(trust: Mapping[str, int | None]) -> str:
+    since, count = trust["in_force_from_step"], trust["foretold"] or 0
+    share = f"{trust['foretold_right']:,} of {count:,} answers foretold" if count else "no answer was foretold"
+    if since is not None:
+        return f"in force from step {since:,} on" + (f", {share} by then" if count else ", untested")
+    return f"withheld, the agent explored: {share}, and a coin's could be as well"
 
 
 def _pictures(files: list[str]) -> str:

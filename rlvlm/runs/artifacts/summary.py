@@ -52,6 +52,7 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
         **summarise_answers(folder),
         **({"decodings": shares} if (shares := summarise_decodings(evaluations)) else {}),
         **({"judge": watched} if (watched := summarise_judge(folder)) else {}),
+        **({"learned_reward": trust} if (trust := summarise_trust(folder)) else {}),
     }
 
 
@@ -85,6 +86,22 @@ def summarise_judge(folder: RunFolder) -> dict[str, float | int | None]:
         alarms = (int(row[metrics.ENV_STEPS]) for row in rows if row.get(metrics.JUDGE_ALARM))
         figures["alarm_step"] = next(alarms, None)
     return figures
+
+
+def summarise_trust(folder: RunFolder) -> dict[str, int | None]:
+    """Since which step the learned reward is in force, None where it never was, and how many answers it foretold by
+    then, or in all; empty where no reward was fitted.
+    """
+    fitted = [row for row in folder.metrics.read() if row.get(metrics.REWARD_IS_TRUSTED) is not None]
+    if not fitted:
+        return {}
+    trusted = next((row for row in fitted if row[metrics.REWARD_IS_TRUSTED]), None)
+    row = trusted or fitted[-1]
+    return {
+        "in_force_from_step": None if trusted is None else int(trusted[metrics.ENV_STEPS]),
+        "foretold": int(row.get(metrics.REWARD_NUM_FORETOLD, 0)),
+        "foretold_right": int(row.get(metrics.REWARD_NUM_FORETOLD_RIGHT, 0)),
+    }
 
 
 def summarise_answers(folder: RunFolder) -> dict[str, Any]:

@@ -1,3 +1,4 @@
+from rlvlm import metrics
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.artifacts.card import run_card
 from rlvlm.runs.artifacts.summary import summarise
@@ -22,6 +23,20 @@ def test_the_card_says_what_came_of_the_run_and_how_to_do_it_again(
     assert "![Learning curve](plots/learning_curve.png)" in text and "vlm_accuracy.png" not in text
     assert "[videos/a.mp4](videos/a.mp4)" in text and "judge_panel.html" in text
     assert "- judge: pocket, prompt direct" in text
+
+
+def test_the_card_says_when_and_why_the_learned_reward_counted(filled: RunFolder, config: PreferenceRunConfig) -> None:
+    assert "learned reward" not in card(filled, config, "done", []), "nothing was fitted"
+    names = (metrics.REWARD_IS_TRUSTED, metrics.REWARD_NUM_FORETOLD, metrics.REWARD_NUM_FORETOLD_RIGHT)
+    for step, numbers in ((5_000, (0, 50, 26)), (6_000, (1, 150, 112)), (7_000, (1, 250, 190))):
+        filled.metrics.append([{metrics.ENV_STEPS: step, **dict(zip(names, numbers, strict=True))}])
+        if step == 5_000:
+            withheld = (
+                "| learned reward | withheld, the agent explored: 26 of 50 answers foretold, and a coin's could be"
+            )
+            assert withheld in card(filled, config, "done", [])
+    text = card(filled, config, "done", [])
+    assert "| learned reward | in force from step 6,000 on, 112 of 150 answers foretold by then |" in text
 
 
 def test_greedy_and_sampled_play_stand_beside_each_other_before_and_after(
