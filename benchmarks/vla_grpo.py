@@ -138,7 +138,7 @@ def main(task: str, trial: Trial) -> None:
         made = critic.weigh(found) if critic else weighed(found, trial.grpo.advantage) if found else None
         row |= critic.report() if critic else {}
         if made is not None:
-            learner.learn(made)
+            learner.learn(made, max(cpu_s / trial.cpu_s, episodes / trial.most_episodes))
             updates += 1
         update_s += time.process_time() - before
 

@@ -61,19 +61,32 @@ class VLAGRPOConfig(TaskConfig):
         self.policy = VLAConfig()
         self.sft = SFTConfig()
         self.grpo = GRPOConfig()
+        self.total_steps = 200_000
         self.scores = ScoreConfig()
         self.make_judge: Callable[[], Judge] | None = None
         self.make_last_resort: Callable[[], Judge] | None = None
 
     def learning(
-        self, *, policy: VLAConfig = UNCHANGED, sft: SFTConfig = UNCHANGED, grpo: GRPOConfig = UNCHANGED
+        self,
+        *,
+        policy: VLAConfig = UNCHANGED,
+        sft: SFTConfig = UNCHANGED,
+        grpo: GRPOConfig = UNCHANGED,
+        total_steps: int = UNCHANGED,
     ) -> Self:
-        """Chooses the policy, its supervised start, and the hyperparameters of GRPO, numbers of processes included."""
+        """Chooses the policy and how it learns.
+
+        Args:
+            policy: its size and its tokens.
+            sft: the supervised start.
+            grpo: hyperparameters, numbers of processes included.
+            total_steps: env steps over which the step size falls.
+        """
         if isinstance(grpo, GRPOConfig):
             gpus = grpo.gpus_per_learner if grpo.num_learners else gpus_of_learner(grpo.device)
             self.learners(num_learners=grpo.num_learners, num_gpus_per_learner=gpus)
             self.env_runners(num_env_runners=grpo.env_runners, create_local_env_runner=not grpo.env_runners)
-        return self._take(policy=policy, sft=sft, grpo=grpo)
+        return self._take(policy=policy, sft=sft, grpo=grpo, total_steps=total_steps)
 
     def rewards(
         self,
@@ -234,7 +247,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         else:
             update = weighed(groups, self.config.grpo.advantage) if groups else None
         if update is not None:
-            self._learners.tell("learn", update)
+            self._learners.tell("learn", update, self.env_steps / self.config.total_steps)
             self._take_over()
 
     def _weights(self) -> FloatArray:

@@ -223,6 +223,9 @@ class GRPOConfig:
     has the same distribution in both; evaluations always draw one for each token."""
     lr: float = 6e-4
     """First step size of Adam."""
+    final_lr: float = 1.0
+    """Where the step size ends, as a share of `lr`: it falls along half a cosine over the run, and `kl_target` with its
+    square. An update is mostly noise where a whole episode has one bit to teach; shorter steps average over it."""
     warm_up: int = 5
     """Updates over which the step size rises to `lr`."""
     kl_target: float | None = 0.3
@@ -270,5 +273,7 @@ class GRPOConfig:
             )
         if self.gpus_per_learner and not self.num_learners:
             raise ValueError("gpus_per_learner has no effect without num_learners; set both or neither")
+        if not 0 < self.final_lr <= 1:
+            raise ValueError(f"final_lr must be in (0, 1], got {self.final_lr}")
         if self.kl_target is not None and not self.kl_target > 0:
             raise ValueError(f"kl_target must be > 0 or None, got {self.kl_target}")

@@ -7,6 +7,7 @@ each step together, see `algorithms.learners`.
 # RLlib types configs and modules by their base classes
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -133,11 +134,15 @@ class GRPOLearner(OwnLearner):
         if self.device.type != "cpu":
             super()._map_module_to_device(module)
 
-    def learn(self, update: Update) -> None:
+    def learn(self, update: Update, progress: float) -> None:
         """Some passes over the episodes of an update; one that has moved the policy far enough stops.
 
         Where fewer groups taught something than an update should have, its target is as much smaller, and the step size
         goes with the root of their share, since the divergence grows with its square.
+
+        Args:
+            update: episodes and what each was worth.
+            progress: share of the run that is done, in [0, 1]; the step size falls with it.
 
         Raises:
             NumericsError: the loss or the gradient is not finite.
@@ -146,12 +151,13 @@ class GRPOLearner(OwnLearner):
         minibatches = self._minibatches(num)
         columns = self._columns(update, torch.cat([own_share(rows) for rows in minibatches]).unique())
         warmth = min(1.0, (self.num_updates + 1) / (grpo.warm_up + 1))
+        fall = grpo.final_lr + (1 - grpo.final_lr) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         share, target = 1.0, grpo.kl_target
         if target is not None:
             share = min(1.0, len(update.episodes) / (grpo.groups * grpo.group_size))
-            target *= share
+            target *= share * fall**2
         for group in self._optimizer.param_groups:
-            group["lr"] = grpo.lr * self._lr_scale * warmth * share**0.5
+            group["lr"] = grpo.lr * self._lr_scale * warmth * fall * share**0.5
         readings = []
         for rows in minibatches:
             readings.append(self._step(columns, rows))

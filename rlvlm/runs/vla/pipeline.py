@@ -43,7 +43,7 @@ class VLAPipeline:
         settings = (
             VLAGRPOConfig()
             .worlds(task=config.task, world=config.env)
-            .learning(policy=config.policy, sft=config.sft, grpo=config.algo)
+            .learning(policy=config.policy, sft=config.sft, grpo=config.algo, total_steps=config.steps)
             .rewards(
                 scores=config.reward,
                 make_judge=make_judge,

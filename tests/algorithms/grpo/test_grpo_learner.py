@@ -56,7 +56,7 @@ def log_prob_of_good_tokens(learner: GRPOLearner, update: Update) -> float:
 
 def test_the_first_minibatch_has_ratios_of_one() -> None:
     learner, runner = make()
-    learner.learn(sample(learner, runner))
+    learner.learn(sample(learner, runner), 0.0)
     assert learner.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5
     assert learner.report()[metrics.GRPO_UPDATES] == 1
 
@@ -65,7 +65,7 @@ def test_an_update_makes_what_did_well_more_likely() -> None:
     learner, runner = make(lr=1e-3)
     update = sample(learner, runner)
     before = log_prob_of_good_tokens(learner, update)
-    learner.learn(update)
+    learner.learn(update, 0.0)
     assert log_prob_of_good_tokens(learner, update) > before
 
 
@@ -75,13 +75,13 @@ def test_the_step_size_follows_how_far_the_policy_moves() -> None:
     update = sample(learner, runner)
     rates = []
     for _ in range(3):
-        learner.learn(update)
+        learner.learn(update, 0.0)
         rates.append(learner.report()[metrics.GRPO_LR])
     assert rates[0] > rates[1] > rates[2]
     timid, runner = make(lr=1e-7, kl_target=1.0)
     update = sample(timid, runner)
     for _ in range(2):
-        timid.learn(update)
+        timid.learn(update, 0.0)
     assert timid.report()[metrics.GRPO_LR] == pytest.approx(1.3e-7)
 
 
@@ -90,9 +90,27 @@ def test_an_update_of_few_groups_moves_the_policy_less() -> None:
     rates = []
     for wanted, target in ((2, 0.3), (8, 0.3), (8, None)):
         learner, runner = make(groups=wanted, kl_target=target, lr=1e-4)
-        learner.learn(sample(learner, runner))
+        learner.learn(sample(learner, runner), 0.0)
         rates.append(learner.report()[metrics.GRPO_LR])
     assert rates == pytest.approx([1e-4, 0.5e-4, 1e-4])
+
+
+@pytest.mark.slow
+def test_the_step_size_falls_over_the_run_and_what_it_aims_at_with_its_square() -> None:
+    rates = []
+    for progress in (0.0, 0.5, 1.0, 2.0):
+        learner, runner = make(lr=1e-4, final_lr=0.2)
+        learner.learn(sample(learner, runner), progress)
+        rates.append(learner.report()[metrics.GRPO_LR])
+    assert rates == pytest.approx([1e-4, 0.6e-4, 0.2e-4, 0.2e-4])
+    late, runner = make(lr=2e-3, final_lr=0.5, kl_target=4e-3)
+    small, _ = make(lr=1e-3, kl_target=1e-3)
+    update = sample(late, runner)
+    for _ in range(3):
+        late.learn(update, 1.0)
+        small.learn(update, 0.0)
+    assert late.report()[metrics.GRPO_LR] == pytest.approx(small.report()[metrics.GRPO_LR])
+    assert late.report()[metrics.GRPO_LR] != pytest.approx(1e-3), "it was adapted"
 
 
 def test_an_update_that_moved_the_policy_too_far_stops() -> None:
@@ -100,7 +118,7 @@ def test_an_update_that_moved_the_policy_too_far_stops() -> None:
     taken: list[int] = []
     step = learner._optimizer.step
     learner._optimizer.step = lambda *a, **k: (taken.append(1), step(*a, **k))[1]  # pyright: ignore[reportAttributeAccessIssue]
-    learner.learn(sample(learner, runner))
+    learner.learn(sample(learner, runner), 0.0)
     assert len(taken) < 5
 
 
@@ -111,8 +129,8 @@ def test_a_weight_on_kl_pulls_back_to_the_start() -> None:
     update = sample(learner, runner)
     start = {name: value.clone() for name, value in learner.policy.state_dict().items()}
     for _ in range(4):
-        learner.learn(update)
-        free.learn(update)
+        learner.learn(update, 0.0)
+        free.learn(update, 0.0)
 
     def moved(one: GRPOLearner) -> float:
         columns = one._columns(update)
@@ -127,16 +145,16 @@ def test_a_weight_on_kl_pulls_back_to_the_start() -> None:
 def test_a_saved_learner_goes_on_to_the_bit() -> None:
     learner, runner = make(loss=LossConfig(kl_weight=0.1))
     first, second = sample(learner, runner), sample(learner, runner)
-    learner.learn(first)
+    learner.learn(first, 0.0)
     tree, runner_tree = learner.save_tree(), runner.save_tree()
     tree = {**tree, "policy": {name: value.copy() for name, value in tree["policy"].items()}}
     tree["adam"] = {name: {key: v.copy() for key, v in moments.items()} for name, moments in tree["adam"].items()}
-    learner.learn(second)
+    learner.learn(second, 0.0)
     third = sample(learner, runner)
     other, other_runner = make(seed=1, loss=LossConfig(kl_weight=0.1))
     other.load_tree(tree)
     other_runner.load_tree(runner_tree)
-    other.learn(second)
+    other.learn(second, 0.0)
     for name, value in learner.policy.state_dict().items():
         assert torch.equal(value, other.policy.state_dict()[name]), name
     assert other.report() == learner.report()
@@ -149,4 +167,4 @@ def test_numbers_that_are_not_finite_stop_the_run() -> None:
     update = sample(learner, runner)
     spoiled = Update(episodes=update.episodes, advantages=np.full_like(update.advantages, np.nan))
     with pytest.raises(NumericsError, match="is not finite"):
-        learner.learn(spoiled)
+        learner.learn(spoiled, 0.0)

@@ -58,7 +58,7 @@ def test_an_update_begins_at_ratios_of_one_and_moves_the_adapter_alone(checkpoin
     runner.policy, runner.eyes = learner.policy, learner.eyes
     episodes = runner.sample(num_groups=2, scale=SCALE).episodes
     advantages = np.array([1, -1, 0.5, -0.5] * 2, np.float32).repeat([len(one.steps) for one in episodes])
-    learner.learn(Update(episodes=episodes, advantages=advantages))
+    learner.learn(Update(episodes=episodes, advantages=advantages), 0.0)
     assert learner.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5
     moved = {name for name, value in learner.policy.named_parameters() if not torch.equal(value, before[name])}
     assert moved and all("lora_" in name for name in moved)

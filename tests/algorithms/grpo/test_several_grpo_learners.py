@@ -67,7 +67,7 @@ def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tm
     assert rollout.images  # drawn there, and not again here
     num_chunks = sum(len(episode.steps) for episode in rollout.episodes)
     learner = algorithm._learner
-    learner.learn(Update(episodes=rollout.episodes, advantages=np.ones(num_chunks, np.float32)))
+    learner.learn(Update(episodes=rollout.episodes, advantages=np.ones(num_chunks, np.float32)), 0.0)
     assert algorithm.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5  # they played the learner's own policy
     algorithm.train()
     assert algorithm.report()[metrics.EPISODES] == 15
@@ -97,7 +97,7 @@ def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
     two._learners.tell("take_weights", one._learners.ask("weights"))
     two._learners.tell("begin")
     for algorithm in (one, two):
-        algorithm._learners.tell("learn", update)
+        algorithm._learners.tell("learn", update, 0.0)
     alone, *both = (
         answer.get() for algorithm in (one, two) for answer in algorithm.learner_group.foreach_learner(gradients)
     )
@@ -115,13 +115,13 @@ def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
 def test_a_checkpoint_of_two_learners_goes_on_to_the_bit(make: Any, tmp_path: Path) -> None:
     first = make(num_learners=2)
     first.prepare(lambda line: None)
-    first._learners.tell("learn", update_of(first, 0))
+    first._learners.tell("learn", update_of(first, 0), 0.0)
     first._take_over()
     assert first.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5, "the learners must see what was sampled here"
     first.save_checkpoint(str(tmp_path / "saved"))
     second = make(num_learners=2)
     second.load_checkpoint(str(tmp_path / "saved"))
     for algorithm in (first, second):
-        algorithm._learners.tell("learn", update_of(algorithm, 1))
+        algorithm._learners.tell("learn", update_of(algorithm, 1), 0.0)
     left, right = (one._learners.ask("weights") for one in (first, second))
     assert all(np.array_equal(value, right[name]) for name, value in left.items())
