@@ -15,6 +15,9 @@ class SimulatedTeacherConfig:
 
     mistake: float = 0.0
     """Probability that an answer is turned round, in [0, 1]."""
+    left: float = 0.0
+    """Probability that the left side is named whatever is shown, as a judge does who prefers a place; with mistake at
+    most 1."""
     beta: float = math.inf
     """Rationality per unit of true return, > 0: right is preferred with probability sigmoid(beta * gain); inf always
     prefers the larger return."""
@@ -28,6 +31,10 @@ class SimulatedTeacherConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.mistake <= 1:
             raise ValueError(f"feedback.simulated.mistake is a probability in [0, 1], got {self.mistake}")
+        if not 0 <= self.left <= 1 - self.mistake:
+            raise ValueError(
+                f"feedback.simulated.left is a probability, with mistake at most 1, got {self.left} and {self.mistake}"
+            )
         if not self.beta > 0:
             raise ValueError(f"feedback.simulated.beta must be > 0, got {self.beta}; inf takes the larger return")
         if not 0 < self.gamma <= 1:

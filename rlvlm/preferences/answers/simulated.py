@@ -1,6 +1,7 @@
 """Teachers who know the true reward and answer as imperfectly as people do: B-Pref's. Built by `teachers`.
 
-The maths is pure functions of arrays; `SimulatedTeacher` puts them in order: skip, myopia, choice, mistake, equal.
+The maths is pure functions of arrays; `SimulatedTeacher` puts them in order: skip, myopia, choice, mistake, equal,
+left.
 
 Source: Lee et al. 2021 (B-Pref), arXiv:2111.03026, sec. 3.1 and 4. Departures:
 
@@ -9,6 +10,7 @@ Source: Lee et al. 2021 (B-Pref), arXiv:2111.03026, sec. 3.1 and 4. Departures:
 2. Two exactly equal returns are no preference for a perfectly rational teacher, where B-Pref calls them left.
 3. A skipped query is answered with no preference and the word `skipped`; B-Pref drops it. It is of no use with
    `FeedbackConfig.ties` equal, which is refused.
+4. `left` is no weakness of people, but of VLMs that prefer a place: it is not in B-Pref.
 """
 
 from collections.abc import Callable, Sequence
@@ -91,6 +93,14 @@ def mistake(sides: NDArray[np.int8], draws: Returns, p_mistake: float) -> NDArra
     return np.where(draws < p_mistake, -sides, sides).astype(np.int8)
 
 
+def names_left(draws: Returns, p_left: float) -> Flags:
+    """[N] where the left side is named whatever is shown: the uniform draw is among the largest `p_left` of all.
+
+    The draw of `mistake` does: what is the smallest there is turned round, so that no answer is both.
+    """
+    return draws >= 1 - p_left
+
+
 class SimulatedTeacher:
     """Compares true returns with the weaknesses that `config` names.
 
@@ -106,7 +116,7 @@ class SimulatedTeacher:
         self._config = config
         self._rng = np.random.default_rng(seed)
         self._reward_per_step = 0.0
-        names = ("mistake", "beta", "gamma", "skip", "equal")
+        names = ("mistake", "left", "beta", "gamma", "skip", "equal")
         weaknesses = " ".join(f"{name}={getattr(config, name):g}" for name in names)
         self._stamp = Stamp(judge="simulated", revision="", prompt="", decoding=weaknesses)
 
@@ -137,6 +147,8 @@ class SimulatedTeacher:
         if np.isinf(config.beta):
             tied |= p_right == 0.5
         skipped = is_skipped(left, right, config.skip * margin)
+        biased = names_left(draws[1], config.left)
+        sides[biased], tied[biased], skipped[biased] = -1, False, False
         return [self._verdict(*answer) for answer in zip(sides, tied, skipped, strict=True)]
 
     def get_state(self) -> dict[str, Any]:

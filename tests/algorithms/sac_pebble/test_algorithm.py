@@ -15,7 +15,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.task import Task
 from rlvlm.errors import MachineError, NumericsError, UsageError
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, SimulatedTeacherConfig
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.testing import FakeJudge, TinyWorld
 
@@ -53,10 +53,13 @@ def build(local_ray):
     """Builds small algorithms and stops them after the test."""
     built = []
 
-    def make(reward, task="rlvlm.testing:TINY", seed=0, num_envs=2, **sac):
+    def make(
+        reward, task="rlvlm.testing:TINY", seed=0, num_envs=2, world=None, feedback=None, reward_model=None, **sac
+    ):
+        ours = EnvConfig(episode_steps=20, num_envs=num_envs, start="random", robot="visible")
         config = (
             SACPebbleConfig()
-            .worlds(task=task, world=EnvConfig(episode_steps=20, num_envs=num_envs, start="random", robot="visible"))
+            .worlds(task=task, world=world or ours)
             .learning(
                 sac=SACConfig(
                     **{
@@ -72,8 +75,9 @@ def build(local_ray):
             )
             .rewards(
                 reward=reward,
-                feedback=FeedbackConfig(first_step=100, every_steps=60, queries=10),
-                reward_model=RewardModelConfig(picture_px=32, max_epochs=3, min_updates=0, hold_out_every=0),
+                feedback=feedback or FeedbackConfig(first_step=100, every_steps=60, queries=10),
+                reward_model=reward_model
+                or RewardModelConfig(picture_px=32, max_epochs=3, min_updates=0, hold_out_every=0),
                 judge=JudgeConfig(picture_px=32),
                 make_judge=functools.partial(FakeJudge),
             )
@@ -261,3 +265,68 @@ def test_wrong_settings_are_refused_before_anything_starts(change, rule):
     config = SACPebbleConfig().worlds(task="rlvlm.testing:TINY").rewards(make_judge=FakeJudge)
     with pytest.raises(ValueError, match=rule):
         change(config).validate()
+
+
+def calibrated(build, teacher):
+    """A run on cartpole with the test of trust, and networks that see scaled states; sessions from 200 steps on."""
+    return build(
+        RewardConfig(source="preference", teacher=teacher, model="state"),
+        task="cartpole",
+        world=EnvConfig(episode_steps=50, num_envs=2),
+        feedback=FeedbackConfig(
+            first_step=200, every_steps=100, queries=100, simulated=SimulatedTeacherConfig(left=1.0)
+        ),
+        reward_model=RewardModelConfig(max_epochs=20),
+        seed_steps=100,
+        turn_steps=25,
+        replay_capacity=1_000,
+        is_calibrated=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_reward_from_labels_as_wrong_as_the_papers_takes_over_with_critics_that_begin_at_its_mean(build, tmp_path):
+    algorithm = calibrated(build, "published")
+    learner, schedule = algorithm._learner, algorithm._schedule
+    critics = []
+    restart = learner.restart_critics
+
+    def restarted():
+        restart()
+        rows = learner.replay.draw(torch.arange(len(learner.replay)))
+        value = learner.networks.critic(rows.obs, rows.actions).detach()
+        critics.append((float(value.mean()), float(value.std()), float(learner.replay.rewards.mean())))
+
+    learner.restart_critics = restarted
+    train(algorithm, 1)
+    assert schedule.learned is None and algorithm.report()[metrics.UPDATES] == 0
+    train(algorithm, 1)  # the session at 200 steps
+    told = algorithm.report()
+    assert told[metrics.REWARD_IS_TRUSTED] == 1 and schedule.learned is schedule.source
+    assert told[metrics.LABEL_ACCURACY] < 1, "some labels were wrong"
+    ((mean, spread, reward),) = critics
+    assert mean == pytest.approx(reward / (1 - 0.99), rel=0.2, abs=0.5) and spread < 1
+    replay = learner.replay
+    np.testing.assert_allclose(
+        replay.rewards.numpy(), schedule.source.label(replay.transitions(slice(0, 200))), atol=1e-5
+    )
+    algorithm.save_checkpoint(str(tmp_path / "half"))
+    train(algorithm, 2)
+    assert len(critics) == 1, "critics start anew once"
+    again = calibrated(build, "published")
+    again.load_checkpoint(str(tmp_path / "half"))
+    train(again, 2)
+    assert_same(tree(algorithm), tree(again))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("teacher", ["random", "simulated"])
+def test_a_coin_and_a_judge_of_places_never_reward_a_run(build, teacher):
+    algorithm = calibrated(build, teacher)
+    algorithm._learner.restart_critics = None  # would end the run
+    for _ in range(7):
+        algorithm.train()
+        assert algorithm._schedule.learned is None and torch.isnan(algorithm._learner.replay.rewards).all()
+    told = algorithm.report()
+    assert told[metrics.REWARD_IS_TRUSTED] == 0 and told[metrics.REWARD_NUM_FORETOLD] == 550
+    assert told[metrics.UPDATES] == 600, "it explored to the end"

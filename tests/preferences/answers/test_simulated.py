@@ -76,6 +76,17 @@ def test_a_mistake_turns_an_answer_round() -> None:
     assert simulated.mistake(sides, np.array([0.05, 0.05, 0.1, 0.9]), 0.1).tolist() == [-1, 1, 1, -1]
 
 
+def test_a_judge_of_places_names_the_left_side_of_anything() -> None:
+    assert simulated.names_left(np.array([0.0, 0.69, 0.7, 0.99]), 0.3).tolist() == [False, False, True, True]
+    pairs = [Pair(left=segment(0), right=segment(1)), Pair(left=segment(1), right=segment(1))]
+    assert labels(teacher(left=1.0).answer(pairs)) == [Label.LEFT] * 2, "ties too"
+    swapped = [Pair(left=pair.right, right=pair.left) for pair in pairs]
+    assert labels(teacher(left=1.0).answer(swapped)) == [Label.LEFT] * 2
+    told = Counter(labels(teacher(left=0.3, mistake=0.2).answer([pairs[0]] * 4_000)))
+    assert told[Label.LEFT] / 4_000 == pytest.approx(0.5, abs=0.03), "a fifth by mistake, three tenths by place"
+    assert labels(teacher().answer([pairs[0]] * 4_000)) == [Label.RIGHT] * 4_000
+
+
 def test_without_a_weakness_it_is_the_oracle() -> None:
     pairs = draw_pairs(tiny_episodes(4), 200, 3, np.random.default_rng(0))
     answers = labels(teacher().answer(pairs))
@@ -189,6 +200,9 @@ def test_a_session_of_the_loop_learns_from_it(name: str) -> None:
     [
         ("mistake", 1.1),
         ("mistake", -0.1),
+        ("left", 1.1),
+        ("left", -0.1),
+        ("left", math.nan),
         ("beta", 0.0),
         ("beta", -1.0),
         ("beta", math.nan),
