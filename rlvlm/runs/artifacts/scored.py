@@ -1,23 +1,26 @@
-"""Turns and episodes that somebody scored: rows of the score log, and the judge's page with what was shown to it."""
+"""Turns, episodes and pictures that were scored: rows of the score log, and the judge's page with what it was shown."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from rlvlm import metrics
 from rlvlm.disk import write_whole
-from rlvlm.rewards.showings import Told
+from rlvlm.preferences.records import ScoreRecord
+from rlvlm.rewards.showings import Told, spread
 from rlvlm.runs.artifacts.samples import encode_png
-from rlvlm.runs.artifacts.summary import summarise_judge
+from rlvlm.runs.artifacts.summary import score_error, summarise_judge
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.pipeline import Draw
 from rlvlm.templates import inline, render
+from rlvlm.types.judging import Score
 from rlvlm.types.steps import FloatArray, Frames
 
+Record = TypeVar("Record")
 PER_CALL = 4
 """Examples kept of each update, evenly spread over it."""
 MAX_CARDS = 120
@@ -30,10 +33,15 @@ COLOURS = {
     "true negative": "#a8c5da",
     "false positive": "#e76f51",
     "false negative": "#e9a23b",
+    "near the truth": "#2a9d8f",
+    "above the truth": "#e76f51",
+    "below the truth": "#e9a23b",
     "invalid": "#8d6e97",
     "failed": "#454b54",
 }
-"""What can become of a score, and its colour."""
+"""What can become of a score, and its colour: of one that claims a success, or of one that measures progress."""
+NEAR = 0.1
+"""Largest distance from the true progress of a score that is near to it."""
 _TILES = {
     "scored": metrics.JUDGE_SCORE,
     "true success": metrics.JUDGE_TRUE_SUCCESS,
@@ -91,27 +99,65 @@ def scored_row(record: Told, index: int) -> dict[str, Any]:
 def example_rows(told: Sequence[Told], draw: Callable[[FloatArray], Frames], claim: float) -> list[dict[str, Any]]:
     """What the judge's page needs of a few of the records; which are taken depends on their order alone."""
     rows = []
-    for place in sorted(set(np.linspace(0, len(told) - 1, PER_CALL).astype(int).tolist())):
-        record = told[place]
+    for record in _some(told):
         showing, score = record.showing, record.score
-        count = min(MAX_FRAMES, len(showing.snapshots))
-        moments = np.linspace(0, len(showing.snapshots) - 1, count).round().astype(int)
         rows.append(
             {
                 metrics.ENV_STEPS: record.env_step,
-                "frames": [encode_png(frame) for frame in draw(showing.snapshots[moments])],
+                "frames": [encode_png(frame) for frame in draw(spread(showing.snapshots, MAX_FRAMES))],
                 "goal": showing.goal,
                 "action": showing.action,
-                "score": score.value,
                 "truth": round(record.truth, 4),
                 "progress": round(showing.progress, 4),
                 "outcome": outcome_of(score.value, str(score.status), showing.is_success, claim),
-                "text": score.text,
-                "judge": score.stamp.judge,
-                "prompt": score.stamp.prompt,
+                **_said(score),
             }
         )
     return rows
+
+
+def progress_rows(
+    records: Sequence[ScoreRecord], draw: Callable[[FloatArray], Frames], goal: str
+) -> list[dict[str, Any]]:
+    """The same of scores that measure progress: of single pictures, or of segments in which there are more.
+
+    Args:
+        records: of one session, or of the episodes that have just ended.
+        draw: makes the images.
+        goal: what the judge was told.
+    """
+    return [
+        {
+            metrics.ENV_STEPS: record.env_step,
+            "frames": [encode_png(frame) for frame in draw(spread(record.segment.snapshots, MAX_FRAMES))],
+            "goal": goal,
+            "action": "",
+            "truth": round(record.progress, 4),
+            "progress": round(record.progress, 4),
+            "outcome": nearness(record.score.value, str(record.score.status), record.progress),
+            **_said(record.score),
+        }
+        for record in _some(records)
+    ]
+
+
+def nearness(value: float | None, status: str, progress: float) -> str:
+    """What became of a score of progress, as a key of `COLOURS`."""
+    if value is None:
+        return status
+    if abs(value - progress) <= NEAR:
+        return "near the truth"
+    return "above the truth" if value > progress else "below the truth"
+
+
+def _some(records: Sequence[Record]) -> Iterator[Record]:
+    """`PER_CALL` of the records, evenly spread over them."""
+    places = np.linspace(0, len(records) - 1, PER_CALL).astype(int).tolist() if records else ()
+    yield from (records[place] for place in sorted(set(places)))
+
+
+def _said(score: Score) -> dict[str, Any]:
+    return {"score": score.value, "text": score.text, "judge": score.stamp.judge, "prompt": score.stamp.prompt}
 
 
 def outcome_of(value: float | None, status: str, is_success: bool, claim: float) -> str:
@@ -125,13 +171,16 @@ def outcome_of(value: float | None, status: str, is_success: bool, claim: float)
 
 def write_score_page(folder: RunFolder, config: RunConfig) -> None:
     """`judge_panel.html`: examples as they were shown, what was said of them, and how it agrees with the truth."""
-    examples = folder.samples.read()
+    examples, scores = folder.samples.read(), folder.scores.read()
     if not examples:
         return
     stride = -(-len(examples) // MAX_CARDS)
     cards = examples[::stride]
     figures = summarise_judge(folder)
     plot = folder.plots / "judge_over_training.png"
+    tiles = {name: f"{figures[metric]:.2f}" for name, metric in _TILES.items() if metric in figures}
+    if (error := score_error(scores)) is not None:
+        tiles["mean error"] = f"{error:.2f}"
     found = Counter(card["outcome"] for card in cards)
     page = render(
         "score_panel.html.j2",
@@ -139,9 +188,9 @@ def write_score_page(folder: RunFolder, config: RunConfig) -> None:
         judge=examples[0]["judge"],
         prompt=examples[0]["prompt"],
         cards=cards,
-        total=len(folder.scores.read()),
+        total=len(scores),
         shown_counts={name: found[name] for name in COLOURS if found[name]},
-        tiles={name: f"{figures[metric]:.2f}" for name, metric in _TILES.items() if metric in figures},
+        tiles=tiles,
         alarm_step=figures.get("alarm_step"),
         plot=inline(plot.read_bytes(), "png") if plot.exists() else "",
         colours=COLOURS,

@@ -18,6 +18,7 @@ from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import compare_messages
 from rlvlm.runs.artifacts.page import judge_page
 from rlvlm.runs.artifacts.plots import outcome
+from rlvlm.runs.artifacts.scored import write_score_page
 from rlvlm.runs.folder.label_store import label_store
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.pipeline import Draw, Players
@@ -55,12 +56,13 @@ class PreferencePipeline:
 
     def open_recorder(self, folder: RunFolder, config: PreferenceRunConfig, draw: Draw) -> PreferenceRecorder:
         """Takes the records of queries and scores."""
-        return PreferenceRecorder(folder, label_store(folder, config), draw)
+        return PreferenceRecorder(folder, label_store(folder, config), draw, config.judge_goal)
 
     def write_pages(self, folder: RunFolder, config: PreferenceRunConfig) -> None:
         """The judge's page, where anybody was asked."""
         rows = folder.queries.read()
         if not rows:
+            write_score_page(folder, config)
             return
         prompt = ""
         if config.asks_judge:  # the first turn that is put to it, with the images' places marked

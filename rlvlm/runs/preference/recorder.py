@@ -7,6 +7,7 @@ from rlvlm.labels.records import Truth
 from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.records import QueryRecord, Record, ScoreRecord
 from rlvlm.runs.artifacts.samples import sample_rows
+from rlvlm.runs.artifacts.scored import progress_rows
 from rlvlm.runs.folder.rows import query_row, score_row
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.pipeline import Draw
@@ -23,12 +24,14 @@ class PreferenceRecorder:
         folder: of the run.
         labels: where the judge's answers are kept.
         draw: makes the images of the examples.
+        goal: what the judge is told.
     """
 
-    def __init__(self, folder: RunFolder, labels: LabelStore, draw: Draw) -> None:
+    def __init__(self, folder: RunFolder, labels: LabelStore, draw: Draw, goal: str) -> None:
         self._folder = folder
         self._labels = labels
-        self._draw = draw
+        self._draw = lambda snapshots: draw(snapshots, SAMPLE_PX)
+        self._goal = goal
 
     def keep(self, records: Iterable[Record]) -> None:
         """Writes down what the algorithm's `drain_records` gave."""
@@ -36,12 +39,12 @@ class PreferenceRecorder:
         scores = [record for record in drained if isinstance(record, ScoreRecord)]
         if scores:
             self._folder.scores.append(map(score_row, scores))
+            self._folder.samples.append(progress_rows(scores, self._draw, self._goal))
         queries = [record for record in drained if isinstance(record, QueryRecord)]
         self._labels.add_truths(truths_of(queries))
         self._folder.queries.append(map(query_row, queries))
         for _, session in groupby(queries, key=lambda record: record.session):
-            rows = sample_rows(list(session), lambda snapshots: self._draw(snapshots, SAMPLE_PX))
-            self._folder.samples.append(rows)
+            self._folder.samples.append(sample_rows(list(session), self._draw))
         if queries:
             release_free_memory()
 

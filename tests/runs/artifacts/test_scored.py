@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -6,12 +7,18 @@ import pytest
 from matplotlib import pyplot as plt
 
 from rlvlm import metrics
+from rlvlm.labels.store import LabelStore
+from rlvlm.preferences.records import ScoreRecord
 from rlvlm.rewards.showings import Showing, Told
 from rlvlm.runs.artifacts.plots import draw_judge_over_training
-from rlvlm.runs.artifacts.scored import ScoreRecorder, outcome_of, write_score_page
+from rlvlm.runs.artifacts.scored import ScoreRecorder, nearness, outcome_of, write_score_page
 from rlvlm.runs.artifacts.summary import summarise_judge
 from rlvlm.runs.folder.run_folder import RunFolder
+from rlvlm.runs.preference.config import PreferenceRunConfig
+from rlvlm.runs.preference.pipeline import PreferencePipeline
+from rlvlm.runs.preference.recorder import PreferenceRecorder
 from rlvlm.runs.recipes import recipe
+from rlvlm.testing import TinyWorld
 from rlvlm.types.judging import Score, Stamp, Status
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -32,7 +39,7 @@ def told(value: float | None, success: bool, step: int) -> Told:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
+def empty(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path, 1)
 
 
@@ -44,25 +51,50 @@ def test_outcomes_by_hand() -> None:
     assert outcome_of(None, "invalid", True, 0.875) == "invalid"
 
 
-def test_every_score_is_in_the_log_and_some_on_the_page(folder: RunFolder) -> None:
-    recorder = ScoreRecorder(folder, draw, claim=0.875)
+def test_every_score_is_in_the_log_and_some_on_the_page(empty: RunFolder) -> None:
+    recorder = ScoreRecorder(empty, draw, claim=0.875)
     recorder.keep([told(0.9, False, 7) for _ in range(9)])
     recorder.keep([told(None, False, 8)])
     recorder.keep([])
-    rows = folder.scores.read()
+    rows = empty.scores.read()
     assert len(rows) == 10 and rows[0]["vlm_score"] == "0.9" and rows[0]["ground_truth_score"] == "0.75"
-    assert [row["outcome"] for row in folder.samples.read()] == ["false positive"] * 4 + ["invalid"]
-    folder.metrics.append([{"env_steps": 7, metrics.JUDGE_ALARM: 0.0}, {"env_steps": 9, metrics.JUDGE_ALARM: 1.0}])
-    write_score_page(folder, recipe("number_line"))
-    page = folder.panel.read_text()
+    assert [row["outcome"] for row in empty.samples.read()] == ["false positive"] * 4 + ["invalid"]
+    empty.metrics.append([{"env_steps": 7, metrics.JUDGE_ALARM: 0.0}, {"env_steps": 9, metrics.JUDGE_ALARM: 1.0}])
+    write_score_page(empty, recipe("number_line"))
+    page = empty.panel.read_text()
     assert "Alarm from step 9 on" in page and page.count("<article") == 5 and "5 of 10 scores" in page
     assert "<b>on</b>" not in page and "<i>" not in page.split("<main")[-1], "untrusted words stay words"
-    assert summarise_judge(folder)["alarm_step"] == 9
+    assert summarise_judge(empty)["alarm_step"] == 9
 
 
-def test_a_run_that_nobody_scored_has_no_page(folder: RunFolder) -> None:
-    write_score_page(folder, recipe("number_line"))
-    assert not folder.panel.exists() and summarise_judge(folder) == {}
+def test_scores_of_progress_worked_by_hand() -> None:
+    assert nearness(0.45, "ok", 0.5) == "near the truth"
+    assert (nearness(0.9, "ok", 0.5), nearness(0.1, "ok", 0.5)) == ("above the truth", "below the truth")
+    assert nearness(None, "failed", 0.5) == "failed"
+
+
+def test_a_run_of_judged_pictures_has_a_page(
+    filled: RunFolder, config: PreferenceRunConfig, make_scores: Callable[[int], list[ScoreRecord]]
+) -> None:
+    for file in (filled.queries.path, filled.samples.path):
+        file.unlink()
+    world = TinyWorld()
+    recorder = PreferenceRecorder(filled, LabelStore(filled.labels), world.draw, "reach <b>it</b>")
+    recorder.keep([record for record in make_scores(100) if record.score.status is not Status.FAILED])
+    recorder.keep(make_scores(200)[-1:])
+    assert [row["outcome"] for row in filled.samples.read()] == [
+        "near the truth", "above the truth", "below the truth", "invalid", "failed",
+    ]  # fmt: skip
+    PreferencePipeline().write_pages(filled, config)
+    page = filled.panel.read_text()
+    assert page.count("<article") == 5 and "5 of 5 scores" in page and "judge: 0.80, truth: 0.50" in page
+    assert "<b>0.20</b><span>mean error" in page, "the scores are 0.1, 0.3 and 0.2 from their truths"
+    assert "reach &lt;b&gt;" in page and page.count("data:image/png") == 5
+
+
+def test_a_run_that_nobody_scored_has_no_page(empty: RunFolder) -> None:
+    write_score_page(empty, recipe("number_line"))
+    assert not empty.panel.exists() and summarise_judge(empty) == {}
 
 
 def test_the_plot_marks_the_alarm() -> None:
