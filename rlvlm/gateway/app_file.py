@@ -65,6 +65,8 @@ class AppFile:
     port: int
     judges: tuple[JudgeEntry, ...]
     policies: tuple[PolicyEntry, ...] = ()
+    turn: tuple[bytes, str] | None = None
+    """What the policy can be tried on: a first turn of its task, the image as PNG and the words."""
     gateway_app: str
     """Name of the gateway's Serve app."""
     route_prefix: str

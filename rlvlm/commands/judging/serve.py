@@ -3,6 +3,7 @@
 import base64
 import difflib
 import io
+import json
 import os
 import tempfile
 import time
@@ -123,7 +124,8 @@ def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
         if stop:
             return EXIT_INTERRUPTED
         progress.end()
-        show_ready(console, file, time.monotonic() - start, is_new)
+        turns = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlvlm-turn-"))) if file.turn else None
+        show_ready(console, file, time.monotonic() - start, is_new, turns)
         down: list[str] = []
         while not stop:
             time.sleep(WATCH_S)
@@ -166,8 +168,8 @@ class Progress:
             self._status.stop()
 
 
-def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool) -> None:
-    """Where it listens, what it needs, and lines to paste."""
+def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool, turns: Path | None) -> None:
+    """Where it listens, what it needs, and lines to paste. The turn of a policy goes into the folder `turns`."""
     token = file.http.token_path
     reach = "this machine only" if file.is_loopback else "every machine that reaches it; put TLS in front"
     # what another process needs to join this Ray: where it is, and the file of its token
@@ -187,9 +189,15 @@ def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool) ->
     videos = f"below {file.http.media_root}" if file.http.media_root else "not by name; --media-root DIR allows it"
     # the token comes from the file as it is sent, so the list of processes does not show it (bash and zsh)
     curl = f"""curl -s -H @<(printf 'Authorization: Bearer %s' "$(cat {token})")"""
-    route, body = ("/v1/preference", example_question()) if file.judges else ("/v1/act", example_turn())
+    route, body = "/v1/preference", f"'{example_question()}'"
+    if file.turn and turns:  # its image is too long for a line to paste
+        image, prompt = file.turn
+        (turns / "turn.png").write_bytes(image)
+        (turns / "turn.json").write_text(json.dumps({"image": base64.b64encode(image).decode(), "prompt": prompt}))
+        route, body = "/v1/act", f"@{turns / 'turn.json'}"
+        lines.append(f"  turn      {turns / 'turn.png'}  (a first one of the task, for the next line)")
     lines += [
-        f"  try       {curl} -H 'Content-Type: application/json' -d '{body}' {file.url}{route}",
+        f"  try       {curl} -H 'Content-Type: application/json' -d {body} {file.url}{route}",
         f"  fields    {curl} {file.url}/docs",
     ]
     if file.judges:
@@ -205,11 +213,6 @@ def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool) ->
 def example_question() -> str:
     """A whole question, ready to paste: which of two grey squares is nearer to an open drawer?"""
     return f'{{"goal":"open the drawer","left":["{_square(64, 32)}"],"right":["{_square(192, 32)}"]}}'
-
-
-def example_turn() -> str:
-    """A turn, ready to paste: a grey image and a few words, in place of the task's own."""
-    return f'{{"image":"{_square(128, 64)}","prompt":"What do you do?"}}'
 
 
 def _square(level: int, side_px: int) -> str:

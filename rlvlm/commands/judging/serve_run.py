@@ -1,8 +1,11 @@
 """`rlvlm serve RUN`: what puts a run's trained policy behind HTTP, beside what does it for judges."""
 
+import io
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from rlvlm.errors import UsageError
 from rlvlm.gateway.app_file import AppFile, PolicyEntry
@@ -40,8 +43,12 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     from rlvlm.runs.evaluate import choose_checkpoint
 
     checkpoint = choose_checkpoint(folder, path, print).algorithm.absolute()
-    seat = make_seat(config.task, config.env)
+    seat = make_seat(config.task, config.env.for_evaluation())
     names = seat.world.action_names
+    seat.begin(0)
+    stream = io.BytesIO()
+    Image.fromarray(seat.world.draw(seat.turn.snapshot[None])[0]).save(stream, "PNG", optimize=True)
+    turn = stream.getvalue(), seat.scene.prompt
     seat.world.close()
     entry = PolicyEntry(
         app=APP,
@@ -63,6 +70,7 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
         port=DEFAULT_PORT,
         judges=(),
         policies=(entry,),
+        turn=turn,
         gateway_app="gateway",
         route_prefix="/",
         http=HttpConfig(judges=(), policies=(act,)),

@@ -85,6 +85,10 @@ def assert_served(run: Path, token_file: Path) -> None:
     assert child.stdout is not None
     while "is ready" not in (line := child.stdout.readline()):
         assert line, child.communicate()
+    told = [child.stdout.readline().strip() for _ in range(5)]
+    (curl,) = (line.removeprefix("try").strip() for line in told if line.startswith("try"))
+    tried = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=120)
+    assert json.loads(tried.stdout)["action"] in ("-", "+"), "it is shown a turn that it knows"
     seat = make_seat("number_line", task_env("number_line"))
     seat.begin(5)
     frame, prompt = seat.world.draw(seat.turn.snapshot[None]), seat.scene.prompt
@@ -100,6 +104,7 @@ def assert_served(run: Path, token_file: Path) -> None:
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=100)
     assert child.returncode == 0
+    assert not Path(curl.split("-d @")[1].split()[0]).exists()
 
     policy = make_policy(PolicyConfig(device="cpu"), 2)
     best = find_folder(run).checkpoints.best()
