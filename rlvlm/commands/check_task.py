@@ -17,7 +17,7 @@ class CheckTaskArguments:
     task: tyro.conf.Positional[str] = ""
     """A task by name, `gym:ID`, or `package.module:NAME` for one of your own."""
     list: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show the tasks that there are, and stop."""
+    """Show the tasks that there are, or those of the family that is named, and stop."""
     out: Path | None = None
     """The sheet to write, a picture; by default contact_sheets/TASK.png."""
     episodes: int = 7
@@ -27,12 +27,12 @@ class CheckTaskArguments:
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`check-task TASK [--out FILE] [--episodes N] [--seed N]` and `check-task --list`."""
+    """`check-task TASK [--out FILE] [--episodes N] [--seed N]` and `check-task [FAMILY] --list`."""
     arguments = tyro.cli(CheckTaskArguments, args=words, prog=prog)
     from rlvlm.reports.task.check import check_task, list_tasks
 
     if arguments.list:
-        return list_tasks()
+        return list_tasks(arguments.task)
     if not arguments.task:
         raise UsageError(f"name a task first: {prog} TASK; tasks: {task_summary()}", f"{prog} --list")
     if arguments.episodes < 1:

@@ -7,7 +7,6 @@ the one task of a family whose goal has these words: `libero_object/alphabet sou
 
 import difflib
 import importlib
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -52,10 +51,19 @@ def task_summary() -> str:
 
     A family that is a task itself, as LIBERO's suites are, is written `libero_10[/NAME] (10)`.
     """
-    families = Counter(name.partition("/")[0] for name in _TASKS if "/" in name)
+    families = task_families()
     singles = [name for name in task_names() if "/" not in name and name not in families]
     members = {family: f"{family}[/NAME]" if family in _TASKS else f"{family}/NAME" for family in families}
-    return ", ".join(singles + [f"{members[family]} ({count})" for family, count in sorted(families.items())])
+    return ", ".join(singles + [f"{members[family]} ({len(names)})" for family, names in families.items()])
+
+
+def task_families() -> dict[str, list[str]]:
+    """The names of the tasks of each family, both sorted, e.g. `metaworld/door-open-v3` and others of `metaworld`."""
+    families: dict[str, list[str]] = {}
+    for name in task_names():
+        if "/" in name:
+            families.setdefault(name.partition("/")[0], []).append(name)
+    return families
 
 
 def full_name(name: str) -> str:

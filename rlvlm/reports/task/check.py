@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.contracts.steps import check_world
-from rlvlm.envs.registry import make_world, task_goal, task_names
+from rlvlm.envs.registry import full_name, make_world, task_families, task_goal, task_names
 from rlvlm.envs.world import World
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.reports.task import play
@@ -73,12 +73,31 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
     return EXIT_DONE
 
 
-def list_tasks() -> int:
-    """Prints every task with its goal, and returns the exit code."""
+def list_tasks(which: str = "") -> int:
+    """Prints tasks with their goals, and returns the exit code.
+
+    Args:
+        which: a family or a task; without one all tasks, with one line for each family.
+
+    Raises:
+        UsageError: there is no such family or task.
+    """
     console = Console(highlight=False, soft_wrap=True)
-    width = max(map(len, task_names()))
-    for name in task_names():
-        console.print(f"[bold]{name:<{width}}[/bold]  {task_goal(name)}")
+    families = task_families()
+    members = {f"{family}/NAME": names for family, names in families.items()}
+    if which in families:
+        shown = [*([which] if which in task_names() else []), *families[which]]
+    elif which:
+        shown = [full_name(which)]
+    else:
+        shown = [*(name for name in task_names() if "/" not in name), *members]
+    width = max(map(len, shown))
+    for name in shown:
+        first = members.get(name, [name])[0]
+        count = f"{len(members[name])} tasks, e.g. {first}: " if name in members else ""
+        console.print(f"[bold]{name:<{width}}[/bold]  {count}{task_goal(first)}")
+    if not which:
+        console.print("all of a family, with their goals: rlvlm check-task FAMILY --list")
     return EXIT_DONE
 
 

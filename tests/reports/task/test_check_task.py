@@ -110,7 +110,19 @@ def test_a_broken_promise_is_named(task: str, promise: str, tmp_path: Path) -> N
 def test_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-task", "--list"]) == 0
     text = capsys.readouterr().out
-    assert "drawer_open" in text and "metaworld/door-open-v3" in text and "open the door" in text
-    for words in (["check-task"], ["check-task", "socer"], ["check-task", TINY, "--episodes", "0"]):
+    assert "drawer_open" in text and "open the drawer" in text and "50 tasks, e.g. metaworld/assembly-v3: " in text
+    assert len(text.splitlines()) < 50 and "metaworld/door-open-v3" not in text
+    assert main(["check-task", "metaworld", "--list"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) == 50 and "metaworld/door-open-v3" in text and "open the door" in text
+    assert main(["check-task", "libero_10", "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 11, "the suite is a task too"
+    wrong = (
+        ["check-task"],
+        ["check-task", "socer"],
+        ["check-task", TINY, "--episodes", "0"],
+        ["check-task", "metawrld", "--list"],
+    )
+    for words in wrong:
         assert main(words) == 2
     assert "soccer" in capsys.readouterr().err
