@@ -1,3 +1,5 @@
+import datetime
+import random
 import time
 
 import pytest
@@ -66,3 +68,75 @@ def test_a_sweep_file_with_something_else_in_it_says_so_with_its_name(key, value
     if key == "zzz":
         with pytest.raises(UsageError, match="mine.yaml"):
             read_sweep(path)
+
+
+PIECES = (
+    *(
+        "a: ",
+        "- ",
+        "? ",
+        ": ",
+        "[",
+        "]",
+        "{",
+        "}",
+        ", ",
+        "\n",
+        "\n  ",
+        "\n\t",
+        "|\n",
+        ">-\n",
+        "---\n",
+        "...\n",
+        "# c\n",
+    ),
+    *("&x ", "*x", "<<: *x", "!!python/object/apply:os.system ['touch {canary}']", "!!python/name:os.system "),
+    *(
+        "!!python/object/new:pathlib.Path ['{canary}']",
+        "!!python/module:os ",
+        "!!set ",
+        "!!binary gA==",
+        "!x ",
+        "%YAML 9\n",
+    ),
+    *(
+        "1",
+        ".nan",
+        "1e999",
+        "2024-13-01",
+        "0o9",
+        "true",
+        "'",
+        '"',
+        "\\",
+        "\u2028",
+        "\ufeff",
+        "\x00",
+        "~",
+        "tasks: ",
+        "pipeline: ",
+    ),
+)
+
+
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_made_up_text_is_plain_values_or_is_refused_and_runs_nothing(count, tmp_path) -> None:
+    rng, canary, num_read = random.Random(0), tmp_path / "canary", 0
+    for _ in range(count):
+        parts = rng.choices(PIECES, k=rng.randrange(1, 9))
+        text = "".join(part.replace("{canary}", str(canary)) for part in parts)
+        try:
+            value = read_yaml(text, "mine.yaml")
+        except UsageError as error:
+            assert str(error).startswith("mine.yaml is not YAML"), text
+            continue
+        num_read += 1
+        assert is_plain(value), text
+    assert not canary.exists() and 0.05 * count < num_read < 0.95 * count
+
+
+def is_plain(value: object) -> bool:
+    """Whether there is nothing in it but what YAML itself knows."""
+    if isinstance(value, dict | list | set):
+        return all(map(is_plain, [*value, *(value.values() if isinstance(value, dict) else ())]))
+    return value is None or isinstance(value, str | int | float | bytes | datetime.date | tuple)

@@ -1,4 +1,5 @@
 import io
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -132,3 +133,36 @@ def test_half_transparent_red_is_pink_and_a_named_grey_of_sixteen_bits_is_white(
     assert read_pictures([[encoded(red)]])[0][0, 0, 0].tolist() == [255, 127, 127]
     grey = Image.fromarray(np.array([[512, 25_700]] * 2, np.uint16))
     assert read_pictures([[encoded(grey, transparency=512)]])[0][0, 0, :, 0].tolist() == [255, 100]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [200, pytest.param(2_000, marks=pytest.mark.full)])
+def test_a_picture_with_other_bytes_in_it_is_read_or_refused_and_nothing_else(count):
+    """Bytes changed, cut out, doubled and cut off, in files of every kind that is let in."""
+    rng, outcomes = np.random.default_rng(0), Counter()
+    noise = Image.fromarray(rng.integers(0, 256, (40, 60, 3), np.uint8))
+    for number in range(count):
+        kind, options = KINDS[number % len(KINDS)]
+        stream = io.BytesIO()
+        noise.save(stream, kind, **options)
+        data = bytearray(stream.getvalue())
+        for _ in range(rng.integers(1, 6)):
+            at = int(rng.integers(min(len(data), 200) if rng.random() < 0.5 else len(data)))
+            match rng.integers(4):
+                case 0:
+                    data[at] = rng.integers(256)
+                case 1:
+                    del data[at : at + rng.integers(1, 9)]
+                case 2:
+                    data[at:at] = data[at : at + rng.integers(1, 99)]
+                case _:
+                    del data[max(at, 8) :]
+            if not data:
+                break
+        try:
+            [frames] = read_pictures([[text(bytes(data))]])
+            assert frames.dtype == np.uint8 and frames.ndim == 4 and frames.size <= 3 * MAX_PIXELS
+            outcomes["read"] += 1
+        except Refusal:
+            outcomes["refused"] += 1
+    assert outcomes.total() == count and min(outcomes.values()) > 0.05 * count, outcomes
