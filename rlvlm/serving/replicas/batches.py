@@ -20,7 +20,11 @@ Ask = Callable[[list[Any]], Awaitable[list[Any]]]
 class Queued(Protocol):
     """A request in a line."""
 
+    key: str
     items: list[Any]
+    done: asyncio.Future[list[Any]]
+    """The answers to `items`, in order."""
+    num_callers: int
 
 
 Waiting = TypeVar("Waiting", bound=Queued)
@@ -73,11 +77,76 @@ class Lines(Generic[Waiting]):
         self._lines = {run: line for run, line in self._lines.items() if line.waiting}
 
 
+class Tries(Generic[Waiting]):
+    """Requests by their keys. One that comes a second time, because its caller gave up or lost the connection, joins
+    the first, or gets the answers that the first was given.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, Waiting] = {}
+        self._finished: OrderedDict[str, list[Any]] = OrderedDict()
+        self._numbers = itertools.count()
+        self.num_joined = 0
+        """Requests that were answered without being asked again."""
+
+    async def answers(self, key: str, begin: Callable[[str], Waiting], leave: Callable[[Waiting], None]) -> list[Any]:
+        """The answers to a request.
+
+        Args:
+            key: equal for the tries of one request; empty for a request that is never sent again.
+            begin: makes the request, and puts it into a line.
+            leave: told of a request that every caller has left.
+
+        Raises:
+            Exception: whatever became of `done`.
+        """
+        key = key or f"#{next(self._numbers)}"
+        if key in self._finished:
+            self.num_joined += 1
+            return self._finished[key]
+        request = self._open.get(key)
+        if request is None:
+            request = self._open[key] = begin(key)
+        else:
+            self.num_joined += 1
+        request.num_callers += 1
+        try:
+            return await asyncio.shield(request.done)
+        except asyncio.CancelledError:
+            request.num_callers -= 1
+            if request.num_callers == 0:
+                leave(request)
+            raise
+
+    def close(self, request: Waiting) -> bool:
+        """Lets nobody join `request` any more; whether anybody could until now."""
+        is_open = self._open.get(request.key) is request
+        if is_open:
+            del self._open[request.key]
+        return is_open
+
+    def finish(self, request: Waiting, answers: list[Any]) -> None:
+        """Gives the callers of `request` the answers, and keeps them for who asks again; none where it is closed."""
+        if not self.close(request):
+            return
+        if not request.key.startswith("#"):
+            self._finished[request.key] = answers
+            if len(self._finished) > MAX_REMEMBERED:
+                self._finished.popitem(last=False)
+        request.done.set_result(answers)
+
+    def fail(self, request: Waiting, error: Exception) -> None:
+        """Raises `error` where the callers of `request` wait; nowhere where it is closed."""
+        if self.close(request):
+            request.done.set_exception(error)
+            request.done.exception()  # read: a caller may have left
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     key: str
     items: list[Any]
-    answers: asyncio.Future[list[Any]]
+    done: asyncio.Future[list[Any]]
     num_callers: int = 0
     is_begun: bool = False
 
@@ -85,9 +154,8 @@ class _Waiting:
 class FairBatches:
     """Merges requests into batches of whole requests; the run that got least so far is next.
 
-    A request is never cut, so with one client the model sees the same batches whatever the timing. A request that comes
-    a second time under its key, because its caller gave up or lost the connection, joins the first instead of being
-    judged twice; one that every caller has left before its turn is dropped.
+    A request is never cut, so with one client the model sees the same batches whatever the timing. Nothing is judged
+    twice (`Tries`), and a request that every caller has left before its turn is dropped.
 
     Args:
         ask: answers one batch, in order.
@@ -100,13 +168,9 @@ class FairBatches:
         self._batch_size = batch_size
         self._wait_s = wait_s
         self._lines: Lines[_Waiting] = Lines()
-        self._open: dict[str, _Waiting] = {}
-        self._finished: OrderedDict[str, list[Any]] = OrderedDict()
+        self.tries: Tries[_Waiting] = Tries()
         self._arrived = asyncio.Event()
         self._server: asyncio.Task[None] | None = None
-        self._numbers = itertools.count()
-        self.num_joined = 0
-        """Requests that were answered without being judged again."""
 
     @property
     def num_waiting(self) -> int:
@@ -124,35 +188,21 @@ class FairBatches:
         Raises:
             Exception: whatever `ask` raised for the batch that held the request.
         """
-        key = key or f"#{next(self._numbers)}"
-        if key in self._finished:
-            self.num_joined += 1
-            return self._finished[key]
-        request = self._open.get(key)
-        if request is None:
-            request = self._enqueue(_Waiting(key, list(items), asyncio.get_running_loop().create_future()), run)
-        else:
-            self.num_joined += 1
-        request.num_callers += 1
-        try:
-            return await asyncio.shield(request.answers)
-        except asyncio.CancelledError:
-            request.num_callers -= 1
-            if request.num_callers == 0 and not request.is_begun:
-                self._drop(request)
-            raise
 
-    def _enqueue(self, request: _Waiting, run: str) -> _Waiting:
-        self._open[request.key] = request
-        self._lines.add(request, run)
-        self._arrived.set()
-        if self._server is None or self._server.done():
-            self._server = asyncio.get_running_loop().create_task(self._serve())
-        return request
+        def begin(key: str) -> _Waiting:
+            request = _Waiting(key, list(items), asyncio.get_running_loop().create_future())
+            self._lines.add(request, run)
+            self._arrived.set()
+            if self._server is None or self._server.done():
+                self._server = asyncio.get_running_loop().create_task(self._serve())
+            return request
+
+        return await self.tries.answers(key, begin, self._drop)
 
     def _drop(self, request: _Waiting) -> None:
-        self._open.pop(request.key, None)
-        self._lines.remove(request)
+        if not request.is_begun:
+            self.tries.close(request)
+            self._lines.remove(request)
 
     async def _serve(self) -> None:
         """Takes batches until nothing waits."""
@@ -195,16 +245,7 @@ class FairBatches:
             shares = [[next(answers) for _ in request.items] for request in batch]
         except Exception as error:  # every kind belongs to the callers, none to this task
             for request in batch:
-                self._open.pop(request.key, None)
-                if not request.answers.done():
-                    request.answers.set_exception(error)
-                    request.answers.exception()  # read: a caller may have left
+                self.tries.fail(request, error)
             return
         for request, share in zip(batch, shares, strict=True):
-            self._open.pop(request.key, None)
-            if not request.key.startswith("#"):
-                self._finished[request.key] = share
-                if len(self._finished) > MAX_REMEMBERED:
-                    self._finished.popitem(last=False)
-            if not request.answers.done():
-                request.answers.set_result(share)
+            self.tries.finish(request, share)

@@ -1,13 +1,11 @@
 """Requests of several runs put to a model that takes questions as they come, fairly. One queue per replica."""
 
 import asyncio
-import itertools
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlvlm.serving.replicas.batches import MAX_REMEMBERED, Lines
+from rlvlm.serving.replicas.batches import Lines, Tries
 
 AskOne = Callable[[Any], Awaitable[Any]]
 
@@ -27,8 +25,8 @@ class _Request:
 class FairSlots:
     """Lets questions in one by one, as soon as a slot is free; the run that got least so far is next.
 
-    A request that comes a second time under its key, because its caller lost the connection, joins the first. One that
-    every caller has left is given up at once: what waits is dropped, and what the model is at work on is cancelled.
+    Nothing is asked twice (`Tries`). A request that every caller has left is given up at once: what waits is dropped,
+    and what the model is at work on is cancelled.
 
     Args:
         ask: answers one question; it is cancelled where nobody waits for the answer any more.
@@ -39,11 +37,7 @@ class FairSlots:
         self._ask = ask
         self._free = slots
         self._lines: Lines[_Request] = Lines()
-        self._open: dict[str, _Request] = {}
-        self._finished: OrderedDict[str, list[Any]] = OrderedDict()
-        self._numbers = itertools.count()
-        self.num_joined = 0
-        """Requests that were answered without being asked again."""
+        self.tries: Tries[_Request] = Tries()
 
     @property
     def num_waiting(self) -> int:
@@ -61,26 +55,14 @@ class FairSlots:
         Raises:
             Exception: whatever `ask` raised for one of them; the others are given up.
         """
-        key = key or f"#{next(self._numbers)}"
-        if key in self._finished:
-            self.num_joined += 1
-            return self._finished[key]
-        request = self._open.get(key)
-        if request is None:
-            done = asyncio.get_running_loop().create_future()
-            request = self._open[key] = _Request(key, list(items), done, [None] * len(items))
+
+        def begin(key: str) -> _Request:
+            request = _Request(key, list(items), asyncio.get_running_loop().create_future(), [None] * len(items))
             self._lines.add(request, run)
             self._fill()
-        else:
-            self.num_joined += 1
-        request.num_callers += 1
-        try:
-            return await asyncio.shield(request.done)
-        except asyncio.CancelledError:
-            request.num_callers -= 1
-            if request.num_callers == 0:
-                self._give_up(request)
-            raise
+            return request
+
+        return await self.tries.answers(key, begin, self._give_up)
 
     def _fill(self) -> None:
         """Begins questions until no slot is free or nothing waits."""
@@ -103,28 +85,16 @@ class FairSlots:
             request.answers[place] = await self._ask(request.items[place])
             request.num_answered += 1
             if request.num_answered == len(request.items):
-                self._finish(request)
+                self.tries.finish(request, request.answers)
         except Exception as error:  # every kind belongs to the callers, none to this task
-            self._give_up(request, error)
+            self.tries.fail(request, error)
+            self._give_up(request)
         finally:
             self._free += 1
             self._fill()
 
-    def _finish(self, request: _Request) -> None:
-        if self._open.pop(request.key, None) is None:
-            return
-        if not request.key.startswith("#"):
-            self._finished[request.key] = request.answers
-            if len(self._finished) > MAX_REMEMBERED:
-                self._finished.popitem(last=False)
-        request.done.set_result(request.answers)
-
-    def _give_up(self, request: _Request, error: Exception | None = None) -> None:
-        if self._open.pop(request.key, None) is None:
-            return
+    def _give_up(self, request: _Request) -> None:
+        self.tries.close(request)
         self._lines.remove(request)
-        if error is not None:
-            request.done.set_exception(error)
-            request.done.exception()  # read: a caller may have left
         for task in request.tasks - {asyncio.current_task()}:
             task.cancel()
