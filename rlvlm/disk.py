@@ -3,14 +3,19 @@
 A crash, a full disk or another process sees the old content or the new one, and never a part of either.
 """
 
+import fcntl
 import json
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+_CLAIM = ".claim"
+"""A file in a temporary folder; who uses the folder holds a lock on it."""
 
 
 @contextmanager
@@ -94,6 +99,32 @@ def sync_tree(folder: Path) -> None:
     """Returns once the disk has every file below `folder`, and the folders' own entries."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
+
+
+def claim(folder: Path) -> IO[bytes]:
+    """Marks a temporary folder as in use by this process, until the file that is returned is closed or the process ends
+    in whatever way; then `clear_abandoned` may take the folder away.
+    """
+    partial = folder / f"{_CLAIM}.partial"
+    file = open(partial, "wb")  # noqa: SIM115 - held by the caller
+    fcntl.flock(file, fcntl.LOCK_EX)
+    os.replace(partial, folder / _CLAIM)  # locked before anybody can find it
+    return file
+
+
+def clear_abandoned(prefix: str) -> None:
+    """Removes folders that a killed process left among the temporary ones.
+
+    Args:
+        prefix: of their names. Of these, folders that somebody alive has claimed stay, and so do those without a claim.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError):  # in use, somebody else's, or gone by now
+            if folder.is_symlink():
+                continue
+            with open(folder / _CLAIM, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -2,11 +2,23 @@
 
 import errno
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from rlvlm.disk import append_whole, replace_folder, replacing, sync_tree, write_json, write_whole
+from rlvlm.disk import (
+    append_whole,
+    claim,
+    clear_abandoned,
+    replace_folder,
+    replacing,
+    sync_tree,
+    write_json,
+    write_whole,
+)
 
 
 def full_disk(_: int) -> None:
@@ -88,3 +100,28 @@ def test_a_tree_is_synced_to_its_last_file(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     sync_tree(tmp_path)
     assert {Path(path).name for path in synced} == {"file", "a", "b", tmp_path.name}
+
+
+def test_what_a_killed_process_left_is_cleared_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folders = {name: tmp_path / name for name in ("w-killed", "w-own", "w-unmarked", "other")}
+    for folder in folders.values():
+        folder.mkdir()
+        (folder / "weights").write_bytes(b"1")
+    (tmp_path / "w-link").symlink_to(folders["other"])
+    held = [claim(folders["w-own"])]
+    code = "import sys, time; from rlvlm.disk import claim; held = claim(__import__('pathlib').Path(sys.argv[1]));"
+    words = [sys.executable, "-c", f"{code} print('claimed', flush=True); time.sleep(600)", str(folders["w-killed"])]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"claimed\n"
+        clear_abandoned("w-")
+        assert folders["w-killed"].exists(), "its process lives"
+        child.kill()
+    clear_abandoned("w-")
+    assert {path.name for path in tmp_path.iterdir()} == {"w-own", "w-unmarked", "other", "w-link"}
+    held.pop().close()
+    claim(folders["other"]).close()
+    clear_abandoned("w-")
+    assert {path.name for path in tmp_path.iterdir()} == {"w-unmarked", "other", "w-link"}, "a link is not followed"

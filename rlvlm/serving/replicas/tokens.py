@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlvlm.disk import claim, clear_abandoned
 from rlvlm.errors import ModelUnavailable, RunError, first_line
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.vllm import TokenRules, TokenSampling, VllmSampler
@@ -23,6 +24,8 @@ from rlvlm.types.steps import Frames
 from rlvlm.vlms.config import EngineConfig
 
 logger = logging.getLogger(__name__)
+_PREFIX = "rlvlm-weights-"
+"""Of the temporary folder in which a replica keeps weights for vLLM to load."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +61,10 @@ class TokenReplica:
         self._placement = placement
         self._watchdog: Watchdog | None = None
         self._pulse = Pulse(is_elsewhere=True)
-        self._kept = tempfile.TemporaryDirectory(prefix="rlvlm-weights-")
-        self._folder = Path(self._kept.name)
+        clear_abandoned(_PREFIX)
+        self._kept = tempfile.TemporaryDirectory(prefix=_PREFIX)
+        self._claim = claim(Path(self._kept.name))
+        self._folder = Path(self._kept.name) / "versions"
         self._sync_errors: dict[int, float] = {}
         self._taking = asyncio.Lock()
         self._idle = asyncio.Condition()
