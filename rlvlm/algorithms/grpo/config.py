@@ -56,6 +56,9 @@ class AdvantageConfig:
     not above `noise_factor` times this is dropped. 0: the scorer repeats itself, as the env's own test does."""
     noise_factor: float = 2.0
     """See `scorer_noise`; > 0."""
+    chunk_share: float = 1.0
+    """Share of an update's chunks that are learned from, in (0, 1]: those at moments at which the better and the worse
+    episodes of a group acted most differently. An update costs as much less."""
 
     def __post_init__(self) -> None:
         if not self.min_spread > 0:
@@ -66,6 +69,10 @@ class AdvantageConfig:
             )
         if self.scorer_noise == 0 and self.noise_factor != 2.0:
             raise ValueError("noise_factor has no effect without scorer_noise; set both or neither")
+        if not 0 < self.chunk_share <= 1:
+            raise ValueError(f"chunk_share must be in (0, 1], got {self.chunk_share}; 1 learns from all chunks")
+        if self.baseline == "critic" and self.chunk_share != 1:
+            raise ValueError("chunk_share has no effect with a critic, which gives each chunk its own credit")
         if self.baseline == "leave_one_out" and self.divide_by_std:
             raise ValueError("leave_one_out is used without divide_by_std; set divide_by_std to False")
         if self.baseline == "critic" and (self.min_spread, self.scorer_noise) != (1e-3, 0.0):

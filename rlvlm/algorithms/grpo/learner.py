@@ -147,8 +147,8 @@ class GRPOLearner(OwnLearner):
         Raises:
             NumericsError: the loss or the gradient is not finite.
         """
-        grpo, num = self._grpo, sum(len(episode.steps) for episode in update.episodes)
-        minibatches = self._minibatches(num)
+        grpo, chosen = self._grpo, torch.from_numpy(update.rows)
+        minibatches = self._minibatches(chosen)
         columns = self._columns(update, torch.cat([own_share(rows) for rows in minibatches]).unique())
         warmth = min(1.0, (self.num_updates + 1) / (grpo.warm_up + 1))
         fall = grpo.final_lr + (1 - grpo.final_lr) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
@@ -166,11 +166,11 @@ class GRPOLearner(OwnLearner):
         self.num_updates += 1
         check_weights(list(self.policy.parameters()), _FIX)
         self._follow(readings[-1]["kl"], target)
-        self._note(readings, num)
+        self._note(readings, len(chosen))
 
-    def _minibatches(self, num: int) -> list[Tensor]:
+    def _minibatches(self, chosen: Tensor) -> list[Tensor]:
         """Rows of each gradient step, in an order drawn anew for each pass."""
-        passes = [torch.from_numpy(self._order.permutation(num)) for _ in range(self._grpo.epochs)]
+        passes = [chosen[torch.from_numpy(self._order.permutation(len(chosen)))] for _ in range(self._grpo.epochs)]
         return [rows for one in passes for rows in one.tensor_split(self._grpo.minibatches) if len(rows)]
 
     def _step(self, columns: Columns, rows: Tensor) -> dict[str, float]:
@@ -256,6 +256,8 @@ class GRPOLearner(OwnLearner):
         counts = [len(episode.steps) for episode in update.episodes]
         episodes = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
         steps = torch.from_numpy(np.concatenate([episode.steps for episode in update.episodes]))
+        if update.chosen is not None:  # the others count as if they had not been played
+            steps = torch.zeros_like(steps).index_copy(0, torch.from_numpy(update.chosen), steps[update.chosen])
         weights = token_weights(
             steps,
             episodes,

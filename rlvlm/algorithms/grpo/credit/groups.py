@@ -1,12 +1,15 @@
 """Groups of scored episodes: which teach something, and what is kept for the next update."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlvlm.algorithms.grpo.config import AdvantageConfig
 from rlvlm.algorithms.grpo.credit.advantages import group_advantages, group_scores, informative_groups
+from rlvlm.policies.vla.tokens import decode
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.steps import FloatArray
 
@@ -32,10 +35,17 @@ class Update:
     episodes: list[ChunkEpisode]
     advantages: FloatArray
     """[R] one for each chunk, episode after episode."""
+    chosen: NDArray[np.intp] | None = None
+    """[Q] the chunks that are learned from, rising; None for all."""
 
     def __post_init__(self) -> None:
         num_chunks = sum(len(episode.steps) for episode in self.episodes)
         assert len(self.advantages) == num_chunks, f"{num_chunks} chunks need as many advantages"
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        """[Q] the chunks that are learned from."""
+        return np.arange(len(self.advantages)) if self.chosen is None else self.chosen
 
 
 def gathered(episodes: Sequence[ChunkEpisode], scores: FloatArray) -> list[Group]:
@@ -58,11 +68,54 @@ def sifted(groups: Sequence[Group], config: AdvantageConfig) -> list[Group]:
 
 
 def weighed(groups: Sequence[Group], config: AdvantageConfig) -> Update:
-    """The update that `groups` make by themselves: all chunks of an episode are worth the same."""
+    """The update that `groups` make by themselves: all chunks of an episode are worth the same.
+
+    With `chunk_share` those are learned from at which better and worse episodes of a group differ most.
+
+    Source: arXiv:2605.16154, which learns from the fifth of the chunks whose actions differ most between successes and
+    failures. Departure: how it measures that is not known here; see `differences`.
+    """
     assert config.baseline != "critic", "a critic weighs chunk by chunk"
     scores = np.stack([group.scores for group in groups])
     advantages = group_advantages(scores, baseline=config.baseline, divide_by_std=config.divide_by_std)
     episodes = [episode for group in groups for episode in group.episodes]
+    chosen = None
+    if config.chunk_share < 1:
+        apart = np.concatenate(
+            [differences(group.episodes, own) for group, own in zip(groups, advantages, strict=True)]
+        )
+        most = math.ceil(config.chunk_share * len(apart))
+        chosen = np.sort(np.argsort(-apart, kind="stable")[:most])
     return Update(
-        episodes=episodes, advantages=advantages.reshape(-1).repeat([len(episode.steps) for episode in episodes])
+        episodes=episodes,
+        advantages=advantages.reshape(-1).repeat([len(episode.steps) for episode in episodes]),
+        chosen=chosen,
     )
+
+
+def differences(episodes: Sequence[ChunkEpisode], advantages: FloatArray) -> FloatArray:
+    """How differently a group's better and worse episodes acted at the time of each chunk, in normalised actions.
+
+    Chunks of one number in their episodes are compared: the distance between the mean action of the better episodes and
+    that of the worse ones, mean over the chunk's tokens. Means, since single chunks differ by what was drawn.
+
+    Args:
+        episodes: G of one initial state.
+        advantages: [G]; above 0 is better, below 0 worse.
+
+    Returns:
+        [C of all episodes], one after the other; 0 where only one of the two kinds was still acting.
+    """
+    apart = np.zeros(max(len(episode.steps) for episode in episodes), np.float32)
+    for number in range(len(apart)):
+        kinds = [
+            [
+                decode(episode.bins[number].astype(np.int64))
+                for episode, own in zip(episodes, advantages.tolist(), strict=True)
+                if own * sign > 0 and number < len(episode.steps)
+            ]
+            for sign in (1, -1)
+        ]
+        if all(kinds):
+            apart[number] = np.abs(np.mean(kinds[0], axis=0) - np.mean(kinds[1], axis=0)).mean()
+    return np.concatenate([apart[: len(episode.steps)] for episode in episodes])

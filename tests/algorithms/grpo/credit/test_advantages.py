@@ -93,5 +93,9 @@ def test_settings_without_effect_are_refused() -> None:
         AdvantageConfig(critic=CriticConfig(trace=0.5))
     with pytest.raises(ValueError, match="no effect with a critic"):
         AdvantageConfig(baseline="critic", scorer_noise=0.1)
+    with pytest.raises(ValueError, match="chunk_share has no effect with a critic"):
+        AdvantageConfig(baseline="critic", chunk_share=0.2)
+    with pytest.raises(ValueError, match=r"chunk_share must be in \(0, 1\]"):
+        AdvantageConfig(chunk_share=0.0)
     with pytest.raises(ValueError, match="min_spread must be > 0"):
         AdvantageConfig(min_spread=0.0)

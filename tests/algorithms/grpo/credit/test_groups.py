@@ -1,10 +1,12 @@
 """Groups are homogeneous, found by their number, and sifted by their scores."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rlvlm.algorithms.grpo.config import AdvantageConfig
-from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
+from rlvlm.algorithms.grpo.credit.groups import Group, differences, gathered, sifted, weighed
 from rlvlm.types.chunks import ChunkEpisode
 
 
@@ -38,6 +40,37 @@ def test_by_hand() -> None:
     update = weighed(kept, AdvantageConfig(divide_by_std=False))
     assert update.episodes == [episodes[1], episodes[3]]
     assert update.advantages.tolist() == [0.5, 0.5, -0.5, -0.5]  # of each chunk
+
+
+def acting(numbers: list[int], group: int = 0) -> ChunkEpisode:
+    """An episode whose chunks, of 4 steps each, hold one bin each."""
+    whole = episode(group, group)
+    steps = 4 * len(numbers)
+    return replace(
+        whole,
+        snapshots=np.zeros((steps + 1, 1), np.float32),
+        proprio=np.zeros((len(numbers), 2), np.float32),
+        bins=np.repeat(np.array(numbers, np.int16)[:, None], 56, axis=1),
+        log_probs=np.zeros((len(numbers), 56), np.float32),
+        steps=np.full(len(numbers), 4),
+        env_rewards=np.zeros(steps, np.float32),
+    )
+
+
+def test_chunks_are_chosen_where_better_and_worse_episodes_part_by_hand() -> None:
+    # Bins are 2/255 apart. At the second chunk the better act at 100 and 120, the worse at 60 and 80: 40 bins apart on
+    # average; at the first 0, at the third only the worse one still acts.
+    episodes = [acting([10, 100]), acting([10, 120]), acting([10, 60]), acting([10, 80, 200])]
+    apart = differences(episodes, np.array([1, 1, -1, -1], np.float32))
+    np.testing.assert_allclose(apart, [0, 80 / 255, 0, 80 / 255, 0, 80 / 255, 0, 80 / 255, 0], atol=1e-6)
+    other = [acting([50, 50], 1), acting([55, 52], 1), acting([40, 51], 1), acting([45, 51], 1)]
+    groups = [
+        Group(episodes=tuple(episodes), scores=np.array([1, 1, 0, 0], np.float32)),
+        Group(episodes=tuple(other), scores=np.array([1, 1, 0, 0], np.float32)),
+    ]
+    update = weighed(groups, AdvantageConfig(chunk_share=0.45))  # 8 of 17: four of 40 bins apart, four of 10
+    assert update.rows.tolist() == [1, 3, 5, 7, 9, 11, 13, 15]
+    assert len(update.advantages) == 17 and weighed(groups, AdvantageConfig()).rows.tolist() == list(range(17))
 
 
 def test_a_group_of_two_initial_states_is_refused() -> None:
