@@ -51,12 +51,17 @@ def command(words: Sequence[str], prog: str) -> int:
     if folder.task != task:
         raise UsageError(f"{arguments.source} holds demonstrations of {folder.task}, not of {task}")
     from rlvlm.algorithms.ppo_vlm.algorithm import make_seat
+    from rlvlm.algorithms.sft.folders import read_taught, taught_of, write_taught
     from rlvlm.algorithms.sft.trainer import Lesson, make_policy, run_sft
     from rlvlm.runs.processes.private_ray import ray_session
 
     load = partial(_load, arguments.source.absolute(), task, arguments.env)
+    taught = taught_of(task, arguments.env, arguments.policy, folder.action_names)
+    if (before := read_taught(arguments.out)) is not None and (odd := before.lacks(taught) + before.differs(taught)):
+        raise UsageError(f"{arguments.out} holds a policy that is taught otherwise: {'; '.join(odd)}", "--out another")
     load()  # what cannot be learned from is told here: a worker's error comes with all of Ray's frames
     arguments.out.mkdir(parents=True, exist_ok=True)
+    write_taught(arguments.out, taught)
     lesson = Lesson(
         make_policy=partial(make_policy, arguments.policy, folder.action_names),
         make_seat=partial(make_seat, task, arguments.env),

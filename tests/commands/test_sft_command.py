@@ -2,9 +2,12 @@ from pathlib import Path
 
 import pytest
 
+from rlvlm.algorithms.sft.folders import taught_of, write_taught
 from rlvlm.cli import run_word
-from rlvlm.demonstrations.folder import create_folder
+from rlvlm.demonstrations.folder import create_folder, open_folder
+from rlvlm.envs.config import EnvConfig
 from rlvlm.errors import UsageError
+from rlvlm.policies.vlm.config import PolicyConfig
 
 
 def test_a_task_is_wanted_first() -> None:
@@ -18,6 +21,16 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     create_folder(tmp_path / "demos", "ez_points", "turns", ("1",))
     with pytest.raises(UsageError, match="holds demonstrations of ez_points, not of number_line"):
         run_word(["sft", "number_line", "--from", str(tmp_path / "demos")])
+
+
+def test_what_was_taught_otherwise_is_not_gone_on_with(tmp_path: Path) -> None:
+    source, out = str(tmp_path / "demos"), tmp_path / "out"
+    assert run_word(["collect", "empty_random_5x5", "--episodes", "1", "--out", source]) == 0
+    names = open_folder(tmp_path / "demos").action_names
+    out.mkdir()
+    write_taught(out, taught_of("empty_random_5x5", EnvConfig(shows_last=True), PolicyConfig(), names))
+    with pytest.raises(UsageError, match="taught otherwise: .*env.shows_last was True, not False"):
+        run_word(["sft", "empty_random_5x5", "--from", source, "--out", str(out)])
 
 
 def test_a_wrong_number_is_told_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:

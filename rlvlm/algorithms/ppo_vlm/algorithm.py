@@ -43,7 +43,7 @@ from rlvlm.algorithms.rllib import UNCHANGED, TaskConfig, log_round
 from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
-from rlvlm.algorithms.sft.folders import load_demonstrations, load_trained
+from rlvlm.algorithms.sft.folders import check_taught, load_demonstrations, load_trained, taught_of
 from rlvlm.algorithms.sft.in_process import teach
 from rlvlm.algorithms.tally import Tally
 from rlvlm.envs.config import EnvConfig
@@ -230,8 +230,11 @@ class PPOVLM(CheckpointedAlgorithm):
         self._try_judge(tell)
         seat = make_seat(self.config.task, replace(self.config.world, physics="exact"))
         if sft.start_from:
-            tell(f"starting from {sft.start_from}")
-            load_trained(self._policy, Path(sft.start_from))
+            start = Path(sft.start_from)
+            tell(f"starting from {start}")
+            names = seat.world.action_names
+            check_taught(start, taught_of(self.config.task, self.config.world, self._policy.config, names), tell)
+            load_trained(self._policy, start)
         elif is_taught:
             episodes = self._demonstrations(seat, tell)
             measured = teach(

@@ -1,18 +1,102 @@
 """What supervised fine-tuning reads from folders and leaves in them."""
 
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file, save_file
 
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import to_turn_episode
+from rlvlm.disk import write_json
+from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.turns import TurnWorld
 from rlvlm.errors import UsageError
+from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.types.turns import TurnEpisode
 
-BODY_FILE, HEADS_FILE = "body.safetensors", "heads.safetensors"
-"""What was trained: the adapter (or all weights of the language model), and apart from it the heads."""
+TAUGHT_FILE, BODY_FILE, HEADS_FILE = "taught.json", "body.safetensors", "heads.safetensors"
+"""What was taught, and what was trained: the adapter (or all weights of the language model), and apart from it the
+heads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taught:
+    """What a policy is taught, for `taught.json` beside its weights: these alone do not tell."""
+
+    task: str
+    action_names: tuple[str, ...]
+    acts: str
+    """`text` or `head`, as the policy's."""
+    new_words: tuple[str, ...]
+    """As the policy's; a vector that was learned for one word means nothing for another."""
+    env: Mapping[str, Any]
+    """Settings of the world, by name: prompts and starts depend on them."""
+
+    def lacks(self, wanted: "Taught") -> list[str]:
+        """What keeps weights that were taught this from doing at all what is `wanted`, in words."""
+        lacking = [name for name in wanted.action_names if name not in self.action_names]
+        return [
+            *([f"its actions are not {', '.join(map(repr, lacking))}"] if lacking else []),
+            *([f"it acts by {self.acts}, not by {wanted.acts}"] if self.acts != wanted.acts else []),
+            *(["policy.new_words were others"] if self.new_words != wanted.new_words else []),
+        ]
+
+    def differs(self, wanted: "Taught") -> list[str]:
+        """What else is not as in `wanted`, in words."""
+        before = self.env
+        changed = [key for key, value in wanted.env.items() if before.get(key, value) != value]
+        return [
+            *([f"its task was {self.task}, not {wanted.task}"] if self.task != wanted.task else []),
+            *(f"env.{key} was {before[key]}, not {wanted.env[key]}" for key in changed),
+        ]
+
+
+def taught_of(task: str, env: EnvConfig, policy: PolicyConfig, action_names: tuple[str, ...]) -> Taught:
+    """What `policy` learns in a world of `task`."""
+    return Taught(task=task, action_names=action_names, acts=policy.acts, new_words=policy.new_words, env=asdict(env))
+
+
+def check_taught(folder: Path, wanted: Taught, tell: Callable[[str], None]) -> None:
+    """Passes where the weights in `folder` can do what is `wanted`, and tells what else they were taught.
+
+    Raises:
+        UsageError: they cannot, or what they were taught cannot be read.
+    """
+    taught = read_taught(folder)
+    if taught is None:
+        return
+    if lacking := taught.lacks(wanted):
+        raise UsageError(
+            f"{folder} is of no use here: {'; '.join(lacking)}", f"teach {wanted.task} with rlvlm sft {wanted.task}"
+        )
+    for difference in taught.differs(wanted):
+        tell(f"what {folder} was taught is another: {difference}")
+
+
+def write_taught(folder: Path, taught: Taught) -> None:
+    """Writes `taught.json`."""
+    write_json(folder / TAUGHT_FILE, asdict(taught))
+
+
+def read_taught(folder: Path) -> Taught | None:
+    """What the weights in `folder` were taught; None where an older rlvlm did not write it down.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    file = folder / TAUGHT_FILE
+    try:
+        found = json.loads(file.read_text())
+        words = {name: tuple(found[name]) for name in ("action_names", "new_words")}
+        return Taught(task=found["task"], acts=found["acts"], env=dict(found["env"]), **words)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"cannot read {file}: {error}", "restore the file, or teach anew with rlvlm sft") from error
 
 
 def load_demonstrations(folder: Path, world: TurnWorld) -> list[TurnEpisode]:

@@ -16,11 +16,13 @@ from rlvlm.algorithms.ppo_vlm.config import (
     TokenPPOConfig,
 )
 from rlvlm.algorithms.sft.config import SFTConfig
-from rlvlm.algorithms.sft.folders import save_trained
+from rlvlm.algorithms.sft.folders import save_trained, taught_of, write_taught
+from rlvlm.envs.config import EnvConfig
 from rlvlm.errors import UsageError
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
+from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.rewards.config import TurnRewardConfig
 from tests.algorithms.ppo_vlm.tiny_runs import build
 from tests.tiny_policy import FAMILIES
@@ -252,6 +254,9 @@ def test_a_run_begins_from_what_was_taught_before(make: Any, tmp_path: Path):
     fresh = make(sft=SFTConfig(start_from=str(tmp_path)))
     fresh.prepare(lambda line: None)
     assert_equal_weights(weights(fresh), weights(taught))
+    write_taught(tmp_path, taught_of("other", EnvConfig(), PolicyConfig(), ("left", "right")))
+    with pytest.raises(UsageError, match="its actions are not"):
+        make(sft=SFTConfig(start_from=str(tmp_path))).prepare(lambda line: None)
     with pytest.raises(UsageError, match="no folder of demonstrations"):
         make(sft=SFTConfig(demonstrations=str(tmp_path))).prepare(lambda line: None)
 

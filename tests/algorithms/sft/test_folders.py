@@ -5,8 +5,19 @@ import pytest
 import torch
 
 from rlvlm.algorithms.seats import Seat
-from rlvlm.algorithms.sft.folders import BODY_FILE, HEADS_FILE, load_demonstrations, load_trained, save_trained
+from rlvlm.algorithms.sft.folders import (
+    BODY_FILE,
+    HEADS_FILE,
+    check_taught,
+    load_demonstrations,
+    load_trained,
+    read_taught,
+    save_trained,
+    taught_of,
+    write_taught,
+)
 from rlvlm.cli import main
+from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.errors import UsageError
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -32,6 +43,25 @@ def test_weights_of_another_policy_are_refused(tmp_path: Path):
         load_trained(other, tmp_path)
     with pytest.raises(UsageError, match="holds no weights for this policy"):
         load_trained(other, tmp_path / "nowhere")
+
+
+def test_what_was_taught_is_known_and_compared_by_hand(tmp_path: Path):
+    taught = taught_of("a", EnvConfig(shows_last=True), PolicyConfig(), ("left", "right"))
+    assert read_taught(tmp_path) is None, "an older rlvlm wrote none"
+    check_taught(tmp_path, taught, pytest.fail)
+    write_taught(tmp_path, taught)
+    assert read_taught(tmp_path) == taught and not taught.lacks(taught) + taught.differs(taught)
+    told: list[str] = []
+    check_taught(tmp_path, taught_of("b", EnvConfig(split="training"), PolicyConfig(), ("left",)), told.append)
+    assert [line.partition("another: ")[2] for line in told] == [
+        "its task was a, not b", "env.split was all, not training", "env.shows_last was True, not False",
+    ]  # fmt: skip
+    wanted = taught_of("a", EnvConfig(), PolicyConfig(acts="head", new_words=("x",)), ("left", "up"))
+    with pytest.raises(UsageError, match="actions are not 'up'; it acts by text, not by head; policy.new_words were"):
+        check_taught(tmp_path, wanted, pytest.fail)
+    (tmp_path / "taught.json").write_text("{}")
+    with pytest.raises(UsageError, match="cannot read"):
+        check_taught(tmp_path, taught, pytest.fail)
 
 
 def test_a_collection_comes_back_as_it_was_played(tmp_path: Path):
