@@ -33,6 +33,12 @@ SMALL = {
     "write_a_task": {"FILE": str(ROOT / "examples" / "slide_ball.py"), "ARGS": TINY},
     "compare_sources": {"SWEEP": SWEEP, "ARGS": []},
     "train_a_policy": {"SETTINGS": {"steps": 128, "sft.turns": 32, "sft.updates": 4, "eval.episodes": 4}},
+    "train_a_vla": {
+        "SETTINGS": {
+            "steps": 1_000, "sft.demonstrations": 8, "sft.steps": 10, "algo.groups": 4, "algo.group_size": 4,
+            "eval.episodes": 4,
+        }
+    },
 }
 
 
