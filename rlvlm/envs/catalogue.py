@@ -77,7 +77,7 @@ def shipped_tasks() -> Iterator[Task]:
         goal_state="the block of the named colour lies on the pad",
         maker="rlvlm.envs.push_block.world:PushBlock",
         env=EnvConfig(episode_steps=32),
-        heeds=(),
+        heeds=("plays_on",),
         kind="chunks",
     )
     yield Task(
@@ -96,7 +96,7 @@ def shipped_tasks() -> Iterator[Task]:
             maker="rlvlm.envs.libero.suite:LiberoSuite",
             arguments=(suite,),
             env=EnvConfig(episode_steps=EPISODE_STEPS[suite]),
-            heeds=("moved", "mesh_cell", "physics"),
+            heeds=("moved", "mesh_cell", "physics", "plays_on"),
             kind="chunks",
         )
         for number, file in enumerate(files):
@@ -106,7 +106,7 @@ def shipped_tasks() -> Iterator[Task]:
                 maker="rlvlm.envs.libero.world:LiberoWorld",
                 arguments=(suite, str(number)),
                 env=EnvConfig(episode_steps=EPISODE_STEPS[suite]),
-                heeds=("moved", "mesh_cell", "physics"),
+                heeds=("moved", "mesh_cell", "physics", "plays_on"),
                 kind="chunks",
             )
     for name, env_id, turns in [(short, *entry) for short, entry in SHORT_NAMES.items()] + [

@@ -39,6 +39,10 @@ class EnvConfig:
     view_px: int = 256
     """Of robosuite's worlds in turns: side of each view, pixels, in [32, 1024]. The reference has 256; half of that
     takes two thirds of the time to draw."""
+    plays_on: bool = False
+    """Of worlds in chunks, while training: whether an episode goes on to its time limit after its success, which counts
+    all the same. Where a judge rewards, an end at success tells the truth by the episode's length. Evaluations and
+    demonstrations always end at success."""
     moved: float = 0.0
     """Of LIBERO's worlds: things are moved by up to so much, metres, along both sides of the table, from where the
     benchmark's saved starts have them; there many of them never move, so a policy need not look."""
@@ -64,5 +68,6 @@ class EnvConfig:
             raise ValueError(f"num_envs must be >= 1, got {self.num_envs}")
 
     def for_evaluation(self) -> Self:
-        """The same with exact physics, and with the held-out starts where training leaves some out."""
-        return replace(self, physics="exact", split="held_out" if self.split == "training" else self.split)
+        """The same with exact physics, an end at success, and the held-out starts where training leaves some out."""
+        split = "held_out" if self.split == "training" else self.split
+        return replace(self, physics="exact", plays_on=False, split=split)

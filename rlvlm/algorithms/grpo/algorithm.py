@@ -151,7 +151,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
         self._learners: Learners[GRPOLearner] = Learners(self, self.config.grpo.threads)
         self._learner = self._learners.local
-        exact = replace(self.config.world, physics="exact")
+        exact = replace(self.config.world, physics="exact", plays_on=False)
         self._viewer = make_world(self.config.task, exact, self.config.seed)
         self._policy: Any
         if self._learner is None:

@@ -45,9 +45,12 @@ class LiberoWorlds(ChunkWorlds):
         self._scene = scene
         self._episode_steps, self._moved_m = config.episode_steps, config.moved
         self._step_s = FAST_STEP_S if config.physics == "fast" else EXACT_STEP_S
+        self._plays_on = config.plays_on
         self.states: list[NDArray[np.float64]] = []
         self.ages = np.empty(0, np.int64)
         self.progress = np.empty(0, np.float32)
+        self.solved = np.empty(0, bool)
+        """[N] whether success has been rewarded."""
 
     def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
         """First observations of N new episodes."""
@@ -60,6 +63,7 @@ class LiberoWorlds(ChunkWorlds):
         self.states = [states[index] for index in inverse]
         self.ages = np.zeros(len(state_ids), np.int64)
         self.progress = np.array(progress, np.float32)[inverse]
+        self.solved = np.zeros(len(state_ids), bool)
         return self._observed(np.stack(positions)[inverse], np.stack(proprio)[inverse])
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
@@ -74,21 +78,25 @@ class LiberoWorlds(ChunkWorlds):
         for place, row in enumerate(rows.tolist()):
             scene.load(self.states[row])
             left = min(length, self._episode_steps - int(self.ages[row]))
+            is_solved = False
             for index, action in enumerate(chunks[place, :left]):
                 scene.arm.step(to_robosuite(action), self._step_s)
                 trail[place, index:] = scene.positions()
                 steps[place] = index + 1
                 is_cut[place] = self._has_diverged()
-                success[place] = not is_cut[place] and scene.is_solved()
-                if success[place] or is_cut[place]:
+                is_solved = not is_cut[place] and scene.is_solved()
+                rewards[place, index] = is_solved and not self.solved[row]
+                success[place] |= is_solved
+                self.solved[row] |= is_solved
+                if is_cut[place] or (is_solved and not self._plays_on):
                     break
             self.states[row] = scene.save()
             mujoco.mj_kinematics(scene.model, scene.data)
             proprio[place] = scene.arm.proprio()
-            progress[place] = 1.0 if success[place] else scene.progress()
-            rewards[place, steps[place] - 1] = success[place]
+            progress[place] = 1.0 if is_solved else scene.progress()
         self.ages[rows] += steps
         self.progress[rows] = progress
+        ended = success & (not self._plays_on)
         return ChunkStep(
             obs=self._observed(trail[:, -1], proprio),
             snapshots=trail,
@@ -96,8 +104,8 @@ class LiberoWorlds(ChunkWorlds):
             env_rewards=rewards,
             success=success,
             progress=progress,
-            terminated=success,
-            truncated=~success & (is_cut | (self.ages[rows] >= self._episode_steps)),
+            terminated=ended,
+            truncated=~ended & (is_cut | (self.ages[rows] >= self._episode_steps)),
         )
 
     def _has_diverged(self) -> bool:
@@ -221,6 +229,7 @@ class LiberoWorld(ChunkWorld):
             "script": self._memory.to_array(),
             "seen": self._seen.copy(),
             "age": int(self._one.ages[0]),
+            "solved": bool(self._one.solved[0]),
             "progress": float(self._one.progress[0]),
             "state_id": self._state_id,
             "generator": json.dumps(self.np_random.bit_generator.state),
@@ -230,6 +239,7 @@ class LiberoWorld(ChunkWorld):
         """Restores what `get_state` returned."""
         self._one.states = [np.array(state["state"], np.float64)]
         self._one.ages = np.array([state["age"]], np.int64)
+        self._one.solved = np.array([state["solved"]], bool)
         self._one.progress = np.array([state["progress"]], np.float32)
         self._memory, self._planned = ScriptMemory.from_array(np.asarray(state["script"])), None
         self._seen = np.array(state["seen"], np.float32)

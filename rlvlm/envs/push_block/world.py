@@ -39,24 +39,29 @@ class PushBlocks(ChunkWorlds):
 
     Args:
         episode_steps: time limit, env steps.
+        plays_on: whether episodes go on after success.
     """
 
-    def __init__(self, episode_steps: int) -> None:
-        self._episode_steps = episode_steps
+    def __init__(self, episode_steps: int, plays_on: bool = False) -> None:
+        self._episode_steps, self._plays_on = episode_steps, plays_on
         self.states = np.empty((0, table.STATE_SIZE), np.float32)
         self.ages = np.empty(0, np.int64)
+        self.solved = np.empty(0, bool)
+        """[N] whether success has been rewarded."""
 
     def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
         """First observations of N new episodes."""
         distinct, inverse = np.unique(state_ids, return_inverse=True)
         self.states = np.stack([start_of(state_id) for state_id in distinct.tolist()])[inverse]
         self.ages = np.zeros(len(state_ids), np.int64)
+        self.solved = np.zeros(len(state_ids), bool)
         return observed(self.states)
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
         """Moves the tables `rows` [n] by `chunks` [n, L, 7]."""
-        states, ages = self.states[rows], self.ages[rows]
-        done = table.is_solved(states) | (ages >= self._episode_steps)
+        states, ages, solved = self.states[rows], self.ages[rows], self.solved[rows]
+        done = (table.is_solved(states) & (not self._plays_on)) | (ages >= self._episode_steps)
+        success = np.zeros(len(rows), bool)
         trail = np.empty((*chunks.shape[:2], table.STATE_SIZE), np.float32)
         rewards = np.zeros(chunks.shape[:2], np.float32)
         steps = np.zeros(len(rows), np.int64)
@@ -65,11 +70,13 @@ class PushBlocks(ChunkWorlds):
             states = np.where(done[:, None], states, table.moved(states, moves))
             steps += ~done
             is_solved = table.is_solved(states)
-            rewards[:, index] = is_solved & ~done
-            done |= is_solved | (ages + steps >= self._episode_steps)
+            rewards[:, index] = is_solved & ~done & ~solved
+            success |= is_solved
+            solved |= is_solved
+            done |= (is_solved & (not self._plays_on)) | (ages + steps >= self._episode_steps)
             trail[:, index] = states
-        self.states[rows], self.ages[rows] = states, ages + steps
-        success = table.is_solved(states)
+        self.states[rows], self.ages[rows], self.solved[rows] = states, ages + steps, solved
+        ended = success & (not self._plays_on)
         return ChunkStep(
             obs=observed(states),
             snapshots=trail,
@@ -77,8 +84,8 @@ class PushBlocks(ChunkWorlds):
             env_rewards=rewards,
             success=success,
             progress=progress_of(states),
-            terminated=success,
-            truncated=~success & (self.ages[rows] >= self._episode_steps),
+            terminated=ended,
+            truncated=~ended & (self.ages[rows] >= self._episode_steps),
         )
 
 
@@ -103,7 +110,8 @@ class PushBlock(ChunkWorld):
     def __init__(self, config: EnvConfig, seed: int) -> None:
         self.render_mode = None
         self.episode_steps = config.episode_steps
-        self._tables = PushBlocks(config.episode_steps)
+        self._tables = PushBlocks(config.episode_steps, config.plays_on)
+        self._plays_on = config.plays_on
         self._state_id = 0
         self.reset(seed=seed)
 
@@ -122,6 +130,7 @@ class PushBlock(ChunkWorld):
         came = self._tables.step(np.array([0]), np.asarray(chunk, np.float32)[None])
         steps = int(came.steps[0])
         info = self._info(came.obs.snapshots) | {
+            "success": bool(came.success[0]),
             "steps": steps,
             "env_rewards": came.env_rewards[0, :steps],
             "snapshots": came.snapshots[0, :steps],
@@ -150,14 +159,15 @@ class PushBlock(ChunkWorld):
         return chunk
 
     def many(self) -> PushBlocks:
-        """Tables with the same time limit."""
-        return PushBlocks(self.episode_steps)
+        """Tables with the same time limit and end."""
+        return PushBlocks(self.episode_steps, self._plays_on)
 
     def get_state(self) -> dict[str, Any]:
         """The table, how long the episode has lasted, and the generator."""
         return {
             "state": self._tables.states[0].copy(),
             "age": int(self._tables.ages[0]),
+            "solved": bool(self._tables.solved[0]),
             "state_id": self._state_id,
             "generator": json.dumps(self.np_random.bit_generator.state),
         }
@@ -166,6 +176,7 @@ class PushBlock(ChunkWorld):
         """Restores what `get_state` returned."""
         self._tables.states = np.array(state["state"], np.float32)[None]
         self._tables.ages = np.array([state["age"]], np.int64)
+        self._tables.solved = np.array([state["solved"]], bool)
         self._state_id = int(state["state_id"])
         self.np_random.bit_generator.state = json.loads(state["generator"])
 

@@ -103,8 +103,10 @@ def test_steps_as_robosuite_does(world: LiberoWorld) -> None:
 
 
 @pytest.mark.slow
-def test_success_is_the_benchmarks(world: LiberoWorld) -> None:
-    """The can is put into the basket by hand, falls, and lies there: the episode ends with reward 1."""
+@pytest.mark.parametrize("plays_on", [False, True])
+def test_success_is_the_benchmarks(world: LiberoWorld, plays_on: bool) -> None:
+    """The can is put into the basket by hand, falls, and lies there: the episode ends with reward 1, or plays on."""
+    world = make(plays_on=plays_on)
     world.reset(options={"state_id": 3})
     scene = world._scene
     scene.load(world._one.states[0])
@@ -114,9 +116,14 @@ def test_success_is_the_benchmarks(world: LiberoWorld) -> None:
     world._one.states[0] = scene.save()
     still = np.array([[0, 0, 0, 0, 0, 0, OPEN]] * 8, np.float32)
     _, reward, terminated, truncated, info = world.step(still)
-    assert (reward, terminated, truncated, info["success"], info["progress"]) == (1.0, True, False, True, 1.0)
-    assert info["env_rewards"].tolist() == [0.0] * (info["steps"] - 1) + [1.0]
-    assert 1 <= info["steps"] < 8
+    assert (reward, terminated, truncated, info["success"], info["progress"]) == (1.0, not plays_on, False, True, 1.0)
+    assert sorted(info["env_rewards"].tolist()) == [0.0] * (info["steps"] - 1) + [1.0], "rewarded once"
+    if plays_on:
+        assert info["steps"] == 8
+        _, reward, terminated, _, info = world.step(still)
+        assert (reward, terminated, info["success"]) == (0.0, False, True)
+    else:
+        assert info["env_rewards"][-1] == 1.0 and 1 <= info["steps"] < 8
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from rlvlm.envs.push_block import table
 from rlvlm.envs.push_block.world import PushBlock
 
 
-def world(episode_steps: int = 32) -> PushBlock:
-    return PushBlock(EnvConfig(episode_steps=episode_steps), seed=0)
+def world(episode_steps: int = 32, plays_on: bool = False) -> PushBlock:
+    return PushBlock(EnvConfig(episode_steps=episode_steps, plays_on=plays_on), seed=0)
 
 
 def test_a_push_by_hand() -> None:
@@ -35,6 +35,7 @@ def test_pulling_away_moves_nothing() -> None:
 def test_keeps_the_contract() -> None:
     check_chunk_world(world(), world())
     check_chunk_world(world(episode_steps=12), world(episode_steps=12))  # ends in the middle of a chunk
+    check_chunk_world(world(plays_on=True), world(plays_on=True))
 
 
 def test_side_by_side_one_by_one_and_at_once_are_the_same() -> None:
@@ -74,6 +75,28 @@ def test_an_episode_stops_at_success_in_the_middle_of_a_chunk() -> None:
     chunk[:, 0] = 1.0  # 0.18 away, 0.09 a step, 0.1 is near enough: on the pad after one step
     _, reward, terminated, _, info = one.step(chunk)
     assert (info["steps"], reward, terminated, info["success"]) == (1, 1.0, True, True)
+
+
+def test_an_episode_that_plays_on_is_rewarded_once_and_ends_by_its_time_alone() -> None:
+    one = world(episode_steps=20, plays_on=True)
+    one.reset(options={"state_id": 3})
+    state = one.get_state()
+    state["state"] = np.array([0.2, 0.0, 0.42, 0.0, 0.0, 0.5, 0.6, 0.0, 0, 2], np.float32)
+    one.set_state(state)
+    chunk = np.zeros((8, 7), np.float32)
+    chunk[:, 0] = 1.0  # on the pad after one step, and pushed over it and away
+    _, reward, terminated, truncated, info = one.step(chunk)
+    assert (info["steps"], reward, terminated, truncated) == (8, 1.0, False, False)
+    assert info["success"] and info["env_rewards"].tolist() == [1.0] + [0.0] * 7 and info["progress"] < 1
+    half = one.get_state()
+    _, reward, terminated, truncated, info = one.step(-chunk)
+    assert (reward, terminated, truncated, info["success"]) == (0.0, False, False, False)
+    _, reward, terminated, truncated, info = one.step(chunk)
+    assert (info["steps"], reward, terminated, truncated) == (4, 0.0, False, True)
+    other = world(episode_steps=20, plays_on=True)
+    other.set_state(half)
+    assert other.step(chunk)[1] == 0.0, "it remembers that it was rewarded"
+    assert not EnvConfig(plays_on=True).for_evaluation().plays_on
 
 
 def test_only_the_colours_tell_which_block_is_asked_for() -> None:
