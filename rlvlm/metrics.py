@@ -58,6 +58,8 @@ EVAL_REACHED = "eval/reached_"
 """Before the name of a world's milestone: share of greedy episodes that reach it."""
 EVAL_SAMPLED_REACHED = "eval/sampled_reached_"
 EVAL_INVALID = "eval/invalid_share"
+EVAL_STANDS_STILL = "eval/stands_still_share"
+"""Of greedy episodes: those at whose end the policy did the same at the same sight again, as it would for ever."""
 EVAL_REPLY_TOKENS = "eval/reply_tokens"
 
 SFT_LOSS = "sft/loss"

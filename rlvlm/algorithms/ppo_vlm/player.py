@@ -72,6 +72,7 @@ class TurnsPlayer:
             metrics.EVAL_SAMPLED_STRICT_LOW: sampled_low,
             metrics.EVAL_SAMPLED_STRICT_HIGH: sampled_high,
             metrics.EVAL_INVALID: share(invalid),
+            metrics.EVAL_STANDS_STILL: share(stands_still(episode, moves) for episode, moves in greedy),
             metrics.EVAL_REPLY_TOKENS: float(np.mean([len(move.tokens.reply_ids) for move in moves])) if moves else 0.0,
         }
         both = {
@@ -126,6 +127,16 @@ def played_episode(episode: TurnEpisode) -> PlayedEpisode:
 def is_strict_success(episode: TurnEpisode) -> bool:
     """Whether the episode's return is above 0: RL4VLM's test, which in some tasks one wrong turn fails."""
     return float(episode.env_rewards.sum(dtype=np.float64)) > 0
+
+
+def stands_still(episode: TurnEpisode, moves: Sequence[Move]) -> bool:
+    """Whether a greedy episode was cut while nothing moved: image and words of its last turn were those of the turn
+    before. Such a policy does the same for ever, be it an action that changes nothing or a reply that cannot be read.
+    """
+    if episode.terminated or len(moves) < 2:
+        return False
+    before, last = (move.tokens for move in moves[-2:])
+    return before.image == last.image and np.array_equal(before.prompt_ids, last.prompt_ids)
 
 
 def share(truths: Iterable[bool]) -> float:

@@ -19,7 +19,7 @@ from rlvlm.algorithms.ppo_vlm.algorithm import (
 )
 from rlvlm.algorithms.ppo_vlm.panel import ROWS
 from rlvlm.algorithms.ppo_vlm.play import Hand
-from rlvlm.algorithms.ppo_vlm.player import ScriptPlayer, TurnsPlayer
+from rlvlm.algorithms.ppo_vlm.player import ScriptPlayer, TurnsPlayer, stands_still
 from rlvlm.algorithms.ppo_vlm.reward.label import EPISODE_CLAIM, TURN_CLAIM
 from rlvlm.algorithms.seats import Seat
 from rlvlm.demonstrations.players import RandomPlayer, ScriptedExpert
@@ -105,10 +105,17 @@ class PolicyPipeline:
             )
             for episode, moves in self._algorithm.last_played[:_PAGE_EPISODES]
         ]
+        played = self._algorithm.last_played
         note = (
-            f"The first {len(shown)} of {len(self._algorithm.last_played)} greedy episodes of the last evaluation; the "
-            "thought is everything that the reply says before its action."
+            f"The first {len(shown)} of {len(played)} greedy episodes of the last evaluation; the thought is "
+            "everything that the reply says before its action."
         )
+        if still := [episode for episode, moves in played if stands_still(episode, moves)]:
+            unreadable = sum(episode.replies[-1].action is None for episode in still)
+            note += (
+                f" In {len(still)} of all {len(played)} the policy stood still at the end: it saw the same again and "
+                f"so did the same again, in {unreadable} by a reply that cannot be read. Sampled play may get out."
+            )
         write_whole(folder.path / "episodes.html", episodes_page(shown, config.title, note))
 
     def open_players(self, config: PolicyRunConfig, checkpoint: Path) -> Players:

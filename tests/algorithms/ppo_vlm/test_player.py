@@ -1,16 +1,19 @@
+import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlvlm import metrics
 from rlvlm.algorithms.evaluation import FIRST_SEED
-from rlvlm.algorithms.ppo_vlm.play import Hand, play_episodes
-from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer, is_strict_success
+from rlvlm.algorithms.ppo_vlm.play import Hand, Move, play_episodes
+from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer, is_strict_success, stands_still
 from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.types.sampling import ReplyTokens
 from tests.tiny_policy import tiny_policy
 
 
@@ -46,9 +49,26 @@ def test_an_evaluation_counts_both_decodings(tmp_path: Path):
     evaluation, played = TurnsPlayer(hand, make_seat, 2).evaluate(2)
     assert len(evaluation.episodes) == len(played) == 2
     assert evaluation.metrics[metrics.EVAL_INVALID] == 1  # four random tokens are no reply
+    assert evaluation.metrics[metrics.EVAL_STANDS_STILL] == 1, "so nothing ever changes, nor does the reply"
     assert evaluation.metrics[metrics.EVAL_SAMPLED_STRICT_SUCCESS] == 0
     assert evaluation.metrics[metrics.EVAL_SAMPLED_STRICT_HIGH] == pytest.approx(0.6576, abs=1e-3)
     assert evaluation.metrics[metrics.EVAL_REPLY_TOKENS] == 4
+
+
+def test_who_stands_still_worked_by_hand():
+    """On the line from 0 to 5 a minus at 0 changes nothing: who goes on with it stands still, who goes up does not."""
+
+    def move(image: bytes, *prompt: int) -> Move:
+        tokens = ReplyTokens(prompt_ids=np.array(prompt), image=image, reply_ids=np.array([1]))
+        return Move(text="", tokens=tokens, log_probs=np.zeros(1, np.float32), value=0.0, action=None, version=0)
+
+    whole = demonstrate(make_seat(), SFTConfig(turns=1), 0)[0]
+    cut, over = (dataclasses.replace(whole, terminated=is_over) for is_over in (False, True))
+    assert stands_still(cut, [move(b"1", 7), move(b"0", 7), move(b"0", 7)])
+    assert not stands_still(over, [move(b"1", 7), move(b"0", 7), move(b"0", 7)]), "the world ended it"
+    assert not stands_still(cut, [move(b"0", 7), move(b"0", 7), move(b"1", 7)]), "it got out"
+    assert not stands_still(cut, [move(b"0", 7), move(b"0", 7, 8)]), "it is told something else"
+    assert not stands_still(cut, [move(b"0", 7)])
 
 
 def test_an_evaluation_counts_who_reached_a_milestone_at_any_turn(tmp_path: Path):
