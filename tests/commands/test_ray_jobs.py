@@ -64,9 +64,28 @@ def head() -> Iterator[Head]:
         yield Head(f"http://127.0.0.1:{port}", Path(token))
 
 
-def test_nobody_submits_without_the_token(head: Head) -> None:
-    told = httpx.post(f"{head.url}/api/jobs/", json={"entrypoint": "true"})
-    assert told.status_code == 401
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic cmF5OnJheQ=="}])
+def test_nobody_submits_or_looks_without_the_token(head: Head, headers: dict[str, str]) -> None:
+    job = {"entrypoint": "true", "submission_id": "stranger"}
+    calls = (
+        ("POST", "/api/jobs/"),
+        ("GET", "/api/jobs/"),
+        ("GET", "/api/jobs/stranger"),
+        ("GET", "/api/jobs/stranger/logs"),
+        ("POST", "/api/jobs/stranger/stop"),
+        ("DELETE", "/api/jobs/stranger"),
+        ("PUT", "/api/packages/gcs/stranger.zip"),
+        ("PUT", "/api/serve/applications/"),
+        ("GET", "/api/serve/applications/"),
+        ("GET", "/nodes?view=summary"),
+        ("GET", "/api/v0/tasks"),
+        ("GET", "/api/cluster_status"),
+    )
+    codes = {}
+    for method, path in calls:
+        codes[method, path] = httpx.request(method, head.url + path, json=job, headers=headers).status_code
+    assert {code for code in codes.values()} <= {401, 403}, codes
+    assert "stranger" not in head.jobs()
 
 
 def test_a_job_that_is_stopped_has_saved(head: Head, tmp_path: Path) -> None:

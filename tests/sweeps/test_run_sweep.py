@@ -54,6 +54,17 @@ def rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+def test_a_sweep_has_room_for_the_env_runners_of_its_runs(tmp_path: Path) -> None:
+    file, out = tmp_path / "small.yaml", tmp_path / "sweep"
+    file.write_text(
+        SWEEP.replace("steps: 3000", "steps: 500").replace("settings:", "settings:\n  algo.env_runners: 1", 1)
+    )
+    said, err = (child := start("sweep", str(file), "--out", str(out))).communicate(timeout=500)
+    assert child.returncode == 0, (said, err)
+    assert [row["state"] for row in rows(out / "trials.csv")] == ["done"]
+    assert [int(row["step"]) for row in rows(out / WORKS / "eval.csv")][-1] >= 500
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_sweep_that_was_ended_goes_on_with_what_is_left(tmp_path: Path, how: signal.Signals) -> None:
     file, out = tmp_path / "small.yaml", tmp_path / "sweep"
