@@ -104,7 +104,7 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping
     if health:
         panels.append((1.6, lambda axes: _draw_health(axes, rows, health)))
     if queries:
-        panels.append((1.6, lambda axes: _draw_spent(axes, queries, column(evaluations, "step").max() / 1_000)))
+        panels.append((1.6, lambda axes: draw_spent(axes, queries, column(evaluations, "step").max() / 1_000)))
     heights = [height for height, _ in panels]
     figure = Figure(figsize=(8, 1.1 * sum(heights)), layout="constrained")
     found = figure.subplots(len(panels), 1, sharex=True, height_ratios=heights)
@@ -308,7 +308,7 @@ def _draw_health(axes: Axes, rows: Sequence[Mapping[str, Any]], health: Mapping[
     axes.set(ylabel="%", ylim=(-4, 104), title=" / ".join(health).capitalize())
 
 
-def _draw_spent(axes: Axes, queries: Rows, last: float) -> None:
+def draw_spent(axes: Axes, queries: Rows, last: float) -> None:
     """Queries so far, up to `last` thousand env steps."""
     axes.set(title=f"Queries asked so far, {len(queries):,} in all", ylabel="queries")
     steps = np.append(column(queries, "env_step") / 1_000, last)

@@ -3,10 +3,19 @@ from collections.abc import Callable
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from rlvlm.preferences.records import ScoreRecord
-from rlvlm.runs.artifacts.plots import column, draw_accuracy, draw_learning_curve, draw_scores, outcome, write_plots
+from rlvlm.runs.artifacts.plots import (
+    column,
+    draw_accuracy,
+    draw_learning_curve,
+    draw_scores,
+    draw_spent,
+    outcome,
+    write_plots,
+)
 from rlvlm.runs.folder.rows import score_row
 from rlvlm.runs.folder.run_folder import RunFolder
 
@@ -54,6 +63,14 @@ def test_an_empty_cell_is_no_number() -> None:
 
 
 @pytest.mark.slow
+def test_the_queries_so_far_end_at_all_of_them(filled: RunFolder) -> None:
+    axes = Figure().subplots()
+    draw_spent(axes, filled.queries.read(), last=4.0)
+    assert axes.get_title() == "Queries asked so far, 12 in all"
+    corners = np.concatenate([path.vertices for one in axes.collections for path in one.get_paths()])
+    assert corners[:, 1].max() == 12 and corners[corners[:, 1] == 12, 0].max() == 4.0, "up to the end of the run"
+
+
 def test_all_plots_are_written(filled: RunFolder) -> None:
     files = write_plots(filled, "t")
     assert [file.name for file in files] == ["learning_curve.png", "vlm_accuracy.png", "labels_over_time.png"]
