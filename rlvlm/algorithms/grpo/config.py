@@ -57,8 +57,8 @@ class AdvantageConfig:
     noise_factor: float = 2.0
     """See `scorer_noise`; > 0."""
     chunk_share: float = 1.0
-    """Share of an update's chunks that are learned from, in (0, 1]: those at moments at which the better and the worse
-    episodes of a group acted most differently. An update costs as much less."""
+    """Share of each group's chunks that are learned from, in (0, 1]: those whose actions are furthest from what the
+    other kind of the group's episodes, better or worse, did at that time. An update costs as much less."""
 
     def __post_init__(self) -> None:
         if not self.min_spread > 0:

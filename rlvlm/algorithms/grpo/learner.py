@@ -256,8 +256,6 @@ class GRPOLearner(OwnLearner):
         counts = [len(episode.steps) for episode in update.episodes]
         episodes = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
         steps = torch.from_numpy(np.concatenate([episode.steps for episode in update.episodes]))
-        if update.chosen is not None:  # the others count as if they had not been played
-            steps = torch.zeros_like(steps).index_copy(0, torch.from_numpy(update.chosen), steps[update.chosen])
         weights = token_weights(
             steps,
             episodes,

@@ -46,7 +46,7 @@ def token_weights(
     mask = step_mask(steps, chunk_steps)
     if average == "trajectory":
         lengths = torch.zeros(num_episodes, device=steps.device).index_add_(0, episodes, mask.sum(dim=1))
-        weights = mask / (lengths[episodes][:, None].clamp(min=1) * num_episodes)  # of some nothing is learned
+        weights = mask / (lengths[episodes][:, None] * num_episodes)
     elif average == "token":
         weights = mask / mask.sum()
     else:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from rlvlm.algorithms.grpo.config import AdvantageConfig
 from rlvlm.algorithms.grpo.credit.advantages import group_advantages, group_scores, informative_groups
-from rlvlm.policies.vla.tokens import decode
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.steps import FloatArray
 
@@ -70,7 +69,8 @@ def sifted(groups: Sequence[Group], config: AdvantageConfig) -> list[Group]:
 def weighed(groups: Sequence[Group], config: AdvantageConfig) -> Update:
     """The update that `groups` make by themselves: all chunks of an episode are worth the same.
 
-    With `chunk_share` those are learned from at which better and worse episodes of a group differ most.
+    With `chunk_share` the chunks of each group are learned from that differ most from what the other kind of its
+    episodes did; they weigh as much as among all.
 
     Source: arXiv:2605.16154, which learns from the fifth of the chunks whose actions differ most between successes and
     failures. Departure: how it measures that is not known here; see `differences`.
@@ -81,11 +81,13 @@ def weighed(groups: Sequence[Group], config: AdvantageConfig) -> Update:
     episodes = [episode for group in groups for episode in group.episodes]
     chosen = None
     if config.chunk_share < 1:
-        apart = np.concatenate(
-            [differences(group.episodes, own) for group, own in zip(groups, advantages, strict=True)]
-        )
-        most = math.ceil(config.chunk_share * len(apart))
-        chosen = np.sort(np.argsort(-apart, kind="stable")[:most])
+        kept = []
+        for group, own in zip(groups, advantages, strict=True):
+            apart = differences(group.episodes, own)
+            is_kept = np.zeros(len(apart), bool)
+            is_kept[np.argsort(-apart, kind="stable")[: math.ceil(config.chunk_share * len(apart))]] = True
+            kept.append(is_kept)
+        chosen = np.flatnonzero(np.concatenate(kept))
     return Update(
         episodes=episodes,
         advantages=advantages.reshape(-1).repeat([len(episode.steps) for episode in episodes]),
@@ -94,10 +96,11 @@ def weighed(groups: Sequence[Group], config: AdvantageConfig) -> Update:
 
 
 def differences(episodes: Sequence[ChunkEpisode], advantages: FloatArray) -> FloatArray:
-    """How differently a group's better and worse episodes acted at the time of each chunk, in normalised actions.
+    """How far each chunk's actions are from what the other kind of a group's episodes did at its time.
 
-    Chunks of one number in their episodes are compared: the distance between the mean action of the better episodes and
-    that of the worse ones, mean over the chunk's tokens. Means, since single chunks differ by what was drawn.
+    Better episodes are held against worse ones and the other way round, chunks of one number in their episodes against
+    each other: the distance of a chunk's tokens from the other kind's mean, in standard deviations of all of them (and
+    one bin, so that tokens that hardly differ do not count much), mean over tokens.
 
     Args:
         episodes: G of one initial state.
@@ -106,16 +109,16 @@ def differences(episodes: Sequence[ChunkEpisode], advantages: FloatArray) -> Flo
     Returns:
         [C of all episodes], one after the other; 0 where only one of the two kinds was still acting.
     """
-    apart = np.zeros(max(len(episode.steps) for episode in episodes), np.float32)
-    for number in range(len(apart)):
-        kinds = [
-            [
-                decode(episode.bins[number].astype(np.int64))
-                for episode, own in zip(episodes, advantages.tolist(), strict=True)
-                if own * sign > 0 and number < len(episode.steps)
-            ]
-            for sign in (1, -1)
-        ]
-        if all(kinds):
-            apart[number] = np.abs(np.mean(kinds[0], axis=0) - np.mean(kinds[1], axis=0)).mean()
-    return np.concatenate([apart[: len(episode.steps)] for episode in episodes])
+    apart = [np.zeros(len(episode.steps), np.float32) for episode in episodes]
+    for number in range(max(len(one) for one in apart)):
+        acting = [place for place, one in enumerate(apart) if len(one) > number]
+        bins = np.stack([episodes[place].bins[number] for place in acting]).astype(np.float32)
+        kinds = np.sign(advantages[acting])
+        if not {-1.0, 1.0} <= set(kinds.tolist()):
+            continue
+        unit = bins.std(axis=0) + 1.0
+        means = {kind: bins[kinds == kind].mean(axis=0) for kind in (-1.0, 1.0)}
+        for place, own, kind in zip(acting, bins, kinds.tolist(), strict=True):
+            if kind:
+                apart[place][number] = (np.abs(own - means[-kind]) / unit).mean()
+    return np.concatenate(apart)

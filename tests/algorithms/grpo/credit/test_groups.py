@@ -57,18 +57,19 @@ def acting(numbers: list[int], group: int = 0) -> ChunkEpisode:
     )
 
 
-def test_chunks_are_chosen_where_better_and_worse_episodes_part_by_hand() -> None:
-    # Bins are 2/255 apart. At the second chunk the better act at 100 and 120, the worse at 60 and 80: 40 bins apart on
-    # average; at the first 0, at the third only the worse one still acts.
+def test_chunks_are_chosen_that_differ_from_the_other_kind_by_hand() -> None:
+    # At the second chunk the better act at 100 and 120, the worse at 60 and 80, a deviation of 22.4: 40 and 20 from the
+    # mean of the others for those that are far and near. At the first all act alike; the third has but one kind.
     episodes = [acting([10, 100]), acting([10, 120]), acting([10, 60]), acting([10, 80, 200])]
     apart = differences(episodes, np.array([1, 1, -1, -1], np.float32))
-    np.testing.assert_allclose(apart, [0, 80 / 255, 0, 80 / 255, 0, 80 / 255, 0, 80 / 255, 0], atol=1e-6)
+    unit = 500**0.5 + 1
+    np.testing.assert_allclose(apart, [0, 30 / unit, 0, 50 / unit, 0, 50 / unit, 0, 30 / unit, 0], atol=1e-6)
     other = [acting([50, 50], 1), acting([55, 52], 1), acting([40, 51], 1), acting([45, 51], 1)]
     groups = [
         Group(episodes=tuple(episodes), scores=np.array([1, 1, 0, 0], np.float32)),
         Group(episodes=tuple(other), scores=np.array([1, 1, 0, 0], np.float32)),
     ]
-    update = weighed(groups, AdvantageConfig(chunk_share=0.45))  # 8 of 17: four of 40 bins apart, four of 10
+    update = weighed(groups, AdvantageConfig(chunk_share=0.44))  # four of nine chunks, and four of eight
     assert update.rows.tolist() == [1, 3, 5, 7, 9, 11, 13, 15]
     assert len(update.advantages) == 17 and weighed(groups, AdvantageConfig()).rows.tolist() == list(range(17))
 
