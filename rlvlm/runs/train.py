@@ -134,6 +134,8 @@ class Training:
             is_best = self._evaluate()
             self._log(is_due=True)
             self._try_to_save(is_best)
+            self._recent.clear()  # what is left is foretold from rounds of training alone
+            self._recent.append((self.state.wall_s, self.state.env_steps))
 
     def advance(self) -> None:
         """One round: train, look, write down; save where it is due, as it is at the last step."""

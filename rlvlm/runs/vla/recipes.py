@@ -49,7 +49,9 @@ def libero(task: str) -> VLARunConfig:
         sft=SFTConfig(demonstrations=100, noise=0.02, label_width=0.05, steps=800),
         judge=judge,
         reward=reward,
-        algo=GRPOConfig(groups=16, rounds=1, temperature=0.25, draws="chunk", kl_target=1.0, warm_up=2),
+        algo=GRPOConfig(
+            groups=16, rounds=1, temperature=0.25, draws="chunk", kl_target=1.0, lr=3e-4, warm_up=4, final_lr=0.15
+        ),
         eval=EvalConfig(every_steps=100_000, episodes=100),
         track=TrackConfig(log_every_steps=10_000, checkpoint_every_steps=50_000),
     )
