@@ -60,6 +60,6 @@ def test_a_notebook_runs_from_its_first_cell_to_its_last(name, tmp_path, monkeyp
     (place,) = [number for number, cell in enumerate(book.cells) if "parameters" in cell.metadata.get("tags", [])]
     chosen = "\n".join(f"{key} = {value!r}" for key, value in SMALL[name].items())
     book.cells.insert(place + 1, nbformat.v4.new_code_cell(chosen))
-    NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(book, timeout=1_200, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in shown), "a reader sees pictures"
