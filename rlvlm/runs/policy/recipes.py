@@ -30,8 +30,8 @@ def ez_points() -> PolicyRunConfig:
 
 
 def blackjack() -> PolicyRunConfig:
-    """gym-cards Blackjack."""
-    return _recipe("blackjack", steps=20_480)
+    """gym-cards Blackjack, from demonstrations of basic strategy without mistakes."""
+    return _recipe("blackjack", steps=10_240, sft=SFTConfig(turns=6_000, updates=400))
 
 
 def points24() -> PolicyRunConfig:
