@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlvlm.serving.replicas.batches import Lines, Tries
+from rlvlm.serving.replicas.lines import Lines, Tries
 
 AskOne = Callable[[Any], Awaitable[Any]]
 
