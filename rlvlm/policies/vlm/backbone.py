@@ -106,19 +106,26 @@ class Backbone:
         return [torch.stack(rows) for rows in zip(*split, strict=True)], [(t, h, w) for t, h, w in grids]
 
     def hidden(self, padded: Padded, images: Sequence[SeenImage], cache: Any = None) -> Tensor:
-        """[B, P + N, D] last hidden states of a whole batch.
+        """[B, P + N, D] last hidden states of a whole batch; what stands at padding means nothing.
 
         Args:
             padded: prompts and replies.
             images: B of them.
             cache: takes up keys and values, where given.
         """
+        ids, positions, attention, back = padded.ids, padded.positions, padded.attention, None
+        if attention is not None and cache is None:
+            # Causality alone hides what stands behind a row: with its padding moved there, no mask is needed.
+            columns, begins = torch.arange(ids.shape[1], device=ids.device), attention.argmax(1, keepdim=True)
+            forth, back = (columns + begins) % len(columns), (columns - begins) % len(columns)
+            ids, positions, attention = ids.gather(1, forth), torch.take_along_dim(positions, forth[None], 2), None
         layers = [torch.cat(rows) for rows in zip(*(image.features for image in images), strict=True)]
-        embedded = self.model.model.language_model.get_input_embeddings()(padded.ids)
-        is_image = padded.ids == self.image_id
+        embedded = self.model.model.language_model.get_input_embeddings()(ids)
+        is_image = ids == self.image_id
         embedded = embedded.masked_scatter(is_image[..., None], layers[-1].to(embedded.dtype))
         deep = {"visual_pos_masks": is_image, "deepstack_visual_embeds": layers[:-1]} if len(layers) > 1 else {}
-        return self._language(embedded, padded.positions, padded.attention, cache, deep)
+        hidden = self._language(embedded, positions, attention, cache, deep)
+        return hidden if back is None else torch.take_along_dim(hidden, back[..., None], 1)
 
     def decode_step(self, tokens: Tensor, positions: Tensor, attention: Tensor | None, cache: Any) -> Tensor:
         """[B, D] last hidden states of one more token each.
