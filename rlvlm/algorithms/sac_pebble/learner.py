@@ -17,6 +17,7 @@ from rlvlm.algorithms.sac_pebble.replay import Batch, Replay
 from rlvlm.algorithms.sac_pebble.update.autograd import AutogradUpdate
 from rlvlm.algorithms.sac_pebble.update.block import ParameterBlock, flatten
 from rlvlm.algorithms.sac_pebble.update.by_hand import HandWrittenUpdate
+from rlvlm.algorithms.sac_pebble.update.products import fast_products
 from rlvlm.algorithms.sac_pebble.update.update import CriticReading, PolicyReading, Update
 from rlvlm.errors import NumericsError
 from rlvlm.finite import check_finite
@@ -82,7 +83,8 @@ class SACLearner(OwnLearner):
                 len(self.replay), (self._sac.batch_size,), generator=self._generator, device=self.device
             )
             batch = self.replay.draw(rows, label_on_draw(self.replay, rows, source, bonus_weight))
-            critic_reading, moved = self._improve(batch)
+            with fast_products():
+                critic_reading, moved = self._improve(batch)
             policy_reading = moved or policy_reading
             self.num_updates += 1
         for reading in (critic_reading, policy_reading):

@@ -48,7 +48,8 @@ class DenseStack:
     A stack keeps what its last `forward` computed, for the passes back from it. Shapes: B rows, I inputs, O outputs.
 
     Matrix products with few columns are slow in torch's kernels: here they are turned so that they have few rows
-    instead, and where there is a single output unit, sums and outer products take their place.
+    instead, and where there is a single output unit, sums and outer products take their place. So are products that
+    would be written by columns, for which oneDNN has no fast kernel.
 
     Args:
         layers: from first to last, with a ReLU after each but the last.
@@ -87,7 +88,7 @@ class DenseStack:
         for index in range(len(self._layers) - 1, -1, -1):
             layer, read = self._layers[index], self._read[index][:, first_row:]
             assert layer.weight_gradient is not None and layer.bias_gradient is not None, "these layers are not trained"
-            if gradient.shape[2] < read.shape[2]:
+            if gradient.shape[2] < read.shape[2] or not layer.weight_gradient.is_contiguous():
                 torch.bmm(gradient.mT, read, out=layer.weight_gradient.mT)
             else:
                 torch.bmm(read.mT, gradient, out=layer.weight_gradient)
