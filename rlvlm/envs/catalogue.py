@@ -68,6 +68,7 @@ def shipped_tasks() -> Iterator[Task]:
             goal_state=goal_state,
             maker=f"rlvlm.envs.gym_cards.{maker}",
             env=EnvConfig(episode_steps=turns),
+            most_steps=turns,
             heeds=("rules", "deals", "split"),
             kind="turns",
         )
@@ -120,6 +121,7 @@ def shipped_tasks() -> Iterator[Task]:
             arguments=(env_id,),
             maker="rlvlm.envs.minigrid.world:MiniGridWorld",
             env=EnvConfig(episode_steps=turns),
+            most_steps=IDS[env_id],
             heeds=("rules", "split", "shows_text", "shows_last"),
             kind="turns",
         )

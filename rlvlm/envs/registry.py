@@ -104,14 +104,22 @@ def task_env(name: str) -> EnvConfig:
 
 
 def check_heeded(name: str, config: EnvConfig) -> None:
-    """Passes where each setting that differs from the task's own changes its worlds. Imports nothing: of a task that
-    is not registered nobody knows.
+    """Passes where each setting that differs from the task's own changes its worlds, and its episodes can be as long
+    as they are to be. Imports nothing: of a task that is not registered nobody knows.
 
     Raises:
-        ValueError: names those that would be ignored.
+        ValueError: names those that would be ignored, or the longest episode.
     """
     task = _TASKS.get(name)
-    if task is None or task.heeds is None:
+    if task is None:
+        return
+    is_changed = config.episode_steps != task.env.episode_steps
+    if is_changed and task.most_steps is not None and config.episode_steps > task.most_steps:
+        raise ValueError(
+            f"env.episode_steps must be <= {task.most_steps}, got {config.episode_steps}: the rules of {task.name} end "
+            "every episode by then"
+        )
+    if task.heeds is None:
         return
     heeded = (*task.heeds, "episode_steps")
     names = [field.name for field in fields(EnvConfig)]

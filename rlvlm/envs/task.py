@@ -24,6 +24,9 @@ class Task:
     """How a run sets the world up, unless told otherwise: start, robot, episode length."""
     heeds: tuple[str, ...] | None = None
     """Fields of `EnvConfig` that change its worlds, besides `episode_steps`; others are refused. None: nobody said."""
+    most_steps: int | None = None
+    """Env steps after which its own rules end every episode, so that a greater `episode_steps` is refused; None: only
+    `episode_steps` limits an episode, or nobody knows."""
     goal_state: str = ""
     """The goal as a sentence that is true once it is reached, e.g. `the drawer is open`, for judges that compare a
     picture with words; empty takes the goal phrase."""

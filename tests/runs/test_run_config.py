@@ -74,6 +74,22 @@ def test_what_a_world_does_not_heed_is_refused(words: str, name: str) -> None:
         parse_run(words.split(), "run")
 
 
+@pytest.mark.parametrize(
+    ("task", "limit"),
+    [
+        ("number_line", 10),
+        ("ez_points", 7),
+        ("points24", 22),
+        ("doorkey_5x5", 250),
+        ("minigrid/MiniGrid-Unlock-v0", 288),
+    ],
+)
+def test_episodes_cannot_be_longer_than_the_rules_of_the_task_let_them(task: str, limit: int) -> None:
+    with pytest.raises(UsageError, match=rf"env.episode_steps must be <= {limit}, got {limit + 1}"):
+        parse_run([task, "--env.episode-steps", str(limit + 1)], "run")
+    assert parse_run([task, "--env.episode-steps", str(limit)], "run").config.env.episode_steps == limit
+
+
 def test_what_a_world_heeds_is_taken_and_so_is_every_recipe() -> None:
     for words in ("points24 --env.split training --env.deals solvable", "libero_goal/8 --env.moved 0.01"):
         parse_run(words.split(), "run")

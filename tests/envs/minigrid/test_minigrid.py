@@ -221,6 +221,16 @@ def test_all_ids_are_those_of_the_installed_package() -> None:
     assert {name for name in installed if not name.startswith("MiniGrid-WFC-")} == set(IDS)
 
 
+@pytest.mark.filterwarnings("ignore:.*out of date")
+def test_the_limit_of_every_id_is_that_of_the_installed_package() -> None:
+    import minigrid  # noqa: F401
+
+    for name, limit in IDS.items():
+        env = gym.make(name, disable_env_checker=True).unwrapped
+        is_fixed = getattr(env, "fixed_max_steps", True)  # BabyAI's levels may set theirs by the mission
+        assert (env.max_steps if is_fixed else None) == limit, name  # pyright: ignore[reportAttributeAccessIssue]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", IDS)
 def test_every_id_keeps_the_contract(name: str) -> None:
