@@ -208,10 +208,24 @@ def _find(name: str) -> Task:
         module = name.removesuffix(".py").replace("/", ".").lstrip(".")
         what = f"{name!r} is a file; a task of your own is named by its module and the Task in it"
         raise UsageError(what, f"{module}:NAME, e.g. {module}:{module.rpartition('.')[2].upper()}")
-    known = {full.rpartition("/")[2]: full for full in _TASKS} | {full: full for full in _TASKS}
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {known[close[0]]}?" if close else "choose one of the tasks"
-    raise UsageError(f"there is no task {name!r}; tasks: {task_summary()}", hint)
+    raise UsageError(f"there is no task {name!r}; tasks: {task_summary()}", _near(name))
+
+
+def _near(name: str) -> str:
+    """What somebody who wrote `name` may have meant; of a family, its own tasks alone."""
+    families = task_families()
+    family, _, member = name.rpartition("/")
+    closest = difflib.get_close_matches(family or name, families, n=1)
+    if family or name in families:
+        known = {full.partition("/")[2]: full for full in families[closest[0]]} if closest else {}
+    else:
+        known = {full.rpartition("/")[2]: full for full in _TASKS} | {full: full for full in _TASKS}
+    # of long names more has to agree; a number is like others and means none of them
+    near = difflib.get_close_matches(member, known, n=1, cutoff=0.7 if family else 0.6)
+    if near and (not near[0].isdigit() or (family and member == near[0])):
+        return f"did you mean {known[near[0]]}?"
+    which = f" {closest[0]}" if closest and (family or name in families) else ""
+    return f"rlvlm check-task{which} --list  shows those that there are"
 
 
 def _of_family(name: str) -> list[Task]:

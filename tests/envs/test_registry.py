@@ -37,6 +37,24 @@ def test_a_misspelt_member_of_a_family_names_its_neighbour_and_not_all_fifty(nam
     assert "coffee-pull-v3" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("metaworld/window-clos-v3", "did you mean metaworld/window-close-v3?"),
+        ("libero_objekt/0", "did you mean libero_object/0?"),
+        ("minigrid/Foo", "rlvlm check-task minigrid --list  shows those that there are"),
+        ("libero_goal/10", "rlvlm check-task libero_goal --list  shows those that there are"),
+        ("minigrid", "rlvlm check-task minigrid --list  shows those that there are"),
+        ("chess", "rlvlm check-task --list  shows those that there are"),
+        ("12", "rlvlm check-task --list  shows those that there are"),
+    ],
+)
+def test_only_a_near_name_of_the_same_family_is_proposed(name: str, fix: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        task_goal(name)
+    assert caught.value.fix == fix
+
+
 def test_a_task_needs_no_registration_when_given_by_reference() -> None:
     world = make_world(TINY, EnvConfig(), 0)
     assert world.goal == task_goal(TINY) == "push the red block to the green line"
