@@ -1,5 +1,6 @@
 """`rlvlm sft TASK --from DATA`."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,8 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_heeded, make_world, task_kind, task_summary
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.runs.config import Network
+from rlvlm.runs.doctor import check_network
 from rlvlm.runs.policy.config import PolicyRunConfig
 from rlvlm.runs.recipes import recipe
 from rlvlm.types.turns import TurnEpisode
@@ -65,6 +68,8 @@ def command(words: Sequence[str], prog: str) -> int:
     folder = open_folder(arguments.source)  # a wrong name is told before anything heavy is imported
     if folder.task != task:
         raise UsageError(f"{arguments.source} holds demonstrations of {folder.task}, not of {task}")
+    where = arguments.policy.device if not os.environ.get("RAY_ADDRESS") else "auto"  # else a worker may be elsewhere
+    check_network("policy", Network(where, arguments.policy.model, arguments.policy.revision))
     from rlvlm.algorithms.ppo_vlm.algorithm import make_seat
     from rlvlm.algorithms.sft.folders import read_taught, taught_of, write_taught
     from rlvlm.algorithms.sft.trainer import Lesson, make_policy, run_sft

@@ -27,6 +27,18 @@ class NamedFolder:
     """File by which a folder of that kind is told."""
 
 
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network that the run's own process holds."""
+
+    device: str
+    """auto, cpu, cuda or cuda:N."""
+    model: str = ""
+    """Hub name or folder of its weights; empty where it needs none."""
+    revision: str = ""
+    """Commit of a hub model."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalConfig:
     """How the policy is judged on the true task."""
@@ -142,6 +154,11 @@ class RunConfig:
     @property
     def folders(self) -> dict[str, NamedFolder]:
         """Folders that the run reads, by the setting that names each."""
+        return {}
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """What the run's own process holds, by the section of the command line that names it."""
         return {}
 
     @property

@@ -4,8 +4,8 @@ import socket
 from pathlib import Path
 
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
-from rlvlm.errors import JudgeUnavailable, MachineError, UsageError
-from rlvlm.runs.config import RunConfig
+from rlvlm.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError
+from rlvlm.runs.config import Network, RunConfig
 from rlvlm.vlms.shipped import weights_folder
 
 POCKET_FIX = "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md says"
@@ -16,13 +16,16 @@ def check_before_run(config: RunConfig) -> None:
 
     Raises:
         UsageError: the judge knows nothing of this task, a model's folder is missing or holds none, another folder is
-            missing, or the judge's store is none that can be used.
+            missing, the hub does not have a policy's model or cannot be reached, or the judge's store is none that can
+            be used.
         JudgeUnavailable: the pocket judge's weights are missing.
-        MachineError: no renderer, or the dashboard's port is taken.
+        MachineError: no renderer, a GPU is named that is not there, or the dashboard's port is taken.
     """
     if config.asks_judge:
         _check_judge(config)
     _check_folders(config)
+    for section, network in config.networks.items():
+        check_network(section, network)
     if config.track.dashboard and not port_is_free(config.track.dashboard_port):
         what = f"port {config.track.dashboard_port} for the Ray dashboard is taken"
         raise MachineError(what, f"choose another: --track.dashboard-port {free_port()}")
@@ -30,6 +33,29 @@ def check_before_run(config: RunConfig) -> None:
     failure = try_renderer(backend)
     if failure is not None:
         raise MachineError(f"drawing with {backend} does not work: {failure}", FIX)
+
+
+def check_network(section: str, network: Network) -> None:
+    """Passes where the device is there, and the model on this machine or on the hub.
+
+    Raises:
+        UsageError: the model is not.
+        MachineError: the device is not.
+    """
+    if network.device not in ("auto", "cpu"):
+        from rlvlm.vlms.devices import pick_device  # torch is for those alone who name a GPU
+
+        try:
+            pick_device(network.device, section)
+        except ModelUnavailable as error:
+            raise MachineError(str(error), error.fix) from error
+    if network.model and not Path(network.model).expanduser().is_dir():
+        from rlvlm.vlms.files import fetched  # and this for those who name a model of the hub
+
+        try:
+            fetched(network.model, network.revision, ("config.json",), section)
+        except ModelUnavailable as error:
+            raise UsageError(str(error), error.fix) from error
 
 
 def _check_judge(config: RunConfig) -> None:

@@ -9,6 +9,14 @@ from rlvlm.errors import ModelUnavailable
 
 logger = logging.getLogger(__name__)
 
+_ASSIGNS = {
+    "judge": "; a replica is given one by --serve.num-gpus",
+    "policy": "; a learner of --algo.num-learners is given one by --algo.gpus-per-learner, a replica of "
+    "--engine.num-replicas by --engine.num-gpus, a worker of rlvlm sft by --job.gpus-per-worker",
+    "policy.openvla": "; a learner of --algo.num-learners is given one by --algo.gpus-per-learner",
+}
+"""Which setting makes Ray assign a GPU to the processes that compute a section's network outside of the run's own."""
+
 
 def pick_device(device: str, section: str = "vlm") -> torch.device:
     """The device that a `device` setting means.
@@ -39,7 +47,7 @@ def pick_device(device: str, section: str = "vlm") -> torch.device:
     if chosen.type == "cuda" and not (has_cuda and (chosen.index or 0) < torch.cuda.device_count()):
         raise ModelUnavailable(
             f"the {section} wants {device}, which torch does not see here",
-            f"use --{section}.device cpu, or --serve.num-gpus with a CUDA build of torch",
+            f"use --{section}.device cpu, or a CUDA build of torch where there is a GPU{_ASSIGNS.get(section, '')}",
         )
     return chosen
 

@@ -1,6 +1,7 @@
 """Where a model's files are, and what identifies them. Used by every engine; imports no torch."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -25,6 +26,23 @@ def locate(model: str, revision: str, section: str = "vlm") -> tuple[Path, str]:
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         return folder, folder_digest(folder)
+    found = fetched(model, revision, MODEL_FILES, section)
+    return found, found.name
+
+
+def fetched(model: str, revision: str, patterns: Sequence[str], section: str = "vlm") -> Path:
+    """The folder of a hub model with those of its files that fit one of `patterns`; what is missing is fetched.
+
+    Args:
+        model: hub name.
+        revision: commit; empty takes the newest.
+        patterns: of names of files.
+        section: of the command line, for messages.
+
+    Raises:
+        ModelUnavailable: as of `locate`.
+    """
+    folder = Path(model).expanduser()
     if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise ModelUnavailable(
             f"no {section} at {model or 'an empty name'}: the folder does not exist",
@@ -32,14 +50,13 @@ def locate(model: str, revision: str, section: str = "vlm") -> tuple[Path, str]:
             "Qwen/Qwen3-VL-8B-Instruct",
         )
     try:
-        found = snapshot_download(model, revision=revision or None, allow_patterns=list(MODEL_FILES))
+        return Path(snapshot_download(model, revision=revision or None, allow_patterns=list(patterns)))
     except (OSError, ValueError) as error:  # hub, cache and network errors are OSErrors; a malformed name a ValueError
         wanted = f" --revision {revision}" if revision else ""
         raise ModelUnavailable(
             f"{section} {model} is not on this machine and could not be fetched: {first_line(error)}",
             f"where there is a network: hf download {model}{wanted} --local-dir DIR; then --{section}.model DIR",
         ) from error
-    return Path(found), Path(found).name
 
 
 def folder_digest(folder: Path) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rlvlm.commands.arguments import parse_run
 from rlvlm.errors import MachineError, UsageError
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.rewards.config import RewardConfig
@@ -90,8 +91,46 @@ def test_a_folder_of_another_kind_is_refused_before_anything_starts(setting: str
         check_before_run(wrong)
 
 
+@pytest.mark.parametrize(
+    ("task", "options", "told", "fix"),
+    [
+        ("number_line", ["--policy.device", "cuda:63"], "the policy wants cuda:63", "--algo.gpus-per-learner"),
+        ("number_line", ["--policy.device", "gpu"], "'gpu' is no device", "--policy.device auto"),
+        ("drawer_open", ["--algo.device", "cuda"], "the algo wants cuda", "use --algo.device cpu, or a CUDA build"),
+        ("drawer_open", ["--reward-model.device", "cuda"], "the reward-model wants cuda", "--reward-model.device cpu"),
+        ("push_block", ["--algo.device", "cuda"], "the algo wants cuda", "--algo.device cpu"),
+        (
+            "libero_goal/8",
+            ["--policy.model", "a/b", "--policy.openvla.device", "cuda"],
+            "wants cuda",
+            "gpus-per-learner",
+        ),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_missed_before_anything_starts(
+    task: str, options: list[str], told: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(MachineError, match=told) as caught:
+        check_before_run(parse_run([task, *options], "run").config)
+    assert fix in caught.value.fix and "--serve.num-gpus" not in caught.value.fix
+
+
+@pytest.mark.parametrize("task", ["number_line", "push_block"])
+def test_a_policy_that_cannot_be_fetched_is_missed_before_anything_starts(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UsageError, match="policy no/such-model is not on this machine") as caught:
+        check_before_run(parse_run([task, "--policy.model", "no/such-model"], "run").config)
+    assert "hf download no/such-model" in caught.value.fix
+    with pytest.raises(UsageError, match="the folder does not exist"):
+        check_before_run(parse_run([task, "--policy.model", "my_model"], "run").config)
+
+
 def test_a_judge_is_not_asked_about_a_goal_that_nobody_said() -> None:
     config = recipe("gym:MountainCarContinuous-v0")
+    assert isinstance(config, PreferenceRunConfig)
     with pytest.raises(UsageError, match="no goal phrase of its own") as caught:
         check_before_run(config)
     assert "--goal" in caught.value.fix

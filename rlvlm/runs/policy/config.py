@@ -10,7 +10,7 @@ from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.rewards.config import TurnRewardConfig
-from rlvlm.runs.config import NamedFolder, RunConfig, at_most
+from rlvlm.runs.config import NamedFolder, Network, RunConfig, at_most
 from rlvlm.serving.config import EngineConfig
 
 
@@ -64,6 +64,11 @@ class PolicyRunConfig(RunConfig):
             "sft.demonstrations": NamedFolder(self.sft.demonstrations, holds="demonstrations.json"),
             "sft.start_from": NamedFolder(self.sft.start_from, holds="body.safetensors"),
         }
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The policy, which plays in the run's own process even where others learn."""
+        return {"policy": Network(self.policy.device, self.policy.model, self.policy.revision)}
 
     @property
     def num_workers(self) -> int:

@@ -10,7 +10,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.pocket.judge.config import trained_tasks
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
 from rlvlm.rewards.config import RewardConfig
-from rlvlm.runs.config import RunConfig, at_most
+from rlvlm.runs.config import Network, RunConfig, at_most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +63,12 @@ class PreferenceRunConfig(RunConfig):
     def judge_knows(self) -> list[str]:
         """The pocket judge's tasks, where it is the one that ships."""
         return trained_tasks() if self.judge.knows_few_tasks else []
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """SAC's, and the learned reward."""
+        learner = {"algo": Network(self.algo.device)}
+        return learner | ({"reward-model": Network(self.reward_model.device)} if self.reward.is_learned else {})
 
     @property
     def num_workers(self) -> int:

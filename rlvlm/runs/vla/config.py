@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.runs.config import NamedFolder, RunConfig, at_most
+from rlvlm.runs.config import NamedFolder, Network, RunConfig, at_most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +50,17 @@ class VLARunConfig(RunConfig):
     def folders(self) -> dict[str, NamedFolder]:
         """Demonstrations."""
         return {"sft.data": NamedFolder(self.sft.data, holds="demonstrations.json")}
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The learner, unless others learn, and a checkpoint, which plays in the run's own process all the same."""
+        policy, here = self.policy, {}
+        if not self.algo.num_learners:
+            here["algo"] = Network(self.algo.device)
+        if policy.model:
+            here["policy.openvla"] = Network(policy.openvla.device)
+            here["policy"] = Network("auto", policy.model, policy.revision)
+        return here
 
     @property
     def num_workers(self) -> int:
