@@ -8,7 +8,9 @@ from rlvlm.envs.task import Kind, Task
 from rlvlm.errors import UsageError
 from rlvlm.pocket.video import TASKS
 from rlvlm.runs.folder.settings import override
+from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.runs.recipes import RECIPES, recipe
+from rlvlm.runs.vla.config import VLARunConfig
 
 
 def test_a_first_feedback_after_the_end_is_told() -> None:
@@ -45,7 +47,10 @@ def test_words_of_a_goal_become_the_tasks_number() -> None:
 
 
 def test_a_libero_task_names_the_pocket_judge_that_was_taught_it() -> None:
-    assert {(recipe(task).judge.model, recipe(task).reward.num_frames) for task in TASKS} == {("video", 2)}
+    for task in TASKS:
+        config = recipe(task)
+        assert isinstance(config, VLARunConfig)
+        assert (config.judge.model, config.reward.num_frames) == ("video", 2)
     assert recipe("libero_object/5").judge.model == recipe("libero_goal/0").judge.model == ""
 
 
@@ -67,6 +72,7 @@ def numbers(config: object, prefix: str = "") -> dict[str, float]:
 
 def test_smoke_only_ever_makes_a_run_smaller_and_every_part_of_it_still_happens() -> None:
     full, small = recipe("drawer_open"), recipe("drawer_open").smoke()
+    assert isinstance(small, PreferenceRunConfig)
     assert all(value <= numbers(full)[name] for name, value in numbers(small).items())
     assert small.algo.seed_steps < small.feedback.first_step < small.steps
     assert small.steps // small.eval.every_steps >= 3

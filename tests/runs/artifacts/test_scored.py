@@ -104,5 +104,5 @@ def test_the_plot_marks_the_alarm() -> None:
     rows = [{"env_steps": 1_000 * step, metrics.JUDGE_SCORE: 0.5, metrics.JUDGE_ALARM: step > 2} for step in range(5)]
     figure = draw_judge_over_training(json.loads(json.dumps(rows)), "a run")
     lines = [line.get_xdata() for line in figure.axes[0].get_lines()]
-    assert list(lines[-1]) == [3, 3]
+    assert np.asarray(lines[-1]).tolist() == [3, 3]
     plt.close(figure)
