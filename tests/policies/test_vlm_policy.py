@@ -305,6 +305,14 @@ def test_new_words_are_one_token_each_and_begin_as_the_mean_of_their_parts(tmp_p
     assert token not in taught.banned_ids.tolist()
 
 
+@pytest.mark.parametrize("settings", [{"learns": "lora"}, {"adapter": "mine"}, {"model": "some/model"}])
+def test_new_words_are_refused_where_their_vectors_would_not_learn(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="policy.new_words has no effect where an adapter learns, got 1 of them"):
+        PolicyConfig(new_words=("hello",), **settings)
+    assert not PolicyConfig(new_words=(), **settings).new_words
+    assert PolicyConfig(new_words=("hello",), model="some/model", learns="all").new_words
+
+
 def test_a_vision_encoder_that_nothing_would_teach_is_refused(tmp_path: Path) -> None:
     config = PolicyConfig(learns="lora", lora_rank=2, train_vision=True)
     with pytest.raises(UsageError, match="policy.train_vision has no effect"):

@@ -42,8 +42,8 @@ class PolicyConfig(VLMConfig):
     and its features are cached."""
     new_words: tuple[str, ...] = ()
     """Words and sentences that become one token each, whose vectors begin as the mean of what they were before. Prompts
-    and replies that say the same over and over are then read and written several times as fast. Without effect where an
-    adapter learns: vectors belong to the model."""
+    and replies that say the same over and over are then read and written several times as fast. Refused where an
+    adapter learns: the vectors belong to the model, which then stays as it is."""
     cache_mib: int = 1_024
     """Room for cached features of images, MiB."""
 
@@ -56,6 +56,11 @@ class PolicyConfig(VLMConfig):
         if self.lora_rank < 1 or self.lora_alpha <= 0:
             raise ValueError(
                 f"need policy.lora_rank >= 1 and lora_alpha > 0, got {self.lora_rank} and {self.lora_alpha}"
+            )
+        if self.new_words and self.has_adapter:
+            raise ValueError(
+                f"policy.new_words has no effect where an adapter learns, got {len(self.new_words)} of them: set "
+                "policy.learns all, or leave none with --policy.new-words and no words"
             )
         try:
             re.compile(self.lora_targets)
