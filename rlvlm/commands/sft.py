@@ -71,6 +71,7 @@ def command(words: Sequence[str], prog: str) -> int:
     where = arguments.policy.device if not os.environ.get("RAY_ADDRESS") else "auto"  # else a worker may be elsewhere
     check_network("policy", Network(where, arguments.policy.model, arguments.policy.revision))
     from rlvlm.algorithms.ppo_vlm.algorithm import make_seat
+    from rlvlm.algorithms.sft.demonstrations import check_actions, split
     from rlvlm.algorithms.sft.folders import read_taught, taught_of, write_taught
     from rlvlm.algorithms.sft.trainer import Lesson, make_policy, run_sft
     from rlvlm.runs.processes.private_ray import ray_session
@@ -79,7 +80,9 @@ def command(words: Sequence[str], prog: str) -> int:
     taught = taught_of(task, arguments.env, arguments.policy, folder.action_names)
     if (before := read_taught(arguments.out)) is not None and (odd := before.lacks(taught) + before.differs(taught)):
         raise UsageError(f"{arguments.out} holds a policy that is taught otherwise: {'; '.join(odd)}", "--out another")
-    load()  # what cannot be learned from is told here: a worker's error comes with all of Ray's frames
+    episodes = load()  # what cannot be learned from is told here: a worker's error comes with all of Ray's frames
+    if arguments.policy.acts == "head":
+        check_actions(split(episodes, arguments.sft.held_out)[0])
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_taught(arguments.out, taught)
     lesson = Lesson(

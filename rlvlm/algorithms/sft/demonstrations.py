@@ -56,6 +56,20 @@ def demonstrate(seat: Seat, config: SFTConfig, seed: int) -> list[TurnEpisode]:
     return episodes
 
 
+def check_actions(episodes: Sequence[TurnEpisode]) -> None:
+    """Passes where a policy that acts by a head would have something to learn.
+
+    Raises:
+        UsageError: no turn has an action that can be read.
+    """
+    if not any(reply.action is not None for episode in episodes for reply in episode.replies):
+        raise UsageError(
+            f"of {sum(map(len, episodes)):,} demonstrated turns to learn from none has an action that can be read, and "
+            "an action head learns nothing else",
+            "look at them with rlvlm data show DIR, and collect others with rlvlm collect",
+        )
+
+
 def split(episodes: Sequence[TurnEpisode], share: float) -> tuple[list[TurnEpisode], list[TurnEpisode]]:
     """Episodes to learn from, and episodes held out: `share` of them, spread evenly.
 

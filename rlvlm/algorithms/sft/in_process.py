@@ -13,7 +13,7 @@ from rlvlm import metrics
 from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.batches import grouped_by_length
 from rlvlm.algorithms.sft.config import SFTConfig
-from rlvlm.algorithms.sft.demonstrations import split
+from rlvlm.algorithms.sft.demonstrations import check_actions, split
 from rlvlm.envs.turns import TurnWorld
 from rlvlm.errors import NumericsError
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -39,7 +39,10 @@ class Example:
 
 
 def examples_of(policy: VLMPolicy, world: TurnWorld, episodes: Sequence[TurnEpisode]) -> list[Example]:
-    """Every turn of `episodes` as the policy would have stored it; its images are shown to the policy."""
+    """The turns of `episodes` that the policy can learn from, as it would have stored them; it is shown their images.
+
+    A policy that acts by a head learns actions, so turns without one that can be read are left out.
+    """
     examples = []
     for episode in episodes:
         snapshots = episode.snapshots[:-1]
@@ -48,6 +51,8 @@ def examples_of(policy: VLMPolicy, world: TurnWorld, episodes: Sequence[TurnEpis
         if missing:
             policy.show([keys[place] for place in missing], world.draw(snapshots[missing]))
         for key, prompt, reply in zip(keys, episode.prompts, episode.replies, strict=True):
+            if policy.action_head is not None and reply.action is None:
+                continue
             examples.append(Example(policy.write(prompt, key, reply.text), prompt, reply.action))
     return examples
 
@@ -97,20 +102,19 @@ def imitation_loss(policy: VLMPolicy, batch: Sequence[Example], reply_weight: fl
 
     Args:
         policy: learns.
-        batch: turns.
+        batch: turns; of a policy with an action head all have an action.
         reply_weight: with an action head, how much -log p(reply) counts beside -log p(action).
     """
     tokens = [example.tokens for example in batch]
     if policy.action_head is None:
         return -policy.read(tokens).log_probs.sum(-1).mean()
-    legible = [row for row, example in enumerate(batch) if example.action is not None]
-    actions = torch.tensor([example.action for example in batch if example.action is not None], device=policy.device)
+    actions = torch.tensor([example.action for example in batch], device=policy.device)
     if not reply_weight:
         table, _ = policy.act_log_probs(tokens)
-        return -table[legible].gather(-1, actions[:, None]).mean()
+        return -table.gather(-1, actions[:, None]).mean()
     read = policy.read(tokens, with_actions=True)
     assert read.actions is not None, "asked for"
-    wrong = -read.actions[legible].gather(-1, actions[:, None]).mean()
+    wrong = -read.actions.gather(-1, actions[:, None]).mean()
     return wrong - reply_weight * read.log_probs.sum(-1).mean()
 
 
@@ -161,9 +165,15 @@ def teach(
     """Fine-tunes on most episodes and validates on the rest; returns what was measured by its names in `metrics`.
 
     Tells of replies that are longer than `max_reply_tokens`: the policy would learn to write what is then cut.
+
+    Raises:
+        UsageError: the policy acts by a head, and no turn that it would learn from has an action that can be read.
+        NumericsError: the loss is not finite.
     """
     started = time.monotonic()
     learned, held_out = split(episodes, config.held_out)
+    if policy.action_head is not None:
+        check_actions(learned)
     examples = examples_of(policy, seat.world, learned)
     lengths = np.array([len(example.tokens.reply_ids) for example in examples])
     if policy.action_head is None and lengths.max() > max_reply_tokens:

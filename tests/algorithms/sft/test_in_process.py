@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from rlvlm.algorithms.sft.in_process import examples_of, fine_tune, imitation_lo
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.errors import UsageError
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.types.turns import TurnEpisode
 from tests.tiny_policy import tiny_policy
 
 
@@ -104,6 +106,31 @@ def test_an_action_head_is_taught_the_action(tmp_path: Path):
     after = validate(policy, place.world, examples, 8, 8)
     assert after[metrics.SFT_HELD_OUT_LOSS] < before[metrics.SFT_HELD_OUT_LOSS]
     assert after[metrics.SFT_VALID] == 1
+
+
+def illegible(episodes: list[TurnEpisode], keeps: int) -> list[TurnEpisode]:
+    """Of all turns but the first `keeps` of each episode nobody can read the action."""
+    return [
+        replace(
+            episode,
+            replies=tuple(
+                reply if turn < keeps else replace(reply, action=None) for turn, reply in enumerate(episode.replies)
+            ),
+        )
+        for episode in episodes
+    ]
+
+
+@pytest.mark.parametrize("reply_weight", [0.0, 0.5])
+def test_a_head_is_taught_the_turns_whose_action_can_be_read_and_no_others(tmp_path: Path, reply_weight: float):
+    policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2), seat()
+    episodes = demonstrate(place, SFTConfig(turns=12), 0)
+    readable = illegible(episodes, keeps=1)
+    assert len(examples_of(policy, place.world, readable)) == len(episodes) < sum(map(len, episodes))
+    config = SFTConfig(updates=2, batch_turns=1, held_out=0.5, reply_weight=reply_weight)  # a turn alone: its own mean
+    assert np.isfinite(list(teach(policy, place, readable, config, 0, 8).values())).all()
+    with pytest.raises(UsageError, match="demonstrated turns to learn from none has an action that can be read"):
+        teach(policy, place, illegible(episodes, keeps=0), config, 0, 8)
 
 
 def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
