@@ -25,7 +25,7 @@ from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.credit.critic import Critic
 from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
-from rlvlm.algorithms.grpo.imitation import Demonstrations, demonstrate, imitate
+from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, read_demonstrations
 from rlvlm.algorithms.grpo.learner import GRPOLearner
 from rlvlm.algorithms.grpo.player import ChunkPlayer
 from rlvlm.algorithms.grpo.rollouts import Eyes
@@ -39,7 +39,6 @@ from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.rewards.scorers import make_scorer
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.vla.config import VLARunConfig
-from rlvlm.types.chunks import ChunkObs
 from rlvlm.types.steps import FloatArray
 
 
@@ -60,9 +59,8 @@ class Trial:
     episodes: int = 400
     """Held-out initial states of an evaluation."""
     start: Path | None = None
-    """File of the supervised start: written if it is missing, else read in place of demonstrations and imitation."""
-    shown: Path | None = None
-    """File of the demonstrations, likewise: for starts that differ in how they are learned."""
+    """File of the supervised start: written if it is missing, else read in place of demonstrations and imitation. For
+    starts that differ only in how they are learned, let `rlvlm collect` play, and name its folder with `--sft.data`."""
     end: Path | None = None
     """File for the policy as it was at the newest evaluation, in the same form."""
     env: EnvConfig
@@ -102,7 +100,7 @@ def main(task: str, trial: Trial) -> None:
         critic = Critic(trial.grpo.advantage, viewer, trial.seed)
     start, looked = time.process_time(), 0.0
 
-    scale, row = supervised(policy, eyes, viewer, trial)
+    scale, row = supervised(task, policy, eyes, viewer, trial)
     learner.begin()
 
     def success(temperature: float | None) -> float:
@@ -161,13 +159,19 @@ def rolled(
     return found, np.concatenate(successes), num_steps
 
 
-def supervised(policy: Any, eyes: Eyes, world: ChunkWorld, trial: Trial) -> tuple[ActionScale, dict[str, Any]]:
+def supervised(
+    task: str, policy: Any, eyes: Eyes, world: ChunkWorld, trial: Trial
+) -> tuple[ActionScale, dict[str, Any]]:
     if trial.start is not None and trial.start.exists():
         kept = torch.load(trial.start)
         policy.load_state_dict(kept["policy"])
         return ActionScale.read(kept["scale"], "task"), {}
     rng, began = np.random.default_rng(trial.seed), time.process_time()
-    shown = demonstrated(world, trial.sft, trial.seed, trial.shown)
+    if trial.sft.data:
+        data = Path(trial.sft.data)
+        shown = read_demonstrations(data, task, trial.env, world, policy.image_px, lambda line: None)
+    else:
+        shown = demonstrate(world, trial.sft, trial.seed)
     actions = shown.actions.reshape(-1, shown.actions.shape[-1])
     scale = ActionScale.of_actions(actions, world.scaled_actions)
     shown_s = time.process_time() - began
@@ -175,21 +179,6 @@ def supervised(policy: Any, eyes: Eyes, world: ChunkWorld, trial: Trial) -> tupl
     if trial.start is not None:
         save(policy, scale, trial.start)
     return scale, {"demonstrations_s": round(shown_s, 1), metrics.SFT_LOSS: round(loss, 3)}
-
-
-def demonstrated(world: ChunkWorld, sft: SFTConfig, seed: int, file: Path | None) -> Demonstrations:
-    if file is not None and file.exists():
-        kept = torch.load(file)
-        obs = ChunkObs(
-            snapshots=kept["snapshots"].numpy(), instructions=tuple(kept["words"]), proprio=kept["proprio"].numpy()
-        )
-        return Demonstrations(obs=obs, actions=kept["actions"].numpy(), num_episodes=kept["num"], num_failures=0)
-    shown = demonstrate(world, sft, seed)
-    if file is not None:
-        arrays = {"snapshots": shown.obs.snapshots, "proprio": shown.obs.proprio, "actions": shown.actions}
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        torch.save(tensors | {"words": list(shown.obs.instructions), "num": shown.num_episodes}, file)
-    return shown
 
 
 def save(policy: Any, scale: ActionScale, file: Path) -> None:
