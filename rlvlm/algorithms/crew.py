@@ -21,8 +21,6 @@ from rlvlm.errors import MachineError
 logger = logging.getLogger(__name__)
 
 _TURN = "turn"
-_REVIVAL_S = 300.0
-"""Longest wait for a runner when all are lost."""
 
 Sample = TypeVar("Sample")
 """What a turn brings: the algorithm's own."""
@@ -98,6 +96,7 @@ class RemoteCrew(Generic[Sample]):
         weights: gives the policy's present weights, as `Runner.act` takes them.
         join: makes one sample of those of several runners, in their order.
         patience_s: a runner that takes longer for a turn is ended and replaced; None waits for ever.
+        revival_s: longest wait for a runner when all are lost.
     """
 
     def __init__(
@@ -106,8 +105,9 @@ class RemoteCrew(Generic[Sample]):
         weights: Callable[[], NDArray[Any]],
         join: Callable[[Sequence[Sample]], Sample],
         patience_s: float | None,
+        revival_s: float,
     ) -> None:
-        self._patience_s = patience_s
+        self._patience_s, self._revival_s = patience_s, revival_s
         self._group: Any = group  # RLlib's types leave out that what is called may take arguments
         self._weights = weights
         self._join = join
@@ -199,11 +199,12 @@ class RemoteCrew(Generic[Sample]):
         Raises:
             MachineError: that takes too long.
         """
-        give_up = time.monotonic() + _REVIVAL_S
+        give_up = time.monotonic() + self._revival_s
         while not self.revive():
             if time.monotonic() > give_up:
                 raise MachineError(
-                    f"all env runners are lost and none is back after {_REVIVAL_S:.0f} s",
+                    f"all env runners are lost and none is back after {self._revival_s:g} s "
+                    "(`env_runner_restore_timeout_s`)",
                     "look for what ends them (memory?), then `rlvlm resume` with fewer of them",
                 )
             time.sleep(0.2)

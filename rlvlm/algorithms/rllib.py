@@ -43,6 +43,7 @@ class TaskConfig(AlgorithmConfig):
         self.create_local_env_runner = True
         self.merge_env_runner_states = self.broadcast_env_runner_states = False  # there are no connectors
         self.delay_between_env_runner_restarts_s = self.env_runner_health_probe_timeout_s = 1.0
+        self.env_runner_restore_timeout_s = 300.0  # longest wait for one when all are lost
         self.min_time_s_per_iteration = None
         self.sample_timeout_s = 600.0  # a turn of a slow world takes a minute; a runner that takes longer is replaced
         self.log_level = _QUIET

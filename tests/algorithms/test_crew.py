@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+import ray
 import torch
 from state_trees import assert_same
 
@@ -41,7 +42,7 @@ def build(local_ray):
     """Builds small algorithms on a Ray with a place for each of their runners."""
     built = []
 
-    def make(env_runners, task="rlvlm.testing:TINY", turn_steps=7):
+    def make(env_runners, task="rlvlm.testing:TINY", turn_steps=7, revival_s=300.0):
         sac = SACConfig(
             hidden=(32, 32),
             batch_size=32,
@@ -56,6 +57,7 @@ def build(local_ray):
             .worlds(task=task, world=world)
             .learning(sac=sac)
             .rewards(reward=RewardConfig(source="environment"))
+            .fault_tolerance(env_runner_restore_timeout_s=revival_s)
             .debugging(seed=3)
         )
         built.append(config.build_algo())
@@ -196,3 +198,11 @@ def test_a_runner_that_hangs_is_replaced_and_named(build, caplog):
     steps = algorithm.env_steps
     algorithm.train()
     assert algorithm.env_steps == steps + 2 * NUM_ENVS * EPISODE_STEPS
+
+
+def test_how_long_the_first_runner_is_waited_for_is_rllibs_own_setting(build):
+    algorithm = build(1, revival_s=0.5)
+    (actor,) = algorithm.env_runner_group._worker_manager.actors().values()
+    ray.kill(actor, no_restart=True)
+    with pytest.raises(MachineError, match=r"none is back after 0.5 s \(`env_runner_restore_timeout_s`\)"):
+        algorithm.train()

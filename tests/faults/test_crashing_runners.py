@@ -12,7 +12,6 @@ import pytest
 from chaos import Killer
 
 from rlvlm import metrics
-from rlvlm.algorithms import crew
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
@@ -62,8 +61,7 @@ def runners() -> list[int]:
     return found
 
 
-def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray, monkeypatch) -> None:
-    monkeypatch.setattr(crew, "_REVIVAL_S", 1_500.0)  # all are lost now and then, and a busy machine takes minutes
+def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray) -> None:
     sac = SACConfig(
         hidden=(16, 16), batch_size=16, seed_steps=100, turn_steps=7, replay_capacity=10_000, env_runners=2,
         updates_per_step=0.1,
@@ -75,6 +73,8 @@ def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray, 
         )
         .learning(sac=sac)
         .env_runners(sample_timeout_s=PATIENCE_S)
+        # all are lost now and then, and a busy machine takes minutes
+        .fault_tolerance(env_runner_restore_timeout_s=1_500.0)
         .rewards(reward=RewardConfig(source="environment"))
         .debugging(seed=0)
     )

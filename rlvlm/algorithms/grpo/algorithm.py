@@ -164,7 +164,8 @@ class VLAGRPO(CheckpointedAlgorithm):
             self._learner.watch(self._eyes, self._viewer)
         runner: Any = self.env_runner_group.local_env_runner
         if runner is None:
-            self._crew = RemoteCrew(self.env_runner_group, self._weights, join, self.config.sample_timeout_s)
+            patience_s, revival_s = self.config.sample_timeout_s, self.config.env_runner_restore_timeout_s
+            self._crew = RemoteCrew(self.env_runner_group, self._weights, join, patience_s, revival_s)
         else:
             runner.policy, runner.eyes = self._policy, self._eyes
             self._crew = LocalCrew(runner)

@@ -124,6 +124,7 @@ class SACPebble(CheckpointedAlgorithm):
                 lambda: self._learner.policy_values.cpu().numpy(),
                 join,
                 self.config.sample_timeout_s,
+                self.config.env_runner_restore_timeout_s,
             )
         else:
             local.policy = self._learner.networks.policy
