@@ -1,5 +1,6 @@
 """`rlvlm collect TASK`."""
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -36,6 +37,13 @@ class CollectArguments:
     """Of tasks in chunks: standard deviation of what is added to the script's actions, in units of their range."""
     env: EnvConfig = field(default_factory=EnvConfig)
 
+    def __post_init__(self) -> None:
+        for name, value in (("--wrong-actions", self.wrong_actions), ("--wrong-thoughts", self.wrong_thoughts)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {value:g}")
+        if not 0 <= self.noise < math.inf:
+            raise ValueError(f"--noise must be >= 0, got {self.noise:g}")
+
 
 def command(words: Sequence[str], prog: str) -> int:
     """`collect TASK [options]`: how many episodes the folder holds now."""
@@ -48,7 +56,7 @@ def command(words: Sequence[str], prog: str) -> int:
         default = replace(default, episodes=config.sft.demonstrations, noise=config.sft.noise)
     try:
         arguments = tyro.cli(CollectArguments, default=default, args=options, prog=f"{prog} {task}")
-    except ValueError as error:  # a rule of EnvConfig
+    except ValueError as error:  # a rule of what was told, or of EnvConfig
         raise UsageError(str(error), f"{prog} {task} --help") from error
     kind = task_kind(task)
     if kind == "steps":

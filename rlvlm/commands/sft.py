@@ -46,8 +46,10 @@ def command(words: Sequence[str], prog: str) -> int:
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         raise UsageError(f"name a task first: {prog} TASK --from DATA; tasks: {task_summary()}", f"{prog} --help")
     task, options = ("number_line", words[:1]) if words[0].startswith("-") else (words[0], words[1:])
-    if task_kind(task) != "turns":
-        raise UsageError(f"{task} is no world in turns", f"a VLA learns in its run: rlvlm run {task} --sft.data DIR")
+    if (kind := task_kind(task)) != "turns":
+        fixes = {"steps": f"it needs no demonstrations: rlvlm run {task}"}
+        fixes |= {"chunks": f"a VLA learns in its run: rlvlm run {task} --sft.data DIR"}
+        raise UsageError(f"{task} is a world in {kind}, not in turns", fixes[kind])
     own = recipe(task)
     default = SFTArguments(source=Path(), out=Path("sft") / task.replace("/", "-"), env=own.env)
     if isinstance(own, PolicyRunConfig):
@@ -58,6 +60,9 @@ def command(words: Sequence[str], prog: str) -> int:
         check_heeded(task, arguments.env)
     except ValueError as error:  # a rule of EnvConfig
         raise UsageError(str(error), f"{prog} {task} --help") from error
+    if arguments.source == Path():
+        fix = f"rlvlm collect {task} --out DIR, then {prog} {task} --from DIR"
+        raise UsageError("name a folder of demonstrations with --from", fix)
     if idle := [name for name in _OF_RUNS if getattr(arguments.sft, name) != getattr(default.sft, name)]:
         raise UsageError(
             f"sft.{', sft.'.join(idle)} would have no effect: what is taught are the episodes of --from",

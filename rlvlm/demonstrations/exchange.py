@@ -39,6 +39,9 @@ def export_chats(
         UsageError: the folder keeps no pictures, or holds no turns.
         OSError: the disk refused.
     """
+    if folder.kind != "turns":
+        what = f"{folder.path} holds {folder.kind} of {folder.task}, and chats are of turns"
+        raise UsageError(what, "write a table with --form parquet")
     count, reasons = 0, Counter[str]()
     build = _BUILDERS[form]
     with replacing(file) as partial, open(partial, "w") as stream:
@@ -74,7 +77,7 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
         images: what image files are named relative to, and must lie in; by default the file's own folder.
 
     Raises:
-        UsageError: the file is not of this kind.
+        UsageError: the file is not of this kind, or empty.
     """
     counts: Counter[str] = Counter()
     root = (images or file.parent).resolve()
@@ -96,6 +99,8 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
             continue
         folder.add(record, sum(pictures, []))
         counts["added"] += 1
+    if not counts:
+        raise UsageError(f"{file} holds no chats", "name a JSON array of chats, or a file with one chat per line")
     return counts
 
 

@@ -144,6 +144,10 @@ def create_folder(
         UsageError: the folder holds something else, or episodes of a world set up otherwise.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if not (path / _MARK).is_file():
+            raise UsageError(
+                f"{path} is no folder of demonstrations, and not empty", "name a new or an empty folder with --out"
+            )
         folder = open_folder(path)
         if (folder.task, folder.kind, folder.action_names) != (task, kind, action_names):
             raise UsageError(f"{path} holds demonstrations of {folder.task}, not of {task}", "name another folder")

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm.cli import main
+from rlvlm.demonstrations.folder import create_folder
 
 
 def test_collect_show_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,11 +56,17 @@ def test_a_folder_has_one_set_of_settings_of_the_world(tmp_path: Path, capsys: p
         (["collect", "numberline"], "did you mean"),
         (["collect", "drawer_open"], "a world in steps"),
         (["collect", "minigrid/BabyAI-GoToLocal-v0"], "no scripted expert"),
-        (["collect", "number_line", "--wrong-actions", "2"], "must be in"),
+        (["collect", "number_line", "--wrong-actions", "2"], "--wrong-actions must be in [0, 1], got 2"),
+        (["collect", "push_block", "--noise", "-1"], "--noise must be >= 0, got -1"),
+        (["collect", "number_line", "--out", "letters"], "name a new or an empty folder with --out"),
         (["collect", "number_line", "--noise", "0.1"], "--noise would have no effect"),
         (["collect", "push_block", "--no-pictures"], "--pictures would have no effect"),
         (["collect", "push_block", "--env.episode-steps", "8"], "succeeded in 0 of 20 episodes"),
         (["sft", "push_block", "--from", "d"], "--sft.data"),
+        (["sft", "drawer_open", "--from", "d"], "it needs no demonstrations: rlvlm run drawer_open"),
+        (["sft", "number_line"], "name a folder of demonstrations with --from"),
+        (["data", "import", "letters/none.json", "--out", "d", "--task", "number_line"], "holds no chats"),
+        (["data", "export", "chunks", "--out", "x.json"], "write a table with --form parquet"),
         (["collect", "number_line", "--seed", "-1"], "0 <= seed"),
         (["data", "exprot"], "data export --help"),
         (["data", "show", "nowhere"], "no folder of demonstrations"),
@@ -69,5 +76,8 @@ def test_wrong_words_are_told_with_what_to_do(
     words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "none.json").write_text("")
+    create_folder(tmp_path / "chunks", "push_block", "chunks")
     assert main(words) == 2
     assert told in " ".join(capsys.readouterr().err.replace("│", " ").split())
