@@ -240,7 +240,10 @@ def find_folder(path: Path) -> RunFolder:
     for candidate in (here, *here.parents):
         if (candidate / "config.yaml").is_file() and (candidate / "command.txt").is_file():
             return RunFolder(candidate, read_config(candidate).track.keep_checkpoints)
-    raise UsageError(f"{path} is not in a run's folder: no config.yaml around it", "name one like runs/TASK/<time>")
+    raise UsageError(
+        f"{path} is not in a run's folder: no config.yaml with its command.txt around it",
+        "name one like runs/TASK/<time>",
+    )
 
 
 def check_newest(folder: RunFolder, path: Path) -> None:
