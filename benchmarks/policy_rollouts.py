@@ -40,7 +40,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 
 from rlvlm import metrics
-from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig, make_seat
+from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig, make_slot
 from rlvlm.algorithms.ppo_vlm.play import Actor
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -194,16 +194,16 @@ def contest(config: Config, task: str) -> dict[str, Any]:
             "generate": (GenerateEngine(policy), max(1, config.turns // 16 // run.algo.num_worlds), ()),
             "engine": (PolicyEngine(policy, run.algo.num_worlds), config.turns // run.algo.num_worlds, ()),
         }
-        seat = make_seat(task, run.env)
-        seat.begin(0)
-        frame = seat.world.draw(seat.turn.snapshot[None])
-        policy.show([seat.scene.image], frame)
-        probe = policy.write(seat.scene.prompt, seat.scene.image, seat.world.action_text(0))
+        slot = make_slot(task, run.env)
+        slot.begin(0)
+        frame = slot.world.draw(slot.turn.snapshot[None])
+        policy.show([slot.obs.image], frame)
+        probe = policy.write(slot.obs.prompt, slot.obs.image, slot.world.action_text(0))
         for count in config.replicas:
             app = stack.enter_context(
                 running_policy(
                     run.policy,
-                    len(seat.world.action_names),
+                    len(slot.world.action_names),
                     EngineConfig(num_replicas=count).placement,
                     task,
                     batch_size=-(-run.algo.num_worlds // count),
@@ -242,7 +242,7 @@ def update_rates(config: Config, algorithm: PPOVLM) -> dict[str, float]:
     for number in range(config.rounds + 1):
         rollout, clock = algorithm._play(), Clock()
         with clock.around("all"):
-            algorithm._learners.tell("learn", rollout, 0.0)
+            algorithm._learners.call_all("learn", rollout, 0.0)
         if number:
             pairs.append((len(rollout) / clock.cpu_s["all"], len(rollout) / clock.wall_s["all"]))
     return medians(pairs)

@@ -27,7 +27,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.ppo_vlm.player import is_strict_success
 from rlvlm.algorithms.rllib import silence_rllib
-from rlvlm.algorithms.seats import Seat
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.processes.private_ray import ray_session
@@ -61,9 +61,11 @@ class Pictured(gym.Env[np.ndarray, int]):
     """A world in turns as images and numbers of actions."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.seat = Seat(make_world(settings["task"], task_env(settings["task"]), settings["seed"]), settings["task"])
+        self.slot = WorldSlot(
+            make_world(settings["task"], task_env(settings["task"]), settings["seed"]), settings["task"]
+        )
         self._px = settings["image_px"]
-        self.legal = self.seat.world.legal()
+        self.legal = self.slot.world.legal()
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (self._px, self._px, 3), np.float32)
         self.action_space = gym.spaces.Discrete(len(self.legal))
         self._rng = np.random.default_rng(settings["seed"])
@@ -71,17 +73,17 @@ class Pictured(gym.Env[np.ndarray, int]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         if seed is not None:
             self._rng = np.random.default_rng(seed)
-        self.seat.begin(int(self._rng.integers(2**32, 2**33)))
+        self.slot.begin(int(self._rng.integers(2**32, 2**33)))
         return self.look(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        outcome = self.seat.play(self.seat.world.action_text(self.legal[int(action)]))
+        outcome = self.slot.play(self.slot.world.action_text(self.legal[int(action)]))
         is_cut = outcome.is_end and not outcome.is_terminated
         return self.look(), outcome.env_reward, outcome.is_terminated, is_cut, {}
 
     def look(self) -> np.ndarray:
         """The image as the network takes it."""
-        frame = self.seat.world.draw(self.seat.turn.snapshot[None])[0]
+        frame = self.slot.world.draw(self.slot.turn.snapshot[None])[0]
         small = Image.fromarray(frame).resize((self._px, self._px), Image.Resampling.BOX)
         return np.asarray(small, np.float32) / 127.5 - 1.0
 
@@ -91,14 +93,14 @@ def evaluate(module: Any, trial: Trial, greedy: bool) -> list[bool]:
     world, rng = Pictured({"task": trial.task, "seed": 0, "image_px": trial.image_px}), np.random.default_rng(0)
     found = []
     for seed in range(FIRST_SEED, FIRST_SEED + trial.episodes):
-        world.seat.begin(seed)
+        world.slot.begin(seed)
         episode = None
         while episode is None:
             with torch.no_grad():
                 logits = module.forward_inference({Columns.OBS: torch.from_numpy(world.look()[None])})
             odds = logits[Columns.ACTION_DIST_INPUTS][0].double().softmax(-1).numpy()
             action = int(odds.argmax()) if greedy else int(rng.choice(len(odds), p=odds / odds.sum()))
-            episode = world.seat.play(world.seat.world.action_text(world.legal[action])).episode
+            episode = world.slot.play(world.slot.world.action_text(world.legal[action])).episode
         found.append(is_strict_success(episode))
     return found
 

@@ -81,14 +81,14 @@ def build(world: str, config: Config, runners: int, updates_per_step: float) -> 
 
 def measure_acting(world: str, config: Config, updates_per_step: float) -> dict[str, float]:
     """Env steps per second by number of runners."""
-    crews = {runners: build(world, config, runners, updates_per_step) for runners in config.runners}
+    runner_groups = {runners: build(world, config, runners, updates_per_step) for runners in config.runners}
     speeds: dict[int, list[float]] = {runners: [] for runners in config.runners}
     for _ in range(config.rounds):
-        for runners, algorithm in crews.items():
+        for runners, algorithm in runner_groups.items():
             before, start = algorithm.env_steps, time.perf_counter()
             algorithm.train()
             speeds[runners].append((algorithm.env_steps - before) / (time.perf_counter() - start))
-    for algorithm in crews.values():
+    for algorithm in runner_groups.values():
         algorithm.stop()
     return {str(runners): round(statistics.median(values), 2) for runners, values in speeds.items()}
 
@@ -146,15 +146,15 @@ def keep(runner: Any, sample: Any) -> None:
 def measure_messages(world: str, config: Config) -> dict[str, float]:
     """What a turn of ten steps costs beside the steps: calls, the sample's way here, the weights' way there."""
     algorithm = build(world, config, 2, 0.0)
-    group, learner, crew = algorithm.env_runner_group, algorithm._learner, algorithm._crew
+    group, learner, runner_group = algorithm.env_runner_group, algorithm._learner, algorithm._runner_group
 
     def ask(do: Callable[..., Any], ids: Sequence[int] = (1,), **arguments: Any) -> list[Any]:
         return group.foreach_env_runner(
             do, kwargs=arguments or None, remote_worker_ids=list(ids), local_env_runner=False
         )
 
-    crew.start(algorithm.config.sac.turn_steps, random_actions=False)
-    sample = crew.collect()
+    runner_group.start(algorithm.config.sac.turn_steps, random_actions=False)
+    sample = runner_group.collect()
     half = replace(sample, transitions=sample.transitions.part(np.arange(len(sample.transitions.obs)) % 2 == 0))
     ask(keep, (1, 2), sample=half)
     call_ms = median_ms(lambda: ask(lambda runner: None))

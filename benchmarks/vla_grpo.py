@@ -28,7 +28,7 @@ from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, read_demonstrations
 from rlvlm.algorithms.grpo.learner import GRPOLearner
 from rlvlm.algorithms.grpo.player import ChunkPlayer
-from rlvlm.algorithms.grpo.rollouts import Eyes
+from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner
 from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer
 from rlvlm.envs.chunks import ChunkWorld
@@ -85,9 +85,9 @@ def main(task: str, trial: Trial) -> None:
     learner.build()
     viewer = make_world(task, replace(trial.env, physics="exact"), trial.seed)
     policy: Any = learner.policy
-    eyes = Eyes(policy, viewer, IMAGE_BYTES)
-    learner.watch(eyes, viewer)
-    runner.policy, runner.eyes = policy, eyes
+    obs_processor = ObsProcessor(policy, viewer, IMAGE_BYTES)
+    learner.watch(obs_processor, viewer)
+    runner.policy, runner.obs_processor = policy, obs_processor
     scorer: EpisodeScorer = SuccessScorer()
     if trial.reward.source == "judged":
         teacher = make_scorer(
@@ -100,7 +100,7 @@ def main(task: str, trial: Trial) -> None:
         critic = Critic(trial.grpo.advantage, viewer, trial.seed)
     start, looked = time.process_time(), 0.0
 
-    scale, row = supervised(task, policy, eyes, viewer, trial)
+    scale, row = supervised(task, policy, obs_processor, viewer, trial)
     learner.begin()
 
     def success(temperature: float | None) -> float:
@@ -160,7 +160,7 @@ def rolled(
 
 
 def supervised(
-    task: str, policy: Any, eyes: Eyes, world: ChunkWorld, trial: Trial
+    task: str, policy: Any, obs_processor: ObsProcessor, world: ChunkWorld, trial: Trial
 ) -> tuple[ActionScale, dict[str, Any]]:
     if trial.start is not None and trial.start.exists():
         kept = torch.load(trial.start)
@@ -175,7 +175,7 @@ def supervised(
     actions = shown.actions.reshape(-1, shown.actions.shape[-1])
     scale = ActionScale.of_actions(actions, world.scaled_actions)
     shown_s = time.process_time() - began
-    loss = imitate(policy, eyes, shown, scale, trial.sft, rng, lambda line: None)
+    loss = imitate(policy, obs_processor, shown, scale, trial.sft, rng, lambda line: None)
     if trial.start is not None:
         save(policy, scale, trial.start)
     return scale, {"demonstrations_s": round(shown_s, 1), metrics.SFT_LOSS: round(loss, 3)}

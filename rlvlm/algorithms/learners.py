@@ -45,7 +45,7 @@ class Learners(Generic[Learner]):
             torch.set_num_threads(threads)
             self._ask(_settle, threads=threads)
 
-    def tell(self, method: str, *arguments: Any) -> list[Any]:
+    def call_all(self, method: str, *arguments: Any) -> list[Any]:
         """What `method` returned to each learner, the first's first.
 
         Raises:
@@ -57,9 +57,9 @@ class Learners(Generic[Learner]):
         sent = [ray.put(argument) for argument in arguments]  # once, however many learners read it
         return self._ask(_call, method=method, arguments=sent)
 
-    def ask(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
         """What `method` returned to the first learner; all of them run it."""
-        return self.tell(method, *arguments)[0]
+        return self.call_all(method, *arguments)[0]
 
     def _ask(self, function: Callable[..., "_Answer"], **named: Any) -> list[Any]:
         answers = [answer.get() for answer in self._group.foreach_learner(function, healthy_only=False, **named)]

@@ -15,7 +15,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 from torch import Tensor
 
 from rlvlm import metrics
-from rlvlm.algorithms.tally import Tally
+from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.envs.config import EnvConfig
 from rlvlm.vlms.devices import pick_device
 
@@ -140,10 +140,10 @@ def only_learner(algorithm: Algorithm, threads: int) -> Any:
     return next(iter(learners.foreach_learner(lambda learner: learner))).get()
 
 
-def log_round(algorithm: Algorithm, tally: Tally, report: dict[str, float]) -> None:
+def log_round(algorithm: Algorithm, stats: TrainingStats, report: dict[str, float]) -> None:
     """Hands a round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
     steps = (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME)
-    algorithm.metrics.log_value(steps, tally.take_new_steps(), reduce="lifetime_sum", with_throughput=True)
+    algorithm.metrics.log_value(steps, stats.take_new_steps(), reduce="lifetime_sum", with_throughput=True)
     for name, value in report.items():
         algorithm.metrics.log_value(tuple(name.split("/")), value, window=1)
     algorithm.metrics.log_value("score", report.get(metrics.TRAIN_EPISODE_SUCCESS, 0.0), window=1)

@@ -75,10 +75,10 @@ def command(words: Sequence[str], prog: str) -> int:
         raise UsageError(f"{arguments.source} holds demonstrations of {folder.task}, not of {task}")
     where = arguments.policy.device if not os.environ.get("RAY_ADDRESS") else "auto"  # else a worker may be elsewhere
     check_network("policy", Network(where, arguments.policy.model, arguments.policy.revision))
-    from rlvlm.algorithms.ppo_vlm.algorithm import make_seat
+    from rlvlm.algorithms.ppo_vlm.algorithm import make_slot
     from rlvlm.algorithms.sft.demonstrations import check_actions, split
     from rlvlm.algorithms.sft.folders import read_taught, taught_of, write_taught
-    from rlvlm.algorithms.sft.trainer import Lesson, make_policy, run_sft
+    from rlvlm.algorithms.sft.trainer import TrainLoopConfig, make_policy, run_sft
     from rlvlm.runs.processes.private_ray import ray_session
 
     load = partial(_load, arguments.source.absolute(), task, arguments.env)
@@ -90,16 +90,16 @@ def command(words: Sequence[str], prog: str) -> int:
         check_actions(split(episodes, arguments.sft.held_out)[0])
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_taught(arguments.out, taught)
-    lesson = Lesson(
+    loop_config = TrainLoopConfig(
         make_policy=partial(make_policy, arguments.policy.in_run(arguments.seed), folder.action_names),
-        make_seat=partial(make_seat, task, arguments.env),
+        make_slot=partial(make_slot, task, arguments.env),
         load_episodes=load,
         sft=arguments.sft,
         job=arguments.job,
         seed=arguments.seed,
     )
     with ray_session(None, num_workers=arguments.job.num_workers):
-        measured = run_sft(lesson, arguments.out)
+        measured = run_sft(loop_config, arguments.out)
     numbers = ", ".join(f"{name.partition('/')[2].replace('_', ' ')} {value:.3f}" for name, value in measured.items())
     sys.stdout.write(f"{arguments.out}: {numbers}\n")
     return EXIT_DONE

@@ -14,7 +14,7 @@ _HALF_RANGE = 0.5 * (LOG_STD_MAX - LOG_STD_MIN)
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class ActionSample:
     """Actions drawn from squashed Gaussians, and what it takes to go back from them to the network's outputs."""
 
     actions: Tensor
@@ -27,7 +27,7 @@ class Draw:
     """[B, A] in (-1, 1): where between its bounds log-std lies."""
 
     @classmethod
-    def of(cls, outputs: Tensor, noise: Tensor) -> "Draw":
+    def of(cls, outputs: Tensor, noise: Tensor) -> "ActionSample":
         """The actions that `noise` `[B, A]`, standard normal, makes of the network's outputs `[B, 2A]`."""
         mean, raw = outputs.chunk(2, dim=-1)
         width = torch.tanh(raw)
@@ -36,11 +36,11 @@ class Draw:
         before = mean + deviation
         return cls(torch.tanh(before), log_density(before, noise, log_std), deviation, width)
 
-    def halves(self) -> tuple["Draw", "Draw"]:
+    def halves(self) -> tuple["ActionSample", "ActionSample"]:
         """The first and the second half of the rows."""
         columns = (self.actions, self.log_density, self.deviation, self.width)
         first, second = zip(*(column.chunk(2) for column in columns), strict=True)
-        return Draw(*first), Draw(*second)
+        return ActionSample(*first), ActionSample(*second)
 
     def output_gradient(self, action_gradient: Tensor, density_gradient: Tensor) -> Tensor:
         """The gradient `[B, 2A]` of a loss at the network's outputs.
@@ -111,7 +111,7 @@ class SquashedGaussian(nn.Module):
         Returns:
             Actions [B, A] in (-1, 1) and their log-densities [B] in nats.
         """
-        draw = Draw.of(self._outputs(obs), noise)
+        draw = ActionSample.of(self._outputs(obs), noise)
         return draw.actions, draw.log_density
 
     @torch.inference_mode()

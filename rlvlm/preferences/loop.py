@@ -15,7 +15,7 @@ from rlvlm.preferences.answers.teachers import InformedTeacher, Teacher
 from rlvlm.preferences.config import FeedbackConfig
 from rlvlm.preferences.dataset import Examples
 from rlvlm.preferences.model.reward_model import RewardModel
-from rlvlm.preferences.records import Record, Tally
+from rlvlm.preferences.records import FeedbackCounts, Record
 from rlvlm.preferences.source import Disagreement, LearnedReward
 from rlvlm.types.steps import Trajectory
 
@@ -90,7 +90,7 @@ class FeedbackLoop:
         self._config = config
         self._rng = np.random.default_rng(seed)
         self._recent: deque[Trajectory] = deque(maxlen=config.recent_episodes)
-        self._tally = Tally()
+        self._counts = FeedbackCounts()
         self._records: list[Record] = []
         self._num_sessions = 0
         self._next_step = config.first_step
@@ -149,7 +149,7 @@ class FeedbackLoop:
         self._next_step = next_step
         wait_s = sum(session.wait_s for session in answered)
         told = {metrics.TEACHER_WAIT_S: wait_s, self._subject.count: float(len(self._subject.examples))}
-        return self._tally.metrics() | told | fitted
+        return self._counts.metrics() | told | fitted
 
     def finish(self) -> None:
         """Waits for answers that are still to come and records them; nothing is fitted any more.
@@ -172,7 +172,7 @@ class FeedbackLoop:
             "model": self._model.get_state(),
             "subject": self._subject.get_state(),
             "recent": _pack(self._recent),
-            "tally": self._tally.get_state(),
+            "tally": self._counts.get_state(),
             "num_sessions": self._num_sessions,
             "next_step": self._next_step,
         }
@@ -184,14 +184,14 @@ class FeedbackLoop:
         self._model.set_state(state["model"])
         self._subject.set_state(state["subject"])
         self._recent = deque(_unpack(state["recent"]), maxlen=self._config.recent_episodes)
-        self._tally.set_state(state["tally"])
+        self._counts.set_state(state["tally"])
         self._num_sessions = int(state["num_sessions"])
         self._next_step = int(state["next_step"])
 
     @property
     def _num_asked(self) -> int:
         """Queries of the whole run, those still unanswered among them."""
-        return self._tally.num_asked + self._asking.num_pending
+        return self._counts.num_asked + self._asking.num_pending
 
     def _take_in(self, answered: Sequence[Answered]) -> int:
         """Records and stores answers; returns how many of them train."""
@@ -202,8 +202,8 @@ class FeedbackLoop:
             assert num == num_asked, f"a teacher owes one answer per question, got {num} of {num_asked}"
             records = self._subject.record(session, answers, time.time())
             self._records += records
-            self._tally.count(records, session.num_look_alike)
-            self._tally.check_teacher(answers)
+            self._counts.count(records, session.num_look_alike)
+            self._counts.check_teacher(answers)
             num_stored += self._subject.add(session.questions, answers)
         return num_stored
 

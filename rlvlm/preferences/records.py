@@ -123,7 +123,7 @@ def record_scores(
     ]
 
 
-class Tally:
+class FeedbackCounts:
     """Counts of the whole run, each kind of answer apart."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from rlvlm.judges.agreement import area_under_curve, calibration_error, wilson_i
 from rlvlm.judges.prompts import OTHER_GOAL
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.rewards.scorers import Scorer
-from rlvlm.rewards.showings import Showing
+from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.types.judging import Score
 
 logger = logging.getLogger(__name__)
@@ -82,28 +82,25 @@ class JudgeMonitor:
                 "--reward.monitor.on-alarm warn to go on",
             )
 
-    def show_controls(self, scorer: Scorer, showings: Sequence[Showing], scores: Sequence[Score]) -> None:
+    def show_controls(self, scorer: Scorer, items: Sequence[ScoringItem], scores: Sequence[Score]) -> None:
         """Has some of what was scored scored again: backwards, and with a goal that was not its own.
 
-        That goal is another's among `showings` where there is one, and otherwise one that no task has.
+        That goal is another's among `items` where there is one, and otherwise one that no task has.
 
         Args:
             scorer: that gave `scores`.
-            showings: [N] of one update.
+            items: [N] of one update.
             scores: [N] of them.
         """
-        known = [
-            (showing, score.value) for showing, score in zip(showings, scores, strict=True) if score.value is not None
-        ]
+        known = [(item, score.value) for item, score in zip(items, scores, strict=True) if score.value is not None]
         # those that scored best say most: what is shown backwards, or was not asked for, must score less
         chosen = sorted(known, key=lambda each: -each[1])[: self._config.controls]
         if not chosen:
             return
-        backwards = [replace(showing, snapshots=showing.snapshots[::-1]) for showing, _ in chosen]
-        goals = sorted({showing.goal for showing in showings})
+        backwards = [replace(item, snapshots=item.snapshots[::-1]) for item, _ in chosen]
+        goals = sorted({item.goal for item in items})
         elsewhere = [
-            replace(showing, goal=next((goal for goal in goals if goal != showing.goal), OTHER_GOAL))
-            for showing, _ in chosen
+            replace(item, goal=next((goal for goal in goals if goal != item.goal), OTHER_GOAL)) for item, _ in chosen
         ]
         again = scorer.score([*backwards, *elsewhere])
         for place, (_, value) in enumerate(chosen):
@@ -183,25 +180,25 @@ class JudgeMonitor:
         return sum(claims), len(claims)
 
 
-def check_judge(scorer: Scorer, showings: Sequence[Showing], config: MonitorConfig) -> float:
-    """The area under the curve of `scorer` on showings whose truth is known.
+def check_judge(scorer: Scorer, items: Sequence[ScoringItem], config: MonitorConfig) -> float:
+    """The area under the curve of `scorer` on items whose truth is known.
 
     Args:
         scorer: of a judge.
-        showings: successes and failures.
+        items: successes and failures.
         config: with the least area.
 
     Raises:
         JudgeUnavailable: the judge cannot tell them apart, or did not answer.
     """
-    scores = scorer.score(showings)
-    known = [(score.value, shown.is_success) for score, shown in zip(scores, showings, strict=True)]
+    scores = scorer.score(items)
+    known = [(score.value, shown.is_success) for score, shown in zip(scores, items, strict=True)]
     answered = [(value, truth) for value, truth in known if value is not None]
     area = area_under_curve([value for value, _ in answered], [truth for _, truth in answered])
     if not area >= config.least_auc:
         what = f"an area under the curve of {area:.2f}" if answered else "no answer that can be read"
         raise JudgeUnavailable(
-            f"the judge cannot tell successes from failures: {what} on {len(showings)} whose truth is known, "
+            f"the judge cannot tell successes from failures: {what} on {len(items)} whose truth is known, "
             f"reward.monitor.least_auc is {config.least_auc:g}",
             "use a judge that knows this task, another --judge.score or --reward.num-frames; "
             "--reward.monitor.preflight 0 starts all the same",

@@ -14,7 +14,7 @@ from rlvlm.errors import JudgeUnavailable, first_line
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.patience import Patience
 from rlvlm.rewards.config import ScoreTeacher
-from rlvlm.rewards.showings import Showing
+from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.types.judging import Clip, Score, Stamp, Status
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -32,7 +32,7 @@ class Scorer(Protocol):
     num_asked: int
     """Showings so far; what a control's chance hangs on, so a checkpoint holds it."""
 
-    def score(self, showings: Sequence[Showing]) -> list[Score]:
+    def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         """One score for each, in order."""
         ...
 
@@ -57,32 +57,29 @@ class JudgeScorer:
         self._patience = Patience()
         self._latest: deque[Score] = deque(maxlen=_FEWEST)
 
-    def score(self, showings: Sequence[Showing]) -> list[Score]:
+    def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         """See `Scorer`.
 
         Raises:
             JudgeUnavailable: the judge does not answer or cannot be understood.
         """
-        self.num_asked += len(showings)
-        keys = [showing.key for showing in showings]
+        self.num_asked += len(items)
+        keys = [item.key for item in items]
         places = list({key: place for place, key in enumerate(keys) if key not in self._known}.values())
         fresh: dict[bytes, Score] = {}
         for begin in range(0, len(places), _ASKED_AT_ONCE):
             asked = places[begin : begin + _ASKED_AT_ONCE]
-            scores = self._ask([showings[place] for place in asked])
+            scores = self._ask([items[place] for place in asked])
             fresh |= dict(zip([keys[place] for place in asked], scores, strict=True))
         given = [fresh.get(key) or self._known[key] for key in keys]
         if self._remembers:
             self._known |= {key: score for key, score in fresh.items() if score.status is not Status.FAILED}
         return given
 
-    def _ask(self, showings: Sequence[Showing]) -> list[Score]:
-        frames = self._draw(np.concatenate([showing.snapshots for showing in showings]))
-        parts = np.split(frames, np.cumsum([len(showing.snapshots) for showing in showings])[:-1])
-        clips = [
-            Clip(goal=showing.goal, frames=part, action=showing.action)
-            for showing, part in zip(showings, parts, strict=True)
-        ]
+    def _ask(self, items: Sequence[ScoringItem]) -> list[Score]:
+        frames = self._draw(np.concatenate([item.snapshots for item in items]))
+        parts = np.split(frames, np.cumsum([len(item.snapshots) for item in items])[:-1])
+        clips = [Clip(goal=item.goal, frames=part, action=item.action) for item, part in zip(items, parts, strict=True)]
         scores = self._judge.score(clips)
         assert len(scores) == len(clips), f"a judge owes one score per clip, got {len(scores)} of {len(clips)}"
         self._patience.note(scores)
@@ -105,21 +102,21 @@ class LastResortScorer:
         self._last = last
         self.num_asked = 0
 
-    def score(self, showings: Sequence[Showing]) -> list[Score]:
+    def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         """See `Scorer`; a score says by its stamp who gave it.
 
         Raises:
             JudgeUnavailable: neither of them answers.
         """
-        self.num_asked += len(showings)
+        self.num_asked += len(items)
         try:
-            scores = self._first.score(showings)
+            scores = self._first.score(items)
         except JudgeUnavailable as error:
             logger.warning("the judge does not answer (%s): the last resort is asked", first_line(error))
-            return self._last.score(showings)
+            return self._last.score(items)
         missing = [place for place, score in enumerate(scores) if score.value is None]
         if missing:
-            again = self._last.score([showings[place] for place in missing])
+            again = self._last.score([items[place] for place in missing])
             for place, score in zip(missing, again, strict=True):
                 scores[place] = score
         return scores
@@ -137,10 +134,10 @@ class RandomScorer:
         self.num_asked = 0
         self._stamp = Stamp(judge="random", revision="", prompt="none", decoding=f"seed={seed}")
 
-    def score(self, showings: Sequence[Showing]) -> list[Score]:
+    def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         """Even numbers in [0, 1)."""
-        throws = range(self.num_asked, self.num_asked + len(showings))
-        self.num_asked += len(showings)
+        throws = range(self.num_asked, self.num_asked + len(items))
+        self.num_asked += len(items)
         values = [float(np.random.default_rng((self._seed, throw)).random()) for throw in throws]
         return [Score(status=Status.OK, value=value, stamp=self._stamp) for value in values]
 
@@ -160,10 +157,10 @@ class BiasedScorer:
         decoding = f"false_positives={false_positives:g} seed={seed}"
         self._stamp = Stamp(judge="biased", revision="", prompt="none", decoding=decoding)
 
-    def score(self, showings: Sequence[Showing]) -> list[Score]:
+    def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         """1 or 0."""
-        self.num_asked += len(showings)
-        claims = [showing.is_success or chance_of(showing, self._seed) < self._false_positives for showing in showings]
+        self.num_asked += len(items)
+        claims = [item.is_success or chance_of(item, self._seed) < self._false_positives for item in items]
         return [Score(status=Status.OK, value=float(claim), stamp=self._stamp) for claim in claims]
 
 
@@ -181,14 +178,14 @@ class ProgressScorer:
         self.num_asked = 0
         self._stamp = Stamp(judge="progress", revision="", prompt="none", decoding=f"noise={noise:g} seed={seed}")
 
-    def score(self, showings: Sequence[Showing]) -> list[Score]:
+    def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         """Progress at the last moment, 1 for a success, with noise."""
-        throws = range(self.num_asked, self.num_asked + len(showings))
-        self.num_asked += len(showings)
+        throws = range(self.num_asked, self.num_asked + len(items))
+        self.num_asked += len(items)
         errors = [self._noise * np.random.default_rng((self._seed, throw)).normal() for throw in throws]
         return [
-            Score(status=Status.OK, value=float(np.clip(showing.progress + error, 0.0, 1.0)), stamp=self._stamp)
-            for showing, error in zip(showings, errors, strict=True)
+            Score(status=Status.OK, value=float(np.clip(item.progress + error, 0.0, 1.0)), stamp=self._stamp)
+            for item, error in zip(items, errors, strict=True)
         ]
 
 
@@ -226,7 +223,7 @@ def make_scorer(
     return LastResortScorer(first, JudgeScorer(make_last_resort(), draw, remembers=remembers))
 
 
-def chance_of(showing: Showing, seed: int) -> float:
-    """A number in [0, 1) that depends on the showing and the seed alone."""
-    digest = hashlib.sha256(seed.to_bytes(8, "big", signed=True) + showing.key).digest()
+def chance_of(item: ScoringItem, seed: int) -> float:
+    """A number in [0, 1) that depends on the item and the seed alone."""
+    digest = hashlib.sha256(seed.to_bytes(8, "big", signed=True) + item.key).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

@@ -127,7 +127,7 @@ def break_world(name: str, algorithm: Any, place: str, odd: float, patch: pytest
     if name == "grpo":
         worlds = [runner._worlds]
     else:
-        worlds = runner._worlds if name == "sac_pebble" else [seat.world for seat in runner.seats]
+        worlds = runner._worlds if name == "sac_pebble" else [slot.world for slot in runner.slots]
     for world in worlds:
         patch.setattr(world, "step", odd_step(world.step, place, odd))
 

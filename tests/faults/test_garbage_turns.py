@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from chaos import garbage
 
-from rlvlm.algorithms.seats import Seat
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.envs.registry import make_world, task_env
 
 SEED = 2026
@@ -30,22 +30,22 @@ def nearly(names: tuple[str, ...], seed: int) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["number_line", "blackjack", "points24", "doorkey_6x6"])
 def test_garbage_is_flagged_and_never_becomes_an_action(task: str) -> None:
-    seat = Seat(make_world(task, task_env(task), 0), task)
-    seat.begin(0)
-    names = seat.world.action_names
+    slot = WorldSlot(make_world(task, task_env(task), 0), task)
+    slot.begin(0)
+    names = slot.world.action_names
     unread = written = 0
     for number, text in enumerate(nearly(names, SEED)):
-        before, image = seat.turn.snapshot, seat.scene.image
-        outcome = seat.play(text)
+        before, image = slot.turn.snapshot, slot.obs.image
+        outcome = slot.play(text)
         assert np.isfinite(outcome.env_reward)
         if outcome.reply.action is None:
             unread += 1
-            assert np.array_equal(seat.turn.snapshot, before) and outcome.following.image == image, text
+            assert np.array_equal(slot.turn.snapshot, before) and outcome.next_obs.image == image, text
             assert not outcome.is_terminated, "an unreadable reply ends nothing for good"
         else:
             written += 1
             begin, end = outcome.reply.action_span or (0, 0)
             assert text[begin:end].strip().casefold() == names[outcome.reply.action].casefold(), text
         if outcome.is_end:
-            seat.begin(number)
+            slot.begin(number)
     assert unread + written == COUNT and unread > COUNT / 2 and written > 10, "both kinds must occur"

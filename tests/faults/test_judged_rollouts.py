@@ -67,7 +67,7 @@ def test_replicas_killed_while_they_score_leave_every_episode_one_score(local_ra
                 algorithm.train()
                 told += algorithm.drain_records()
         episodes = algorithm.report()[metrics.EPISODES]
-        clips = [Clip(goal=one.showing.goal, frames=algorithm.draw(one.showing.snapshots, FRAME_PX)) for one in told]
+        clips = [Clip(goal=one.item.goal, frames=algorithm.draw(one.item.snapshots, FRAME_PX)) for one in told]
         algorithm.stop()
     serve.shutdown()
     assert len(told) == episodes, "one score an episode"

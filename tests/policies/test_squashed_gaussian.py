@@ -6,7 +6,7 @@ import torch
 from torch.distributions import Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from rlvlm.policies.squashed_gaussian import Draw, SquashedGaussian, log_density
+from rlvlm.policies.squashed_gaussian import ActionSample, SquashedGaussian, log_density
 
 
 def test_density_at_the_mean_of_a_unit_gaussian_by_hand():
@@ -67,16 +67,16 @@ def test_a_draw_is_the_policys_sample_and_its_gradient_is_that_of_autograd():
     outputs = torch.randn(9, 6, generator=generator, dtype=torch.float64, requires_grad=True)
     noise, action_gradient = torch.randn(2, 9, 3, generator=generator, dtype=torch.float64)
     density_gradient = torch.tensor(0.37, dtype=torch.float64)
-    draw = Draw.of(outputs, noise)
+    draw = ActionSample.of(outputs, noise)
     loss = (draw.actions * action_gradient).sum() + density_gradient * draw.log_density.sum()
     (expected,) = torch.autograd.grad(loss, outputs)
     torch.testing.assert_close(draw.output_gradient(action_gradient, density_gradient), expected, rtol=0, atol=1e-12)
     policy = SquashedGaussian(3, 2, (8,), generator)
     obs, noise = torch.randn(5, 3, generator=generator), torch.randn(5, 2, generator=generator)
     hidden = torch.relu(policy.layers[0](obs))
-    draw = Draw.of(policy.layers[1](hidden), noise)
+    draw = ActionSample.of(policy.layers[1](hidden), noise)
     for left, right in zip((draw.actions, draw.log_density), policy.sample(obs, noise), strict=True):
         torch.testing.assert_close(left, right)
-    first, second = Draw.of(policy.layers[1](hidden[:4]), noise[:4]).halves()
+    first, second = ActionSample.of(policy.layers[1](hidden[:4]), noise[:4]).halves()
     torch.testing.assert_close(torch.cat((first.actions, second.actions)), draw.actions[:4])
     torch.testing.assert_close(second.log_density, draw.log_density[2:4])

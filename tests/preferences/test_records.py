@@ -5,7 +5,7 @@ from tiny_episodes import numbered_trajectory, one_step, pair_of, verdict
 from rlvlm import metrics
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.preferences.questions.queries import cut
-from rlvlm.preferences.records import QueryRecord, Tally, is_correct, record_queries
+from rlvlm.preferences.records import FeedbackCounts, QueryRecord, is_correct, record_queries
 from rlvlm.types.judging import Label, Status, Verdict
 from rlvlm.types.steps import Pair
 
@@ -34,7 +34,7 @@ def test_a_record_holds_the_truth_beside_the_answer() -> None:
 
 
 def test_each_kind_of_answer_is_counted_apart() -> None:
-    tally = Tally()
+    counts = FeedbackCounts()
     answers = [
         verdict(Label.RIGHT),
         verdict(Label.RIGHT),
@@ -43,9 +43,9 @@ def test_each_kind_of_answer_is_counted_apart() -> None:
         verdict(None),
         verdict(None, Status.FAILED),
     ]
-    tally.count(records_of(answers), num_look_alike=4)
-    tally.count(records_of(answers[:1]), num_look_alike=1)
-    assert tally.metrics() == {
+    counts.count(records_of(answers), num_look_alike=4)
+    counts.count(records_of(answers[:1]), num_look_alike=1)
+    assert counts.metrics() == {
         metrics.QUERIES: 7,
         metrics.QUERIES_OK: 4,
         metrics.QUERIES_NO_PREFERENCE: 1,
@@ -54,29 +54,29 @@ def test_each_kind_of_answer_is_counted_apart() -> None:
         metrics.QUERIES_LOOK_ALIKE: 5,
         metrics.LABEL_ACCURACY: 0.75,
     }
-    assert tally.num_asked == 7
+    assert counts.num_asked == 7
 
 
 def test_without_a_decided_label_there_is_no_accuracy() -> None:
-    tally = Tally()
-    tally.count(records_of([verdict(Label.TIE)]), num_look_alike=0)
+    counts = FeedbackCounts()
+    counts.count(records_of([verdict(Label.TIE)]), num_look_alike=0)
     pairs = [Pair(left=one_step(0.5), right=one_step(0.5, block=0.6))]
-    tally.count(record_queries(pairs, [verdict(Label.LEFT)], env_step=0, session=0, timestamp=0), 0)
-    assert metrics.LABEL_ACCURACY not in tally.metrics()
+    counts.count(record_queries(pairs, [verdict(Label.LEFT)], env_step=0, session=0, timestamp=0), 0)
+    assert metrics.LABEL_ACCURACY not in counts.metrics()
 
 
 def test_a_teacher_who_cannot_be_read_is_given_up() -> None:
-    tally = Tally()
+    counts = FeedbackCounts()
     answers = [verdict(None)] * 50
-    tally.count(records_of(answers[1:]), num_look_alike=0)
-    tally.check_teacher(answers[1:])
-    tally.count(records_of(answers[:1]), num_look_alike=0)
+    counts.count(records_of(answers[1:]), num_look_alike=0)
+    counts.check_teacher(answers[1:])
+    counts.count(records_of(answers[:1]), num_look_alike=0)
     with pytest.raises(JudgeUnavailable, match="50 of the last 50"):
-        tally.check_teacher(answers[:1])
+        counts.check_teacher(answers[:1])
 
 
 def test_a_restored_tally_goes_on() -> None:
-    one, other = Tally(), Tally()
+    one, other = FeedbackCounts(), FeedbackCounts()
     one.count(records_of([verdict(None)] * 49 + [verdict(Label.RIGHT)]), num_look_alike=3)
     other.set_state(one.get_state())
     assert one.metrics() == other.metrics()

@@ -9,7 +9,7 @@ from rlvlm.judges.prompts import OTHER_GOAL
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.rewards.monitor import JudgeMonitor, RewardHacked, check_judge
 from rlvlm.rewards.scorers import BiasedScorer, RandomScorer, Scorer
-from rlvlm.rewards.showings import Showing
+from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.types.judging import Score, Stamp, Status
 
 STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
@@ -19,8 +19,8 @@ def monitor(**settings: object) -> JudgeMonitor:
     return JudgeMonitor(MonitorConfig(**{"window": 100, **settings}), 0.5)  # pyright: ignore[reportArgumentType]
 
 
-def shown(*moments: float, success: bool = False, goal: str = "go") -> Showing:
-    return Showing(goal=goal, snapshots=np.array(moments, np.float32)[:, None], is_success=success, progress=0.0)
+def shown(*moments: float, success: bool = False, goal: str = "go") -> ScoringItem:
+    return ScoringItem(goal=goal, snapshots=np.array(moments, np.float32)[:, None], is_success=success, progress=0.0)
 
 
 class LastMoment:
@@ -28,10 +28,10 @@ class LastMoment:
 
     num_asked = 0
 
-    def score(self, showings: Sequence[Showing]) -> list[Score]:
+    def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         return [
             Score(status=Status.OK, value=float(one.snapshots[-1, 0]) if one.goal == "go" else 0.0, stamp=STAMP)
-            for one in showings
+            for one in items
         ]
 
 
@@ -83,8 +83,8 @@ def test_a_fifth_of_failures_called_successes_is_caught() -> None:
     watch, rng = monitor(window=400), np.random.default_rng(1)
     for _ in range(20):
         truths = rng.random(100) < 0.4
-        showings = [shown(*rng.random(2), success=bool(truth)) for truth in truths]
-        watch.note([score.value or 0.0 for score in BiasedScorer(0.2, 0).score(showings)], truths.tolist())
+        items = [shown(*rng.random(2), success=bool(truth)) for truth in truths]
+        watch.note([score.value or 0.0 for score in BiasedScorer(0.2, 0).score(items)], truths.tolist())
     assert "failures successes" in watch.alarm and watch.report()[metrics.JUDGE_ALARM] == 1
 
 
@@ -119,8 +119,8 @@ def test_an_alarm_can_end_the_run_and_outlives_a_checkpoint() -> None:
 
 def test_controls_are_backwards_and_of_another_goal() -> None:
     watch, scorer = monitor(controls=2), LastMoment()
-    showings = [shown(0.1, 0.9), shown(0.2, 0.8), shown(0.0, 0.1)]
-    watch.show_controls(scorer, showings, scorer.score(showings))  # the two best: .9 and .8, backwards .1 and .2
+    items = [shown(0.1, 0.9), shown(0.2, 0.8), shown(0.0, 0.1)]
+    watch.show_controls(scorer, items, scorer.score(items))  # the two best: .9 and .8, backwards .1 and .2
     watch.note([0.9], [True])
     figures = watch.report()
     assert figures[metrics.JUDGE_CONTROL_SCORE] == pytest.approx(0.85)
@@ -132,13 +132,13 @@ def test_the_other_goal_is_anothers_where_there_is_one() -> None:
     asked: list[str] = []
 
     class Noting(LastMoment):
-        def score(self, showings: Sequence[Showing]) -> list[Score]:
-            asked.extend(one.goal for one in showings)
-            return super().score(showings)
+        def score(self, items: Sequence[ScoringItem]) -> list[Score]:
+            asked.extend(one.goal for one in items)
+            return super().score(items)
 
     scorer = Noting()
-    for showings in ([shown(0.1, 0.9)], [shown(0.1, 0.9), shown(0.1, 0.2, goal="push the red block")]):
-        monitor(controls=1).show_controls(scorer, showings, LastMoment().score(showings))
+    for items in ([shown(0.1, 0.9)], [shown(0.1, 0.9), shown(0.1, 0.2, goal="push the red block")]):
+        monitor(controls=1).show_controls(scorer, items, LastMoment().score(items))
     assert asked == ["go", OTHER_GOAL, "go", "push the red block"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.rewards.scorers import BiasedScorer, JudgeScorer, LastResortScorer, ProgressScorer, RandomScorer
-from rlvlm.rewards.showings import Showing
+from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.types.judging import Clip, Score, Stamp, Status
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -18,9 +18,9 @@ def draw(snapshots: FloatArray) -> Frames:
     return np.broadcast_to(snapshots[:, :1, None, None], (len(snapshots), 1, 1, 3)).astype(np.uint8)
 
 
-def shown(*moments: float, success: bool = False, action: str = "") -> Showing:
+def shown(*moments: float, success: bool = False, action: str = "") -> ScoringItem:
     snapshots = np.array(moments, np.float32)[:, None]
-    return Showing(goal="go", snapshots=snapshots, action=action, is_success=success, progress=0.0)
+    return ScoringItem(goal="go", snapshots=snapshots, action=action, is_success=success, progress=0.0)
 
 
 class Pixels:

@@ -26,7 +26,6 @@ from torch.nn.utils import parameters_to_vector
 
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
-from rlvlm.algorithms.crew import LocalCrew, RemoteCrew, check_places
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.credit.critic import Critic
@@ -34,13 +33,14 @@ from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, read_demonstrations
 from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule
 from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file
-from rlvlm.algorithms.grpo.rollouts import Eyes
+from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner, join
 from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes
 from rlvlm.algorithms.learners import Learners, check_learners
 from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
 from rlvlm.algorithms.rllib import UNCHANGED, TaskConfig, gpus_of_learner, log_round
-from rlvlm.algorithms.tally import Tally
+from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
+from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.envs.registry import make_world
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vla.build import build_policy
@@ -48,7 +48,7 @@ from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.policy import take_weights, trained_weights
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.rewards.scorers import make_scorer
-from rlvlm.rewards.showings import Told
+from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -156,22 +156,22 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._policy: Any
         if self._learner is None:
             self._policy = build_policy(self.config.policy, self._viewer)
-            self._learners.tell("watch_alone")
+            self._learners.call_all("watch_alone")
         else:
             self._policy = self._learner.policy
-        self._eyes = Eyes(self._policy, self._viewer, IMAGE_BYTES if self._learner is not None else 0)
+        self._obs_processor = ObsProcessor(self._policy, self._viewer, IMAGE_BYTES if self._learner is not None else 0)
         if self._learner is not None:
-            self._learner.watch(self._eyes, self._viewer)
+            self._learner.watch(self._obs_processor, self._viewer)
         runner: Any = self.env_runner_group.local_env_runner
         if runner is None:
-            patience_s, revival_s = self.config.sample_timeout_s, self.config.env_runner_restore_timeout_s
-            self._crew = RemoteCrew(self.env_runner_group, self._weights, join, patience_s, revival_s)
+            timeout_s, revival_s = self.config.sample_timeout_s, self.config.env_runner_restore_timeout_s
+            self._runner_group = RemoteRunnerGroup(self.env_runner_group, self._weights, join, timeout_s, revival_s)
         else:
-            runner.policy, runner.eyes = self._policy, self._eyes
-            self._crew = LocalCrew(runner)
+            runner.policy, runner.obs_processor = self._policy, self._obs_processor
+            self._runner_group = LocalRunnerGroup(runner)
         self._scale: ActionScale | None = None
         self.last_played: list[ChunkEpisode] = []
-        self._tally = Tally()
+        self._stats = TrainingStats()
         self._waiting: list[ChunkEpisode] = []
         self._critic: Critic | None = None
         if self.config.grpo.advantage.baseline == "critic":
@@ -189,7 +189,7 @@ class VLAGRPO(CheckpointedAlgorithm):
     @property
     def env_steps(self) -> int:
         """Env steps so far, of all worlds together; demonstrations are not among them."""
-        return self._tally.env_steps
+        return self._stats.env_steps
 
     def prepare(self, tell: Callable[[str], None]) -> bool:
         """The supervised start: the policy imitates demonstrations; not one that comes trained."""
@@ -200,8 +200,8 @@ class VLAGRPO(CheckpointedAlgorithm):
             self._use_scale(self._policy.scale)
         if self._learner is None:  # all learners begin as the policy that plays here, fresh adapters too
             weights = {name: value.cpu() for name, value in trained_weights(self._policy).items()}
-            self._learners.tell("take_weights", weights)
-        self._learners.tell("begin")
+            self._learners.call_all("take_weights", weights)
+        self._learners.call_all("begin")
         return True
 
     def _imitate(self, tell: Callable[[str], None]) -> None:
@@ -217,8 +217,8 @@ class VLAGRPO(CheckpointedAlgorithm):
         actions = shown.actions.reshape(-1, shown.actions.shape[-1])
         self._use_scale(ActionScale.of_actions(actions, self._viewer.scaled_actions))
         assert self._scale is not None, "just set"
-        loss = imitate(self._policy, self._eyes, shown, self._scale, sft, rng, tell)
-        self._tally.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
+        loss = imitate(self._policy, self._obs_processor, shown, self._scale, sft, rng, tell)
+        self._stats.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
 
     def _try_judge(self, tell: Callable[[str], None]) -> None:
         """Has a judge tell known successes from known failures, before anything is learned from it.
@@ -237,7 +237,7 @@ class VLAGRPO(CheckpointedAlgorithm):
             return
         tell(f"trying the judge on {len(known)} episodes whose outcome is known")
         area = self._scorer.try_on(known)
-        self._tally.note({metrics.JUDGE_PREFLIGHT_AUC: area})
+        self._stats.note({metrics.JUDGE_PREFLIGHT_AUC: area})
         tell(f"the judge tells successes from failures: area under the curve {area:.2f}")
 
     def training_step(self) -> None:
@@ -253,7 +253,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         else:
             update = weighed(groups, self.config.grpo.advantage) if groups else None
         if update is not None:
-            self._learners.tell("learn", update, self.env_steps / self.config.total_steps)
+            self._learners.call_all("learn", update, self.env_steps / self.config.total_steps)
             self._take_over()
 
     def _weights(self) -> FloatArray:
@@ -262,12 +262,12 @@ class VLAGRPO(CheckpointedAlgorithm):
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Takes env runners back in that were lost and have been started again; RLlib asks before every round."""
-        return self._crew.revive()
+        return self._runner_group.revive()
 
     def _take_over(self) -> None:
         """Has the policy that plays in this process be the learners'."""
         if self._learner is None:
-            take_weights(self._policy, self._learners.ask("weights"))
+            take_weights(self._policy, self._learners.call("weights"))
 
     def _rolled_groups(self) -> list[Group]:
         """Groups that teach something: rolled out until there are as many as wanted, or the cap is reached.
@@ -295,9 +295,9 @@ class VLAGRPO(CheckpointedAlgorithm):
         """A rollout, handed over to be scored."""
         episodes: list[ChunkEpisode] = []
         for num_groups in self._parts():
-            self._crew.start({"num_groups": num_groups, "scale": self._scale})
-            rollout = self._crew.collect()
-            self._eyes.take(rollout.images)
+            self._runner_group.start({"num_groups": num_groups, "scale": self._scale})
+            rollout = self._runner_group.collect()
+            self._obs_processor.take(rollout.images)
             self._scorer.begin(rollout.episodes)
             episodes += rollout.episodes
         return episodes
@@ -319,8 +319,8 @@ class VLAGRPO(CheckpointedAlgorithm):
 
     def _take_in(self, episodes: list[ChunkEpisode], scores: FloatArray, kept: float) -> None:
         ended = [(float(episode.env_rewards.sum()), episode.success) for episode in episodes]
-        self._tally.take_in(sum(map(len, episodes)), ended)
-        self._tally.note(
+        self._stats.take_in(sum(map(len, episodes)), ended)
+        self._stats.note(
             {
                 metrics.GRPO_KEPT: kept,
                 metrics.GRPO_SCORE: float(np.nanmean(scores)) if np.isfinite(scores).any() else 0.0,
@@ -332,12 +332,12 @@ class VLAGRPO(CheckpointedAlgorithm):
 
     def _log_round(self) -> None:
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
-        log_round(self, self._tally, self.report())
+        log_round(self, self._stats, self.report())
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`; success is that of the newest update's episodes."""
         critic = {} if self._critic is None else self._critic.report()
-        return self._tally.report() | self._learners.ask("report") | critic | self._scorer.report()
+        return self._stats.report() | self._learners.call("report") | critic | self._scorer.report()
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Greedy episodes from held-out initial states, and the success rate of sampled ones from the same states."""
@@ -356,7 +356,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         """Learns from the last rollout, where scores are waited for one update later."""
         self._catch_up()
 
-    def drain_records(self) -> list[Told]:
+    def drain_records(self) -> list[ScoredItem]:
         """The judge's answers since the last call; none where nobody is asked."""
         return self._scorer.drain_records()
 
@@ -373,11 +373,11 @@ class VLAGRPO(CheckpointedAlgorithm):
         assert self._scale is not None, "there is something to save once the policy has been prepared"
         self._catch_up()
         tree = {
-            "runner": self._crew.save_tree(),
-            "learner": self._learners.ask("save_tree"),
+            "runner": self._runner_group.save_tree(),
+            "learner": self._learners.call("save_tree"),
             "scale": self._scale.write("task"),
             "iteration": self._iteration,
-            "tally": self._tally.save_tree(),
+            "tally": self._stats.save_tree(),
             "scorer": self._scorer.save_tree(),
             "critic": None if self._critic is None else self._critic.save_tree(),
         }
@@ -390,12 +390,12 @@ class VLAGRPO(CheckpointedAlgorithm):
             CorruptCheckpoint: a file is missing or differs from what was written.
         """
         tree = load_tree(Path(checkpoint_dir))
-        self._crew.load_tree(tree["runner"])
-        self._learners.tell("load_tree", tree["learner"])
+        self._runner_group.load_tree(tree["runner"])
+        self._learners.call_all("load_tree", tree["learner"])
         self._take_over()
         self._use_scale(ActionScale.read(tree["scale"], "task"))
         self._iteration = tree["iteration"]
-        self._tally.load_tree(tree["tally"])
+        self._stats.load_tree(tree["tally"])
         self._scorer.load_tree(tree["scorer"])
         if self._critic is not None:
             self._critic.load_tree(tree["critic"])

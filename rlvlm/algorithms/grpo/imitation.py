@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algorithms.grpo.config import SFTConfig
-from rlvlm.algorithms.grpo.rollouts import Eyes
+from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.demonstrations.chunks import folder_form, form_of, is_whole, kept_images, scripted_episodes
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import EpisodeRecord
@@ -129,7 +129,7 @@ def _gathered(records: Sequence[EpisodeRecord], num_failures: int, images: Frame
 
 def imitate(
     policy: VLAPolicy,
-    eyes: Eyes,
+    obs_processor: ObsProcessor,
     demonstrations: Demonstrations,
     scale: ActionScale,
     config: SFTConfig,
@@ -146,7 +146,7 @@ def imitate(
     bins = torch.from_numpy(encode(scale.from_env(demonstrations.actions)))  # [N, L, A]
     targets = soft_targets(config.label_width)
     is_soft = torch.tensor(scale.scaled) & (torch.tensor(scale.high) > torch.tensor(scale.low))
-    images, words, proprio = eyes.look(demonstrations.obs, demonstrations.images)
+    images, words, proprio = obs_processor.look(demonstrations.obs, demonstrations.images)
     optimizer = torch.optim.AdamW(policy.parameters(), config.lr, weight_decay=config.weight_decay)
     losses: list[float] = []
     for step in range(config.steps):

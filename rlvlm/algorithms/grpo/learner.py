@@ -15,15 +15,15 @@ from typing import Any, cast
 import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.core.columns import Columns as RLlibColumns
+from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import GRPOConfig
-from rlvlm.algorithms.grpo.credit.groups import Update
+from rlvlm.algorithms.grpo.credit.groups import UpdateBatch
 from rlvlm.algorithms.grpo.losses import kl_k3, token_weights, update_loss
-from rlvlm.algorithms.grpo.rollouts import Eyes, seen_at_chunks
+from rlvlm.algorithms.grpo.rollouts import ObsProcessor, seen_at_chunks
 from rlvlm.algorithms.learners import add_up, add_up_gradients, check_weights, own_share
 from rlvlm.algorithms.rllib import OwnLearner
 from rlvlm.envs.chunks import ChunkWorld
@@ -60,11 +60,11 @@ class VLAModule(TorchRLModule):
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError(f"a VLA needs images and words, not {RLlibColumns.OBS}; play it with grpo.player")
+        raise RuntimeError(f"a VLA needs images and words, not {Columns.OBS}; play it with grpo.player")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
+class TrainBatch:
     """The chunks of an update, one row for each, ready to be cut into minibatches."""
 
     images: Tensor
@@ -89,7 +89,7 @@ class GRPOLearner(OwnLearner):
     """The clipped update of GRPO, with a step size that follows how far updates move the policy."""
 
     policy: nn.Module
-    eyes: Eyes
+    obs_processor: ObsProcessor
     _world: ChunkWorld
     _grpo: GRPOConfig
 
@@ -112,14 +112,14 @@ class GRPOLearner(OwnLearner):
         if self._grpo.loss.kl_weight > 0:
             self._reference = copy.deepcopy(self.policy)
 
-    def watch(self, eyes: Eyes, world: ChunkWorld) -> None:
+    def watch(self, obs_processor: ObsProcessor, world: ChunkWorld) -> None:
         """Takes what draws what the policy saw, and a world of the task; called once, before anything is learned."""
-        self.eyes, self._world = eyes, world
+        self.obs_processor, self._world = obs_processor, world
 
     def watch_alone(self) -> None:
         """`watch` in a process of its own, with a world of its own."""
         world = make_world(self.config.task, self.config.world, self._seed)
-        self.watch(Eyes(cast(Any, self.policy), world), world)
+        self.watch(ObsProcessor(cast(Any, self.policy), world), world)
 
     def weights(self) -> dict[str, np.ndarray]:
         """The policy's, by name: what others act with."""
@@ -134,7 +134,7 @@ class GRPOLearner(OwnLearner):
         if self.device.type != "cpu":
             super()._map_module_to_device(module)
 
-    def learn(self, update: Update, progress: float) -> None:
+    def learn(self, update: UpdateBatch, progress: float) -> None:
         """Some passes over the episodes of an update; one that has moved the policy far enough stops.
 
         Where fewer groups taught something than an update should have, its target is as much smaller, and the step size
@@ -149,7 +149,7 @@ class GRPOLearner(OwnLearner):
         """
         grpo, chosen = self._grpo, torch.from_numpy(update.rows)
         minibatches = self._minibatches(chosen)
-        columns = self._columns(update, torch.cat([own_share(rows) for rows in minibatches]).unique())
+        train_batch = self._train_batch(update, torch.cat([own_share(rows) for rows in minibatches]).unique())
         warmth = min(1.0, (self.num_updates + 1) / (grpo.warm_up + 1))
         fall = grpo.final_lr + (1 - grpo.final_lr) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         share, target = 1.0, grpo.kl_target
@@ -160,7 +160,7 @@ class GRPOLearner(OwnLearner):
             group["lr"] = grpo.lr * self._lr_scale * warmth * fall * share**0.5
         readings = []
         for rows in minibatches:
-            readings.append(self._step(columns, rows))
+            readings.append(self._step(train_batch, rows))
             if target is not None and readings[-1]["kl"] > 2 * target:
                 break
         self.num_updates += 1
@@ -173,10 +173,10 @@ class GRPOLearner(OwnLearner):
         passes = [chosen[torch.from_numpy(self._order.permutation(len(chosen)))] for _ in range(self._grpo.epochs)]
         return [rows for one in passes for rows in one.tensor_split(self._grpo.minibatches) if len(rows)]
 
-    def _step(self, columns: Columns, rows: Tensor) -> dict[str, float]:
+    def _step(self, train_batch: TrainBatch, rows: Tensor) -> dict[str, float]:
         """One gradient step, which all learners take together; what it found before it moved."""
         self._optimizer.zero_grad()
-        sums = self._backward(columns, own_share(rows))
+        sums = self._backward(train_batch, own_share(rows))
         add_up_gradients([parameter for parameter in self.policy.parameters() if parameter.requires_grad])
         kl, ratio, clipped, total, disorder, disorder_total, loss = add_up(sums).tolist()
         norm = float(nn.utils.clip_grad_norm_(self.policy.parameters(), self._grpo.max_grad_norm))
@@ -184,11 +184,14 @@ class GRPOLearner(OwnLearner):
             raise NumericsError(
                 f"the loss ({loss}) or its gradient ({norm}) is not finite",
                 _FIX,
-                {"advantages": columns.advantages[rows].cpu().numpy(), "bins": columns.bins[rows].cpu().numpy()},
+                {
+                    "advantages": train_batch.advantages[rows].cpu().numpy(),
+                    "bins": train_batch.bins[rows].cpu().numpy(),
+                },
             )
         self._optimizer.step()
         return {
-            "kl": kl / total * columns.bins.shape[1],
+            "kl": kl / total * train_batch.bins.shape[1],
             "ratio": ratio / total,
             "clipped": clipped / total,
             "entropy": disorder / disorder_total,
@@ -196,22 +199,22 @@ class GRPOLearner(OwnLearner):
             "loss": loss,
         }
 
-    def _backward(self, columns: Columns, rows: Tensor) -> Tensor:
+    def _backward(self, train_batch: TrainBatch, rows: Tensor) -> Tensor:
         """Leaves the gradient of `rows` in the parameters; returns [7] sums over their tokens, zeros for no rows.
 
         They are: divergence, distance of ratios from 1, ratios outside the clips, tokens; entropy and tokens of the
         first chunks; loss.
         """
         parts = rows.split(self._grpo.micro_batch or max(1, len(rows)))
-        return torch.stack([self._backward_at_once(columns, part) for part in parts]).sum(dim=0)
+        return torch.stack([self._backward_at_once(train_batch, part) for part in parts]).sum(dim=0)
 
-    def _backward_at_once(self, columns: Columns, rows: Tensor) -> Tensor:
+    def _backward_at_once(self, train_batch: TrainBatch, rows: Tensor) -> Tensor:
         """`_backward` of rows that fit into memory together."""
         if not len(rows):
-            return torch.zeros(7, device=columns.bins.device)
+            return torch.zeros(7, device=train_batch.bins.device)
         config, temperature = self._grpo.loss, self._grpo.temperature
-        seen = (columns.images[columns.drawn[rows]], columns.words[rows], columns.proprio[rows])
-        bins, old, weights = columns.bins[rows], columns.old_log_probs[rows], columns.weights[rows]
+        seen = (train_batch.images[train_batch.drawn[rows]], train_batch.words[rows], train_batch.proprio[rows])
+        bins, old, weights = train_batch.bins[rows], train_batch.old_log_probs[rows], train_batch.weights[rows]
         logits = self.policy(*seen).logits
         log_probs = log_probs_of(logits, bins, temperature)
         reference = None
@@ -219,7 +222,7 @@ class GRPOLearner(OwnLearner):
             with torch.no_grad():
                 reference = log_probs_of(self._reference(*seen).logits, bins, temperature)
         loss = update_loss(
-            log_probs, old, columns.advantages[rows], weights, config, len(self._world.action_low), reference
+            log_probs, old, train_batch.advantages[rows], weights, config, len(self._world.action_low), reference
         )
         (loss * self._grpo.minibatches).backward()  # minibatches' losses add up to the update's
         with torch.no_grad():
@@ -238,13 +241,13 @@ class GRPOLearner(OwnLearner):
                 ]
             )
 
-    def _columns(self, update: Update, own: Tensor | None = None) -> Columns:
+    def _train_batch(self, update: UpdateBatch, own: Tensor | None = None) -> TrainBatch:
         """What is learned from, with the images of rows `own` drawn once; None draws all."""
         obs = seen_at_chunks(update.episodes)
         rows = torch.arange(len(obs)) if own is None else own
         drawn = torch.zeros(len(obs), dtype=torch.long)
         drawn[rows] = torch.arange(len(rows))
-        images, _, _ = self.eyes.look(
+        images, _, _ = self.obs_processor.look(
             ChunkObs(
                 snapshots=obs.snapshots[rows.numpy()],
                 instructions=tuple(obs.instructions[row] for row in rows.tolist()),
@@ -265,7 +268,7 @@ class GRPOLearner(OwnLearner):
             average=self._grpo.loss.average,
             longest_steps=self._world.episode_steps,
         )
-        return Columns(
+        return TrainBatch(
             images=images,
             drawn=drawn.to(images.device),
             words=words,

@@ -10,7 +10,7 @@ import torch
 
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file
 from rlvlm.algorithms.evaluation import PlayedEpisode
-from rlvlm.algorithms.grpo.rollouts import Eyes, Sampler, Starts, decoded_by, roll_out
+from rlvlm.algorithms.grpo.rollouts import InitialStates, ObsProcessor, Sampler, decoded_by, roll_out
 from rlvlm.envs.chunks import ChunkWorld
 from rlvlm.errors import ModelUnavailable
 from rlvlm.policies.vla.build import build_policy
@@ -51,8 +51,8 @@ class ChunkPlayer:
         if not seeds:
             return []
         ids = np.array(seeds, np.int64)
-        sampler = Sampler(self._policy, Eyes(self._policy, self._world), self._temperature)
-        starts = Starts(task="", state_ids=ids, groups=np.arange(len(ids)))
+        sampler = Sampler(self._policy, ObsProcessor(self._policy, self._world), self._temperature)
+        starts = InitialStates(task="", state_ids=ids, groups=np.arange(len(ids)))
         return roll_out(self._world.many(), starts, sampler.choose, decoded_by(self._scale, self._world.chunk_steps))
 
 

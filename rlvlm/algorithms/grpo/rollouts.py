@@ -24,7 +24,7 @@ Choice = tuple[NDArray[np.int64], FloatArray]
 """Bins [N, L * A] and their log-probabilities, [N, L * A]."""
 
 
-class Eyes:
+class ObsProcessor:
     """Turns observations into what a policy takes: images of every camera, words, and proprioception.
 
     Args:
@@ -88,7 +88,7 @@ class Sampler:
 
     Args:
         policy: of the tokens.
-        eyes: what it is shown.
+        obs_processor: what it is shown.
         temperature: > 0, or None for the likeliest token of each distribution.
         generator: of the draws, on the CPU.
         shared: see `draw_bins`.
@@ -97,13 +97,13 @@ class Sampler:
     def __init__(
         self,
         policy: VLAPolicy,
-        eyes: Eyes,
+        obs_processor: ObsProcessor,
         temperature: float | None,
         generator: torch.Generator | None = None,
         shared: int = 1,
     ) -> None:
         self._policy = policy
-        self._eyes = eyes
+        self._obs_processor = obs_processor
         self._temperature = temperature
         self._generator = generator or torch.Generator().manual_seed(0)
         self._shared = shared
@@ -115,7 +115,7 @@ class Sampler:
         Raises:
             NumericsError: the policy's numbers are not finite.
         """
-        logits = self._policy(*self._eyes.look(obs)).logits
+        logits = self._policy(*self._obs_processor.look(obs)).logits
         if self._temperature is None:
             bins = likeliest_bins(logits)
             return bins.cpu().numpy(), np.zeros(bins.shape, np.float32)
@@ -126,7 +126,7 @@ class Sampler:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Starts:
+class InitialStates:
     """Where N episodes begin."""
 
     task: str
@@ -144,7 +144,7 @@ class Starts:
 
 def roll_out(
     worlds: ChunkWorlds,
-    starts: Starts,
+    starts: InitialStates,
     choose: Callable[[ChunkObs], Choice],
     to_actions: Callable[[NDArray[np.int64]], FloatArray],
 ) -> list[ChunkEpisode]:
@@ -182,7 +182,7 @@ def roll_out(
 
 
 def _episode(
-    row: int, starts: Starts, first: ChunkObs, told: list[tuple[NDArray[np.intp], ChunkObs, Choice, ChunkStep]]
+    row: int, starts: InitialStates, first: ChunkObs, told: list[tuple[NDArray[np.intp], ChunkObs, Choice, ChunkStep]]
 ) -> ChunkEpisode:
     """The episode of world `row` from what all of them were told; `rows` of every chunk ascend."""
     parts = []

@@ -1,4 +1,4 @@
-"""Plays groups of episodes. RLlib builds runners, in the learner's process or as actors, and a crew calls them."""
+"""Plays groups of episodes. RLlib builds runners, in the learner's process or as actors; a runner group calls them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner import EnvRunner
 
-from rlvlm.algorithms.grpo.rollouts import Drawn, Eyes, Sampler, Starts, decoded_by, roll_out
+from rlvlm.algorithms.grpo.rollouts import Drawn, InitialStates, ObsProcessor, Sampler, decoded_by, roll_out
 from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.policies.vla.build import build_policy
@@ -42,9 +42,9 @@ def join(rollouts: Sequence[Rollout]) -> Rollout:
 class GroupRunner(EnvRunner):
     """Worlds side by side, persistent, each group from an initial state of its own.
 
-    In the learner's process it plays with the very policy that is trained (`policy` and `eyes` are set from outside).
-    An actor has a policy of its own, whose weights come with every turn. Initial states and tokens come from generators
-    of the runner's own.
+    In the learner's process it plays with the very policy that is trained (`policy` and `obs_processor` are set from
+    outside). An actor has a policy of its own, whose weights come with every turn. Initial states and tokens come from
+    generators of the runner's own.
 
     Args:
         config: a `VLAGRPOConfig`.
@@ -53,7 +53,7 @@ class GroupRunner(EnvRunner):
 
     config: Any
     policy: Any
-    eyes: Eyes
+    obs_processor: ObsProcessor
 
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
@@ -63,7 +63,7 @@ class GroupRunner(EnvRunner):
         if worker_index > 0:
             torch.set_num_threads(1)  # an actor has one core
             self.policy = build_policy(config.policy, self.world)
-            self.eyes = Eyes(self.policy, self.world, IMAGE_BYTES)
+            self.obs_processor = ObsProcessor(self.policy, self.world, IMAGE_BYTES)
 
     def begin(self, restart: int = 0) -> None:
         """Random numbers and groups that no other runner or restart has.
@@ -97,11 +97,11 @@ class GroupRunner(EnvRunner):
         groups = np.arange(self._next_group, self._next_group + own)
         self._next_group += own
         size = grpo.group_size
-        starts = Starts(task=self.config.task, state_ids=state_ids.repeat(size), groups=groups.repeat(size))
+        starts = InitialStates(task=self.config.task, state_ids=state_ids.repeat(size), groups=groups.repeat(size))
         shared = self.world.chunk_steps if grpo.draws == "chunk" else 1
-        sampler = Sampler(self.policy, self.eyes, grpo.temperature, self._tokens, shared)
+        sampler = Sampler(self.policy, self.obs_processor, grpo.temperature, self._tokens, shared)
         episodes = roll_out(self._worlds, starts, sampler.choose, decoded_by(scale, self.world.chunk_steps))
-        return Rollout(episodes=episodes, images=self.eyes.give() if self.worker_index else {})
+        return Rollout(episodes=episodes, images=self.obs_processor.give() if self.worker_index else {})
 
     def act(self, *, values: FloatArray, num_groups: int, scale: ActionScale) -> Rollout:
         """`sample` with the policy whose weights that learn are `values` `[P]`; for actors."""

@@ -19,7 +19,7 @@ from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.rewards.monitor import JudgeMonitor, check_judge
 from rlvlm.rewards.scorers import Scorer
-from rlvlm.rewards.showings import Showing, Told, spread
+from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem, spread
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.judging import Score
 from rlvlm.types.steps import FloatArray
@@ -53,7 +53,7 @@ class EpisodeScorer(Protocol):
         """The newest figures by their names in `rlvlm.metrics`."""
         ...
 
-    def drain_records(self) -> list[Told]:
+    def drain_records(self) -> list[ScoredItem]:
         """What was said since the last call."""
         ...
 
@@ -85,7 +85,7 @@ class SuccessScorer:
         """The truth needs no watching."""
         return {}
 
-    def drain_records(self) -> list[Told]:
+    def drain_records(self) -> list[ScoredItem]:
         """Nobody is asked."""
         return []
 
@@ -109,15 +109,15 @@ class VideoScorer:
         self._scorer = scorer
         self._config = config
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="episode-scores")
-        self._waiting: deque[tuple[Sequence[ChunkEpisode], list[Showing], Future[list[Score]]]] = deque()
-        self._records: list[Told] = []
+        self._waiting: deque[tuple[Sequence[ChunkEpisode], list[ScoringItem], Future[list[Score]]]] = deque()
+        self._records: list[ScoredItem] = []
         self._facts: dict[str, float] = {}
         self.monitor = JudgeMonitor(config.monitor, HALF if config.threshold is None else config.threshold)
 
     def begin(self, episodes: Sequence[ChunkEpisode]) -> None:
         """See `EpisodeScorer`."""
-        showings = [showing_of(episode, self._config.num_frames) for episode in episodes]
-        self._waiting.append((episodes, showings, self._pool.submit(self._scorer.score, showings)))
+        items = [item_of(episode, self._config.num_frames) for episode in episodes]
+        self._waiting.append((episodes, items, self._pool.submit(self._scorer.score, items)))
 
     def collect(self, num_episodes: int, env_step: int) -> FloatArray:
         """[B] in [0, 1], or 0 and 1 where there is a threshold.
@@ -127,12 +127,12 @@ class VideoScorer:
             RewardHacked: the judge is being fooled, and the config says to stop then.
         """
         began = time.monotonic()
-        told: list[Told] = []
-        while len(told) < num_episodes:
-            episodes, showings, answers = self._waiting.popleft()
-            told += [
-                Told(
-                    showing=showing,
+        records: list[ScoredItem] = []
+        while len(records) < num_episodes:
+            episodes, items, answers = self._waiting.popleft()
+            records += [
+                ScoredItem(
+                    item=item,
                     score=score,
                     env_step=env_step,
                     timestamp=time.time(),
@@ -140,21 +140,21 @@ class VideoScorer:
                     group=episode.group,
                     env_return=float(episode.env_rewards.sum()),
                 )
-                for episode, showing, score in zip(episodes, showings, answers.result(), strict=True)
+                for episode, item, score in zip(episodes, items, answers.result(), strict=True)
             ]
         self._facts = {metrics.REWARD_WAIT_S: time.monotonic() - began}
-        self._records += told
+        self._records += records
         weight = self._config.success_weight
-        scores = np.array([self._value(one.score) + weight * one.showing.is_success for one in told], np.float32)
+        scores = np.array([self._value(one.score) + weight * one.item.is_success for one in records], np.float32)
         scores /= 1.0 + weight
-        self.monitor.show_controls(self._scorer, [one.showing for one in told], [one.score for one in told])
-        known = [(one.score.value, one.showing) for one in told if one.score.value is not None]
+        self.monitor.show_controls(self._scorer, [one.item for one in records], [one.score for one in records])
+        known = [(one.score.value, one.item) for one in records if one.score.value is not None]
         self.monitor.note(
             [value for value, _ in known], [None if shown.is_undone else shown.is_success for _, shown in known]
         )
         return scores
 
-    def try_on(self, known: Sequence[Showing]) -> float:
+    def try_on(self, known: Sequence[ScoringItem]) -> float:
         """The area under the curve on episodes whose outcome is known.
 
         Raises:
@@ -166,7 +166,7 @@ class VideoScorer:
         """How long the last rollout waited for its scores, and the monitor's figures."""
         return self._facts | self.monitor.report()
 
-    def drain_records(self) -> list[Told]:
+    def drain_records(self) -> list[ScoredItem]:
         """The answers since the last call."""
         records, self._records = self._records, []
         return records
@@ -192,9 +192,9 @@ class VideoScorer:
         return math.nan if config.without_answer == "drop_group" else config.neutral
 
 
-def showing_of(episode: ChunkEpisode, num_frames: int) -> Showing:
+def item_of(episode: ChunkEpisode, num_frames: int) -> ScoringItem:
     """What is shown of an episode: `num_frames` moments, the first and the last among them; fewer of a shorter one."""
-    return Showing(
+    return ScoringItem(
         goal=episode.instruction,
         snapshots=spread(episode.snapshots, num_frames),
         is_success=episode.success,
@@ -203,7 +203,7 @@ def showing_of(episode: ChunkEpisode, num_frames: int) -> Showing:
     )
 
 
-def known_episodes(world: ChunkWorld, count: int, num_frames: int, rng: np.random.Generator) -> list[Showing]:
+def known_episodes(world: ChunkWorld, count: int, num_frames: int, rng: np.random.Generator) -> list[ScoringItem]:
     """Episodes whose outcome is known, for a judge to be tried on: as many failures as successes, and of `count` each
     at most.
 
@@ -215,8 +215,8 @@ def known_episodes(world: ChunkWorld, count: int, num_frames: int, rng: np.rando
         num_frames: shown of each.
         rng: of initial states and noise.
     """
-    successes: list[Showing] = []
-    failures: list[Showing] = []
+    successes: list[ScoringItem] = []
+    failures: list[ScoringItem] = []
     for number in range(_MOST_TRIES * count):
         if min(len(successes), len(failures)) >= count:
             break
@@ -237,7 +237,7 @@ def known_episodes(world: ChunkWorld, count: int, num_frames: int, rng: np.rando
                 kept, kind, success = whole[: len(whole) // 2], failures, False
         if len(kind) < count:
             kind.append(
-                Showing(
+                ScoringItem(
                     goal=obs.instructions[0],
                     snapshots=spread(kept, num_frames),
                     is_success=success,

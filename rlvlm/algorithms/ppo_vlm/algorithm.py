@@ -33,19 +33,19 @@ from rlvlm.algorithms.ppo_vlm.config import HeadConfig, PPOConfig
 from rlvlm.algorithms.ppo_vlm.learner import ReplyLearner
 from rlvlm.algorithms.ppo_vlm.module import VLMModule
 from rlvlm.algorithms.ppo_vlm.monitors import check_readable, watch_replies
-from rlvlm.algorithms.ppo_vlm.play import Actor, Move
+from rlvlm.algorithms.ppo_vlm.play import Actor, PolicyOutput
 from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer
 from rlvlm.algorithms.ppo_vlm.reward.known import known_episodes, known_turns
 from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, without_unknown
 from rlvlm.algorithms.ppo_vlm.runner import Rollout, TurnRunner
 from rlvlm.algorithms.ppo_vlm.update.objectives import build_objective
 from rlvlm.algorithms.rllib import UNCHANGED, TaskConfig, log_round
-from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
 from rlvlm.algorithms.sft.folders import check_taught, load_demonstrations, load_trained, taught_of
 from rlvlm.algorithms.sft.in_process import teach
-from rlvlm.algorithms.tally import Tally
+from rlvlm.algorithms.training_stats import TrainingStats
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import RunError
@@ -54,7 +54,7 @@ from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.scorers import make_scorer
-from rlvlm.rewards.showings import Told
+from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.rewards.temporal import TemporalNovelty
 from rlvlm.types.sampling import ReplyTokens
 from rlvlm.types.steps import FloatArray, Frames
@@ -171,7 +171,7 @@ class PPOVLM(CheckpointedAlgorithm):
         ppo, make_policy = self.config.ppo, self.config.make_policy
         assert make_policy is not None, "checked by `validate`"
         self._learner = self._learners.local
-        world = runner.seats[0].world
+        world = runner.slots[0].world
         policy = make_policy(len(world.action_names)) if self._learner is None else self._learner.policy
         self._policy = policy
         self._group_size = build_objective(ppo.objective).group_size
@@ -184,27 +184,27 @@ class PPOVLM(CheckpointedAlgorithm):
         self._actor = runner.actor = Actor(self._engine, ppo.max_reply_tokens, ppo.temperature)
         self._player = TurnsPlayer(
             self._actor,
-            partial(make_seat, self.config.task, self.config.world.for_evaluation()),
+            partial(make_slot, self.config.task, self.config.world.for_evaluation()),
             ppo.num_worlds,
             milestones=world.milestones,
         )
         self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
-        self.last_played: list[tuple[TurnEpisode, list[Move]]] = []
+        self.last_played: list[tuple[TurnEpisode, list[PolicyOutput]]] = []
         """The greedy episodes of the last evaluation, with the moves that made them."""
         self._labeller = self._make_labeller()
         runner.watch = self._labeller.watch
-        self._tally = Tally()
+        self._stats = TrainingStats()
         self._is_prepared = False
 
     def _make_engine(self) -> Engine:
         """What samples: the policy of this process, or what the config's `make_engine` makes for it."""
         if self.config.make_engine is None:
             return PolicyEngine(self._policy, self.config.ppo.num_worlds)
-        seat = make_seat(self.config.task, self.config.world)
-        seat.begin(self.config.seed)
-        frame = seat.world.draw(seat.turn.snapshot[None])
-        self._policy.show([seat.scene.image], frame)
-        probe = self._policy.write(seat.scene.prompt, seat.scene.image, seat.world.action_text(0))
+        slot = make_slot(self.config.task, self.config.world)
+        slot.begin(self.config.seed)
+        frame = slot.world.draw(slot.turn.snapshot[None])
+        self._policy.show([slot.obs.image], frame)
+        probe = self._policy.write(slot.obs.prompt, slot.obs.image, slot.world.action_text(0))
         engine = self.config.make_engine(self._policy, probe, frame)
         engine.take(0)
         return engine
@@ -212,7 +212,7 @@ class PPOVLM(CheckpointedAlgorithm):
     @property
     def env_steps(self) -> int:
         """Turns so far, of all worlds together."""
-        return self._tally.env_steps
+        return self._stats.env_steps
 
     def prepare(self, tell: Callable[[str], None] = logger.info) -> bool:
         """Demonstrations and the supervised start, once; PPO's reference is the policy after it.
@@ -228,19 +228,19 @@ class PPOVLM(CheckpointedAlgorithm):
         if self._is_prepared:
             return is_taught
         self._try_judge(tell)
-        seat = make_seat(self.config.task, replace(self.config.world, physics="exact"))
+        slot = make_slot(self.config.task, replace(self.config.world, physics="exact"))
         if sft.start_from:
             start = Path(sft.start_from)
             tell(f"starting from {start}")
-            names = seat.world.action_names
+            names = slot.world.action_names
             check_taught(start, taught_of(self.config.task, self.config.world, self._policy.config, names), tell)
             load_trained(self._policy, start)
         elif is_taught:
-            episodes = self._demonstrations(seat, tell)
+            episodes = self._demonstrations(slot, tell)
             measured = teach(
-                self._policy, seat, episodes, sft, self.config.seed, self.config.ppo.max_reply_tokens, tell
+                self._policy, slot, episodes, sft, self.config.seed, self.config.ppo.max_reply_tokens, tell
             )
-            self._tally.note(measured)
+            self._stats.note(measured)
             exact = measured.get(metrics.SFT_EXACT_ACTION)
             tell(
                 f"supervised start: {sft.updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, held-out turns: "
@@ -249,19 +249,19 @@ class PPOVLM(CheckpointedAlgorithm):
         self._engine.take(self._engine.version + 1)
         if self._learner is None:
             weights = {name: value.cpu() for name, value in self._policy.trained_state().items()}
-            self._learners.tell("take_weights", weights)
-        self._learners.tell("begin")
+            self._learners.call_all("take_weights", weights)
+        self._learners.call_all("begin")
         self._is_prepared = True
         return is_taught
 
-    def _demonstrations(self, seat: Seat, tell: Callable[[str], None]) -> list[TurnEpisode]:
+    def _demonstrations(self, slot: WorldSlot, tell: Callable[[str], None]) -> list[TurnEpisode]:
         """Those of the folder that was named, or turns of the scripted expert."""
         sft = self.config.sft
         if sft.demonstrations:
             tell(f"reading the demonstrations in {sft.demonstrations}")
-            return load_demonstrations(Path(sft.demonstrations), seat.world, self.config.world)
+            return load_demonstrations(Path(sft.demonstrations), slot.world, self.config.world)
         tell(f"collecting {sft.turns:,} turns of the scripted expert")
-        return demonstrate(seat, sft, self.config.seed)
+        return demonstrate(slot, sft, self.config.seed)
 
     def _make_labeller(self) -> TurnLabeller:
         """Gives turns their reward: from the sources that the config weighs."""
@@ -285,7 +285,7 @@ class PPOVLM(CheckpointedAlgorithm):
         reward, monitor = self.config.reward, self.config.reward.monitor
         if not (reward.asks_judge and monitor.preflight):
             return
-        world = make_seat(self.config.task, self.config.world).world
+        world = make_slot(self.config.task, self.config.world).world
         if not world.has_expert:
             tell("the judge is not tried on known turns: nobody has written an expert for this task")
             return
@@ -295,7 +295,7 @@ class PPOVLM(CheckpointedAlgorithm):
         else:
             known = known_episodes(world, monitor.preflight, reward.num_frames, self.config.seed, self.config.goal)
         area = self._labeller.try_on(known)
-        self._tally.note({metrics.JUDGE_PREFLIGHT_AUC: area})
+        self._stats.note({metrics.JUDGE_PREFLIGHT_AUC: area})
         tell(f"the judge tells better from worse {reward.per}s: area under the curve {area:.2f}")
 
     def training_step(self) -> None:
@@ -307,7 +307,7 @@ class PPOVLM(CheckpointedAlgorithm):
         between = time.monotonic()
         learned = without_unknown(rollout)
         if len(learned):
-            self._learners.tell("learn", learned, self.env_steps / self.config.total_steps)
+            self._learners.call_all("learn", learned, self.env_steps / self.config.total_steps)
             self._take_over()
             self._engine.take(self._engine.version + 1)
         self._log_round(rollout, between - began, time.monotonic() - between)
@@ -315,7 +315,7 @@ class PPOVLM(CheckpointedAlgorithm):
     def _take_over(self) -> None:
         """Has the policy that plays in this process be the learners'."""
         if self._learner is None:
-            self._policy.load_trained_state(self._learners.ask("weights"))
+            self._policy.load_trained_state(self._learners.call("weights"))
 
     def _play(self) -> Rollout:
         """What every world does before the next update, with what each turn was worth."""
@@ -328,22 +328,22 @@ class PPOVLM(CheckpointedAlgorithm):
     def _log_round(self, rollout: Rollout, rollout_s: float, update_s: float) -> None:
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
         ended = [(float(one.env_rewards.sum()), bool(one.success.any())) for one in rollout.episodes]
-        self._tally.take_in(len(rollout), ended)
+        self._stats.take_in(len(rollout), ended)
         turns = [played for row in rollout.turns for played in row if played is not None]
         watched = watch_replies(turns, self.config.ppo.max_reply_tokens)
         check_readable(watched, self.config.ppo.most_unreadable)
-        self._tally.note(watched)
-        self._tally.note({metrics.PPO_ROLLOUT_S: rollout_s, metrics.PPO_UPDATE_S: update_s})
-        log_round(self, self._tally, self.report())
+        self._stats.note(watched)
+        self._stats.note({metrics.PPO_ROLLOUT_S: rollout_s, metrics.PPO_UPDATE_S: update_s})
+        log_round(self, self._stats, self.report())
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`."""
-        return self._tally.report() | self._learners.ask("report") | self._engine.report() | self._labeller.report()
+        return self._stats.report() | self._learners.call("report") | self._engine.report() | self._labeller.report()
 
     def finish(self) -> None:
         """Nothing is waited for: replies are sampled in this process."""
 
-    def drain_records(self) -> list[Told]:
+    def drain_records(self) -> list[ScoredItem]:
         """What was scored since the last call, with the truth beside it."""
         return self._labeller.drain_records()
 
@@ -367,8 +367,8 @@ class PPOVLM(CheckpointedAlgorithm):
         """
         tree = {
             "runner": self._runner.save_tree(),
-            "learner": self._learners.ask("save_tree"),
-            "tally": self._tally.save_tree(),
+            "learner": self._learners.call("save_tree"),
+            "tally": self._stats.save_tree(),
             "labeller": self._labeller.save_tree(),
             "is_prepared": self._is_prepared,
             "version": self._engine.version,
@@ -386,9 +386,9 @@ class PPOVLM(CheckpointedAlgorithm):
         """
         tree = load_tree(Path(checkpoint_dir))
         self._runner.load_tree(tree["runner"])
-        self._learners.tell("load_tree", tree["learner"])
+        self._learners.call_all("load_tree", tree["learner"])
         self._take_over()
-        self._tally.load_tree(tree["tally"])
+        self._stats.load_tree(tree["tally"])
         self._labeller.load_tree(tree["labeller"])
         self._is_prepared = tree["is_prepared"]
         self._engine.take(tree["version"])
@@ -397,7 +397,7 @@ class PPOVLM(CheckpointedAlgorithm):
 
     def _forget_images(self) -> None:
         self._policy.images.clear()
-        self._learners.tell("forget_images")
+        self._learners.call_all("forget_images")
 
     def cleanup(self) -> None:
         """Closes the worlds and lets RLlib stop the rest."""
@@ -412,7 +412,7 @@ def check_versions(rollout: Rollout, version: int) -> None:
     Raises:
         RunError: something else was sampled.
     """
-    odd = {one.move.version for row in rollout.turns for one in row if one is not None} - {version}
+    odd = {one.output.version for row in rollout.turns for one in row if one is not None} - {version}
     if odd:
         raise RunError(
             f"a rollout of version {version} of the weights has replies of version {sorted(odd)}",
@@ -420,9 +420,9 @@ def check_versions(rollout: Rollout, version: int) -> None:
         )
 
 
-def make_seat(task: str, world: EnvConfig) -> Seat:
+def make_slot(task: str, world: EnvConfig) -> WorldSlot:
     """A new world of `task` for demonstrations or evaluations; every episode in it begins with a seed of its own."""
-    return Seat(make_world(task, world, 0), task)
+    return WorldSlot(make_world(task, world, 0), task)
 
 
 def load_trained_policy(policy: VLMPolicy, folder: Path) -> None:

@@ -20,8 +20,8 @@ from rlvlm.algorithms.learners import add_up, add_up_gradients, check_weights, o
 from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.ppo_vlm.runner import Rollout
 from rlvlm.algorithms.ppo_vlm.update import losses
-from rlvlm.algorithms.ppo_vlm.update.columns import Columns, RolloutReader, chunks
 from rlvlm.algorithms.ppo_vlm.update.objectives import Loss, Minibatch, Objective, build_objective
+from rlvlm.algorithms.ppo_vlm.update.train_batch import RolloutReader, TrainBatch, chunks
 from rlvlm.algorithms.rllib import OwnLearner
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import NumericsError
@@ -96,14 +96,14 @@ class ReplyLearner(OwnLearner):
         fall = ppo.final_lr + (1 - ppo.final_lr) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         for group, lr in zip(self._optimizer.param_groups, (ppo.lr, ppo.value_lr), strict=True):
             group["lr"] = lr * fall
-        columns = self.reader.columns(rollout)
+        train_batch = self.reader.train_batch(rollout)
         readings: list[dict[str, float]] = []
         before = [parameter.detach().clone() for parameter in self._acting] if self.objective.is_shrunk else []
-        gains = torch.zeros(int(columns.worlds.max()) + 1, device=self.policy.device)  # [W]
+        gains = torch.zeros(int(train_batch.worlds.max()) + 1, device=self.policy.device)  # [W]
         is_tested = torch.zeros_like(gains, dtype=torch.bool)
-        for rows, is_test in self._minibatches(columns.worlds):
-            readings.append(self._step(columns, rows, gains if is_test else None))
-            is_tested[columns.worlds[rows]] |= is_test
+        for rows, is_test in self._minibatches(train_batch.worlds):
+            readings.append(self._step(train_batch, rows, gains if is_test else None))
+            is_tested[train_batch.worlds[rows]] |= is_test
             if ppo.largest_kl and readings[-1][metrics.PPO_KL] > ppo.largest_kl:
                 break
         kept = self._shrink(before, add_up(gains)[is_tested])
@@ -114,7 +114,7 @@ class ReplyLearner(OwnLearner):
         self._latest |= means | {
             metrics.PPO_FIRST_RATIO_ERROR: readings[0][metrics.PPO_FIRST_RATIO_ERROR],
             metrics.PPO_STEPS: float(len(readings)),
-            metrics.PPO_EXPLAINED: columns.explained,
+            metrics.PPO_EXPLAINED: train_batch.explained,
             metrics.PPO_KEPT: kept,
             metrics.PPO_UPDATES: float(self.num_updates),
         }
@@ -180,13 +180,13 @@ class ReplyLearner(OwnLearner):
             parameter.copy_(torch.lerp(old, parameter, kept))
         return kept
 
-    def _step(self, columns: Columns, rows: Tensor, gains: Tensor | None = None) -> dict[str, float]:
+    def _step(self, train_batch: TrainBatch, rows: Tensor, gains: Tensor | None = None) -> dict[str, float]:
         """One step of the optimiser on some rows, which go through the policy in micro-batches.
 
         Every learner takes the same step, having gone through its share of the rows.
 
         Args:
-            columns: the rollout.
+            train_batch: the rollout.
             rows: of this step.
             gains: [W] where the policy before the step is tested on these rows: what it gains is added to each world.
         """
@@ -197,9 +197,9 @@ class ReplyLearner(OwnLearner):
             if not len(part):
                 continue
             share = len(part) / len(rows)
-            batch = self._batch(columns, part)
+            batch = self._batch(train_batch, part)
             if gains is not None:
-                gains.index_add_(0, columns.worlds[part].to(gains.device), _gain(batch))
+                gains.index_add_(0, train_batch.worlds[part].to(gains.device), _gain(batch))
             loss = self.objective.loss(batch)
             total = loss.value if is_warming_up else loss.policy + loss.value + loss.rest
             (share * total).backward()
@@ -211,7 +211,7 @@ class ReplyLearner(OwnLearner):
             raise NumericsError(
                 f"a loss is not finite after {self.num_updates} updates",
                 _FIX,
-                {"advantages": columns.advantages[rows.to(columns.advantages.device)].float().cpu().numpy()},
+                {"advantages": train_batch.advantages[rows.to(train_batch.advantages.device)].float().cpu().numpy()},
             )
         reading[metrics.PPO_GRAD_NORM] = float(nn.utils.clip_grad_norm_(self._parameters, self._ppo.max_grad_norm))
         if not math.isfinite(reading[metrics.PPO_GRAD_NORM]):
@@ -224,10 +224,10 @@ class ReplyLearner(OwnLearner):
         values = torch.tensor(list(reading.values()), dtype=torch.float64, device=self.policy.device)
         return dict(zip(reading, add_up(values).tolist(), strict=True))
 
-    def _batch(self, columns: Columns, rows: Tensor) -> Minibatch:
+    def _batch(self, train_batch: TrainBatch, rows: Tensor) -> Minibatch:
         """Some rows as they were sampled and as the policy sees them now."""
-        asked = [columns.tokens[row] for row in rows.tolist()]
-        now = self._read(asked, columns.actions[rows])
+        asked = [train_batch.tokens[row] for row in rows.tolist()]
+        now = self._read(asked, train_batch.actions[rows])
         width, judges_tokens = now.log_probs.shape[1], self.objective.judges_tokens
 
         def narrow(column: Tensor) -> Tensor:
@@ -237,15 +237,15 @@ class ReplyLearner(OwnLearner):
         assert not judges_tokens or now.token_values is not None
         return Minibatch(
             log_probs=now.log_probs,
-            old_log_probs=narrow(columns.log_probs),
-            is_reply=narrow(columns.is_reply),
-            is_action=narrow(columns.is_action),
-            advantages=narrow(columns.advantages),
+            old_log_probs=narrow(train_batch.log_probs),
+            is_reply=narrow(train_batch.is_reply),
+            is_action=narrow(train_batch.is_action),
+            advantages=narrow(train_batch.advantages),
             values=now.values if now.token_values is None else now.token_values,
-            old_values=narrow(columns.values),
-            returns=None if columns.returns is None else narrow(columns.returns),
+            old_values=narrow(train_batch.values),
+            returns=None if train_batch.returns is None else narrow(train_batch.returns),
             entropies=now.entropies,
-            reference=None if columns.reference is None else narrow(columns.reference),
+            reference=None if train_batch.reference is None else narrow(train_batch.reference),
         )
 
     def _read(self, asked: Sequence[ReplyTokens], actions: Tensor) -> ReadReplies:

@@ -39,7 +39,7 @@ def watch_replies(turns: Sequence[PlayedTurn], max_reply_tokens: int) -> dict[st
         occurred before in the same reply; share of different images for which the thought is the commonest one; and
         the entropy of the actions taken, in nats.
     """
-    replies = [one.move.tokens.reply_ids.tolist() for one in turns]
+    replies = [one.output.tokens.reply_ids.tolist() for one in turns]
     lengths = [len(reply) for reply in replies]
     return {
         metrics.REPLY_INVALID: float(np.mean([one.outcome.reply.action is None for one in turns])),
@@ -65,7 +65,7 @@ def same_thought_share(turns: Sequence[PlayedTurn]) -> float:
     images: dict[str, set[bytes]] = defaultdict(set)
     for one in turns:
         if one.outcome.reply.thought:
-            images[one.outcome.reply.thought].add(one.outcome.scene.image)
+            images[one.outcome.reply.thought].add(one.outcome.obs.image)
     different = set().union(*images.values()) if images else set()
     return max(map(len, images.values())) / len(different) if len(different) > 1 else 0.0
 

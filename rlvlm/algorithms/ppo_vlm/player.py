@@ -7,8 +7,8 @@ import numpy as np
 
 from rlvlm import metrics
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
-from rlvlm.algorithms.ppo_vlm.play import Actor, Move, play_episodes
-from rlvlm.algorithms.seats import Seat
+from rlvlm.algorithms.ppo_vlm.play import Actor, PolicyOutput, play_episodes
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.demonstrations.players import Player as Script
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.types.turns import TurnEpisode
@@ -22,8 +22,8 @@ class TurnsPlayer:
 
     Args:
         actor: asks the policy.
-        make_seat: makes a seat with a new world.
-        num_seats: episodes under way at once.
+        make_slot: makes a slot with a new world.
+        num_slots: episodes under way at once.
         greedy: the likeliest token each time.
         milestones: of the world, by name, see `TurnWorld`.
     """
@@ -31,26 +31,26 @@ class TurnsPlayer:
     def __init__(
         self,
         actor: Actor,
-        make_seat: Callable[[], Seat],
-        num_seats: int,
+        make_slot: Callable[[], WorldSlot],
+        num_slots: int,
         greedy: bool = True,
         milestones: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._actor = actor
         self._milestones = milestones
-        self._make_seat = make_seat
-        self._num_seats = num_seats
+        self._make_slot = make_slot
+        self._num_slots = num_slots
         self._greedy = greedy
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
         """An episode from a reset with each seed."""
         return [played_episode(episode) for episode, _ in self.play_whole(seeds, self._greedy)]
 
-    def play_whole(self, seeds: Sequence[int], greedy: bool) -> list[tuple[TurnEpisode, list[Move]]]:
+    def play_whole(self, seeds: Sequence[int], greedy: bool) -> list[tuple[TurnEpisode, list[PolicyOutput]]]:
         """The same with everything that is known of each turn."""
-        return play_episodes(self._actor, self._make_seat, seeds, self._num_seats, greedy)
+        return play_episodes(self._actor, self._make_slot, seeds, self._num_slots, greedy)
 
-    def evaluate(self, num_episodes: int) -> tuple[Evaluation, list[tuple[TurnEpisode, list[Move]]]]:
+    def evaluate(self, num_episodes: int) -> tuple[Evaluation, list[tuple[TurnEpisode, list[PolicyOutput]]]]:
         """As many episodes greedy as sampled, each kind from its own fixed seeds; and the greedy ones themselves.
 
         Args:
@@ -58,7 +58,7 @@ class TurnsPlayer:
         """
         greedy = self.play_whole(range(FIRST_SEED, FIRST_SEED + num_episodes), True)
         sampled = self.play_whole(range(_FIRST_SAMPLED_SEED, _FIRST_SAMPLED_SEED + num_episodes), False)
-        moves = [move for _, moves in greedy for move in moves]
+        outputs = [output for _, outputs in greedy for output in outputs]
         invalid = [reply.action is None for episode, _ in greedy for reply in episode.replies]
         strict, sampled_strict = ([is_strict_success(episode) for episode, _ in played] for played in (greedy, sampled))
         strict_low, strict_high = wilson_interval(sum(strict), len(strict))
@@ -72,8 +72,10 @@ class TurnsPlayer:
             metrics.EVAL_SAMPLED_STRICT_LOW: sampled_low,
             metrics.EVAL_SAMPLED_STRICT_HIGH: sampled_high,
             metrics.EVAL_INVALID: share(invalid),
-            metrics.EVAL_STANDS_STILL: share(stands_still(episode, moves) for episode, moves in greedy),
-            metrics.EVAL_REPLY_TOKENS: float(np.mean([len(move.tokens.reply_ids) for move in moves])) if moves else 0.0,
+            metrics.EVAL_STANDS_STILL: share(stands_still(episode, outputs) for episode, outputs in greedy),
+            metrics.EVAL_REPLY_TOKENS: float(np.mean([len(output.tokens.reply_ids) for output in outputs]))
+            if outputs
+            else 0.0,
         }
         both = {
             metrics.EVAL_REACHED: [played_episode(episode) for episode, _ in greedy],
@@ -92,22 +94,22 @@ class ScriptPlayer:
 
     Args:
         script: e.g. the world's expert.
-        seat: it plays here.
+        slot: it plays here.
     """
 
-    def __init__(self, script: Script, seat: Seat) -> None:
+    def __init__(self, script: Script, slot: WorldSlot) -> None:
         self._script = script
-        self._seat = seat
+        self._slot = slot
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
         """An episode from a reset with each seed."""
         played = []
         for seed in seeds:
-            self._seat.begin(seed)
+            self._slot.begin(seed)
             self._script.begin(seed)
             episode = None
             while episode is None:
-                episode = self._seat.play(self._script.reply(self._seat.world, self._seat.turn).text).episode
+                episode = self._slot.play(self._script.reply(self._slot.world, self._slot.turn).text).episode
             played.append(played_episode(episode))
         return played
 
@@ -129,13 +131,13 @@ def is_strict_success(episode: TurnEpisode) -> bool:
     return float(episode.env_rewards.sum(dtype=np.float64)) > 0
 
 
-def stands_still(episode: TurnEpisode, moves: Sequence[Move]) -> bool:
+def stands_still(episode: TurnEpisode, outputs: Sequence[PolicyOutput]) -> bool:
     """Whether a greedy episode was cut while nothing moved: image and words of its last turn were those of the turn
     before. Such a policy does the same for ever, be it an action that changes nothing or a reply that cannot be read.
     """
-    if episode.terminated or len(moves) < 2:
+    if episode.terminated or len(outputs) < 2:
         return False
-    before, last = (move.tokens for move in moves[-2:])
+    before, last = (output.tokens for output in outputs[-2:])
     return before.image == last.image and np.array_equal(before.prompt_ids, last.prompt_ids)
 
 

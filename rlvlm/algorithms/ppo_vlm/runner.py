@@ -10,7 +10,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner import EnvRunner
 
 from rlvlm.algorithms.ppo_vlm.play import Actor, PlayedTurn
-from rlvlm.algorithms.seats import Seat
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.envs.registry import make_world
 from rlvlm.types.steps import FloatArray
 from rlvlm.types.turns import TurnEpisode
@@ -56,9 +56,9 @@ class TurnRunner(EnvRunner):
         super().__init__(config=config, worker_index=worker_index)
         self._noise = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(3,)))
         task, world = config.task, config.world
-        self.seats = [Seat(make_world(task, world, config.seed), task) for _ in range(config.ppo.num_worlds)]
-        for seat in self.seats:
-            seat.begin(self._fresh_seed())
+        self.slots = [WorldSlot(make_world(task, world, config.seed), task) for _ in range(config.ppo.num_worlds)]
+        for slot in self.slots:
+            slot.begin(self._fresh_seed())
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
         self, *, num_turns: int
@@ -67,31 +67,31 @@ class TurnRunner(EnvRunner):
         rows, episodes = [], []
         snapshots: dict[bytes, FloatArray] = {}
         for _ in range(num_turns):
-            row = self._turn_of(self.seats, snapshots)
-            for seat, played in zip(self.seats, row, strict=True):
+            row = self._turn_of(self.slots, snapshots)
+            for slot, played in zip(self.slots, row, strict=True):
                 if played.outcome.episode is not None:
                     episodes.append(played.outcome.episode)
-                    seat.begin(self._fresh_seed())
+                    slot.begin(self._fresh_seed())
             rows.append(row)
             if self.watch is not None:
                 self.watch(row)
-        last = [seat.scene for seat in self.seats]
-        self.actor.show(self.seats, last)  # the critic is asked about the last states
-        snapshots |= {scene.image: seat.turn.snapshot for seat, scene in zip(self.seats, last, strict=True)}
-        return Rollout(turns=rows, episodes=episodes, groups=range(len(self.seats)), snapshots=snapshots)
+        last = [slot.obs for slot in self.slots]
+        self.actor.show(self.slots, last)  # the critic is asked about the last states
+        snapshots |= {obs.image: slot.turn.snapshot for slot, obs in zip(self.slots, last, strict=True)}
+        return Rollout(turns=rows, episodes=episodes, groups=range(len(self.slots)), snapshots=snapshots)
 
     def sample_groups(self, *, group_size: int) -> Rollout:
         """One whole episode of every world; `group_size` neighbours start from the same seed."""
-        groups = [place // group_size for place in range(len(self.seats))]
+        groups = [place // group_size for place in range(len(self.slots))]
         seeds = [self._fresh_seed() for _ in range(groups[-1] + 1)]
-        for seat, group in zip(self.seats, groups, strict=True):
-            seat.begin(seeds[group])
-        rows, episodes, still = [], [], list(range(len(self.seats)))
+        for slot, group in zip(self.slots, groups, strict=True):
+            slot.begin(seeds[group])
+        rows, episodes, still = [], [], list(range(len(self.slots)))
         snapshots: dict[bytes, FloatArray] = {}
         while still:
-            row: list[PlayedTurn | None] = [None] * len(self.seats)
+            row: list[PlayedTurn | None] = [None] * len(self.slots)
             going_on = []
-            played_now = self._turn_of([self.seats[place] for place in still], snapshots)
+            played_now = self._turn_of([self.slots[place] for place in still], snapshots)
             for place, played in zip(still, played_now, strict=True):
                 row[place] = played
                 if played.outcome.episode is None:
@@ -104,20 +104,20 @@ class TurnRunner(EnvRunner):
             still = going_on
         return Rollout(turns=rows, episodes=episodes, groups=groups, snapshots=snapshots)
 
-    def _turn_of(self, seats: Sequence[Seat], snapshots: dict[bytes, FloatArray]) -> list[PlayedTurn]:
-        """A turn of each seat, whose images' snapshots are added to `snapshots`.
+    def _turn_of(self, slots: Sequence[WorldSlot], snapshots: dict[bytes, FloatArray]) -> list[PlayedTurn]:
+        """A turn of each slot, whose images' snapshots are added to `snapshots`.
 
         States that a time limit cut off are shown to the policy: its critic is asked about them next.
         """
-        snapshots |= {seat.scene.image: seat.turn.snapshot for seat in seats}
-        moves = self.actor.moves(seats, [int(self._noise.integers(2**63)) for _ in seats])
+        snapshots |= {slot.obs.image: slot.turn.snapshot for slot in slots}
+        outputs = self.actor.act(slots, [int(self._noise.integers(2**63)) for _ in slots])
         row = []
-        for seat, move in zip(seats, moves, strict=True):
-            outcome = seat.play(move.text)
+        for slot, output in zip(slots, outputs, strict=True):
+            outcome = slot.play(output.text)
             if outcome.is_end and not outcome.is_terminated:
-                self.actor.show([seat], [outcome.following])
-                snapshots[outcome.following.image] = seat.turn.snapshot
-            row.append(PlayedTurn(move=move, outcome=outcome))
+                self.actor.show([slot], [outcome.next_obs])
+                snapshots[outcome.next_obs.image] = slot.turn.snapshot
+            row.append(PlayedTurn(output=output, outcome=outcome))
         return row
 
     def _fresh_seed(self) -> int:
@@ -125,7 +125,7 @@ class TurnRunner(EnvRunner):
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """Snapshots and the actions' numbers, under the name RLlib gives to the only module."""
-        world = self.seats[0].world
+        world = self.slots[0].world
         snapshots = gym.spaces.Box(-np.inf, np.inf, (world.snapshot_size,), np.float32)
         return {DEFAULT_MODULE_ID: (snapshots, gym.spaces.Discrete(len(world.action_names)))}
 
@@ -137,15 +137,15 @@ class TurnRunner(EnvRunner):
 
     def save_tree(self) -> dict[str, Any]:
         """Worlds, running episodes and seeds to come: after `load_tree` the future is bit-identical."""
-        return {"seats": [seat.save_tree() for seat in self.seats], "noise": self._noise.bit_generator.state}
+        return {"seats": [slot.save_tree() for slot in self.slots], "noise": self._noise.bit_generator.state}
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned."""
-        for seat, saved in zip(self.seats, tree["seats"], strict=True):
-            seat.load_tree(saved)
+        for slot, saved in zip(self.slots, tree["seats"], strict=True):
+            slot.load_tree(saved)
         self._noise.bit_generator.state = tree["noise"]
 
     def stop(self) -> None:
         """Closes the worlds."""
-        for seat in self.seats:
-            seat.world.close()
+        for slot in self.slots:
+            slot.world.close()

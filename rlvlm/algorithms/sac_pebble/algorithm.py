@@ -24,10 +24,10 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
-from rlvlm.algorithms.crew import LocalCrew, RemoteCrew, check_places
 from rlvlm.algorithms.evaluation import Evaluation, evaluate
 from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
 from rlvlm.algorithms.rllib import TaskConfig, gpus_of_learner, log_round, only_learner
+from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
@@ -35,7 +35,7 @@ from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.algorithms.sac_pebble.player import KIND, StepsPlayer
 from rlvlm.algorithms.sac_pebble.runner import Sample, WorldRunner, join
 from rlvlm.algorithms.sac_pebble.schedule import Rewarding, build_schedule
-from rlvlm.algorithms.tally import Tally
+from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.envs.pictures import FrameStore
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import UsageError
@@ -119,7 +119,7 @@ class SACPebble(CheckpointedAlgorithm):
         self._learner: SACLearner = only_learner(self, self.config.sac.threads)
         local: Any = self.env_runner_group.local_env_runner
         if local is None:
-            self._crew = RemoteCrew(
+            self._runner_group = RemoteRunnerGroup(
                 self.env_runner_group,
                 lambda: self._learner.policy_values.cpu().numpy(),
                 join,
@@ -128,18 +128,18 @@ class SACPebble(CheckpointedAlgorithm):
             )
         else:
             local.policy = self._learner.networks.policy
-            self._crew = LocalCrew(local)
+            self._runner_group = LocalRunnerGroup(local)
         self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
         self._schedule = build_schedule(
             self.config.rewarding, self.config.task, self._viewer, self.config.sac.novelty_neighbour, self.config.seed
         )
         self._relabelling = Relabelling(self._learner.replay)
-        self._tally = Tally()
+        self._stats = TrainingStats()
 
     @property
     def env_steps(self) -> int:
         """Env steps so far, of all worlds together."""
-        return self._tally.env_steps
+        return self._stats.env_steps
 
     def training_step(self) -> None:
         """One round of episodes: PEBBLE's algorithm 2, and plain SAC where the source never changes."""
@@ -163,16 +163,16 @@ class SACPebble(CheckpointedAlgorithm):
         turns = self.config.sac.turns(self.config.world.episode_steps)
         self._start(turns[0])
         for following in (*turns[1:], None):
-            sample = self._crew.collect()
+            sample = self._runner_group.collect()
             episodes = ((float(one.env_rewards.sum()), bool(one.success.any())) for one in sample.episodes)
-            self._tally.take_in(len(sample.transitions.env_rewards), episodes)
+            self._stats.take_in(len(sample.transitions.env_rewards), episodes)
             if following:
                 self._start(following)
             yield sample
 
     def _start(self, num_steps: int) -> None:
         is_seeding = self.env_steps < self.config.sac.seed_steps
-        self._crew.start({"num_steps": num_steps, "random_actions": is_seeding})
+        self._runner_group.start({"num_steps": num_steps, "random_actions": is_seeding})
 
     def _turns_to_session(self, steps_per_turn: int) -> int | None:
         """Turns until the reward may change again, >= 1; None where it will not."""
@@ -182,7 +182,7 @@ class SACPebble(CheckpointedAlgorithm):
     def _learn_reward(self) -> None:
         """Asks, fits and has everything relabelled; the first learned reward finds critics without a past."""
         was_learned, version = self._schedule.learned is not None, self._schedule.source.version
-        self._tally.note(self._schedule.hold_session(self.env_steps))
+        self._stats.note(self._schedule.hold_session(self.env_steps))
         learned = self._schedule.learned
         if learned is None or (was_learned and learned.version == version):
             return
@@ -196,12 +196,12 @@ class SACPebble(CheckpointedAlgorithm):
     def _log_round(self, rewards: np.ndarray) -> None:
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
         leaves_out = self._schedule.source.labelling is Labelling.WHERE_ANSWERED
-        self._tally.note_rewards(rewards, self.config.world.episode_steps, leaves_out)
-        log_round(self, self._tally, self.report())
+        self._stats.note_rewards(rewards, self.config.world.episode_steps, leaves_out)
+        log_round(self, self._stats, self.report())
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`; returns and success are means of 10 episodes."""
-        told, replay = self._tally.report() | self._learner.report(), self._learner.replay
+        told, replay = self._stats.report() | self._learner.report(), self._learner.replay
         if self._schedule.learned is not None:
             told[metrics.REPLAY_STALE] = self._relabelling.num_waiting / max(len(replay), 1)
         if self._schedule.bonus is not None:
@@ -234,7 +234,7 @@ class SACPebble(CheckpointedAlgorithm):
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Takes env runners back in that were lost and have been started again; RLlib asks before every round."""
-        return self._crew.revive()
+        return self._runner_group.revive()
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes everything that an exact continuation needs; complete or not at all.
@@ -243,12 +243,12 @@ class SACPebble(CheckpointedAlgorithm):
             MachineError: the disk is full or cannot be written.
         """
         tree = {
-            "runner": self._crew.save_tree(),
+            "runner": self._runner_group.save_tree(),
             "learner": self._learner.save_tree(),
             "schedule": self._schedule.save_tree(),
             "relabelling": self._relabelling.get_state(),
             "iteration": self._iteration,
-            **self._tally.save_tree(),
+            **self._stats.save_tree(),
         }
         weights = self._learner.networks.policy.state_dict()
         save_tree(Path(checkpoint_dir), tree, PolicyFile(kind=KIND, weights=weights))
@@ -266,11 +266,11 @@ class SACPebble(CheckpointedAlgorithm):
                 f"{checkpoint_dir} was written by an earlier rlvlm, which trusted and relabelled otherwise",
                 "go on with the commit that environment.json in the run's folder names, or start the run anew",
             )
-        self._crew.load_tree(tree["runner"])
+        self._runner_group.load_tree(tree["runner"])
         self._learner.load_tree(tree["learner"])
         self._schedule.load_tree(tree["schedule"])
         self._relabelling.set_state(tree["relabelling"])
-        self._tally.load_tree(tree)
+        self._stats.load_tree(tree)
         self._iteration = tree["iteration"]
 
     def cleanup(self) -> None:

@@ -57,7 +57,7 @@ def to_trajectory(steps: Sequence[VectorStep], world: int) -> Trajectory:
     )
 
 
-class EpisodeTape:
+class EpisodeBuffer:
     """Keeps the steps of N worlds from the start of the oldest running episode on, and cuts out episodes that end.
 
     Args:

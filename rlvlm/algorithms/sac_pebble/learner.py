@@ -18,7 +18,7 @@ from rlvlm.algorithms.sac_pebble.update.autograd import AutogradUpdate
 from rlvlm.algorithms.sac_pebble.update.block import ParameterBlock, flatten
 from rlvlm.algorithms.sac_pebble.update.by_hand import HandWrittenUpdate
 from rlvlm.algorithms.sac_pebble.update.products import fast_products
-from rlvlm.algorithms.sac_pebble.update.update import CriticReading, PolicyReading, Update
+from rlvlm.algorithms.sac_pebble.update.update import CriticStats, PolicyStats, Update
 from rlvlm.errors import NumericsError
 from rlvlm.finite import check_finite
 from rlvlm.rewards.source import RewardSource
@@ -77,17 +77,17 @@ class SACLearner(OwnLearner):
             return
         if self._sac.is_calibrated and not self.num_updates:
             self.networks.calibrate(self.replay.obs)
-        critic_reading = policy_reading = batch = None
+        critic_stats = policy_stats = batch = None
         for _ in range(num_updates):
             rows = torch.randint(
                 len(self.replay), (self._sac.batch_size,), generator=self._generator, device=self.device
             )
             batch = self.replay.draw(rows, label_on_draw(self.replay, rows, source, bonus_weight))
             with fast_products():
-                critic_reading, moved = self._improve(batch)
-            policy_reading = moved or policy_reading
+                critic_stats, moved = self._improve(batch)
+            policy_stats = moved or policy_stats
             self.num_updates += 1
-        for reading in (critic_reading, policy_reading):
+        for reading in (critic_stats, policy_stats):
             self._latest |= reading.metrics() if reading else {}
         if not torch.tensor(list(self._latest.values())).sum().isfinite():  # one such update spoils every weight
             assert batch is not None, "there was an update"
@@ -109,18 +109,18 @@ class SACLearner(OwnLearner):
         if not torch.stack([vector.sum() for vector in looked_at.values()]).sum().isfinite():
             check_finite(f"after {self.num_updates} updates", _FIX, looked_at)
 
-    def _improve(self, batch: Batch) -> tuple[CriticReading, PolicyReading | None]:
+    def _improve(self, batch: Batch) -> tuple[CriticStats, PolicyStats | None]:
         """One update of critics and target, and when it is their turn of policy and temperature."""
         noise = torch.randn(2, *batch.actions.shape, generator=self._generator, device=self.device)
-        critic_reading, policy_reading = self._sac_update.critic_gradients(batch, noise), None
+        critic_stats, policy_stats = self._sac_update.critic_gradients(batch, noise), None
         self._blocks["critic"].step()
         if self.num_updates % self._sac.actor_every == 0:
-            policy_reading = self._sac_update.policy_gradients(batch, noise)
+            policy_stats = self._sac_update.policy_gradients(batch, noise)
             self._blocks["actor"].step()
             self._blocks["alpha"].step()
         with torch.no_grad():
             self._target_values.lerp_(self._blocks["critic"].values, self._sac.tau)
-        return critic_reading, policy_reading
+        return critic_stats, policy_stats
 
     def restart_critics(self, bonus_weight: float = 0.0) -> None:
         """Critics, targets and the critics' optimiser start anew; policy, temperature and replay stay.

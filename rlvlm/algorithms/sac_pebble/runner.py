@@ -1,4 +1,4 @@
-"""Steps the worlds with the learner's policy. RLlib builds runners, here or as actors, and a crew calls them."""
+"""Steps the worlds with the learner's policy. RLlib builds runners, here or as actors; a runner group calls them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner import EnvRunner
 
-from rlvlm.algorithms.sac_pebble.episodes import EpisodeTape, VectorStep, to_transitions
+from rlvlm.algorithms.sac_pebble.episodes import EpisodeBuffer, VectorStep, to_transitions
 from rlvlm.algorithms.sac_pebble.update.block import flatten
 from rlvlm.envs.registry import make_vector
 from rlvlm.envs.world import World
@@ -80,7 +80,7 @@ class WorldRunner(EnvRunner):
         self.env = make_vector(self.config.task, self.config.world, seed)
         self.num_envs = self.env.num_envs
         self._noise = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(1, *kin)))
-        self._tape = EpisodeTape(self.num_envs)
+        self._buffer = EpisodeBuffer(self.num_envs)
         self._random = np.zeros((self.num_envs, *self._spaces()[1].shape), np.float32)
         self._obs = np.array(self.env.reset()[0], np.float32)
         self._check(observations=self._obs)
@@ -97,7 +97,7 @@ class WorldRunner(EnvRunner):
         steps, episodes = [], []
         for _ in range(num_steps):
             step, ended = self._step(self._random_actions() if random_actions else self._policy_actions())
-            episodes += self._tape.record(step, ended)
+            episodes += self._buffer.record(step, ended)
             steps.append(step)
         return Sample(to_transitions(steps), episodes)
 
@@ -178,7 +178,7 @@ class WorldRunner(EnvRunner):
             "obs": self._obs,
             "random": self._random,
             "noise": self._noise.bit_generator.state,
-            "tape": self._tape.get_state(),
+            "tape": self._buffer.get_state(),
         }
 
     def load_tree(self, tree: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ class WorldRunner(EnvRunner):
         self._obs = np.array(tree["obs"], np.float32)
         self._random = np.array(tree["random"], np.float32)
         self._noise.bit_generator.state = tree["noise"]
-        self._tape.set_state(tree["tape"])
+        self._buffer.set_state(tree["tape"])
 
     def stop(self) -> None:
         """Closes the worlds."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.demonstrations.players import ScriptedExpert
 from rlvlm.errors import UsageError
 from rlvlm.types.turns import TurnEpisode
@@ -15,13 +15,13 @@ _FIRST_DEMONSTRATION_SEED = 2**33
 """Demonstrations start from seeds that neither training nor evaluation uses."""
 
 
-def demonstrate(seat: Seat, config: SFTConfig, seed: int) -> list[TurnEpisode]:
+def demonstrate(slot: WorldSlot, config: SFTConfig, seed: int) -> list[TurnEpisode]:
     """Whole episodes with at least `config.turns` turns together.
 
     Where the player strays, an episode's replies are those demonstrated, and everything else is what was really played.
 
     Args:
-        seat: with a world that has an expert.
+        slot: with a world that has an expert.
         config: how many turns, with how many mistakes; the thought beside a wrong action stays the expert's.
         seed: of starts and mistakes.
 
@@ -30,7 +30,7 @@ def demonstrate(seat: Seat, config: SFTConfig, seed: int) -> list[TurnEpisode]:
 
     Source of straying: noise injected into the supervisor, Laskey et al. 2017 (DART), arXiv:1703.09327.
     """
-    if not seat.world.has_expert:
+    if not slot.world.has_expert:
         raise UsageError(
             "this world has no scripted expert to show how it is played",
             "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little",
@@ -41,16 +41,16 @@ def demonstrate(seat: Seat, config: SFTConfig, seed: int) -> list[TurnEpisode]:
     turns = 0
     while turns < config.turns:
         start = int(noise.integers(_FIRST_DEMONSTRATION_SEED, 2 * _FIRST_DEMONSTRATION_SEED))
-        seat.begin(start)
+        slot.begin(start)
         expert.begin(start)
         episode, replies = None, []
         while episode is None:
-            text = expert.reply(seat.world, seat.turn).text
-            replies.append(seat.world.read(text))
+            text = expert.reply(slot.world, slot.turn).text
+            replies.append(slot.world.read(text))
             if config.p_stray and noise.random() < config.p_stray:
-                others = [action for action in seat.world.legal() if action != replies[-1].action]
-                text = seat.world.action_text(int(noise.choice(others)))
-            episode = seat.play(text).episode
+                others = [action for action in slot.world.legal() if action != replies[-1].action]
+                text = slot.world.action_text(int(noise.choice(others)))
+            episode = slot.play(text).episode
         episodes.append(dataclasses.replace(episode, replies=tuple(replies)))
         turns += len(episode)
     return episodes

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from rlvlm import metrics
-from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.batches import grouped_by_length
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import check_actions, split
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.envs.turns import TurnWorld
 from rlvlm.errors import NumericsError
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -155,7 +155,7 @@ def validate(
 
 def teach(
     policy: VLMPolicy,
-    seat: Seat,
+    slot: WorldSlot,
     episodes: Sequence[TurnEpisode],
     config: SFTConfig,
     seed: int,
@@ -174,7 +174,7 @@ def teach(
     learned, held_out = split(episodes, config.held_out)
     if policy.action_head is not None:
         check_actions(learned)
-    examples = examples_of(policy, seat.world, learned)
+    examples = examples_of(policy, slot.world, learned)
     lengths = np.array([len(example.tokens.reply_ids) for example in examples])
     if policy.action_head is None and lengths.max() > max_reply_tokens:
         tell(
@@ -182,8 +182,8 @@ def teach(
             f"algo.max_reply_tokens {max_reply_tokens}, at which the policy's are cut; the longest has {lengths.max()}"
         )
     measured = fine_tune(policy, examples, config, seed, tell)
-    unseen = examples_of(policy, seat.world, held_out)
-    measured |= validate(policy, seat.world, unseen, config.batch_turns, max_reply_tokens)
+    unseen = examples_of(policy, slot.world, held_out)
+    measured |= validate(policy, slot.world, unseen, config.batch_turns, max_reply_tokens)
     return measured | {metrics.SFT_WALL_S: time.monotonic() - started}
 
 

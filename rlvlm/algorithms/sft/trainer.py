@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainingArguments
 
-from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.batches import grouped_by_length
 from rlvlm.algorithms.sft.config import JobConfig, SFTConfig
 from rlvlm.algorithms.sft.demonstrations import split
 from rlvlm.algorithms.sft.folders import BODY_FILE, HEADS_FILE, load_trained, save_trained
 from rlvlm.algorithms.sft.in_process import Example, examples_of, imitation_loss, validate
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -37,11 +37,11 @@ _MEASURES_FILE = "measures.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lesson:
+class TrainLoopConfig:
     """What every worker needs; it travels by pickle."""
 
     make_policy: Callable[[], VLMPolicy]
-    make_seat: Callable[[], Seat]
+    make_slot: Callable[[], WorldSlot]
     """Draws the images of the episodes and reads replies."""
     load_episodes: Callable[[], Sequence[TurnEpisode]]
     """Loads the demonstrations, from a folder that every worker can see."""
@@ -50,7 +50,7 @@ class Lesson:
     seed: int
 
 
-def run_sft(lesson: Lesson, folder: Path) -> dict[str, float]:
+def run_sft(loop_config: TrainLoopConfig, folder: Path) -> dict[str, float]:
     """Trains, or goes on where an earlier job in `folder` was stopped; returns what the validation measured.
 
     `folder` then holds `body.safetensors`, `heads.safetensors` and, in `job/`, the checkpoints.
@@ -58,10 +58,10 @@ def run_sft(lesson: Lesson, folder: Path) -> dict[str, float]:
     Raises:
         Exception: whatever a worker raised.
     """
-    job = lesson.job
+    job = loop_config.job
     trainer = TorchTrainer(
         _worker,
-        train_loop_config={"lesson": lesson},
+        train_loop_config={"loop_config": loop_config},
         scaling_config=ScalingConfig(
             num_workers=job.num_workers,
             use_gpu=job.gpus_per_worker > 0,
@@ -107,9 +107,9 @@ class Imitation(nn.Module):
 class ImitationTrainer(Trainer):
     """Hugging Face's trainer with batches grouped by length, and checkpoints that hold what is trained alone."""
 
-    def __init__(self, *, lesson: Lesson, held_out: Sequence[Example], **arguments: Any) -> None:
+    def __init__(self, *, loop_config: TrainLoopConfig, held_out: Sequence[Example], **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._lesson = lesson
+        self._loop_config = loop_config
         self._held_out = held_out
 
     @property
@@ -121,15 +121,19 @@ class ImitationTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of about equal length; with several workers each takes its share of them."""
         assert isinstance(self.train_dataset, Turns)
-        batches = LengthBatches(self.train_dataset, self._lesson.sft.batch_turns, self._lesson.seed)
+        batches = LengthBatches(self.train_dataset, self._loop_config.sft.batch_turns, self._loop_config.seed)
         loader = DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=collate)
         return self.accelerator.prepare(loader)
 
     def evaluate(self, *arguments: Any, **unused: Any) -> dict[str, float]:
         """Validation on held-out episodes: loss, equal actions, replies that can be read."""
-        lesson = self._lesson
+        loop_config = self._loop_config
         measured = validate(
-            self._policy, lesson.make_seat().world, self._held_out, lesson.sft.batch_turns, lesson.job.max_reply_tokens
+            self._policy,
+            loop_config.make_slot().world,
+            self._held_out,
+            loop_config.sft.batch_turns,
+            loop_config.job.max_reply_tokens,
         )
         self.log(measured)
         return measured
@@ -185,11 +189,11 @@ def collate(examples: Sequence[Example]) -> dict[str, Any]:
 
 def _worker(config: dict[str, Any]) -> None:
     """What each process does; runs in Ray Train."""
-    lesson: Lesson = config["lesson"]
-    policy, seat = lesson.make_policy(), lesson.make_seat()
-    learned, held_out = split(lesson.load_episodes(), lesson.sft.held_out)
-    examples = examples_of(policy, seat.world, learned)
-    sft, job = lesson.sft, lesson.job
+    loop_config: TrainLoopConfig = config["loop_config"]
+    policy, slot = loop_config.make_policy(), loop_config.make_slot()
+    learned, held_out = split(loop_config.load_episodes(), loop_config.sft.held_out)
+    examples = examples_of(policy, slot.world, learned)
+    sft, job = loop_config.sft, loop_config.job
     own = tempfile.mkdtemp(prefix="rlvlm-sft-")  # of this process alone; Ray Train keeps the checkpoints
     arguments = TrainingArguments(
         **{
@@ -213,13 +217,13 @@ def _worker(config: dict[str, Any]) -> None:
             "report_to": [],
             "disable_tqdm": True,
             "use_cpu": job.gpus_per_worker == 0,
-            "seed": lesson.seed,
+            "seed": loop_config.seed,
         }
         | job.arguments
     )
     trainer = ImitationTrainer(
-        lesson=lesson,
-        held_out=examples_of(policy, seat.world, held_out),
+        loop_config=loop_config,
+        held_out=examples_of(policy, slot.world, held_out),
         model=Imitation(policy, sft.reply_weight),
         args=arguments,
         train_dataset=Turns(examples),

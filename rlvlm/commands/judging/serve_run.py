@@ -39,17 +39,17 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
             f"{folder.path} has no policy that looks at an image and answers: its pipeline is {config.pipeline}",
             "serve a run such as number_line's; others are played by rlvlm eval",
         )
-    from rlvlm.algorithms.ppo_vlm.algorithm import make_seat
+    from rlvlm.algorithms.ppo_vlm.algorithm import make_slot
     from rlvlm.runs.evaluate import choose_checkpoint
 
     checkpoint = choose_checkpoint(folder, path, print).algorithm.absolute()
-    seat = make_seat(config.task, config.env.for_evaluation())
-    names = seat.world.action_names
-    seat.begin(0)
+    slot = make_slot(config.task, config.env.for_evaluation())
+    names = slot.world.action_names
+    slot.begin(0)
     stream = io.BytesIO()
-    Image.fromarray(seat.world.draw(seat.turn.snapshot[None])[0]).save(stream, "PNG", optimize=True)
-    turn = stream.getvalue(), seat.scene.prompt
-    seat.world.close()
+    Image.fromarray(slot.world.draw(slot.turn.snapshot[None])[0]).save(stream, "PNG", optimize=True)
+    turn = stream.getvalue(), slot.obs.prompt
+    slot.world.close()
     entry = PolicyEntry(
         app=APP,
         policy=config.policy,

@@ -10,7 +10,7 @@ import numpy as np
 from rlvlm import metrics
 from rlvlm.disk import write_whole
 from rlvlm.preferences.records import ScoreRecord
-from rlvlm.rewards.showings import Showing, Told, spread
+from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem, spread
 from rlvlm.runs.artifacts.samples import encode_png
 from rlvlm.runs.artifacts.summary import score_error, summarise_judge
 from rlvlm.runs.config import RunConfig
@@ -69,17 +69,17 @@ class ScoreRecorder:
         self._draw = draw
         self._claim = claim
 
-    def keep(self, records: Iterable[Told]) -> None:
+    def keep(self, records: Iterable[ScoredItem]) -> None:
         """Writes down what the algorithm's `drain_records` gave."""
-        told = list(records)
-        if told:
-            self._folder.scores.append(scored_row(record, index) for index, record in enumerate(told))
+        records = list(records)
+        if records:
+            self._folder.scores.append(scored_row(record, index) for index, record in enumerate(records))
             self._folder.samples.append(
-                example_rows(told, lambda snapshots: self._draw(snapshots, PAGE_PX), self._claim)
+                example_rows(records, lambda snapshots: self._draw(snapshots, PAGE_PX), self._claim)
             )
 
 
-def scored_row(record: Told, index: int) -> dict[str, Any]:
+def scored_row(record: ScoredItem, index: int) -> dict[str, Any]:
     """A row of `vlm_score_log.csv`; a session is a group of episodes."""
     score = record.score
     return {
@@ -97,20 +97,22 @@ def scored_row(record: Told, index: int) -> dict[str, Any]:
     }
 
 
-def example_rows(told: Sequence[Told], draw: Callable[[FloatArray], Frames], claim: float) -> list[dict[str, Any]]:
+def example_rows(
+    records: Sequence[ScoredItem], draw: Callable[[FloatArray], Frames], claim: float
+) -> list[dict[str, Any]]:
     """What the judge's page needs of a few of the records; which are taken depends on their order alone."""
     rows = []
-    for record in _some(told):
-        showing, score = record.showing, record.score
+    for record in _some(records):
+        item, score = record.item, record.score
         rows.append(
             {
                 metrics.ENV_STEPS: record.env_step,
-                "frames": [encode_png(frame) for frame in draw(spread(showing.snapshots, MAX_FRAMES))],
-                "goal": showing.goal,
-                "action": showing.action,
+                "frames": [encode_png(frame) for frame in draw(spread(item.snapshots, MAX_FRAMES))],
+                "goal": item.goal,
+                "action": item.action,
                 "truth": round(record.truth, 4),
-                "progress": round(showing.progress, 4),
-                "outcome": outcome_of(score.value, str(score.status), showing, claim),
+                "progress": round(item.progress, 4),
+                "outcome": outcome_of(score.value, str(score.status), item, claim),
                 **_said(score),
             }
         )
@@ -161,15 +163,15 @@ def _said(score: Score) -> dict[str, Any]:
     return {"score": score.value, "text": score.text, "judge": score.stamp.judge, "prompt": score.stamp.prompt}
 
 
-def outcome_of(value: float | None, status: str, showing: Showing, claim: float) -> str:
+def outcome_of(value: float | None, status: str, item: ScoringItem, claim: float) -> str:
     """What became of a score, as a key of `COLOURS`."""
     if value is None:
         return status
-    if showing.is_undone:
+    if item.is_undone:
         return "success, undone at the end"
     if value >= claim:
-        return "true positive" if showing.is_success else "false positive"
-    return "false negative" if showing.is_success else "true negative"
+        return "true positive" if item.is_success else "false positive"
+    return "false negative" if item.is_success else "true negative"
 
 
 def write_score_page(folder: RunFolder, config: RunConfig) -> None:

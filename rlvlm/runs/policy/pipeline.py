@@ -15,13 +15,13 @@ from rlvlm.algorithms.ppo_vlm.algorithm import (
     PPOVLMConfig,
     load_start,
     load_trained_policy,
-    make_seat,
+    make_slot,
 )
 from rlvlm.algorithms.ppo_vlm.panel import ROWS
 from rlvlm.algorithms.ppo_vlm.play import Actor
 from rlvlm.algorithms.ppo_vlm.player import ScriptPlayer, TurnsPlayer, stands_still
 from rlvlm.algorithms.ppo_vlm.reward.label import EPISODE_CLAIM, TURN_CLAIM
-from rlvlm.algorithms.seats import Seat
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.demonstrations.players import RandomPlayer, ScriptedExpert
 from rlvlm.disk import write_whole
 from rlvlm.judges.judge import Judge
@@ -95,23 +95,23 @@ class PolicyPipeline:
                         thought=reply.thought,
                         action=reply.text[slice(*reply.action_span)] if reply.action_span else reply.text,
                         reward=float(reward),
-                        value=move.value / config.algo.reward_scale,
+                        value=output.value / config.algo.reward_scale,
                     )
-                    for reply, reward, move in zip(episode.replies, episode.env_rewards, moves, strict=True)
+                    for reply, reward, output in zip(episode.replies, episode.env_rewards, outputs, strict=True)
                 ],
                 is_success=bool(episode.success.any()),
                 episode_return=float(episode.env_rewards.sum()),
                 steps=len(episode.env_rewards),
                 seed=episode.seed,
             )
-            for episode, moves in self._algorithm.last_played[:_PAGE_EPISODES]
+            for episode, outputs in self._algorithm.last_played[:_PAGE_EPISODES]
         ]
         played = self._algorithm.last_played
         note = (
             f"The first {len(shown)} of {len(played)} greedy episodes of the last evaluation; the thought is "
             "everything that the reply says before its action."
         )
-        if still := [episode for episode, moves in played if stands_still(episode, moves)]:
+        if still := [episode for episode, outputs in played if stands_still(episode, outputs)]:
             unreadable = sum(episode.replies[-1].action is None for episode in still)
             note += (
                 f" In {len(still)} of all {len(played)} the policy stood still at the end: it saw the same again and "
@@ -126,25 +126,25 @@ class PolicyPipeline:
         """
         torch.set_num_threads(config.algo.threads)
         held_out = config.env.for_evaluation()
-        seats = partial(make_seat, config.task, held_out)
-        world = seats().world
+        slots = partial(make_slot, config.task, held_out)
+        world = slots().world
         policy, start = (make_policy(config.policy, len(world.action_names)) for _ in range(2))
         load_trained_policy(policy, checkpoint)
 
-        def plays(who: VLMPolicy, greedy: bool, seats: Callable[[], Seat] = seats) -> TurnsPlayer:
+        def plays(who: VLMPolicy, greedy: bool, slots: Callable[[], WorldSlot] = slots) -> TurnsPlayer:
             engine = PolicyEngine(who, config.algo.num_worlds)
             actor = Actor(engine, config.algo.max_reply_tokens, config.algo.temperature)
-            return TurnsPlayer(actor, seats, config.algo.num_worlds, greedy)
+            return TurnsPlayer(actor, slots, config.algo.num_worlds, greedy)
 
         others: dict[str, Player] = {"policy, sampled": plays(policy, False)}
         if config.env.split != held_out.split:
-            seen = partial(make_seat, config.task, replace(held_out, split=config.env.split))
+            seen = partial(make_slot, config.task, replace(held_out, split=config.env.split))
             others |= {f"seen starts, {way}": plays(policy, way == "greedy", seen) for way in ("greedy", "sampled")}
         if load_start(start, checkpoint):
             others |= {"before PPO, greedy": plays(start, True), "before PPO, sampled": plays(start, False)}
         if world.has_expert:
-            others["scripted expert"] = ScriptPlayer(ScriptedExpert(), seats())
-        others["random actions"] = ScriptPlayer(RandomPlayer(), seats())
+            others["scripted expert"] = ScriptPlayer(ScriptedExpert(), slots())
+        others["random actions"] = ScriptPlayer(RandomPlayer(), slots())
 
         def draw(snapshots: FloatArray, size_px: int) -> Frames:
             return world.draw(snapshots)
@@ -161,9 +161,9 @@ def make_policy(config: PolicyConfig, num_actions: int) -> VLMPolicy:
 
 def _served(config: PolicyRunConfig, stack: ExitStack) -> MakeEngine:
     """Makes the engine over a Serve app of the policy, which is started now and lasts as long as `stack`."""
-    seat = make_seat(config.task, config.env)
-    num_actions = len(seat.world.action_names)
-    seat.world.close()
+    slot = make_slot(config.task, config.env)
+    num_actions = len(slot.world.action_names)
+    slot.world.close()
     engine = config.engine
     batch_size = -(-config.algo.num_worlds // engine.num_replicas)
     app = stack.enter_context(

@@ -10,9 +10,9 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig, LossConfig
-from rlvlm.algorithms.grpo.credit.groups import Update
+from rlvlm.algorithms.grpo.credit.groups import UpdateBatch
 from rlvlm.algorithms.grpo.learner import GRPOLearner
-from rlvlm.algorithms.grpo.rollouts import Eyes
+from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.algorithms.grpo.runner import GroupRunner
 from rlvlm.envs.config import EnvConfig
 from rlvlm.errors import NumericsError
@@ -37,22 +37,22 @@ def make(seed: int = 0, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
     torch.manual_seed(seed)
     learner = GRPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
     learner.build()
-    learner.watch(Eyes(learner.policy, runner.world), runner.world)  # pyright: ignore[reportArgumentType]
+    learner.watch(ObsProcessor(learner.policy, runner.world), runner.world)  # pyright: ignore[reportArgumentType]
     assert learner.module is not None and DEFAULT_MODULE_ID in learner.module
     return learner, runner
 
 
-def sample(learner: GRPOLearner, runner: GroupRunner) -> Update:
-    runner.policy, runner.eyes = learner.policy, learner.eyes
+def sample(learner: GRPOLearner, runner: GroupRunner) -> UpdateBatch:
+    runner.policy, runner.obs_processor = learner.policy, learner.obs_processor
     episodes = runner.sample(num_groups=2, scale=SCALE).episodes
     advantages = np.array([1, -1, 0.5, -0.5] * 2, np.float32)
-    return Update(episodes=episodes, advantages=advantages.repeat([len(episode.steps) for episode in episodes]))
+    return UpdateBatch(episodes=episodes, advantages=advantages.repeat([len(episode.steps) for episode in episodes]))
 
 
-def log_prob_of_good_tokens(learner: GRPOLearner, update: Update) -> float:
-    columns = learner._columns(update)
-    logits = learner.policy(columns.images, columns.words, columns.proprio).logits
-    found = log_probs_of(logits, columns.bins, 1.0) * columns.weights * columns.advantages[:, None]
+def log_prob_of_good_tokens(learner: GRPOLearner, update: UpdateBatch) -> float:
+    train_batch = learner._train_batch(update)
+    logits = learner.policy(train_batch.images, train_batch.words, train_batch.proprio).logits
+    found = log_probs_of(logits, train_batch.bins, 1.0) * train_batch.weights * train_batch.advantages[:, None]
     return found.sum().item()
 
 
@@ -150,9 +150,11 @@ def test_a_weight_on_kl_pulls_back_to_the_start() -> None:
         free.learn(update, 0.0)
 
     def moved(one: GRPOLearner) -> float:
-        columns = one._columns(update)
-        now = log_probs_of(one.policy(columns.images, columns.words, columns.proprio).logits, columns.bins, 1.0)
-        return (now - columns.old_log_probs).abs().mean().item()
+        train_batch = one._train_batch(update)
+        now = log_probs_of(
+            one.policy(train_batch.images, train_batch.words, train_batch.proprio).logits, train_batch.bins, 1.0
+        )
+        return (now - train_batch.old_log_probs).abs().mean().item()
 
     assert moved(learner) < moved(free)
     assert any(not torch.equal(value, start[name]) for name, value in learner.policy.state_dict().items())
@@ -182,6 +184,6 @@ def test_a_saved_learner_goes_on_to_the_bit() -> None:
 def test_numbers_that_are_not_finite_stop_the_run() -> None:
     learner, runner = make()
     update = sample(learner, runner)
-    spoiled = Update(episodes=update.episodes, advantages=np.full_like(update.advantages, np.nan))
+    spoiled = UpdateBatch(episodes=update.episodes, advantages=np.full_like(update.advantages, np.nan))
     with pytest.raises(NumericsError, match="is not finite"):
         learner.learn(spoiled, 0.0)

@@ -10,10 +10,10 @@ from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_policy_file
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig
-from rlvlm.algorithms.grpo.credit.groups import Update
+from rlvlm.algorithms.grpo.credit.groups import UpdateBatch
 from rlvlm.algorithms.grpo.learner import GRPOLearner
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
-from rlvlm.algorithms.grpo.rollouts import Eyes
+from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.algorithms.grpo.runner import GroupRunner
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
@@ -47,7 +47,7 @@ def make(checkpoint: Path, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
     torch.manual_seed(0)
     learner = GRPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
     learner.build()
-    learner.watch(Eyes(learner.policy, runner.world), runner.world)  # pyright: ignore[reportArgumentType]
+    learner.watch(ObsProcessor(learner.policy, runner.world), runner.world)  # pyright: ignore[reportArgumentType]
     return learner, runner
 
 
@@ -55,10 +55,10 @@ def make(checkpoint: Path, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
 def test_an_update_begins_at_ratios_of_one_and_moves_the_adapter_alone(checkpoint: Path) -> None:
     learner, runner = make(checkpoint)
     before = {name: value.clone() for name, value in learner.policy.named_parameters()}
-    runner.policy, runner.eyes = learner.policy, learner.eyes
+    runner.policy, runner.obs_processor = learner.policy, learner.obs_processor
     episodes = runner.sample(num_groups=2, scale=SCALE).episodes
     advantages = np.array([1, -1, 0.5, -0.5] * 2, np.float32).repeat([len(one.steps) for one in episodes])
-    learner.learn(Update(episodes=episodes, advantages=advantages), 0.0)
+    learner.learn(UpdateBatch(episodes=episodes, advantages=advantages), 0.0)
     assert learner.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5
     moved = {name for name, value in learner.policy.named_parameters() if not torch.equal(value, before[name])}
     assert moved and all("lora_" in name for name in moved)
@@ -76,8 +76,8 @@ def test_rows_a_few_at_a_time_have_the_gradient_of_all_at_once(checkpoint: Path)
     for micro_batch in (0, 3):
         learner, runner = make(checkpoint, minibatches=1, micro_batch=micro_batch)
         update = sample(learner, runner)
-        columns = learner._columns(update)
-        learner._backward(columns, torch.arange(len(columns.bins)))
+        train_batch = learner._train_batch(update)
+        learner._backward(train_batch, torch.arange(len(train_batch.bins)))
         grads = {name: p.grad for name, p in learner.policy.named_parameters() if p.grad is not None}
         gradients.append(grads)
     assert gradients[0].keys() == gradients[1].keys()
@@ -118,7 +118,7 @@ def test_several_learners_begin_with_the_adapter_that_plays(local_ray: None, che
             for weight in trained_weights(algorithm._policy).values():
                 weight += 0.01  # RLlib's seed alone makes them alike; an adapter's random start need not
         algorithm.prepare(lambda line: None)
-        left, right = algorithm._learners.tell("weights")
+        left, right = algorithm._learners.call_all("weights")
         own = trained_weights(algorithm._policy)
     finally:
         algorithm.stop()

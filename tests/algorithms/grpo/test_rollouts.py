@@ -10,8 +10,16 @@ from numpy.typing import NDArray
 from rlvlm.algorithms.grpo.config import SFTConfig
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, imitation_loss, soft_targets
 from rlvlm.algorithms.grpo.player import ChunkPlayer
-from rlvlm.algorithms.grpo.rollouts import Choice, Eyes, Sampler, Starts, decoded_by, roll_out, seen_at_chunks
-from rlvlm.algorithms.grpo.scoring import showing_of
+from rlvlm.algorithms.grpo.rollouts import (
+    Choice,
+    InitialStates,
+    ObsProcessor,
+    Sampler,
+    decoded_by,
+    roll_out,
+    seen_at_chunks,
+)
+from rlvlm.algorithms.grpo.scoring import item_of
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block.world import PushBlock, PushBlocks, observed
 from rlvlm.errors import UsageError
@@ -37,8 +45,8 @@ def policy() -> PocketVLA:
     return policy
 
 
-def starts(*state_ids: int) -> Starts:
-    return Starts(task="push_block", state_ids=np.array(state_ids), groups=np.array(state_ids))
+def starts(*state_ids: int) -> InitialStates:
+    return InitialStates(task="push_block", state_ids=np.array(state_ids), groups=np.array(state_ids))
 
 
 def test_an_episode_has_its_own_chunks_and_stops_at_its_end() -> None:
@@ -76,14 +84,14 @@ def test_a_success_that_is_undone_is_one_and_is_none_at_the_end() -> None:
     seen = {}
     for plays_on in (False, True):
         (episode,) = roll_out(Ready(16, plays_on), starts(3), push, decoded_by(SCALE, 8))
-        seen[plays_on] = (episode.success, episode.success_at_end, len(episode), showing_of(episode, 4).is_undone)
+        seen[plays_on] = (episode.success, episode.success_at_end, len(episode), item_of(episode, 4).is_undone)
     assert seen == {False: (True, True, 1, False), True: (True, False, 16, True)}
 
 
 def test_one_episode_is_the_same_alone_and_among_others() -> None:
     net, one = policy(), world()
-    eyes, to_actions = Eyes(net, one), decoded_by(SCALE, 8)
-    greedy = Sampler(net, eyes, None)
+    obs_processor, to_actions = ObsProcessor(net, one), decoded_by(SCALE, 8)
+    greedy = Sampler(net, obs_processor, None)
     together = roll_out(one.many(), starts(1, 2, 3), greedy.choose, to_actions)
     alone = roll_out(one.many(), starts(2), greedy.choose, to_actions)[0]
     assert np.array_equal(together[1].bins, alone.bins)
@@ -92,10 +100,10 @@ def test_one_episode_is_the_same_alone_and_among_others() -> None:
 
 def test_stored_log_probs_are_those_of_the_stored_tokens_where_they_were_seen() -> None:
     net, one = policy(), world()
-    eyes = Eyes(net, one)
-    sampler = Sampler(net, eyes, 1.6, torch.Generator().manual_seed(1))
+    obs_processor = ObsProcessor(net, one)
+    sampler = Sampler(net, obs_processor, 1.6, torch.Generator().manual_seed(1))
     episodes = roll_out(one.many(), starts(5, 6, 7), sampler.choose, decoded_by(SCALE, 8))
-    logits = net(*eyes.look(seen_at_chunks(episodes))).logits
+    logits = net(*obs_processor.look(seen_at_chunks(episodes))).logits
     bins = torch.from_numpy(np.concatenate([episode.bins for episode in episodes]).astype(np.int64))
     stored = np.concatenate([episode.log_probs for episode in episodes])
     assert np.abs(log_probs_of(logits, bins, 1.6).detach().numpy() - stored).max() < 1e-4
@@ -111,10 +119,10 @@ def test_what_was_looked_at_is_not_drawn_again() -> None:
         return draw(snapshots, size_px, camera)
 
     one.draw = counted  # pyright: ignore[reportAttributeAccessIssue]
-    remembering, plain = Eyes(net, one, 5 * 3 * 16**2), Eyes(net, one)
+    remembering, plain = ObsProcessor(net, one, 5 * 3 * 16**2), ObsProcessor(net, one)
     obs = one.many().begin(np.array([1, 2, 1, 3]))
-    for eyes in (remembering, remembering, plain):
-        assert torch.equal(eyes.look(obs)[0], torch.from_numpy(draw(obs.snapshots, 16))[:, None])
+    for obs_processor in (remembering, remembering, plain):
+        assert torch.equal(obs_processor.look(obs)[0], torch.from_numpy(draw(obs.snapshots, 16))[:, None])
     assert drawn == [3, 4]  # of four states three differ
     for state_ids in ([4, 5], [1, 2, 3], [6, 7], [1, 4]):  # five images are kept, the oldest go first
         remembering.look(one.many().begin(np.array(state_ids)))
@@ -123,7 +131,7 @@ def test_what_was_looked_at_is_not_drawn_again() -> None:
 
 def test_with_shared_draws_a_chunk_strays_to_one_side() -> None:
     net, one = policy(), world()
-    sampler = Sampler(net, Eyes(net, one), 1.0, torch.Generator().manual_seed(1), shared=8)
+    sampler = Sampler(net, ObsProcessor(net, one), 1.0, torch.Generator().manual_seed(1), shared=8)
     with torch.no_grad():
         net.bias.zero_()
         net.bins.zero_()  # all tokens have one and the same distribution
@@ -134,7 +142,7 @@ def test_with_shared_draws_a_chunk_strays_to_one_side() -> None:
 
 def test_a_group_has_one_initial_state() -> None:
     with pytest.raises(ValueError, match="group 0 has two initial states, 1 and 2"):
-        Starts(task="push_block", state_ids=np.array([1, 2]), groups=np.array([0, 0]))
+        InitialStates(task="push_block", state_ids=np.array([1, 2]), groups=np.array([0, 0]))
 
 
 def test_imitation_learns_what_the_script_shows() -> None:
@@ -145,8 +153,8 @@ def test_imitation_learns_what_the_script_shows() -> None:
     scale = ActionScale.of_actions(shown.actions.reshape(-1, 7), one.scaled_actions)
     told: list[str] = []
     rng = np.random.default_rng(0)
-    before = imitate(net, Eyes(net, one), shown, scale, SFTConfig(steps=1, label_width=0.0), rng, told.append)
-    after = imitate(net, Eyes(net, one), shown, scale, config, rng, told.append)
+    before = imitate(net, ObsProcessor(net, one), shown, scale, SFTConfig(steps=1, label_width=0.0), rng, told.append)
+    after = imitate(net, ObsProcessor(net, one), shown, scale, config, rng, told.append)
     assert after < 0.8 * before
 
 

@@ -155,11 +155,11 @@ def test_one_rollout_may_be_collected_while_the_next_is_looked_at() -> None:
     scorer.begin([episode(4), episode(5)])
     assert scorer.collect(1, 0).tolist() == pytest.approx([0.1])
     assert scorer.collect(2, 0).tolist() == pytest.approx([0.2, 0.3])
-    assert [told.showing.goal for told in scorer.drain_records()] == [episode(3).instruction] * 3
+    assert [told.item.goal for told in scorer.drain_records()] == [episode(3).instruction] * 3
 
 
 def test_known_episodes_of_push_block_are_of_both_kinds() -> None:
     world = make_world("push_block", task_env("push_block"), 0)
     known = known_episodes(world, 6, 3, np.random.default_rng(0))
-    assert [showing.is_success for showing in known] == [True] * 6 + [False] * 6
-    assert all(showing.snapshots.shape == (3, 10) for showing in known)
+    assert [item.is_success for item in known] == [True] * 6 + [False] * 6
+    assert all(item.snapshots.shape == (3, 10) for item in known)

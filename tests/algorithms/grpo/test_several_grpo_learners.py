@@ -12,7 +12,7 @@ import torch
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig, LossConfig, SFTConfig
-from rlvlm.algorithms.grpo.credit.groups import Update
+from rlvlm.algorithms.grpo.credit.groups import UpdateBatch
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 
@@ -49,25 +49,27 @@ def gradients(learner: Any) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in learner.policy.named_parameters() if p.grad is not None}
 
 
-def update_of(algorithm: VLAGRPO, seed: int) -> Update:
+def update_of(algorithm: VLAGRPO, seed: int) -> UpdateBatch:
     """Episodes of the policy as it is now, and advantages that are no matter."""
-    algorithm._crew.start({"num_groups": 3, "scale": algorithm._scale})
-    episodes = algorithm._crew.collect().episodes
+    algorithm._runner_group.start({"num_groups": 3, "scale": algorithm._scale})
+    episodes = algorithm._runner_group.collect().episodes
     num_chunks = sum(len(episode.steps) for episode in episodes)
-    return Update(episodes=episodes, advantages=np.random.default_rng(seed).normal(size=num_chunks).astype(np.float32))
+    return UpdateBatch(
+        episodes=episodes, advantages=np.random.default_rng(seed).normal(size=num_chunks).astype(np.float32)
+    )
 
 
 def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tmp_path: Path) -> None:
     algorithm = make(env_runners=2, groups=5)
     algorithm.prepare(lambda line: None)
-    algorithm._crew.start({"num_groups": 5, "scale": algorithm._scale})
-    rollout = algorithm._crew.collect()
+    algorithm._runner_group.start({"num_groups": 5, "scale": algorithm._scale})
+    rollout = algorithm._runner_group.collect()
     groups = [episode.group for episode in rollout.episodes]
     assert [groups.count(group) for group in dict.fromkeys(groups)] == [3] * 5 and max(groups) >= 1_000_000_000_000_000
     assert rollout.images  # drawn there, and not again here
     num_chunks = sum(len(episode.steps) for episode in rollout.episodes)
     learner = algorithm._learner
-    learner.learn(Update(episodes=rollout.episodes, advantages=np.ones(num_chunks, np.float32)), 0.0)
+    learner.learn(UpdateBatch(episodes=rollout.episodes, advantages=np.ones(num_chunks, np.float32)), 0.0)
     assert algorithm.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5  # they played the learner's own policy
     algorithm.train()
     assert algorithm.report()[metrics.EPISODES] == 15
@@ -94,10 +96,10 @@ def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
     one, two = make(loss=LossConfig(kl_weight=0.05)), make(loss=LossConfig(kl_weight=0.05), num_learners=2)
     one.prepare(lambda line: None)
     update = update_of(one, 0)
-    two._learners.tell("take_weights", one._learners.ask("weights"))
-    two._learners.tell("begin")
+    two._learners.call_all("take_weights", one._learners.call("weights"))
+    two._learners.call_all("begin")
     for algorithm in (one, two):
-        algorithm._learners.tell("learn", update, 0.0)
+        algorithm._learners.call_all("learn", update, 0.0)
     alone, *both = (
         answer.get() for algorithm in (one, two) for answer in algorithm.learner_group.foreach_learner(gradients)
     )
@@ -105,9 +107,9 @@ def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
     for name, gradient in alone.items():
         for other in both:
             assert (other[name] - gradient).abs().max() <= 1e-5 * max(1.0, float(gradient.abs().max())), name
-    left, right = two._learners.tell("weights")
+    left, right = two._learners.call_all("weights")
     assert all(np.array_equal(value, right[name]) for name, value in left.items()), "they take the same step"
-    reports = one._learners.ask("report"), two._learners.ask("report")
+    reports = one._learners.call("report"), two._learners.call("report")
     for name, value in reports[0].items():
         assert reports[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
@@ -115,13 +117,13 @@ def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
 def test_a_checkpoint_of_two_learners_goes_on_to_the_bit(make: Any, tmp_path: Path) -> None:
     first = make(num_learners=2)
     first.prepare(lambda line: None)
-    first._learners.tell("learn", update_of(first, 0), 0.0)
+    first._learners.call_all("learn", update_of(first, 0), 0.0)
     first._take_over()
     assert first.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5, "the learners must see what was sampled here"
     first.save_checkpoint(str(tmp_path / "saved"))
     second = make(num_learners=2)
     second.load_checkpoint(str(tmp_path / "saved"))
     for algorithm in (first, second):
-        algorithm._learners.tell("learn", update_of(algorithm, 1), 0.0)
-    left, right = (one._learners.ask("weights") for one in (first, second))
+        algorithm._learners.call_all("learn", update_of(algorithm, 1), 0.0)
+    left, right = (one._learners.call("weights") for one in (first, second))
     assert all(np.array_equal(value, right[name]) for name, value in left.items())

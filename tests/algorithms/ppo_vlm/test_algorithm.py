@@ -109,8 +109,8 @@ def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
     gradients = []
     for algorithm in (whole, parts):
         learner = algorithm._learner
-        columns = learner.reader.columns(algorithm._play())
-        learner._step(columns, torch.arange(8))
+        train_batch = learner.reader.train_batch(algorithm._play())
+        learner._step(train_batch, torch.arange(8))
         gradients.append([parameter.grad.clone() for parameter in learner._parameters if parameter.grad is not None])
     for left, right in zip(*gradients, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
@@ -172,7 +172,7 @@ def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
     assert all(played.outcome.is_end and not played.outcome.is_terminated for played in rollout.turns[-1])
     live = torch.ones(10, 4, dtype=torch.bool)
     ends = torch.tensor([[played.outcome.is_end for played in row] for row in rollout.turns])
-    values = torch.tensor([[played.move.value for played in row] for row in rollout.turns])
+    values = torch.tensor([[played.output.value for played in row] for row in rollout.turns])
     after = algorithm._learner.reader.next_values(rollout, live, values, ends)
     assert torch.all(after == 3.0)
 
@@ -180,7 +180,7 @@ def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
 def test_groups_start_alike_and_others_do_not(make: Any):
     algorithm = make(GRPOConfig(group_size=2))
     rollout = algorithm._play()
-    starts = [played.outcome.scene.image for played in rollout.turns[0]]
+    starts = [played.outcome.obs.image for played in rollout.turns[0]]
     assert starts[0] == starts[1]
     assert starts[2] == starts[3]
     assert len(rollout.episodes) == 4
@@ -218,7 +218,7 @@ def test_of_an_update_only_what_is_no_chance_is_kept(make: Any, pays: str, updat
     learner, die, kept = algorithm._learner, np.random.default_rng(0), []
 
     def reward(played: Any) -> float:
-        return float(played.move.action == 1) if pays == "an action" else float(die.random())
+        return float(played.output.action == 1) if pays == "an action" else float(die.random())
 
     for _ in range(updates):
         rollout = algorithm._play()
@@ -239,7 +239,7 @@ def test_the_reference_stays_where_ppo_started(make: Any, tmp_path: Path, policy
     algorithm, resumed = (make(TokenPPOConfig(kl_weight=0.05, is_shrunk=False), policy, sft) for _ in range(2))
     learner = algorithm._learner
     algorithm.prepare(lambda line: None)
-    tokens = [played.move.tokens for played in algorithm._play().turns[0] if played is not None]
+    tokens = [played.output.tokens for played in algorithm._play().turns[0] if played is not None]
     began = reference(learner, tokens)
     with torch.no_grad():
         torch.testing.assert_close(began, learner.policy.read(tokens).log_probs, rtol=0, atol=1e-5)
@@ -275,7 +275,7 @@ def test_turns_that_are_alike_are_read_once_and_valued_alike(make: Any):
     read: list[int] = []
     inner = learner.reader.reference_log_probs
     learner.reader.reference_log_probs = lambda tokens: read.append(len(tokens)) or inner(tokens)
-    once, doubled = learner.reader.columns(rollout), learner.reader.columns(twice)
+    once, doubled = learner.reader.train_batch(rollout), learner.reader.train_batch(twice)
     assert read[0] == read[1] <= len(rollout) and len(doubled.tokens) == 2 * len(rollout)
     assert once.reference is not None and doubled.reference is not None
     width = len(rollout.turns[0])

@@ -11,23 +11,23 @@ from rlvlm.algorithms.ppo_vlm.monitors import (
     repeated_pairs,
     same_thought_share,
 )
-from rlvlm.algorithms.ppo_vlm.play import Move, PlayedTurn
-from rlvlm.algorithms.seats import Scene, TurnOutcome
+from rlvlm.algorithms.ppo_vlm.play import PlayedTurn, PolicyOutput
+from rlvlm.algorithms.world_slots import TurnObs, TurnOutcome
 from rlvlm.types.sampling import ReplyTokens
 from rlvlm.types.turns import Reply
 
 
 def turn(image: bytes, thought: str) -> PlayedTurn:
-    scene = Scene(image=image, prompt="")
+    obs = TurnObs(image=image, prompt="")
     tokens = ReplyTokens(prompt_ids=np.zeros(1, np.int64), image=image, reply_ids=np.zeros(1, np.int64))
-    move = Move(text="", tokens=tokens, log_probs=np.zeros(1, np.float32), value=0.0, action=None, version=0)
+    output = PolicyOutput(text="", tokens=tokens, log_probs=np.zeros(1, np.float32), value=0.0, action=None, version=0)
     reply = Reply(text="", thought=thought, action=0, action_span=None)
     outcome = TurnOutcome(
-        scene=scene, reply=reply, action="+", goal="", snapshots=np.zeros((2, 1), np.float32), env_reward=0.0,
-        is_success=False, progress=0.0, gain=0.0, is_end=False, is_terminated=False, following=scene,
+        obs=obs, reply=reply, action="+", goal="", snapshots=np.zeros((2, 1), np.float32), env_reward=0.0,
+        is_success=False, progress=0.0, gain=0.0, is_end=False, is_terminated=False, next_obs=obs,
         episode=None,
     )  # fmt: skip
-    return PlayedTurn(move=move, outcome=outcome)
+    return PlayedTurn(output=output, outcome=outcome)
 
 
 def test_repetition_by_hand():

@@ -6,38 +6,38 @@ import pytest
 
 from rlvlm import metrics
 from rlvlm.algorithms.evaluation import FIRST_SEED
-from rlvlm.algorithms.ppo_vlm.play import Actor, Move, play_episodes
+from rlvlm.algorithms.ppo_vlm.play import Actor, PolicyOutput, play_episodes
 from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer, is_strict_success, stands_still
-from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.types.sampling import ReplyTokens
 from tests.tiny_policy import tiny_policy
 
 
-def make_seat() -> Seat:
-    return Seat(make_world("number_line", task_env("number_line"), 0), "number_line")
+def make_slot() -> WorldSlot:
+    return WorldSlot(make_world("number_line", task_env("number_line"), 0), "number_line")
 
 
 def test_one_wrong_step_fails_the_strict_test_and_reaches_the_goal_all_the_same():
-    seat = make_seat()
+    slot = make_slot()
     for seed in range(20):
-        seat.begin(seed)
-        legal = seat.world.expert_action()
-        wrong = seat.play(seat.world.action_text(1 - legal))
+        slot.begin(seed)
+        legal = slot.world.expert_action()
+        wrong = slot.play(slot.world.action_text(1 - legal))
         outcome = wrong
         while outcome.episode is None:
-            outcome = seat.play(seat.world.action_text(seat.world.expert_action()))
+            outcome = slot.play(slot.world.action_text(slot.world.expert_action()))
         assert outcome.episode.success.any() and not is_strict_success(outcome.episode)
-    assert all(is_strict_success(episode) for episode in demonstrate(seat, SFTConfig(turns=20), 0))
+    assert all(is_strict_success(episode) for episode in demonstrate(slot, SFTConfig(turns=20), 0))
 
 
 def test_an_episode_does_not_depend_on_what_is_played_beside_it(tmp_path: Path):
     actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=6, temperature=1.0)
-    together = play_episodes(actor, make_seat, [5, 6, 7], 3, greedy=False)
-    alone = play_episodes(actor, make_seat, [7], 1, greedy=False)
+    together = play_episodes(actor, make_slot, [5, 6, 7], 3, greedy=False)
+    alone = play_episodes(actor, make_slot, [7], 1, greedy=False)
     texts = [[reply.text for reply in episode.replies] for episode, _ in (together[2], alone[0])]
     assert texts[0] == texts[1]
     assert [episode.seed for episode, _ in together] == [5, 6, 7]
@@ -46,7 +46,7 @@ def test_an_episode_does_not_depend_on_what_is_played_beside_it(tmp_path: Path):
 
 def test_an_evaluation_counts_both_decodings(tmp_path: Path):
     actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=4, temperature=1.0)
-    evaluation, played = TurnsPlayer(actor, make_seat, 2).evaluate(2)
+    evaluation, played = TurnsPlayer(actor, make_slot, 2).evaluate(2)
     assert len(evaluation.episodes) == len(played) == 2
     assert evaluation.metrics[metrics.EVAL_INVALID] == 1  # four random tokens are no reply
     assert evaluation.metrics[metrics.EVAL_STANDS_STILL] == 1, "so nothing ever changes, nor does the reply"
@@ -58,28 +58,30 @@ def test_an_evaluation_counts_both_decodings(tmp_path: Path):
 def test_who_stands_still_worked_by_hand():
     """On the line from 0 to 5 a minus at 0 changes nothing: who goes on with it stands still, who goes up does not."""
 
-    def move(image: bytes, *prompt: int) -> Move:
+    def output(image: bytes, *prompt: int) -> PolicyOutput:
         tokens = ReplyTokens(prompt_ids=np.array(prompt), image=image, reply_ids=np.array([1]))
-        return Move(text="", tokens=tokens, log_probs=np.zeros(1, np.float32), value=0.0, action=None, version=0)
+        return PolicyOutput(
+            text="", tokens=tokens, log_probs=np.zeros(1, np.float32), value=0.0, action=None, version=0
+        )
 
-    whole = demonstrate(make_seat(), SFTConfig(turns=1), 0)[0]
+    whole = demonstrate(make_slot(), SFTConfig(turns=1), 0)[0]
     cut, over = (dataclasses.replace(whole, terminated=is_over) for is_over in (False, True))
-    assert stands_still(cut, [move(b"1", 7), move(b"0", 7), move(b"0", 7)])
-    assert not stands_still(over, [move(b"1", 7), move(b"0", 7), move(b"0", 7)]), "the world ended it"
-    assert not stands_still(cut, [move(b"0", 7), move(b"0", 7), move(b"1", 7)]), "it got out"
-    assert not stands_still(cut, [move(b"0", 7), move(b"0", 7, 8)]), "it is told something else"
-    assert not stands_still(cut, [move(b"0", 7)])
+    assert stands_still(cut, [output(b"1", 7), output(b"0", 7), output(b"0", 7)])
+    assert not stands_still(over, [output(b"1", 7), output(b"0", 7), output(b"0", 7)]), "the world ended it"
+    assert not stands_still(cut, [output(b"0", 7), output(b"0", 7), output(b"1", 7)]), "it got out"
+    assert not stands_still(cut, [output(b"0", 7), output(b"0", 7, 8)]), "it is told something else"
+    assert not stands_still(cut, [output(b"0", 7)])
 
 
 def test_an_evaluation_counts_who_reached_a_milestone_at_any_turn(tmp_path: Path):
     actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=4, temperature=1.0)
-    seat = make_seat()
+    slot = make_slot()
     begun = [0.0] * 4
     for place in range(4):  # replies that cannot be read leave everything where it was
-        seat.begin(FIRST_SEED + place)
-        begun[place] = seat.world.progress()
+        slot.begin(FIRST_SEED + place)
+        begun[place] = slot.world.progress()
     half = sorted(begun)[2]
-    player = TurnsPlayer(actor, make_seat, 2, milestones={"half": half, "all": 1.0})
+    player = TurnsPlayer(actor, make_slot, 2, milestones={"half": half, "all": 1.0})
     measured = player.evaluate(4)[0].metrics
     assert measured[metrics.EVAL_REACHED + "half"] == sum(one >= half for one in begun) / 4
     assert measured[metrics.EVAL_REACHED + "all"] == measured[metrics.EVAL_SAMPLED_REACHED + "all"] == 0

@@ -49,8 +49,8 @@ def test_two_learners_have_the_gradient_of_one(make: Any, objective: Any) -> Non
     for algorithm in (one, two):
         algorithm.prepare(lambda line: None)
     rollout = one._play()
-    one._learners.tell("learn", rollout, 0.0)
-    two._learners.tell("learn", rollout, 0.0)
+    one._learners.call_all("learn", rollout, 0.0)
+    two._learners.call_all("learn", rollout, 0.0)
     (alone,), both = of_all(one, gradients), of_all(two, gradients)
     assert len(both) == 2 and max(gradient.abs().max() for gradient in alone.values()) > 1e-3
     for name, gradient in alone.items():
@@ -58,7 +58,7 @@ def test_two_learners_have_the_gradient_of_one(make: Any, objective: Any) -> Non
             assert (other[name] - gradient).abs().max() <= 1e-5 * max(1.0, float(gradient.abs().max())), name
     left, right = of_all(two, lambda learner: learner.weights())
     assert all(torch.equal(value, right[name]) for name, value in left.items()), "they take the same step"
-    reports = one._learners.ask("report"), two._learners.ask("report")
+    reports = one._learners.call("report"), two._learners.call("report")
     for name, value in reports[0].items():
         assert reports[1][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
@@ -68,7 +68,7 @@ def test_a_round_a_checkpoint_and_on(make: Any, tmp_path: Path) -> None:
     first.train()
     report = first.report()
     assert report[metrics.PPO_FIRST_RATIO_ERROR] <= 1e-4, "the learners must see what was sampled here"
-    weights = first._learners.ask("weights")
+    weights = first._learners.call("weights")
     for name, value in first._policy.trained_state().items():
         assert torch.equal(value.cpu(), weights[name]), name
     first.save_checkpoint(str(tmp_path / "saved"))
@@ -76,7 +76,7 @@ def test_a_round_a_checkpoint_and_on(make: Any, tmp_path: Path) -> None:
     second = make(objective=TokenPPOConfig(kl_weight=0.05), num_learners=2)
     second.load_checkpoint(str(tmp_path / "saved"))
     second.train()
-    left, right = (one._learners.ask("weights") for one in (first, second))
+    left, right = (one._learners.call("weights") for one in (first, second))
     assert all(torch.equal(value, right[name]) for name, value in left.items())
 
 
@@ -91,10 +91,10 @@ def test_what_one_learner_meets_is_told_and_a_lost_one_ends_the_run(make: Any) -
 
     pids = of_all(algorithm, poison)
     with pytest.raises(NumericsError, match="not finite"):
-        algorithm._learners.tell("learn", algorithm._play(), 0.0)
+        algorithm._learners.call_all("learn", algorithm._play(), 0.0)
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(MachineError, match="1 of 2 learners are gone"):
-        algorithm._learners.tell("report")
+        algorithm._learners.call_all("report")
 
 
 def test_what_cannot_work_is_refused(make: Any) -> None:

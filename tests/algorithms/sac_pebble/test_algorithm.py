@@ -98,13 +98,13 @@ def train(algorithm, iterations):
 
 
 def act(algorithm, num_steps):
-    algorithm._crew.start({"num_steps": num_steps, "random_actions": True})
-    return algorithm._crew.collect()
+    algorithm._runner_group.start({"num_steps": num_steps, "random_actions": True})
+    return algorithm._runner_group.collect()
 
 
 def tree(algorithm):
     return {
-        "runner": algorithm._crew.save_tree(),
+        "runner": algorithm._runner_group.save_tree(),
         "learner": algorithm._learner.save_tree(),
         "schedule": algorithm._schedule.save_tree(),
         "steps": algorithm.env_steps,

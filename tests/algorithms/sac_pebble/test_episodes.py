@@ -1,6 +1,6 @@
 import numpy as np
 
-from rlvlm.algorithms.sac_pebble.episodes import EpisodeTape, VectorStep, to_transitions
+from rlvlm.algorithms.sac_pebble.episodes import EpisodeBuffer, VectorStep, to_transitions
 
 
 def step(number, num_worlds=2):
@@ -24,14 +24,14 @@ def ended(*flags):
 
 
 def test_two_worlds_whose_episodes_end_at_different_steps():
-    tape = EpisodeTape(2)
-    assert tape.record(step(0), ended(False, False)) == []
-    (first,) = tape.record(step(1), ended(True, False))
+    buffer = EpisodeBuffer(2)
+    assert buffer.record(step(0), ended(False, False)) == []
+    (first,) = buffer.record(step(1), ended(True, False))
     assert first.env_rewards.tolist() == [0, 1]
-    second = tape.record(step(2), ended(True, True))
+    second = buffer.record(step(2), ended(True, True))
     np.testing.assert_allclose(second[0].env_rewards, [2])
     np.testing.assert_allclose(second[1].env_rewards, [0.1, 1.1, 2.1])
-    assert tape.get_state()["columns"] == {}
+    assert buffer.get_state()["columns"] == {}
 
 
 def test_transitions_come_in_the_order_they_happened():
@@ -41,18 +41,18 @@ def test_transitions_come_in_the_order_they_happened():
 
 
 def test_a_restored_tape_cuts_the_same_episodes():
-    original, restored = EpisodeTape(2), EpisodeTape(2)
+    original, restored = EpisodeBuffer(2), EpisodeBuffer(2)
     for number in range(3):
         original.record(step(number), ended(number == 1, False))
     restored.set_state(original.get_state())
-    for tape in (original, restored):
-        one, other = tape.record(step(3), ended(True, True))
+    for buffer in (original, restored):
+        one, other = buffer.record(step(3), ended(True, True))
         np.testing.assert_allclose(one.env_rewards, [2, 3])
         np.testing.assert_allclose(other.env_rewards, [0.1, 1.1, 2.1, 3.1])
 
 
 def test_the_tape_forgets_steps_that_no_running_episode_needs():
-    tape = EpisodeTape(2)
+    buffer = EpisodeBuffer(2)
     for number in range(5000):
-        tape.record(step(number), ended(number % 7 == 0, number % 5 == 0))
-    assert len(tape.get_state()["columns"]["progress"]) <= 1100
+        buffer.record(step(number), ended(number % 7 == 0, number % 5 == 0))
+    assert len(buffer.get_state()["columns"]["progress"]) <= 1100

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.folders import (
     BODY_FILE,
     HEADS_FILE,
@@ -16,6 +15,7 @@ from rlvlm.algorithms.sft.folders import (
     taught_of,
     write_taught,
 )
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.cli import main
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world, task_env
@@ -66,13 +66,13 @@ def test_what_was_taught_is_known_and_compared_by_hand(tmp_path: Path):
 
 def test_a_collection_comes_back_as_it_was_played(tmp_path: Path):
     assert main(["collect", "number_line", "--episodes", "3", "--out", str(tmp_path / "d")]) == 0
-    seat = Seat(make_world("number_line", task_env("number_line"), 0), "number_line")
-    episodes = load_demonstrations(tmp_path / "d", seat.world, task_env("number_line"))
+    slot = WorldSlot(make_world("number_line", task_env("number_line"), 0), "number_line")
+    episodes = load_demonstrations(tmp_path / "d", slot.world, task_env("number_line"))
     assert len(episodes) == 3
-    seat.begin(episodes[0].seed)
+    slot.begin(episodes[0].seed)
     for reply in episodes[0].replies:
-        assert seat.world.expert_action() == reply.action
-        seat.play(reply.text)
+        assert slot.world.expert_action() == reply.action
+        slot.play(reply.text)
 
 
 def test_starts_that_are_held_out_are_not_learned_from_whoever_collected_them(tmp_path: Path):

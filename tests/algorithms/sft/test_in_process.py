@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from rlvlm import metrics
-from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate, split
 from rlvlm.algorithms.sft.in_process import examples_of, fine_tune, imitation_loss, teach, validate
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.errors import UsageError
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -17,12 +17,12 @@ from rlvlm.types.turns import TurnEpisode
 from tests.tiny_policy import tiny_policy
 
 
-def seat() -> Seat:
-    return Seat(make_world("number_line", task_env("number_line"), 0), "number_line")
+def slot() -> WorldSlot:
+    return WorldSlot(make_world("number_line", task_env("number_line"), 0), "number_line")
 
 
 def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path):
-    policy, place = tiny_policy(tmp_path), seat()
+    policy, place = tiny_policy(tmp_path), slot()
     (example, *_) = examples_of(policy, place.world, demonstrate(place, SFTConfig(turns=1), 0))
     with torch.no_grad():
         loss = imitation_loss(policy, [example])
@@ -32,7 +32,7 @@ def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path)
 
 
 def test_a_head_may_learn_from_what_is_said_too(tmp_path: Path):
-    policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2), seat()
+    policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2), slot()
     examples = examples_of(policy, place.world, demonstrate(place, SFTConfig(turns=6), 0))
     with torch.no_grad():
         both, alone = (imitation_loss(policy, examples, weight) for weight in (0.5, 0.0))
@@ -41,14 +41,14 @@ def test_a_head_may_learn_from_what_is_said_too(tmp_path: Path):
 
 
 def test_an_expert_never_errs_and_a_noisy_one_does():
-    sure, noisy = (demonstrate(seat(), SFTConfig(turns=100, p_wrong=p), 1) for p in (0.0, 0.5))
+    sure, noisy = (demonstrate(slot(), SFTConfig(turns=100, p_wrong=p), 1) for p in (0.0, 0.5))
     assert all(episode.success[-1] and not (episode.env_rewards < 0).any() for episode in sure)
     assert any((episode.env_rewards < 0).any() for episode in noisy)
     assert sum(map(len, sure)) >= 100
 
 
 def test_one_who_strays_shows_the_right_action_where_it_has_led():
-    straying = demonstrate(seat(), SFTConfig(turns=100, p_stray=0.5), 1)
+    straying = demonstrate(slot(), SFTConfig(turns=100, p_stray=0.5), 1)
     assert any((episode.env_rewards < 0).any() for episode in straying), "wrong moves were really made"
     for episode in straying:
         for (current, target), reply in zip(episode.snapshots[:-1, :2], episode.replies, strict=True):
@@ -57,7 +57,7 @@ def test_one_who_strays_shows_the_right_action_where_it_has_led():
 
 
 def test_without_an_expert_it_is_said_how_to_begin():
-    place = seat()
+    place = slot()
     place.world.has_expert = False
     with pytest.raises(UsageError, match="no scripted expert") as caught:
         demonstrate(place, SFTConfig(turns=4), 0)
@@ -65,7 +65,7 @@ def test_without_an_expert_it_is_said_how_to_begin():
 
 
 def test_a_split_keeps_episodes_whole():
-    episodes = demonstrate(seat(), SFTConfig(turns=100), 1)
+    episodes = demonstrate(slot(), SFTConfig(turns=100), 1)
     learned, held_out = split(episodes, 0.2)
     assert len(learned) + len(held_out) == len(episodes)
     assert len(held_out) == pytest.approx(len(episodes) / 5, abs=1)
@@ -79,7 +79,7 @@ def test_a_split_keeps_episodes_whole():
 
 @pytest.mark.slow
 def test_fine_tuning_makes_demonstrations_likelier_and_leaves_the_critic_alone(tmp_path: Path):
-    policy, place = tiny_policy(tmp_path), seat()
+    policy, place = tiny_policy(tmp_path), slot()
     examples = examples_of(policy, place.world, demonstrate(place, SFTConfig(turns=24), 0))
     critic = [parameter.clone() for parameter in policy.value_head.parameters()]
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_an_action_head_is_taught_the_action(tmp_path: Path):
     last = policy.action_head[-1]
     assert isinstance(last, torch.nn.Linear)
     torch.nn.init.zeros_(last.weight)
-    place = seat()
+    place = slot()
     config = SFTConfig(updates=12, batch_turns=16, lr=1e-3, held_out=0.0)
     episodes = demonstrate(place, SFTConfig(turns=8), 0)
     examples = examples_of(policy, place.world, episodes)
@@ -123,7 +123,7 @@ def illegible(episodes: list[TurnEpisode], keeps: int) -> list[TurnEpisode]:
 
 @pytest.mark.parametrize("reply_weight", [0.0, 0.5])
 def test_a_head_is_taught_the_turns_whose_action_can_be_read_and_no_others(tmp_path: Path, reply_weight: float):
-    policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2), seat()
+    policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2), slot()
     episodes = demonstrate(place, SFTConfig(turns=12), 0)
     readable = illegible(episodes, keeps=1)
     assert len(examples_of(policy, place.world, readable)) == len(episodes) < sum(map(len, episodes))
@@ -134,7 +134,7 @@ def test_a_head_is_taught_the_turns_whose_action_can_be_read_and_no_others(tmp_p
 
 
 def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
-    policy, place = tiny_policy(tmp_path), seat()
+    policy, place = tiny_policy(tmp_path), slot()
     examples = examples_of(policy, place.world, demonstrate(place, SFTConfig(turns=4), 0))
     measured = validate(policy, place.world, examples, 3, 6)
     assert measured[metrics.SFT_VALID] == measured[metrics.SFT_EXACT_ACTION] == 0
@@ -143,7 +143,7 @@ def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
 
 
 def test_replies_too_long_to_be_written_are_told_of(tmp_path: Path):
-    policy, place = tiny_policy(tmp_path), seat()
+    policy, place = tiny_policy(tmp_path), slot()
     episodes, told = demonstrate(place, SFTConfig(turns=4), 0), list[str]()
     teach(policy, place, episodes, SFTConfig(updates=1, batch_turns=2), 0, 8, told.append)
     assert told[0].startswith("100% of the demonstrated replies are longer than algo.max_reply_tokens 8")

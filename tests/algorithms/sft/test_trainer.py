@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from rlvlm import metrics
-from rlvlm.algorithms.seats import Seat
 from rlvlm.algorithms.sft.config import JobConfig, SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
 from rlvlm.algorithms.sft.folders import BODY_FILE, HEADS_FILE, load_trained
-from rlvlm.algorithms.sft.trainer import Lesson, run_sft
+from rlvlm.algorithms.sft.trainer import TrainLoopConfig, run_sft
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
@@ -25,12 +25,12 @@ def make_policy(folder: str, learns: Any = "all") -> VLMPolicy:
     return load_policy(PolicyConfig(model=folder, device="cpu", learns=learns, lora_rank=4, seed=1))
 
 
-def make_seat() -> Seat:
-    return Seat(make_world("number_line", task_env("number_line"), 0), "number_line")
+def make_slot() -> WorldSlot:
+    return WorldSlot(make_world("number_line", task_env("number_line"), 0), "number_line")
 
 
 def load_episodes() -> Any:
-    return demonstrate(make_seat(), SFTConfig(turns=24), 0)
+    return demonstrate(make_slot(), SFTConfig(turns=24), 0)
 
 
 @pytest.mark.parametrize("learns", ["lora", "all"])
@@ -40,9 +40,9 @@ def test_a_job_learns_saves_apart_and_goes_on_where_it_stopped(local_ray: Any, t
 
     def job(updates: int) -> dict[str, float]:
         return run_sft(
-            Lesson(
+            TrainLoopConfig(
                 make_policy=functools.partial(make_policy, folder, learns),
-                make_seat=make_seat,
+                make_slot=make_slot,
                 load_episodes=load_episodes,
                 sft=SFTConfig(updates=updates, batch_turns=8, lr=3e-3, held_out=0.2),
                 job=JobConfig(save_every=4, max_reply_tokens=4),

@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from rlvlm import metrics
 from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.records import ScoreRecord
-from rlvlm.rewards.showings import Showing, Told
+from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
 from rlvlm.runs.artifacts.plots import draw_judge_over_training
 from rlvlm.runs.artifacts.scored import ScoreRecorder, nearness, outcome_of, write_score_page
 from rlvlm.runs.artifacts.summary import summarise_judge
@@ -30,10 +30,10 @@ def draw(snapshots: FloatArray, size_px: int) -> Frames:
     return np.broadcast_to(snapshots[:, :1, None, None], (len(snapshots), size_px, size_px, 3)).astype(np.uint8)
 
 
-def told(value: float | None, success: bool, step: int) -> Told:
+def told(value: float | None, success: bool, step: int) -> ScoredItem:
     snapshots = np.array([[3.0], [9.0]], np.float32)
-    return Told(
-        showing=Showing(goal="go <b>on</b>", snapshots=snapshots, action="+", is_success=success, progress=0.5),
+    return ScoredItem(
+        item=ScoringItem(goal="go <b>on</b>", snapshots=snapshots, action="+", is_success=success, progress=0.5),
         score=Score(status=Status.INVALID if value is None else Status.OK, value=value, stamp=STAMP, text="5 <i>"),
         env_step=step, timestamp=0.0, truth=0.75,
     )  # fmt: skip
@@ -46,10 +46,10 @@ def empty(tmp_path: Path) -> RunFolder:
 
 def test_outcomes_by_hand() -> None:
     cases = [(0.9, True), (0.9, False), (0.5, True), (0.5, False)]
-    assert [outcome_of(value, "ok", told(value, success, 0).showing, 0.875) for value, success in cases] == [
+    assert [outcome_of(value, "ok", told(value, success, 0).item, 0.875) for value, success in cases] == [
         "true positive", "false positive", "false negative", "true negative",
     ]  # fmt: skip
-    success = told(0.5, True, 0).showing
+    success = told(0.5, True, 0).item
     assert outcome_of(None, "invalid", success, 0.875) == "invalid"
     assert outcome_of(0.5, "ok", replace(success, is_undone=True), 0.875) == "success, undone at the end"
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from tiny_run import table
 
-from rlvlm.algorithms.ppo_vlm.algorithm import load_trained_policy, make_seat
+from rlvlm.algorithms.ppo_vlm.algorithm import load_trained_policy, make_slot
 from rlvlm.envs.registry import task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -89,9 +89,9 @@ def assert_served(run: Path, token_file: Path) -> None:
     (curl,) = (line.removeprefix("try").strip() for line in told if line.startswith("try"))
     tried = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=120)
     assert json.loads(tried.stdout)["action"] in ("-", "+"), "it is shown a turn that it knows"
-    seat = make_seat("number_line", task_env("number_line"))
-    seat.begin(5)
-    frame, prompt = seat.world.draw(seat.turn.snapshot[None]), seat.scene.prompt
+    slot = make_slot("number_line", task_env("number_line"))
+    slot.begin(5)
+    frame, prompt = slot.world.draw(slot.turn.snapshot[None]), slot.obs.prompt
     stream = io.BytesIO()
     Image.fromarray(frame[0]).save(stream, "PNG")
     turn = {"image": base64.b64encode(stream.getvalue()).decode(), "prompt": prompt}
@@ -115,7 +115,7 @@ def assert_served(run: Path, token_file: Path) -> None:
     engine = PolicyEngine(policy)
     (own,) = engine.reply(asked, max_new_tokens=48, greedy=True)
     assert answer["text"] == own.text and answer["log_prob"] == pytest.approx(own.log_probs.sum(), abs=1e-4)
-    read = seat.world.read(own.text).action
-    assert answer["action"] == (None if read is None else seat.world.action_names[read])
+    read = slot.world.read(own.text).action
+    assert answer["action"] == (None if read is None else slot.world.action_names[read])
     assert sampled[0]["text"] == sampled[1]["text"] == engine.reply(asked, max_new_tokens=48)[0].text
     assert hostile.status_code == 422 and "tokens of the chat's format" in hostile.json()["error"]["message"]

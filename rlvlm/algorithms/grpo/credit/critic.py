@@ -17,7 +17,7 @@ from torch.nn import functional
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import AdvantageConfig
 from rlvlm.algorithms.grpo.credit.advantages import STD_EPSILON, chunk_advantages
-from rlvlm.algorithms.grpo.credit.groups import Group, Update
+from rlvlm.algorithms.grpo.credit.groups import Group, UpdateBatch
 from rlvlm.envs.chunks import ChunkWorld
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.steps import FloatArray
@@ -57,7 +57,7 @@ class Critic:
         self._lengths = np.empty(0, np.int64)
         self._latest: dict[str, float] = {}
 
-    def weigh(self, groups: Sequence[Group]) -> Update | None:
+    def weigh(self, groups: Sequence[Group]) -> UpdateBatch | None:
         """The update that `groups` make, chunk by chunk; then the critic learns from them.
 
         None the first time, and without groups: nothing can be expected before anything was seen.
@@ -78,7 +78,7 @@ class Critic:
 
     def _weighed(
         self, episodes: list[ChunkEpisode], scores: FloatArray, lengths: np.ndarray, features: FloatArray
-    ) -> Update:
+    ) -> UpdateBatch:
         with torch.no_grad():
             values = self._network(self._scaled(features))[:, 0].sigmoid().numpy()
         parts = np.split(values, np.cumsum(lengths)[:-1])
@@ -91,7 +91,7 @@ class Critic:
         came = scores.repeat(lengths)
         explained = 1.0 - float(np.var(came - values) / (np.var(came) + STD_EPSILON))
         self._latest = {metrics.GRPO_EXPLAINED: explained}
-        return Update(episodes=episodes, advantages=advantages)
+        return UpdateBatch(episodes=episodes, advantages=advantages)
 
     def _features_of(self, episode: ChunkEpisode) -> FloatArray:
         """[C, F] before each chunk: the simulator's state, what the robot feels, and the share of time that is gone."""

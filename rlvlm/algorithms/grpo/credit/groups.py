@@ -28,7 +28,7 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Update:
+class UpdateBatch:
     """What one update learns from: the episodes of its groups, one after the other, and what each chunk is worth."""
 
     episodes: list[ChunkEpisode]
@@ -66,7 +66,7 @@ def sifted(groups: Sequence[Group], config: AdvantageConfig) -> list[Group]:
     return [groups[place] for place in np.flatnonzero(keeps).tolist()]
 
 
-def weighed(groups: Sequence[Group], config: AdvantageConfig) -> Update:
+def weighed(groups: Sequence[Group], config: AdvantageConfig) -> UpdateBatch:
     """The update that `groups` make by themselves: all chunks of an episode are worth the same.
 
     With `chunk_share` the chunks of each group are learned from that differ most from what the other kind of its
@@ -88,7 +88,7 @@ def weighed(groups: Sequence[Group], config: AdvantageConfig) -> Update:
             is_kept[np.argsort(-apart, kind="stable")[: math.ceil(config.chunk_share * len(apart))]] = True
             kept.append(is_kept)
         chosen = np.flatnonzero(np.concatenate(kept))
-    return Update(
+    return UpdateBatch(
         episodes=episodes,
         advantages=advantages.reshape(-1).repeat([len(episode.steps) for episode in episodes]),
         chosen=chosen,

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from rlvlm.algorithms.seats import distance_of
+from rlvlm.algorithms.world_slots import distance_of
 from rlvlm.envs.turns import TurnWorld
-from rlvlm.rewards.showings import Showing, spread
+from rlvlm.rewards.scoring_items import ScoringItem, spread
 
 _TURNS_AT_MOST = 2_000
 """Turns that are played in search of both kinds."""
 
 
-def known_turns(world: TurnWorld, count: int, seed: int, goal: str = "") -> list[Showing]:
+def known_turns(world: TurnWorld, count: int, seed: int, goal: str = "") -> list[ScoringItem]:
     """Turns whose worth is known, for a judge to be tried on: `is_success` says whether success came nearer.
 
     Args:
@@ -20,7 +20,7 @@ def known_turns(world: TurnWorld, count: int, seed: int, goal: str = "") -> list
         goal: as of `TurnLabeller`.
     """
     rng = np.random.default_rng(seed)
-    found: dict[bool, list[Showing]] = {True: [], False: []}
+    found: dict[bool, list[ScoringItem]] = {True: [], False: []}
     turn, info = world.reset(seed=seed)
     for _ in range(_TURNS_AT_MOST):
         if min(map(len, found.values())) >= count:
@@ -32,7 +32,7 @@ def known_turns(world: TurnWorld, count: int, seed: int, goal: str = "") -> list
         kind = found[is_nearer]
         if len(kind) < count:
             kind.append(
-                Showing(
+                ScoringItem(
                     goal=told,
                     snapshots=np.stack([before, turn.snapshot]),
                     action=world.action_names[action],
@@ -45,10 +45,10 @@ def known_turns(world: TurnWorld, count: int, seed: int, goal: str = "") -> list
     return [*found[True], *found[False]]
 
 
-def known_episodes(world: TurnWorld, count: int, num_frames: int, seed: int, goal: str = "") -> list[Showing]:
+def known_episodes(world: TurnWorld, count: int, num_frames: int, seed: int, goal: str = "") -> list[ScoringItem]:
     """Whole episodes whose outcome is known: as `known_turns`, some of the expert and some by chance."""
     rng = np.random.default_rng(seed)
-    found: dict[bool, list[Showing]] = {True: [], False: []}
+    found: dict[bool, list[ScoringItem]] = {True: [], False: []}
     for number in range(4 * count):
         turn, info = world.reset(seed=seed + number)
         snapshots, is_over = [turn.snapshot], False
@@ -60,7 +60,7 @@ def known_episodes(world: TurnWorld, count: int, num_frames: int, seed: int, goa
         kind = found[bool(info["success"])]
         if len(kind) < count:
             kind.append(
-                Showing(
+                ScoringItem(
                     goal=goal or world.goal,
                     snapshots=spread(np.stack(snapshots), num_frames),
                     is_success=bool(info["success"]),

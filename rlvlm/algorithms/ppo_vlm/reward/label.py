@@ -20,7 +20,7 @@ from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.judged import to_reward
 from rlvlm.rewards.monitor import JudgeMonitor, check_judge
 from rlvlm.rewards.scorers import Scorer
-from rlvlm.rewards.showings import Showing, Told, spread
+from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem, spread
 from rlvlm.rewards.temporal import TemporalNovelty
 from rlvlm.types.judging import Score
 from rlvlm.types.steps import FloatArray
@@ -40,12 +40,12 @@ class _Asked:
     """Worlds that are asked about."""
     turns: Sequence[PlayedTurn]
     """Theirs."""
-    showings: Sequence[Showing]
+    items: Sequence[ScoringItem]
     answers: Future[list[Score]] | None
     """None where nobody is asked about anything."""
 
 
-_Scored = tuple[PlayedTurn, Showing, Score]
+_Scored = tuple[PlayedTurn, ScoringItem, Score]
 
 
 class TurnLabeller:
@@ -70,7 +70,7 @@ class TurnLabeller:
         self._goal = goal
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="turn-scores")
         self._waiting: list[_Asked] = []
-        self._records: list[Told] = []
+        self._records: list[ScoredItem] = []
         self._facts: dict[str, float] = {}
         is_per_turn = config.per == "turn"
         self.monitor = JudgeMonitor(config.monitor, TURN_CLAIM if is_per_turn else EPISODE_CLAIM)
@@ -80,14 +80,14 @@ class TurnLabeller:
         if self._scorer is None:
             return
         asked = [
-            (place, played, showing)
+            (place, played, item)
             for place, played in enumerate(row)
-            if played is not None and (showing := self._showing(played)) is not None
+            if played is not None and (item := self._item(played)) is not None
         ]
-        showings = [showing for _, _, showing in asked]
-        answers = self._pool.submit(self._scorer.score, showings) if showings else None
+        items = [item for _, _, item in asked]
+        answers = self._pool.submit(self._scorer.score, items) if items else None
         places, turns = [place for place, *_ in asked], [played for _, played, _ in asked]
-        self._waiting.append(_Asked(places, turns, showings, answers))
+        self._waiting.append(_Asked(places, turns, items, answers))
 
     def label(self, rollout: Rollout, env_step: int) -> Rollout:
         """The rollout with every turn's reward; NaN where nobody could say it and the config has it left out.
@@ -130,8 +130,8 @@ class TurnLabeller:
             self._novelty.learn(rollout.episodes)
         return labelled_rollout
 
-    def try_on(self, known: Sequence[Showing]) -> float:
-        """The area under the curve of the judge on showings whose truth is known.
+    def try_on(self, known: Sequence[ScoringItem]) -> float:
+        """The area under the curve of the judge on items whose truth is known.
 
         Raises:
             JudgeUnavailable: it cannot tell them apart.
@@ -143,7 +143,7 @@ class TurnLabeller:
         """The newest rollout's figures by their names in `rlvlm.metrics`."""
         return self._facts | (self.monitor.report() if self._scorer is not None else {})
 
-    def drain_records(self) -> list[Told]:
+    def drain_records(self) -> list[ScoredItem]:
         """What was scored since the last call."""
         records, self._records = self._records, []
         return records
@@ -166,14 +166,14 @@ class TurnLabeller:
         if self._novelty is not None:
             self._novelty.load_tree(tree["novelty"])
 
-    def _showing(self, played: PlayedTurn) -> Showing | None:
+    def _item(self, played: PlayedTurn) -> ScoringItem | None:
         """What is asked about a turn; None where nothing is."""
         outcome, episode = played.outcome, played.outcome.episode
         goal = self._goal or outcome.goal
         if self._config.per == "turn":
             if outcome.reply.action is None:
                 return None
-            return Showing(
+            return ScoringItem(
                 goal=goal,
                 snapshots=outcome.snapshots,
                 action=outcome.action,
@@ -182,7 +182,7 @@ class TurnLabeller:
             )
         if episode is None:
             return None
-        return Showing(
+        return ScoringItem(
             goal=goal,
             snapshots=spread(episode.snapshots, self._config.num_frames),
             is_success=outcome.is_success,
@@ -202,16 +202,16 @@ class TurnLabeller:
         scored: list[_Scored] = []
         for t, asked in enumerate(waiting):
             scores = [] if asked.answers is None else asked.answers.result()
-            for place, played, showing, score in zip(asked.places, asked.turns, asked.showings, scores, strict=True):
+            for place, played, item, score in zip(asked.places, asked.turns, asked.items, scores, strict=True):
                 grid[t, place] = self._reward(score)
-                scored.append((played, showing, score))
+                scored.append((played, item, score))
                 whole = played.outcome.episode if self._config.per == "episode" else None
                 true_reward = played.outcome.env_reward if whole is None else whole.env_rewards.sum()
-                told = Told(
-                    showing=showing, score=score, env_step=env_step, timestamp=time.time(),
+                record = ScoredItem(
+                    item=item, score=score, env_step=env_step, timestamp=time.time(),
                     env_return=float(true_reward), truth=self._truth(played),
                 )  # fmt: skip
-                self._records.append(told)
+                self._records.append(record)
         return grid, scored
 
     def _truth(self, played: PlayedTurn) -> float:
@@ -270,9 +270,7 @@ class TurnLabeller:
         if self._config.per == "turn":
             area = area_under_curve([value for _, value in known], [outcome.gain > 0 for outcome, _ in known])
             self._facts |= {metrics.JUDGE_TURN_AUC: area} if math.isfinite(area) else {}
-        self.monitor.show_controls(
-            self._scorer, [showing for _, showing, _ in scored], [score for _, _, score in scored]
-        )
+        self.monitor.show_controls(self._scorer, [item for _, item, _ in scored], [score for _, _, score in scored])
         ended = [(value, outcome.is_success) for outcome, value in known if outcome.is_end]
         if self._config.per == "turn":
             last = [one.outcome for row in rollout.turns for one in row if one is not None and one.outcome.is_end]

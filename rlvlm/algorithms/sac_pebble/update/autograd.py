@@ -9,7 +9,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.algorithms.sac_pebble.replay import Batch
 from rlvlm.algorithms.sac_pebble.update import losses
-from rlvlm.algorithms.sac_pebble.update.update import CriticReading, PolicyReading
+from rlvlm.algorithms.sac_pebble.update.update import CriticStats, PolicyStats
 
 
 class AutogradUpdate:
@@ -24,7 +24,7 @@ class AutogradUpdate:
         self._networks = networks
         self._gamma = sac.gamma
 
-    def critic_gradients(self, batch: Batch, noise: Tensor) -> CriticReading:
+    def critic_gradients(self, batch: Batch, noise: Tensor) -> CriticStats:
         """Descends the critics' squared distance from the soft target."""
         networks = self._networks
         with torch.no_grad():
@@ -35,9 +35,9 @@ class AutogradUpdate:
         with torch.enable_grad():
             q = networks.critic(batch.obs, batch.actions)
             _differentiate(losses.critic_loss(q, target), networks.critic.parameters())
-        return CriticReading(q.detach(), target)
+        return CriticStats(q.detach(), target)
 
-    def policy_gradients(self, batch: Batch, noise: Tensor) -> PolicyReading:
+    def policy_gradients(self, batch: Batch, noise: Tensor) -> PolicyStats:
         """Raises value and entropy of the policy's actions, and moves the temperature towards the target entropy."""
         networks, target_entropy = self._networks, -float(batch.actions.shape[1])
         alpha = networks.log_alpha.detach().exp()
@@ -47,7 +47,7 @@ class AutogradUpdate:
             _differentiate(losses.actor_loss(q, log_density, alpha), networks.policy.parameters())
             temperature_loss = losses.temperature_loss(networks.log_alpha, log_density.detach(), target_entropy)
             _differentiate(temperature_loss, [networks.log_alpha])
-        return PolicyReading(q.detach(), log_density.detach(), alpha)
+        return PolicyStats(q.detach(), log_density.detach(), alpha)
 
 
 def _differentiate(loss: Tensor, parameters: Iterable[nn.Parameter]) -> None:

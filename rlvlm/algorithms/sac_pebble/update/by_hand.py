@@ -8,8 +8,8 @@ from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.algorithms.sac_pebble.replay import Batch
 from rlvlm.algorithms.sac_pebble.update import losses
 from rlvlm.algorithms.sac_pebble.update.stack import DenseStack, Layer
-from rlvlm.algorithms.sac_pebble.update.update import CriticReading, PolicyReading
-from rlvlm.policies.squashed_gaussian import Draw
+from rlvlm.algorithms.sac_pebble.update.update import CriticStats, PolicyStats
+from rlvlm.policies.squashed_gaussian import ActionSample
 
 
 class HandWrittenUpdate:
@@ -30,13 +30,13 @@ class HandWrittenUpdate:
             )
             for critic in (networks.critic, networks.target)
         )
-        self._here: Draw  # at batch.obs, from the pass that `critic_gradients` made
+        self._here: ActionSample  # at batch.obs, from the pass that `critic_gradients` made
 
     @torch.no_grad()
-    def critic_gradients(self, batch: Batch, noise: Tensor) -> CriticReading:
+    def critic_gradients(self, batch: Batch, noise: Tensor) -> CriticStats:
         """Gradients of both critics; draws the actions at `batch.obs` as well, since one pass makes both."""
         outputs = self._policy.forward(torch.cat((batch.next_obs, batch.obs)))
-        ahead, self._here = Draw.of(outputs[0], noise.flatten(0, 1)).halves()
+        ahead, self._here = ActionSample.of(outputs[0], noise.flatten(0, 1)).halves()
         # Critic target and loss, with (a', log p') drawn from the policy at s':
         #   y   = r + gamma (1 - terminated) (min_k Q_target_k(s', a') - alpha log p')
         #   L_Q = sum_k mean_B (Q_k(s, a) - y)^2          dL_Q / dQ_k = 2 (Q_k - y) / B
@@ -45,10 +45,10 @@ class HandWrittenUpdate:
         target = losses.td_target(batch.rewards, batch.terminated, next_q, ahead.log_density, alpha, self._gamma)
         q = self._critic.forward(batch.obs_and_actions).squeeze(2)
         self._critic.backward(losses.critic_gradient(q, target).unsqueeze(2))
-        return CriticReading(q, target)
+        return CriticStats(q, target)
 
     @torch.no_grad()
-    def policy_gradients(self, batch: Batch, noise: Tensor) -> PolicyReading:
+    def policy_gradients(self, batch: Batch, noise: Tensor) -> PolicyStats:
         """Gradients of policy and temperature for the actions that `critic_gradients` drew from this noise."""
         here, alpha = self._here, self._log_alpha.exp()
         count, num_actions = batch.actions.shape
@@ -65,4 +65,4 @@ class HandWrittenUpdate:
         #   L_alpha = -alpha mean_B (log p - A)           dL_alpha / dlog alpha = L_alpha, since alpha = exp(log alpha)
         assert self._log_alpha.grad is not None, "the learner gives every trained parameter memory for its gradient"
         self._log_alpha.grad.fill_(losses.temperature_gradient(alpha, here.log_density, -num_actions))
-        return PolicyReading(q, here.log_density, alpha)
+        return PolicyStats(q, here.log_density, alpha)

@@ -11,7 +11,7 @@ from rlvlm.algorithms.sac_pebble.update import losses
 
 
 @dataclass(frozen=True, slots=True)
-class CriticReading:
+class CriticStats:
     """What an update of the critics computed that is worth logging, when somebody asks."""
 
     q: Tensor
@@ -28,7 +28,7 @@ class CriticReading:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyReading:
+class PolicyStats:
     """What an update of policy and temperature computed that is worth logging."""
 
     q: Tensor
@@ -53,7 +53,7 @@ class Update(Protocol):
     Both methods get the same batch and noise, critics first: a member may keep what both need.
     """
 
-    def critic_gradients(self, batch: Batch, noise: Tensor) -> CriticReading:
+    def critic_gradients(self, batch: Batch, noise: Tensor) -> CriticStats:
         """Gradients of both critics.
 
         Args:
@@ -62,6 +62,6 @@ class Update(Protocol):
         """
         ...
 
-    def policy_gradients(self, batch: Batch, noise: Tensor) -> PolicyReading:
+    def policy_gradients(self, batch: Batch, noise: Tensor) -> PolicyStats:
         """Gradients of policy and temperature, with the critics as they are now; arguments as above."""
         ...

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from rlvlm import metrics
-from rlvlm.algorithms.ppo_vlm.play import Move, PlayedTurn
+from rlvlm.algorithms.ppo_vlm.play import PlayedTurn, PolicyOutput
 from rlvlm.algorithms.ppo_vlm.reward.known import known_episodes, known_turns
 from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, without_unknown
 from rlvlm.algorithms.ppo_vlm.runner import Rollout
-from rlvlm.algorithms.seats import Seat
+from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.rewards.config import MixtureConfig, MonitorConfig, TurnRewardConfig
-from rlvlm.rewards.showings import Showing
+from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.rewards.temporal import TemporalNovelty
 from rlvlm.types.judging import Score, Stamp, Status
 from rlvlm.types.sampling import ReplyTokens
@@ -30,11 +30,11 @@ class Distance:
 
     def __init__(self, silent: tuple[int, int] | None = None) -> None:
         self.silent = silent
-        self.seen: list[Showing] = []
+        self.seen: list[ScoringItem] = []
 
-    def score(self, showings: Sequence[Showing]) -> list[Score]:
-        self.seen += showings
-        return [self._one(showing.snapshots) for showing in showings]
+    def score(self, items: Sequence[ScoringItem]) -> list[Score]:
+        self.seen += items
+        return [self._one(item.snapshots) for item in items]
 
     def _one(self, snapshots: Any) -> Score:
         if self.silent is not None and tuple(snapshots[0].astype(int)) == self.silent:
@@ -50,30 +50,32 @@ def play(
     """Each world begins at (current, target) and is played by the expert, or against it; it ends once. The reply of
     turn `mumbles` cannot be read.
     """
-    seats, rows = [], []
+    slots, rows = [], []
     for current, target in starts:
-        seat = Seat(make_world("number_line", task_env("number_line"), 0), "number_line")
+        slot = WorldSlot(make_world("number_line", task_env("number_line"), 0), "number_line")
         for seed in range(10_000):
-            seat.begin(seed)
-            if tuple(seat.turn.snapshot.astype(int)) == (current, target):
+            slot.begin(seed)
+            if tuple(slot.turn.snapshot.astype(int)) == (current, target):
                 break
-        seats.append(seat)
-    over = [False] * len(seats)
+        slots.append(slot)
+    over = [False] * len(slots)
     for number in range(turns):
         row: list[PlayedTurn | None] = []
-        for place, seat in enumerate(seats):
+        for place, slot in enumerate(slots):
             if over[place]:
                 row.append(None)
                 continue
-            action = seat.world.expert_action()
-            text = "well" if number == mumbles else seat.world.action_text(action if right else 1 - action)
-            move = Move(text=text, tokens=NO_TOKENS, log_probs=np.zeros(1, np.float32), value=0, action=None, version=0)
-            outcome = seat.play(text)
+            action = slot.world.expert_action()
+            text = "well" if number == mumbles else slot.world.action_text(action if right else 1 - action)
+            output = PolicyOutput(
+                text=text, tokens=NO_TOKENS, log_probs=np.zeros(1, np.float32), value=0, action=None, version=0
+            )
+            outcome = slot.play(text)
             over[place] = outcome.is_end
-            row.append(PlayedTurn(move=move, outcome=outcome))
+            row.append(PlayedTurn(output=output, outcome=outcome))
         rows.append(row)
     episodes = [one.outcome.episode for row in rows for one in row if one is not None and one.outcome.episode]
-    return Rollout(turns=rows, episodes=episodes, groups=groups or range(len(seats)), snapshots={})
+    return Rollout(turns=rows, episodes=episodes, groups=groups or range(len(slots)), snapshots={})
 
 
 def labelled(labeller: TurnLabeller, rollout: Rollout) -> Rollout:
@@ -95,7 +97,7 @@ def test_judged_rewards_by_hand() -> None:
     labeller = TurnLabeller(TurnRewardConfig(source="judged"), scorer)
     rollout = play([(3, 5), (4, 5)], 2)
     assert rewards(labelled(labeller, rollout)) == [[0.5, 1.0], [1.0, None]]  # 2 s - 1 of .75, 1 and 1
-    assert [(showing.action, showing.goal) for showing in scorer.seen[:1]] == [
+    assert [(item.action, item.goal) for item in scorer.seen[:1]] == [
         ("+", "bring the current number to the target number")
     ]
     figures = labeller.report()
@@ -103,7 +105,7 @@ def test_judged_rewards_by_hand() -> None:
     assert figures[metrics.REWARD_ENVIRONMENT] == pytest.approx(2 / 3), "logged raw and apart"
     records = labeller.drain_records()
     assert [record.env_step for record in records] == [7] * 3 and labeller.drain_records() == []
-    assert [record.showing.is_success for record in records] == [False, True, True]
+    assert [record.item.is_success for record in records] == [False, True, True]
     assert [record.truth for record in records] == [record.score.value for record in records] == [0.75, 1.0, 1.0]
 
 
@@ -118,7 +120,7 @@ def test_a_reply_that_nobody_can_read_is_not_shown_to_the_judge() -> None:
     config = TurnRewardConfig(source="judged", unreadable=-0.8)
     rollout = labelled(TurnLabeller(config, scorer), play([(3, 5)], 2, mumbles=0))
     assert rewards(rollout) == [[pytest.approx(-0.8)], [0.5]]
-    assert {showing.action for showing in scorer.seen} == {"+"}
+    assert {item.action for item in scorer.seen} == {"+"}
 
 
 def test_without_an_answer_the_episode_is_left_out_or_neutral_or_the_run_ends() -> None:
@@ -154,7 +156,7 @@ def test_an_episode_is_scored_once_at_its_end() -> None:
     scorer = Distance()
     labeller = TurnLabeller(TurnRewardConfig(source="judged", per="episode", num_frames=2), scorer)
     assert rewards(labelled(labeller, play([(2, 5), (4, 5)], 3))) == [[0, 1.0], [0, None], [1.0, None]]
-    assert [showing.snapshots[:, 0].tolist() for showing in scorer.seen[:2]] == [[4, 5], [2, 5]]
+    assert [item.snapshots[:, 0].tolist() for item in scorer.seen[:2]] == [[4, 5], [2, 5]]
     assert scorer.seen[0].action == ""
 
 
@@ -172,11 +174,11 @@ def test_the_monitor_hears_of_episodes_that_end_and_of_controls() -> None:
 def test_known_turns_are_of_both_kinds() -> None:
     world = make_world("empty_random_6x6", task_env("empty_random_6x6"), 0)
     known = known_turns(world, 10, seed=3)
-    assert [showing.is_success for showing in known] == [True] * 10 + [False] * 10
-    assert all(showing.action in world.action_names and showing.snapshots.shape[0] == 2 for showing in known)
+    assert [item.is_success for item in known] == [True] * 10 + [False] * 10
+    assert all(item.action in world.action_names and item.snapshots.shape[0] == 2 for item in known)
     episodes = known_episodes(make_world("number_line", task_env("number_line"), 0), 4, 3, seed=0)
-    assert {showing.is_success for showing in episodes} == {True, False}
-    assert max(len(showing.snapshots) for showing in episodes) == 3
+    assert {item.is_success for item in episodes} == {True, False}
+    assert max(len(item.snapshots) for item in episodes) == 3
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:

@@ -12,7 +12,7 @@ from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.ppo_vlm.play import PlayedTurn
 from rlvlm.algorithms.ppo_vlm.runner import Rollout
 from rlvlm.algorithms.ppo_vlm.update.objectives import Objective, Outcome
-from rlvlm.algorithms.seats import Scene
+from rlvlm.algorithms.world_slots import TurnObs
 from rlvlm.policies.vlm.policy import NO_REPLY, VLMPolicy
 from rlvlm.types.sampling import ReplyTokens
 
@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
+class TrainBatch:
     """M turns of a rollout, in the order in which rows of `Outcome` are read, ready to be cut into minibatches."""
 
     tokens: Sequence[ReplyTokens]
@@ -72,21 +72,21 @@ class RolloutReader:
         """Weights of the policy that PPO started with, the reference, by name: `trained_state` after the supervised
         start."""
 
-    def columns(self, rollout: Rollout) -> Columns:
+    def train_batch(self, rollout: Rollout) -> TrainBatch:
         """The rollout with every turn's credit."""
         live = torch.tensor([[played is not None for played in row] for row in rollout.turns])
         turns = [played for row in rollout.turns for played in row if played is not None]
         device, actions = self.policy.device, torch.tensor([_action(one) for one in turns])
-        tokens = [one.move.tokens for one in turns]
-        log_probs = _padded([torch.tensor(one.move.log_probs) for one in turns]).to(device)
-        is_reply = _padded([torch.ones(len(one.move.log_probs), dtype=torch.bool) for one in turns]).to(device)
-        values = torch.tensor([one.move.value for one in turns])
+        tokens = [one.output.tokens for one in turns]
+        log_probs = _padded([torch.tensor(one.output.log_probs) for one in turns]).to(device)
+        is_reply = _padded([torch.ones(len(one.output.log_probs), dtype=torch.bool) for one in turns]).to(device)
+        values = torch.tensor([one.output.value for one in turns])
         token_values = (
             _padded(_each_once(tokens, _spelled, self._token_values)) if self.objective.judges_tokens else None
         )
         outcome = self._outcome(rollout, live, turns, token_values, is_reply)
         credit = self.objective.credit(outcome)
-        return Columns(
+        return TrainBatch(
             tokens=tokens,
             actions=actions,
             log_probs=log_probs,
@@ -112,7 +112,7 @@ class RolloutReader:
             full[live] = column
             return full
 
-        values = grid([one.move.value for one in turns])
+        values = grid([one.output.value for one in turns])
         ends = grid([one.outcome.is_end for one in turns], blank=1.0)
         has_groups = self.objective.group_size > 1
         return Outcome(
@@ -123,49 +123,49 @@ class RolloutReader:
             next_values=self.next_values(rollout, live, values, ends) if self.objective.has_critic else values * 0,
             token_values=None if token_values is None else grid(token_values),
             is_reply=None if token_values is None else grid(is_reply),
-            states=grid(_numbered([one.outcome.scene for one in turns])) if has_groups else None,
+            states=grid(_numbered([one.outcome.obs for one in turns])) if has_groups else None,
             groups=torch.tensor(list(rollout.groups)) if has_groups else None,
         )
 
     def next_values(self, rollout: Rollout, live: Tensor, values: Tensor, ends: Tensor) -> Tensor:
         """[T, W] the critic after each turn: of the next turn, of a state that was cut off, or 0 after an end."""
         after = torch.cat((values[1:], torch.zeros_like(values[:1])))
-        cut: list[tuple[int, int, Scene]] = []
+        cut: list[tuple[int, int, TurnObs]] = []
         for t, row in enumerate(rollout.turns):
             for w, played in enumerate(row):
                 if played is None or played.outcome.is_terminated:
                     continue
                 if played.outcome.is_end or t + 1 == len(rollout.turns):
-                    cut.append((t, w, played.outcome.following))
+                    cut.append((t, w, played.outcome.next_obs))
         after = torch.where(ends, 0.0, after) * live
-        values_of = _each_once([scene for _, _, scene in cut], lambda scene: scene, self._values)
+        values_of = _each_once([obs for _, _, obs in cut], lambda obs: obs, self._values)
         for (t, w, _), value in zip(cut, values_of, strict=True):
             after[t, w] = value
         return after
 
     @torch.no_grad()
-    def _values(self, scenes: Sequence[Scene]) -> list[float]:
-        """The critic of each scene."""
-        prompts = [self._prompt(scene) for scene in scenes]
+    def _values(self, observations: Sequence[TurnObs]) -> list[float]:
+        """The critic of each observation."""
+        prompts = [self._prompt(obs) for obs in observations]
         parts = chunks(prompts, self._ppo.microbatch_turns)
         return [value for part in parts for value in self.policy.values(part).tolist()]
 
-    def _prompt(self, scene: Scene) -> ReplyTokens:
-        (seen,) = self.policy.images.get([scene.image])
-        prompt = self.policy.encode(scene.prompt, seen.size_px)
-        return ReplyTokens(prompt_ids=prompt, image=scene.image, reply_ids=NO_REPLY)
+    def _prompt(self, obs: TurnObs) -> ReplyTokens:
+        (seen,) = self.policy.images.get([obs.image])
+        prompt = self.policy.encode(obs.prompt, seen.size_px)
+        return ReplyTokens(prompt_ids=prompt, image=obs.image, reply_ids=NO_REPLY)
 
     def _action_tokens(self, turns: Sequence[PlayedTurn]) -> list[Tensor]:
         """Which tokens of each reply are its action; equal replies are looked at once."""
         known: dict[tuple[bytes, tuple[int, int] | None], Tensor] = {}
         found = []
         for one in turns:
-            key = (one.move.tokens.reply_ids.tobytes(), one.outcome.reply.action_span)
-            if one.move.action is not None:
+            key = (one.output.tokens.reply_ids.tobytes(), one.outcome.reply.action_span)
+            if one.output.action is not None:
                 known[key] = torch.ones(1, dtype=torch.bool)
             elif key not in known:
                 known[key] = torch.from_numpy(
-                    self.policy.action_tokens(one.move.tokens.reply_ids, one.outcome.reply.action_span)
+                    self.policy.action_tokens(one.output.tokens.reply_ids, one.outcome.reply.action_span)
                 )
             found.append(known[key])
         return found
@@ -197,7 +197,7 @@ def chunks(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def _action(played: PlayedTurn) -> int:
-    return -1 if played.move.action is None else played.move.action
+    return -1 if played.output.action is None else played.output.action
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:
@@ -218,7 +218,7 @@ def _spelled(tokens: ReplyTokens) -> Hashable:
     return tokens.prompt_ids.tobytes(), tokens.image, tokens.reply_ids.tobytes()
 
 
-def _numbered(scenes: Sequence[Scene]) -> list[int]:
-    """A number for each scene, the same for equal ones."""
-    numbers: dict[Scene, int] = {}
-    return [numbers.setdefault(scene, len(numbers)) for scene in scenes]
+def _numbered(observations: Sequence[TurnObs]) -> list[int]:
+    """A number for each observation, the same for equal ones."""
+    numbers: dict[TurnObs, int] = {}
+    return [numbers.setdefault(obs, len(numbers)) for obs in observations]

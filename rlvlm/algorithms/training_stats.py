@@ -12,7 +12,7 @@ from rlvlm import metrics
 _RECENT_EPISODES = 10
 
 
-class Tally:
+class TrainingStats:
     """Counters, the newest facts and means of the last episodes."""
 
     def __init__(self) -> None:

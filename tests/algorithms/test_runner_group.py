@@ -34,7 +34,7 @@ class JammedWorld(TinyWorld):
         return super().reset(seed=seed, options=options)
 
 
-JAMMED = Task(name="jammed", goal="push", maker="tests.algorithms.test_crew:JammedWorld")
+JAMMED = Task(name="jammed", goal="push", maker="tests.algorithms.test_runner_group:JammedWorld")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,11 @@ def train(algorithm, rounds):
 
 def tree(algorithm):
     return copy.deepcopy(
-        {"crew": algorithm._crew.save_tree(), "learner": algorithm._learner.save_tree(), "steps": algorithm.env_steps}
+        {
+            "crew": algorithm._runner_group.save_tree(),
+            "learner": algorithm._learner.save_tree(),
+            "steps": algorithm.env_steps,
+        }
     )
 
 
@@ -123,9 +127,9 @@ def test_two_runners_repeat_and_resume_bit_for_bit(build, pair, tmp_path):
 
 
 def test_runners_see_different_episodes_of_the_same_policy(pair):
-    crew = pair._crew
-    crew.start({"num_steps": 5, "random_actions": False})
-    transitions = crew.collect().transitions
+    runner_group = pair._runner_group
+    runner_group.start({"num_steps": 5, "random_actions": False})
+    transitions = runner_group.collect().transitions
     first, second = np.split(transitions.actions, 2)
     assert first.shape == (5 * NUM_ENVS, 2) and not np.isin(first, second).any()
     noise_free = pair._learner.networks.policy.act(torch.from_numpy(transitions.obs)).numpy()
@@ -146,15 +150,15 @@ def test_a_killed_runner_is_missed_for_a_while_and_comes_back(pair, caplog):
 
 
 def test_a_runner_that_dies_again_as_it_begins_is_tried_once_more(pair, caplog, monkeypatch):
-    crew, tell, deaths = pair._crew, pair._crew._tell, []
+    runner_group, call_runner, deaths = pair._runner_group, pair._runner_group._call_runner, []
 
     def die_first(index, method, **arguments):
         if not deaths:
             deaths.append(index)
             kill(pair, index)
-        return tell(index, method, **arguments)
+        return call_runner(index, method, **arguments)
 
-    monkeypatch.setattr(crew, "_tell", die_first)
+    monkeypatch.setattr(runner_group, "_call_runner", die_first)
     kill(pair, 1)
     deadline = time.monotonic() + 120
     while not deaths or pair.env_runner_group.num_healthy_remote_workers() < 2:
@@ -167,7 +171,7 @@ def test_a_runner_that_dies_again_as_it_begins_is_tried_once_more(pair, caplog, 
 
 
 def test_what_a_world_raises_reaches_the_caller_with_its_place(build):
-    algorithm = build(1, task="tests.algorithms.test_crew:JAMMED")
+    algorithm = build(1, task="tests.algorithms.test_runner_group:JAMMED")
     with pytest.raises(OSError, match="the gripper is jammed") as caught:
         train(algorithm, 2)
     assert "in env runner 1:" in caught.value.__notes__[0] and "JammedWorld" not in str(caught.value)
@@ -181,7 +185,7 @@ def test_more_runners_than_the_cluster_can_hold_are_refused(build):
 def test_a_runner_that_hangs_is_replaced_and_named(build, caplog):
     algorithm = build(2)
     train(algorithm, 1)
-    algorithm._crew._patience_s = 3.0
+    algorithm._runner_group._timeout_s = 3.0
     algorithm.env_runner_group.foreach_env_runner(
         lambda runner: setattr(runner, "act", lambda **_: time.sleep(3600)),
         remote_worker_ids=[1],

@@ -12,7 +12,7 @@ from rlvlm.types.turns import Reply, Turn, TurnEpisode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scene:
+class TurnObs:
     """What a player sees in a turn."""
 
     image: bytes
@@ -24,7 +24,7 @@ class Scene:
 class TurnOutcome:
     """What came of a reply."""
 
-    scene: Scene
+    obs: TurnObs
     """That was replied to."""
     reply: Reply
     """As the world read it."""
@@ -46,14 +46,14 @@ class TurnOutcome:
     """Whether the episode is over, for whatever reason."""
     is_terminated: bool
     """Whether it ended for good; a time limit only cuts it."""
-    following: Scene
+    next_obs: TurnObs
     """What the reply led to, before any reset."""
     episode: TurnEpisode | None
     """The whole of it, where it is over."""
 
 
-class Seat:
-    """One world and its running episode.
+class WorldSlot:
+    """One of the worlds that are played side by side, and its running episode.
 
     Args:
         world: nobody else plays it.
@@ -65,7 +65,7 @@ class Seat:
         self._task = task
         self._seed = 0
         self._turn: Turn
-        self._tape: list[dict[str, Any]] = []
+        self._history: list[dict[str, Any]] = []
 
     @property
     def turn(self) -> Turn:
@@ -73,24 +73,24 @@ class Seat:
         return self._turn
 
     @property
-    def scene(self) -> Scene:
+    def obs(self) -> TurnObs:
         """What the player sees of it."""
         key = self.world.picture_key(self._turn.snapshot[None])[0].tobytes()
-        return Scene(image=key, prompt=self._turn.prompt)
+        return TurnObs(image=key, prompt=self._turn.prompt)
 
     def begin(self, seed: int) -> None:
         """A new episode from a reset with `seed`."""
-        self._seed, self._tape = seed, []
+        self._seed, self._history = seed, []
         self._turn, _ = self.world.reset(seed=seed)
         self._check({"numbers of the observation": self._turn.snapshot})
 
     def play(self, text: str) -> TurnOutcome:
         """The turn with `text` as its reply."""
-        before, scene, goal, distance = self._turn, self.scene, self.world.goal, distance_of(self.world)
+        before, obs, goal, distance = self._turn, self.obs, self.world.goal, distance_of(self.world)
         reply = self.world.read(text)
         self._turn, env_reward, terminated, truncated, info = self.world.step(text)
         self._check({"numbers of the observation": self._turn.snapshot, "rewards": float(env_reward)})
-        self._tape.append(
+        self._history.append(
             {
                 "snapshot": before.snapshot,
                 "prompt": before.prompt,
@@ -102,7 +102,7 @@ class Seat:
         )
         is_end = bool(terminated or truncated)
         return TurnOutcome(
-            scene=scene,
+            obs=obs,
             reply=reply,
             action="" if reply.action is None else self.world.action_names[reply.action],
             goal=goal,
@@ -113,7 +113,7 @@ class Seat:
             gain=distance - distance_of(self.world),
             is_end=is_end,
             is_terminated=bool(terminated),
-            following=self.scene,
+            next_obs=self.obs,
             episode=self._episode(bool(terminated)) if is_end else None,
         )
 
@@ -124,11 +124,11 @@ class Seat:
             NumericsError: it is not.
         """
         fix = f"mend the world; rlvlm check-task {self._task} looks at it"
-        check_finite(f"the world {self._task}, {len(self._tape)} turns after seed {self._seed}", fix, came)
+        check_finite(f"the world {self._task}, {len(self._history)} turns after seed {self._seed}", fix, came)
 
     def _episode(self, terminated: bool) -> TurnEpisode:
         def column(name: str) -> list[Any]:
-            return [row[name] for row in self._tape]
+            return [row[name] for row in self._history]
 
         return TurnEpisode(
             task=self._task,
@@ -144,14 +144,14 @@ class Seat:
 
     def save_tree(self) -> dict[str, Any]:
         """World and running episode as a state tree: after `load_tree` the future is bit-identical."""
-        tape = [row | {"reply": asdict(row["reply"])} for row in self._tape]
-        return {"world": self.world.get_state(), "seed": self._seed, "turn": asdict(self._turn), "tape": tape}
+        history = [row | {"reply": asdict(row["reply"])} for row in self._history]
+        return {"world": self.world.get_state(), "seed": self._seed, "turn": asdict(self._turn), "tape": history}
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned."""
         self.world.set_state(tree["world"])
         self._seed, self._turn = tree["seed"], Turn(**tree["turn"])
-        self._tape = [row | {"reply": _reply_of(row["reply"])} for row in tree["tape"]]
+        self._history = [row | {"reply": _reply_of(row["reply"])} for row in tree["tape"]]
 
 
 def distance_of(world: TurnWorld) -> float:

@@ -24,20 +24,20 @@ _TURN = "turn"
 
 Sample = TypeVar("Sample")
 """What a turn brings: the algorithm's own."""
-Brought = TypeVar("Brought", covariant=True)
+Sampled = TypeVar("Sampled", covariant=True)
 
 
-class Runner(Protocol[Brought]):
-    """What a crew needs of an env runner, besides being one of RLlib's."""
+class Runner(Protocol[Sampled]):
+    """What a runner group needs of an env runner, besides being one of RLlib's."""
 
     worker_index: int
     """0 in the learner's process, from 1 on elsewhere."""
 
-    def sample(self, **turn: Any) -> Brought:
+    def sample(self, **turn: Any) -> Sampled:
         """Acts a turn with the policy that it has."""
         ...
 
-    def act(self, *, values: NDArray[Any], **turn: Any) -> Brought:
+    def act(self, *, values: NDArray[Any], **turn: Any) -> Sampled:
         """`sample` with the policy whose weights are `values`; for actors."""
         ...
 
@@ -54,7 +54,7 @@ class Runner(Protocol[Brought]):
         ...
 
 
-class LocalCrew(Generic[Sample]):
+class LocalRunnerGroup(Generic[Sample]):
     """The runner of this process, acting with the very policy that the learner trains: nothing is sent.
 
     Args:
@@ -86,7 +86,7 @@ class LocalCrew(Generic[Sample]):
         self._runner.load_tree(tree)
 
 
-class RemoteCrew(Generic[Sample]):
+class RemoteRunnerGroup(Generic[Sample]):
     """RLlib's env-runner actors. Each turn costs one message to every runner and one, of plain arrays, from it.
 
     A runner whose process dies is started again by Ray and taken back in by `revive`; until then a turn brings less.
@@ -95,7 +95,7 @@ class RemoteCrew(Generic[Sample]):
         group: with at least one remote runner and no local one.
         weights: gives the policy's present weights, as `Runner.act` takes them.
         join: makes one sample of those of several runners, in their order.
-        patience_s: a runner that takes longer for a turn is ended and replaced; None waits for ever.
+        timeout_s: a runner that takes longer for a turn is ended and replaced; None waits for ever.
         revival_s: longest wait for a runner when all are lost.
     """
 
@@ -104,10 +104,10 @@ class RemoteCrew(Generic[Sample]):
         group: EnvRunnerGroup,
         weights: Callable[[], NDArray[Any]],
         join: Callable[[Sequence[Sample]], Sample],
-        patience_s: float | None,
+        timeout_s: float | None,
         revival_s: float,
     ) -> None:
-        self._patience_s, self._revival_s = patience_s, revival_s
+        self._timeout_s, self._revival_s = timeout_s, revival_s
         self._group: Any = group  # RLlib's types leave out that what is called may take arguments
         self._weights = weights
         self._join = join
@@ -128,7 +128,7 @@ class RemoteCrew(Generic[Sample]):
             Exception: whatever a world raised.
         """
         asked = self._group.healthy_env_runner_ids()
-        answers = self._group.fetch_ready_async_reqs(tags=_TURN, timeout_seconds=self._patience_s)
+        answers = self._group.fetch_ready_async_reqs(tags=_TURN, timeout_seconds=self._timeout_s)
         samples = _opened([answer for _, answer in answers])
         for index in set(asked) & set(self._group.healthy_env_runner_ids()) - samples.keys():
             self._replace(index)
@@ -167,7 +167,7 @@ class RemoteCrew(Generic[Sample]):
         self._restarts = tree["restarts"]
         for index in self._group.healthy_env_runner_ids():
             if str(index) in tree["runners"]:
-                is_there = self._tell(index, "load_tree", tree=tree["runners"][str(index)])
+                is_there = self._call_runner(index, "load_tree", tree=tree["runners"][str(index)])
             else:
                 is_there = self._begin_anew(index)
             if not is_there:
@@ -176,7 +176,7 @@ class RemoteCrew(Generic[Sample]):
     def _replace(self, index: int) -> None:
         """Ends a runner that does not answer; Ray starts another in its place."""
         logger.warning(
-            "env runner %d has not answered for %g s (`sample_timeout_s`) and is replaced", index, self._patience_s
+            "env runner %d has not answered for %g s (`sample_timeout_s`) and is replaced", index, self._timeout_s
         )
         manager = self._group._worker_manager
         manager.set_actor_state(index, False)
@@ -184,9 +184,9 @@ class RemoteCrew(Generic[Sample]):
 
     def _begin_anew(self, index: int) -> bool:
         self._restarts += 1
-        return self._tell(index, "begin", restart=self._restarts)
+        return self._call_runner(index, "begin", restart=self._restarts)
 
-    def _tell(self, index: int, method: str, **arguments: Any) -> bool:
+    def _call_runner(self, index: int, method: str, **arguments: Any) -> bool:
         """Calls a method of one runner; returns whether it is still there."""
         answers = self._group.foreach_env_runner(
             _call, kwargs={"method": method, **arguments}, remote_worker_ids=[index], local_env_runner=False

@@ -10,7 +10,7 @@ from rlvlm.types.steps import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Showing:
+class ScoringItem:
     """One turn, or one episode."""
 
     goal: str
@@ -40,10 +40,10 @@ def spread(snapshots: FloatArray, most: int) -> FloatArray:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
-    """A showing and what was said of it: a row of the score log."""
+class ScoredItem:
+    """An item and what was said of it: a row of the score log."""
 
-    showing: Showing
+    item: ScoringItem
     score: Score
     env_step: int
     """Env steps done when it was asked for."""

@@ -1,0 +1,34 @@
+import numpy as np
+
+from rlvlm import metrics
+from rlvlm.algorithms.training_stats import TrainingStats
+
+
+def test_counts_and_means_by_hand():
+    stats = TrainingStats()
+    stats.take_in(4, [])
+    assert metrics.TRAIN_EPISODE_RETURN not in stats.report(), "no episode has ended: there is nothing to average"
+    stats.take_in(4, [(1.0, False), (5.0, True)])
+    report = stats.report()
+    assert (report[metrics.ENV_STEPS], report[metrics.EPISODES], report[metrics.TRAIN_EPISODE_RETURN]) == (8, 2, 3)
+    assert report[metrics.TRAIN_EPISODE_SUCCESS] == 0.5
+    stats.take_in(2, [(9.0, True)] * 10)  # only the last ten episodes count
+    assert stats.report()[metrics.TRAIN_EPISODE_RETURN] == 9 and stats.report()[metrics.EPISODES] == 12
+
+
+def test_rewards_are_told_per_episode_and_what_has_none_is_counted():
+    stats, lacking = TrainingStats(), np.array([1.0, np.nan, 2.0, np.nan], np.float32)
+    stats.note_rewards(np.array([1.0, 2.0, 3.0, 4.0], np.float32), episode_steps=2, leaves_out=True)
+    stats.note_rewards(lacking, episode_steps=2, leaves_out=True)
+    assert stats.report()[metrics.TRAIN_LEARNED_RETURN] == 5 and stats.report()[metrics.TRAIN_LEFT_OUT] == 2
+    still = TrainingStats()
+    still.note_rewards(lacking, episode_steps=2, leaves_out=False)
+    assert not still.report().keys() & {metrics.TRAIN_LEARNED_RETURN, metrics.TRAIN_LEFT_OUT}
+
+
+def test_a_restored_tally_is_the_same():
+    stats, other = TrainingStats(), TrainingStats()
+    stats.take_in(3, [(3.0, True)])
+    stats.note({"reward_model/loss": 0.5})
+    other.load_tree(stats.save_tree())
+    assert other.report() == stats.report() and other.env_steps == 3
