@@ -104,6 +104,8 @@ GRPO_GRADIENT = "grpo/gradient_norm"
 GRPO_LR = "grpo/lr"
 GRPO_CHUNKS = "grpo/chunks"
 GRPO_UPDATES = "grpo/updates"
+GRPO_ROLLOUT_S = "grpo/rollout_s"
+GRPO_UPDATE_S = "grpo/update_s"
 GRPO_EXPLAINED = "grpo/critic_explains"
 
 REWARD_ENVIRONMENT = "reward/environment"

@@ -12,6 +12,7 @@ from the success of whole episodes). Departures:
 """
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -173,6 +174,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         self.last_played: list[ChunkEpisode] = []
         self._stats = TrainingStats()
         self._waiting: list[ChunkEpisode] = []
+        self._seconds: dict[str, float] = {}
         self._critic: Critic | None = None
         if self.config.grpo.advantage.baseline == "critic":
             self._critic = Critic(self.config.grpo.advantage, self._viewer, self.config.seed)
@@ -248,6 +250,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._log_round()
 
     def _learn_from(self, groups: list[Group]) -> None:
+        began = time.monotonic()
         if self._critic is not None:
             update = self._critic.weigh(groups)
         else:
@@ -255,6 +258,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         if update is not None:
             self._learners.call_all("learn", update, self.env_steps / self.config.total_steps)
             self._take_over()
+            self._seconds[metrics.GRPO_UPDATE_S] = time.monotonic() - began
 
     def _weights(self) -> FloatArray:
         """[P] those of the policy that learn, as `GroupRunner.act` takes them."""
@@ -294,12 +298,14 @@ class VLAGRPO(CheckpointedAlgorithm):
     def _played(self) -> list[ChunkEpisode]:
         """A rollout, handed over to be scored."""
         episodes: list[ChunkEpisode] = []
+        began = time.monotonic()
         for num_groups in self._parts():
             self._runner_group.start({"num_groups": num_groups, "scale": self._scale})
             rollout = self._runner_group.collect()
             self._obs_processor.take(rollout.images)
             self._scorer.begin(rollout.episodes)
             episodes += rollout.episodes
+        self._seconds[metrics.GRPO_ROLLOUT_S] = time.monotonic() - began
         return episodes
 
     def _scored(self, episodes: list[ChunkEpisode]) -> list[Group]:
@@ -337,7 +343,7 @@ class VLAGRPO(CheckpointedAlgorithm):
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`; success is that of the newest update's episodes."""
         critic = {} if self._critic is None else self._critic.report()
-        return self._stats.report() | self._learners.call("report") | critic | self._scorer.report()
+        return self._stats.report() | self._learners.call("report") | critic | self._scorer.report() | self._seconds
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Greedy episodes from held-out initial states, and the success rate of sampled ones from the same states."""
