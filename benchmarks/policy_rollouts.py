@@ -277,7 +277,7 @@ def step_parts(config: Config, algorithm: PPOVLM) -> dict[str, float]:
 def reply_tokens(runner: Any) -> float:
     """Mean length of a reply."""
     turns = [one for row in runner.sample(num_turns=2).turns for one in row]
-    return round(float(np.mean([len(one.move.tokens.reply_ids) for one in turns])), 1)
+    return round(float(np.mean([len(one.output.tokens.reply_ids) for one in turns])), 1)
 
 
 def medians(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
