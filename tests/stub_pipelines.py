@@ -14,7 +14,7 @@ import torch
 from rlvlm.algorithms.checkpoint import PolicyFile, load_policy_file, load_tree, save_tree
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, evaluate
 from rlvlm.console.panel import DEFAULT
-from rlvlm.envs.chunks import ChunkWorld, ChunkWorlds, SideBySide
+from rlvlm.envs.chunks import ChunkWorld, ChunkWorlds, SyncChunkWorlds
 from rlvlm.envs.registry import make_world
 from rlvlm.envs.task import Task
 from rlvlm.envs.turns import TurnWorld
@@ -149,7 +149,7 @@ class TinyChunks(ChunkWorld):
         return np.float32(1 + noise * rng.standard_normal((self.chunk_steps, 1)))
 
     def many(self) -> ChunkWorlds:
-        return SideBySide([TinyChunks(None, 0) for _ in range(16)])
+        return SyncChunkWorlds([TinyChunks(None, 0) for _ in range(16)])
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def export_chats(
                         f"{folder.path} keeps no pictures of its turns, and chats need them", "collect with --pictures"
                     )
                 step = record.steps[place]
-                images = [os.path.relpath(folder.shelf.file(digest), file.parent) for digest in step.pictures]
+                images = [os.path.relpath(folder.picture_store.file(digest), file.parent) for digest in step.pictures]
                 chat = json.dumps(build(f"{record.id}-{place}", images, step), ensure_ascii=False)
                 opening = ("[\n" if not count else ",\n") if form == "llava" else ""
                 stream.write(opening + chat + ("" if form == "llava" else "\n"))

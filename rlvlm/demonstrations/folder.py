@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rlvlm.demonstrations.records import DamagedRecord, EpisodeRecord, from_json, to_json
 from rlvlm.disk import append_whole, replacing, write_json, write_whole
 from rlvlm.errors import UsageError
-from rlvlm.labels.pictures import PictureShelf, picture_digest
+from rlvlm.labels.pictures import PictureStore, picture_digest
 
 SCHEMA = 1
 """Rises when older code could no longer read what newer code writes."""
@@ -39,7 +39,7 @@ class DemonstrationFolder:
         """Settings of the world that the episodes were collected in, by name; empty where nobody told."""
         self.chunks: Mapping[str, Any] = about.get("chunks", {})
         """Of a task in chunks: what these look like, and how they were made of others' data, by name."""
-        self.shelf = PictureShelf(path / "pictures")
+        self.picture_store = PictureStore(path / "pictures")
         self.num_damaged = 0
         """Lines and files that were not believed when the episodes were last read."""
 
@@ -62,7 +62,7 @@ class DemonstrationFolder:
             raise ValueError(f"{self.path} holds {self.task}, got an episode of {record.task} ({record.kind})")
         if not _ID.fullmatch(record.id):
             raise ValueError(f"an id is up to 120 letters, digits and . _ -, got {record.id!r}")
-        self.shelf.keep((picture_digest(picture), picture) for picture in pictures)
+        self.picture_store.keep((picture_digest(picture), picture) for picture in pictures)
         if record.arrays:
             with replacing(self._arrays_file(record.id)) as partial, open(partial, "wb") as stream:
                 np.savez_compressed(stream, allow_pickle=False, **dict(record.arrays))

@@ -13,7 +13,7 @@ _REMEMBERED = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class PlayerReply:
     """A reply, and whether it was spoilt on purpose."""
 
     text: str
@@ -30,7 +30,7 @@ class Player(Protocol):
         """An episode of that seed begins."""
         ...
 
-    def reply(self, world: TurnWorld, turn: Turn) -> Written:
+    def reply(self, world: TurnWorld, turn: Turn) -> PlayerReply:
         """The answer to `turn`, which `world` waits for."""
         ...
 
@@ -61,7 +61,7 @@ class ScriptedExpert:
         """Mistakes depend on the seed."""
         self._noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
 
-    def reply(self, world: TurnWorld, turn: Turn) -> Written:
+    def reply(self, world: TurnWorld, turn: Turn) -> PlayerReply:
         """The expert's reply, or a spoilt one."""
         action, thought = world.expert_action(), world.expert_thought()
         others = [other for other in world.legal() if other != action]
@@ -73,7 +73,7 @@ class ScriptedExpert:
         self._thoughts.append(thought)
         if is_wrong_thought:
             thought = earlier[int(self._noise.integers(len(earlier)))]
-        return Written(world.action_text(action, thought), is_wrong_action or is_wrong_thought)
+        return PlayerReply(world.action_text(action, thought), is_wrong_action or is_wrong_thought)
 
 
 class RandomPlayer:
@@ -85,6 +85,6 @@ class RandomPlayer:
         """Actions depend on the seed."""
         self._noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(2,)))
 
-    def reply(self, world: TurnWorld, turn: Turn) -> Written:
+    def reply(self, world: TurnWorld, turn: Turn) -> PlayerReply:
         """A reply that can be read."""
-        return Written(world.action_text(int(self._noise.choice(world.legal()))))
+        return PlayerReply(world.action_text(int(self._noise.choice(world.legal()))))

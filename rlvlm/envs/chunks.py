@@ -98,7 +98,7 @@ class ChunkWorld(gym.Env[ChunkObs, FloatArray]):
         """Worlds of the same config that are driven side by side."""
 
 
-class SideBySide(ChunkWorlds):
+class SyncChunkWorlds(ChunkWorlds):
     """Ordinary worlds, one after another.
 
     Args:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.mujoco.painter import close_at_exit
+from rlvlm.envs.mujoco.renderer import close_at_exit
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.world import World, check_action
 from rlvlm.errors import UsageError, first_line
@@ -195,7 +195,7 @@ class DrawnScene:
     def __init__(self, env_id: str, physics: Any) -> None:
         self._env_id = env_id
         self._num_joints, self._num_mocaps = physics.qpos.size, len(physics.mocap_pos)
-        self._painters: dict[int, Env] = {}
+        self._renderers: dict[int, Env] = {}
 
     def take(self, env: Env) -> FloatArray:
         """[S]: `qpos`, then the places and turns of the mocap bodies."""
@@ -205,13 +205,13 @@ class DrawnScene:
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Pictures of `snapshots`, rounded to the grain of the keys, so that equal keys look equal to the bit."""
-        if size_px not in self._painters:
-            self._painters[size_px] = self._make_painter(size_px)
-        painter = self._painters[size_px]
+        if size_px not in self._renderers:
+            self._renderers[size_px] = self._make_renderer(size_px)
+        renderer = self._renderers[size_px]
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         for frame, row in zip(frames, np.rint(snapshots / _KEY_GRAIN) * _KEY_GRAIN, strict=True):
-            self._pose(painter.unwrapped, row)
-            frame[:] = _resized(np.asarray(painter.render()), size_px)
+            self._pose(renderer.unwrapped, row)
+            frame[:] = _resized(np.asarray(renderer.render()), size_px)
         return frames
 
     def key(self, snapshots: FloatArray) -> NDArray[np.int64]:
@@ -220,23 +220,23 @@ class DrawnScene:
 
     def close(self) -> None:
         """Frees the renderers; the next picture opens one again."""
-        for painter in self._painters.values():
-            painter.close()
-        self._painters.clear()
+        for renderer in self._renderers.values():
+            renderer.close()
+        self._renderers.clear()
 
-    def _make_painter(self, size_px: int) -> Env:
+    def _make_renderer(self, size_px: int) -> Env:
         try:
-            painter = _make(self._env_id, width=size_px, height=size_px)
+            renderer = _make(self._env_id, width=size_px, height=size_px)
         except TypeError:  # an env that draws at one size
-            painter = _make(self._env_id)
-        scene: Any = painter.unwrapped
+            renderer = _make(self._env_id)
+        scene: Any = renderer.unwrapped
         scene.model.vis.quality.offsamples = scene.model.vis.quality.shadowsize = 0  # on a CPU they cost the most
-        painter.reset(seed=_FIXED_SEED)
-        painter.render()  # aims a camera without a place of its own: by the same scene in every instance
+        renderer.reset(seed=_FIXED_SEED)
+        renderer.render()  # aims a camera without a place of its own: by the same scene in every instance
         for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
             scene.mujoco_renderer.viewer.scn.flags[flag] = 0
         close_at_exit(self)
-        return painter
+        return renderer
 
     def _pose(self, scene: Any, row: NDArray[np.floating]) -> None:
         """Puts the positions `row` [S] into `scene`, an env of Gymnasium's MuJoCo family, and readies its renderer."""

@@ -9,21 +9,21 @@ from fastapi import FastAPI
 
 from rlvlm.envs.replies import read_reply
 from rlvlm.gateway import messages as wire
+from rlvlm.gateway.async_client import AsyncAppClient
 from rlvlm.gateway.config import ActConfig
-from rlvlm.gateway.judge_line import JudgeLine
 from rlvlm.gateway.media.pictures import read_pictures
-from rlvlm.gateway.routes import Desk
+from rlvlm.gateway.routes import RequestHandler
 from rlvlm.serving.refusal import Refusal
 from rlvlm.serving.replicas.policy import ReplyCall, Sampling
 from rlvlm.types.sampling import ReplyRequest, SampledAction
 
 
-def add_act_route(app: FastAPI, desk: Desk, doors: Mapping[str, tuple[ActConfig, JudgeLine]]) -> None:
+def add_act_route(app: FastAPI, handler: RequestHandler, doors: Mapping[str, tuple[ActConfig, AsyncAppClient]]) -> None:
     """Adds `/v1/act` to `app`.
 
     Args:
         app: behind the guard.
-        desk: decodes the images.
+        handler: decodes the images.
         doors: how each policy is asked, by the name of its Serve app; the first is the default.
     """
 
@@ -33,8 +33,8 @@ def add_act_route(app: FastAPI, desk: Desk, doors: Mapping[str, tuple[ActConfig,
         name = next(iter(doors)) if request.policy is None else request.policy
         if name not in doors:
             raise Refusal(422, "policy", f"there is no policy {name!r} here", f"use one of {list(doors)}, or none")
-        config, line = doors[name]
-        [frames] = await desk.run(read_pictures, [[request.image]])
+        config, client = doors[name]
+        [frames] = await handler.run(read_pictures, [[request.image]])
         seed = secrets.randbits(62) if request.seed is None else request.seed
         asked = ReplyRequest(prompt=request.prompt, image=hashlib.sha256(frames.tobytes()).digest(), seed=seed)
         call = ReplyCall(
@@ -47,7 +47,7 @@ def add_act_route(app: FastAPI, desk: Desk, doors: Mapping[str, tuple[ActConfig,
             weights=None,
         )
         start = time.perf_counter()
-        receipt = await line.sample(call)
+        receipt = await client.sample(call)
         [answer] = receipt.answers
         latency_s, names = time.perf_counter() - start, config.action_names
         if isinstance(answer, SampledAction):

@@ -16,12 +16,12 @@ from starlette.types import ASGIApp
 
 from rlvlm.errors import MachineError
 from rlvlm.gateway.acting import add_act_route
+from rlvlm.gateway.async_client import AsyncAppClient, AsyncJudge
 from rlvlm.gateway.config import HttpConfig
 from rlvlm.gateway.guard import Guard
-from rlvlm.gateway.judge_line import JudgeLine, Line
 from rlvlm.gateway.media.files import MediaRoot
 from rlvlm.gateway.reference import add_reference_routes
-from rlvlm.gateway.routes import Desk, Ready, build_app
+from rlvlm.gateway.routes import Ready, RequestHandler, build_app
 from rlvlm.gateway.token_file import make_token, read_token
 from rlvlm.serving.config import refuse_unknown_keys
 from rlvlm.serving.refusal import RETRY_AFTER_S
@@ -38,32 +38,33 @@ MAX_QUEUED = 100
 """Requests that Serve holds back before it answers 429 itself."""
 
 
-def build_gateway(config: HttpConfig, lines: dict[str, Line], ready: Ready | None = None) -> ASGIApp:
+def build_gateway(config: HttpConfig, clients: dict[str, AsyncJudge], ready: Ready | None = None) -> ASGIApp:
     """The whole HTTP edge as one ASGI app; its token is made if there is none.
 
     Args:
         config: limits and names.
-        lines: the judges by name.
-        ready: as of `Desk`.
+        clients: the judges by name.
+        ready: as of `RequestHandler`.
 
     Raises:
         MachineError: the token file or the media root cannot be used.
     """
     make_token(config.token_path)
     token = read_token(config.token_path)
-    desk = Desk(lines, ready)
-    app = build_app(desk)
+    handler = RequestHandler(clients, ready)
+    app = build_app(handler)
     if config.judges:
-        add_reference_routes(app, desk, MediaRoot(config.media_root), config.max_tokens)
+        add_reference_routes(app, handler, MediaRoot(config.media_root), config.max_tokens)
     if config.policies:
         doors = {
-            one.app: (one, JudgeLine(one.app, config.timeout_s, config.retries, "policy")) for one in config.policies
+            one.app: (one, AsyncAppClient(one.app, config.timeout_s, config.retries, "policy"))
+            for one in config.policies
         }
-        add_act_route(app, desk, doors)
+        add_act_route(app, handler, doors)
     return Guard(app, token, config)
 
 
-class Running:
+class RunningApps:
     """Which apps Serve says are running, asked at most once in `_FRESH_S`: its controller has other things to do."""
 
     def __init__(self) -> None:
@@ -101,9 +102,11 @@ class Gateway:
             RuntimeError: it cannot be built; its line carries the cause and the fix.
         """
         config = self._config
-        lines: dict[str, Line] = {name: JudgeLine(name, config.timeout_s, config.retries) for name in config.judges}
+        clients: dict[str, AsyncJudge] = {
+            name: AsyncAppClient(name, config.timeout_s, config.retries) for name in config.judges
+        }
         try:
-            return build_gateway(config, lines, Running().names)
+            return build_gateway(config, clients, RunningApps().names)
         except MachineError as error:
             raise marked(error) from error
 

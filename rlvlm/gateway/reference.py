@@ -17,20 +17,20 @@ from rlvlm.gateway.media.files import MediaRoot
 from rlvlm.gateway.media.mp4 import MAX_VIDEO_FRAMES
 from rlvlm.gateway.media.pictures import read_pictures
 from rlvlm.gateway.media.video import read_video
-from rlvlm.gateway.routes import Desk, goal_of
+from rlvlm.gateway.routes import RequestHandler, goal_of
 from rlvlm.serving.refusal import Refusal
 from rlvlm.types.judging import Clip
 from rlvlm.types.steps import Frames
 from rlvlm.vlms.chats import Chat
 
 
-def add_reference_routes(app: FastAPI, desk: Desk, media: MediaRoot, max_tokens: int) -> None:
+def add_reference_routes(app: FastAPI, handler: RequestHandler, media: MediaRoot, max_tokens: int) -> None:
     """Adds both routes to `app`; `max_tokens` is the longest reply a caller may ask for."""
 
     @app.post("/generate")
     async def generate(request: wire.GenerateRequest) -> wire.GenerateAnswer:
         """The reply of a chat model to a chat with pictures."""
-        name, line = desk.line(request.backend)
+        name, client = handler.client(request.backend)
         if request.max_tokens > max_tokens:
             raise Refusal(
                 422,
@@ -38,18 +38,18 @@ def add_reference_routes(app: FastAPI, desk: Desk, media: MediaRoot, max_tokens:
                 f"max_tokens is at most {max_tokens} here, got {request.max_tokens}",
                 "ask for a shorter reply",
             )
-        chat = await desk.run(read_chat, request.messages)
+        chat = await handler.run(read_chat, request.messages)
         start = time.perf_counter()
-        text = await line.generate(chat, request.max_tokens, request.temperature)
+        text = await client.generate(chat, request.max_tokens, request.temperature)
         return wire.GenerateAnswer(text=text, backend=name, latency_s=time.perf_counter() - start)
 
     @app.post("/score")
     async def score(request: wire.VideoScoreRequest) -> wire.VideoScoreAnswer:
         """How much of its task a video shows done."""
-        name, line = desk.line(request.backend)
+        name, client = handler.client(request.backend)
         goal = goal_of(request.task_text)
-        frames = await desk.run(read_clip, request, media)
-        [answer] = await line.score([Clip(goal=goal, frames=frames)])
+        frames = await handler.run(read_clip, request, media)
+        [answer] = await client.score([Clip(goal=goal, frames=frames)])
         return wire.VideoScoreAnswer(
             score=answer.value,
             model_output=answer.text,

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 import rlvlm
 from rlvlm.gateway import messages as wire
-from rlvlm.gateway.judge_line import Line
+from rlvlm.gateway.async_client import AsyncJudge
 from rlvlm.gateway.media.pictures import read_pictures
 from rlvlm.gateway.page import docs_page
 from rlvlm.judges.prompts import check_goal
@@ -80,16 +80,16 @@ Ready = Callable[[], Awaitable[Collection[str]]]
 """Names the apps that answer now."""
 
 
-class Desk:
+class RequestHandler:
     """Where requests become questions: finds the judge, and reads pictures in a bounded pool of threads.
 
     Args:
-        lines: the judges, the default first.
+        clients: the judges, the default first.
         ready: names those of them that answer now; None takes all for ready.
     """
 
-    def __init__(self, lines: Mapping[str, Line], ready: Ready | None = None) -> None:
-        self._lines = lines
+    def __init__(self, clients: Mapping[str, AsyncJudge], ready: Ready | None = None) -> None:
+        self._clients = clients
         self._ready = ready
         self._pool = ThreadPoolExecutor(DECODERS, thread_name_prefix="pictures")
         self._waiting = 0
@@ -97,23 +97,23 @@ class Desk:
     @property
     def names(self) -> list[str]:
         """Names of the judges, the default first."""
-        return list(self._lines)
+        return list(self._clients)
 
     async def loaded(self) -> list[str]:
         """Names of the judges that answer now, the default first."""
         ready = self.names if self._ready is None else await self._ready()
         return [name for name in self.names if name in ready]
 
-    def line(self, name: str | None) -> tuple[str, Line]:
+    def client(self, name: str | None) -> tuple[str, AsyncJudge]:
         """The judge that a request names, by default the first.
 
         Raises:
             Refusal: there is none of that name.
         """
         chosen = self.names[0] if name is None else name
-        if chosen not in self._lines:
+        if chosen not in self._clients:
             raise Refusal(422, "backend", f"there is no judge {chosen!r} here", f"use one of {self.names}, or none")
-        return chosen, self._lines[chosen]
+        return chosen, self._clients[chosen]
 
     async def run(self, work: Callable[..., Result], *args: Any) -> Result:
         """Runs decoding work in the pool.
@@ -130,7 +130,7 @@ class Desk:
             self._waiting -= 1
 
 
-def build_app(desk: Desk) -> FastAPI:
+def build_app(handler: RequestHandler) -> FastAPI:
     """The app behind the guard, with the `/v1` routes, health and the pages about itself."""
     app = FastAPI(
         title="rlvlm judge",
@@ -143,14 +143,14 @@ def build_app(desk: Desk) -> FastAPI:
     )
 
     app.router.route_class = FastRoute
-    if desk.names:
-        _add_judge_routes(app, desk)
+    if handler.names:
+        _add_judge_routes(app, handler)
 
     @app.get("/health")
     async def health() -> wire.HealthAnswer:
         """Whether the gateway listens; with a token also which judges it knows, and whether they answer."""
-        first, loaded = desk.names[0] if desk.names else None, await desk.loaded()
-        waiting = [name for name in desk.names if name not in loaded]
+        first, loaded = handler.names[0] if handler.names else None, await handler.loaded()
+        waiting = [name for name in handler.names if name not in loaded]
         return wire.HealthAnswer(status="ok", default_backend=first, loaded_backends=loaded, deploying_backends=waiting)
 
     @app.get("/docs", include_in_schema=False)
@@ -165,50 +165,52 @@ def build_app(desk: Desk) -> FastAPI:
     return app
 
 
-def _add_judge_routes(app: FastAPI, desk: Desk) -> None:
+def _add_judge_routes(app: FastAPI, handler: RequestHandler) -> None:
     @app.post("/v1/preference")
     async def preference(request: wire.PreferenceRequest) -> wire.PreferenceAnswer:
         """Which of two clips is nearer to the goal."""
-        return (await _compare(desk, [request], request.backend))[0]
+        return (await _compare(handler, [request], request.backend))[0]
 
     @app.post("/v1/preference/batch")
     async def preference_batch(request: wire.PreferenceBatchRequest) -> wire.PreferenceBatchAnswer:
         """Several comparisons at once."""
-        return wire.PreferenceBatchAnswer(answers=await _compare(desk, request.queries, request.backend))
+        return wire.PreferenceBatchAnswer(answers=await _compare(handler, request.queries, request.backend))
 
     @app.post("/v1/score")
     async def score(request: wire.ScoreRequest) -> wire.ScoreAnswer:
         """How much of the goal is reached at the end of a clip."""
-        return (await _score(desk, [request], request.backend))[0]
+        return (await _score(handler, [request], request.backend))[0]
 
     @app.post("/v1/score/batch")
     async def score_batch(request: wire.ScoreBatchRequest) -> wire.ScoreBatchAnswer:
         """Several clips at once."""
-        return wire.ScoreBatchAnswer(answers=await _score(desk, request.clips, request.backend))
+        return wire.ScoreBatchAnswer(answers=await _score(handler, request.clips, request.backend))
 
 
 async def _compare(
-    desk: Desk, questions: Sequence[wire.PreferenceQuestion], backend: str | None
+    handler: RequestHandler, questions: Sequence[wire.PreferenceQuestion], backend: str | None
 ) -> list[wire.PreferenceAnswer]:
-    _, line = desk.line(backend)
+    _, client = handler.client(backend)
     goals = [goal_of(question.goal) for question in questions]
-    sides = await desk.run(read_pictures, [group for q in questions for group in (q.left, q.right, _extra(q))])
+    sides = await handler.run(read_pictures, [group for q in questions for group in (q.left, q.right, _extra(q))])
     queries = [
         Query(goal=goal, left=left, right=right, goal_picture=extra if len(extra) else None)
         for goal, left, right, extra in zip(goals, sides[::3], sides[1::3], sides[2::3], strict=True)
     ]
-    return [wire.preference_answer(verdict) for verdict in await line.compare(queries)]
+    return [wire.preference_answer(verdict) for verdict in await client.compare(queries)]
 
 
-async def _score(desk: Desk, questions: Sequence[wire.ScoreQuestion], backend: str | None) -> list[wire.ScoreAnswer]:
-    _, line = desk.line(backend)
+async def _score(
+    handler: RequestHandler, questions: Sequence[wire.ScoreQuestion], backend: str | None
+) -> list[wire.ScoreAnswer]:
+    _, client = handler.client(backend)
     goals = [goal_of(question.goal) for question in questions]
-    read = await desk.run(read_pictures, [group for q in questions for group in (q.frames, _extra(q))])
+    read = await handler.run(read_pictures, [group for q in questions for group in (q.frames, _extra(q))])
     clips = [
         Clip(goal=goal, frames=frames, goal_picture=extra if len(extra) else None)
         for goal, frames, extra in zip(goals, read[::2], read[1::2], strict=True)
     ]
-    return [wire.score_answer(score) for score in await line.score(clips)]
+    return [wire.score_answer(score) for score in await client.score(clips)]
 
 
 def goal_of(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from rlvlm.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.dialogues import Ask, Dialogue, Odds, Reading
+from rlvlm.judges.dialogues import Ask, ChoiceLogProbs, Dialogue, Reading
 from rlvlm.types.judging import Stamp, Usage
 from rlvlm.types.steps import Frames
 from rlvlm.vlms.chats import TOP_P, Chat, ContinuousEngine, Engine, Reply
@@ -117,11 +117,11 @@ class BatchAsker:
         elapsed = time.perf_counter() - start
         return [Asked(reading=readings[place], latency_s=elapsed) for place in range(len(items))]
 
-    def _replies(self, asks: Sequence[Ask]) -> Sequence[Reply | Odds]:
+    def _replies(self, asks: Sequence[Ask]) -> Sequence[Reply | ChoiceLogProbs]:
         """The replies to one turn of a batch; dialogues of one form ask alike, so the first speaks for all."""
         chats, choices = [ask.chat for ask in asks], asks[0].choices
-        if asks[0].wants_odds:
-            return [Odds(log_p=row) for row in self._engine.choice_log_p(chats, choices)]
+        if asks[0].wants_log_probs:
+            return [ChoiceLogProbs(log_p=row) for row in self._engine.choice_log_p(chats, choices)]
         config = self._config
         return self._engine.generate(
             chats, max_new_tokens=config.max_new_tokens, temperature=config.temperature, choices=choices
@@ -179,9 +179,9 @@ class ContinuousAsker:
         try:
             ask = next(dialogue)
             while True:
-                reply: Reply | Odds
-                if ask.wants_odds:
-                    reply = Odds(log_p=await self._engine.choice_log_p(ask.chat, ask.choices))
+                reply: Reply | ChoiceLogProbs
+                if ask.wants_log_probs:
+                    reply = ChoiceLogProbs(log_p=await self._engine.choice_log_p(ask.chat, ask.choices))
                 else:
                     reply = await self._engine.reply(
                         ask.chat,

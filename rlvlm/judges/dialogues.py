@@ -44,12 +44,12 @@ class Ask:
     chat: Chat
     choices: tuple[str, ...] = ()
     """The only texts that the reply may be, for models that can be held to them."""
-    wants_odds: bool = False
+    wants_log_probs: bool = False
     """Whether the probabilities of the choices are wanted in the place of a text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Odds:
+class ChoiceLogProbs:
     """A model's answer in log-probabilities of the choices, where it can give them exactly."""
 
     log_p: NDArray[np.float64]
@@ -68,7 +68,7 @@ class Reading:
     """Of left, right and tie, where the model gives them."""
 
 
-Dialogue = Generator[Ask, Reply | Odds, Reading]
+Dialogue = Generator[Ask, Reply | ChoiceLogProbs, Reading]
 
 
 def label_dialogue(mode: Mode) -> Callable[[Query], Dialogue]:
@@ -98,16 +98,18 @@ def score_dialogue(mode: ScoreMode, sentences: Mapping[str, str] = prompts.SENTE
 def _label_directly(query: Query) -> Dialogue:
     """From the probabilities of the label texts, without a text; from the text where a server gives no odds."""
     choices = prompts.LABEL_TEXTS
-    reply = yield Ask(chat=prompts.compare_messages("direct", query), choices=choices, wants_odds=True)
-    if isinstance(reply, Odds):
+    reply = yield Ask(chat=prompts.compare_messages("direct", query), choices=choices, wants_log_probs=True)
+    if isinstance(reply, ChoiceLogProbs):
         left, right, tie = _normalised(reply.log_p)
         choice = int(reply.log_p.argmax())
         label = _LABELS[choice] if np.exp(reply.log_p).sum() >= MIN_CHOICE_MASS else None
         return Reading(value=label, text=choices[choice], probabilities=(left, right, tie))
-    odds = label_odds(reply.first_tokens) if reply.first_tokens and not reply.is_refusal else None
-    if odds is None:
+    probabilities = label_probabilities(reply.first_tokens) if reply.first_tokens and not reply.is_refusal else None
+    if probabilities is None:
         return _label_of(reply)
-    return Reading(value=_LABELS[max(range(3), key=odds.__getitem__)], text=reply.text, probabilities=odds)
+    return Reading(
+        value=_LABELS[max(range(3), key=probabilities.__getitem__)], text=reply.text, probabilities=probabilities
+    )
 
 
 def _label_in_one(query: Query) -> Dialogue:
@@ -129,14 +131,14 @@ def _label_in_two(query: Query) -> Dialogue:
 
 def _score_success(clip: Clip) -> Dialogue:
     """The share of yes among yes and no; without probabilities a plain yes is 1 and a plain no is 0."""
-    reply = yield Ask(chat=prompts.score_messages("success", clip), choices=YES_AND_NO, wants_odds=True)
-    if isinstance(reply, Odds):
+    reply = yield Ask(chat=prompts.score_messages("success", clip), choices=YES_AND_NO, wants_log_probs=True)
+    if isinstance(reply, ChoiceLogProbs):
         p_yes = min(1.0, float(sum(_normalised(reply.log_p)[: len(prompts.ANSWERS_YES)])))  # sums of shares round up
         is_answer = np.exp(reply.log_p).sum() >= MIN_CHOICE_MASS
         return Reading(value=p_yes if is_answer else None, text=YES_AND_NO[int(reply.log_p.argmax())])
     value = None
     if not reply.is_refusal:
-        value = yes_odds(reply.first_tokens) if reply.first_tokens else None
+        value = yes_probability(reply.first_tokens) if reply.first_tokens else None
         value = {"yes": 1.0, "no": 0.0}.get(reply.readable.strip(" \n.!*").lower()) if value is None else value
     return Reading(value=value, text=_told(reply))
 
@@ -148,14 +150,14 @@ def _score_utility(clip: Clip) -> Dialogue:
     likeliest of them.
     """
     choices = prompts.RATING_TEXTS
-    reply = yield Ask(chat=prompts.score_messages("utility", clip), choices=choices, wants_odds=True)
-    if isinstance(reply, Odds):
+    reply = yield Ask(chat=prompts.score_messages("utility", clip), choices=choices, wants_log_probs=True)
+    if isinstance(reply, ChoiceLogProbs):
         is_answer = np.exp(reply.log_p).sum() >= MIN_CHOICE_MASS
         value = _mean_rating(_normalised(reply.log_p))
         return Reading(value=value if is_answer else None, text=choices[int(reply.log_p.argmax())])
-    odds = rating_odds(reply.first_tokens) if reply.first_tokens and not reply.is_refusal else None
-    if odds is not None:
-        return Reading(value=_mean_rating(odds), text=_told(reply))
+    probabilities = rating_probabilities(reply.first_tokens) if reply.first_tokens and not reply.is_refusal else None
+    if probabilities is not None:
+        return Reading(value=_mean_rating(probabilities), text=_told(reply))
     return Reading(value=None if reply.is_refusal else parse_rating(reply.readable), text=_told(reply))
 
 
@@ -166,8 +168,8 @@ def _score_statement(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
     end the user's, and it is the probability that is given, not its logarithm: the same order, in [0, 1].
     """
     chat = prompts.worded_messages("statement", clip, sentences)
-    reply = yield Ask(chat=chat, choices=TRUE_AND_FALSE, wants_odds=True)
-    if isinstance(reply, Odds):
+    reply = yield Ask(chat=chat, choices=TRUE_AND_FALSE, wants_log_probs=True)
+    if isinstance(reply, ChoiceLogProbs):
         shares = np.exp(reply.log_p)
         value = min(1.0, float(shares[0])) if shares.sum() >= MIN_CHOICE_MASS else None
         return Reading(value=value, text=TRUE_AND_FALSE[int(reply.log_p.argmax())])
@@ -213,14 +215,14 @@ def _mean_rating(shares: Sequence[float]) -> float:
     return min(1.0, fsum(share * place / (len(shares) - 1) for place, share in enumerate(shares)))
 
 
-def rating_odds(tokens: Tokens) -> list[float] | None:
+def rating_probabilities(tokens: Tokens) -> list[float] | None:
     """Probabilities of the ratings, summing to 1; None where the reply hardly begins with one."""
     masses = [fsum(p for token, p in tokens if token.strip(_MARKS) == text) for text in prompts.RATING_TEXTS]
     total = fsum(masses)
     return [mass / total for mass in masses] if MIN_TOKEN_MASS <= total <= _ROUNDING else None
 
 
-def label_odds(tokens: Tokens) -> tuple[float, float, float] | None:
+def label_probabilities(tokens: Tokens) -> tuple[float, float, float] | None:
     """Probabilities of left, right and tie, summing to 1; None where the reply hardly begins with a label.
 
     A tie is written `-1`, in most vocabularies two tokens: whatever begins with a minus counts as one, since no other
@@ -234,13 +236,13 @@ def label_odds(tokens: Tokens) -> tuple[float, float, float] | None:
     return left, right, neither
 
 
-def yes_odds(tokens: Tokens) -> float | None:
+def yes_probability(tokens: Tokens) -> float | None:
     """Probability of yes among yes and no, however they are capitalised; None where the reply hardly begins so."""
     yes, no = (fsum(p for token, p in tokens if token.strip(_MARKS).lower() == word) for word in ("yes", "no"))
     return yes / (yes + no) if MIN_TOKEN_MASS <= yes + no <= _ROUNDING else None
 
 
-def _label_of(reply: Reply | Odds, before: str = "") -> Reading:
+def _label_of(reply: Reply | ChoiceLogProbs, before: str = "") -> Reading:
     """The label that a written reply holds; one that was refused holds none."""
     assert isinstance(reply, Reply)
     return Reading(value=None if reply.is_refusal else parse_label(reply.readable), text=before + _told(reply))

@@ -17,7 +17,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import Dialogue
 from rlvlm.types.steps import Frames
 from rlvlm.vlms.chats import Chat
-from rlvlm.vlms.engines.remote import ApiRequest, Passing, Refused, RemoteEngine
+from rlvlm.vlms.engines.remote import ApiRequest, Refused, RemoteEngine, TransientError
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class RemoteAsker:
                 except ModelUnavailable as error:
                     fatal.append(error)
                     return Asked(failure=str(error))
-                except (Passing, Refused) as error:
+                except (TransientError, Refused) as error:
                     return Asked(failure=str(error))
 
         async def ask_all() -> list[Asked]:
@@ -81,7 +81,7 @@ class RemoteAsker:
             return [reply.text for reply in replies]
         except Refused as error:
             raise UnsupportedQuestion(f"the judge's API refused a chat: {error}", "see docs/judges.md") from None
-        except Passing as error:
+        except TransientError as error:
             raise JudgeUnavailable(f"the judge's API did not reply: {error}", "try again later") from None
         except ModelUnavailable as error:
             raise JudgeUnavailable(str(error), error.fix) from None
@@ -101,7 +101,7 @@ class RemoteAsker:
                 max_new_tokens=config.max_new_tokens,
                 temperature=config.temperature,
                 seed=config.seed,
-                wants_odds=ask.wants_odds,
+                wants_log_probs=ask.wants_log_probs,
             )
             reply = await self._engine.ask(request, deadline)
             usage = usage + reply.usage if usage and reply.usage else usage or reply.usage

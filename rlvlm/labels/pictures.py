@@ -33,7 +33,7 @@ def picture_digest(picture: NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-class PictureShelf:
+class PictureStore:
     """The folder `pictures/` of a store.
 
     Args:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlvlm.disk import write_whole
 from rlvlm.errors import UsageError
 from rlvlm.labels.lines import DamagedLine
-from rlvlm.labels.pictures import PictureShelf
+from rlvlm.labels.pictures import PictureStore
 from rlvlm.labels.records import (
     Answer,
     Origin,
@@ -53,7 +53,7 @@ class LabelStore:
 
     def __init__(self, folder: Path, origin: Origin | None = None) -> None:
         self.folder = Path(folder)
-        self._shelf = PictureShelf(self.folder / "pictures")
+        self._picture_store = PictureStore(self.folder / "pictures")
         self._origin = origin or Origin()
         self._is_marked = _check_mark(self.folder)
         self._writer = SegmentWriter(self.folder / "lines")
@@ -130,7 +130,7 @@ class LabelStore:
             OSError: the disk refused.
         """
         self._mark()
-        self._shelf.keep(pictures)
+        self._picture_store.keep(pictures)
 
     def picture(self, digest: str) -> NDArray[np.uint8]:
         """The picture `[H, W, 3]` of that digest.
@@ -138,11 +138,11 @@ class LabelStore:
         Raises:
             MissingPicture: it is not there, or its file is not what was written.
         """
-        return self._shelf.load(digest)
+        return self._picture_store.load(digest)
 
     def has_pictures(self, question: Question) -> bool:
         """Whether a file is there for every picture of the question."""
-        return all(map(self._shelf.has, (*question.left, *question.right, *question.goal_picture)))
+        return all(map(self._picture_store.has, (*question.left, *question.right, *question.goal_picture)))
 
     def answers(self) -> Iterator[StoredAnswer]:
         """Every answer, failed ones included, in the order of the segments; of equal keys the first that is no failure.

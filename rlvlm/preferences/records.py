@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvlm import metrics
-from rlvlm.judges.patience import Patience
+from rlvlm.judges.health import JudgeHealth
 from rlvlm.types.judging import Label, Score, Status, Verdict
 from rlvlm.types.steps import Pair, Segment
 
@@ -128,7 +128,7 @@ class FeedbackCounts:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._patience = Patience()
+        self._health = JudgeHealth()
 
     @property
     def num_asked(self) -> int:
@@ -144,7 +144,7 @@ class FeedbackCounts:
         self._counts.update(_METRIC[answer.status] for answer in answers)
         self._counts["correct"] += correct.count(True)
         self._counts["wrong"] += correct.count(False)
-        self._patience.note(answers)
+        self._health.note(answers)
 
     def check_teacher(self, answers: Sequence[Verdict | Score]) -> None:
         """Gives the teacher up when it does not answer, or cannot be understood.
@@ -152,7 +152,7 @@ class FeedbackCounts:
         Raises:
             JudgeUnavailable: every answer of this session is missing, or most of the latest cannot be read.
         """
-        self._patience.check(answers)
+        self._health.check(answers)
 
     def metrics(self) -> dict[str, float]:
         """Counts so far, and accuracy over all decided labels with a truth (absent while there is none)."""
@@ -162,8 +162,8 @@ class FeedbackCounts:
         return counts | ({metrics.LABEL_ACCURACY: self._counts["correct"] / checked} if checked else {})
 
     def get_state(self) -> dict[str, Any]:
-        return {"counts": dict(self._counts), "recent": self._patience.get_state()}
+        return {"counts": dict(self._counts), "recent": self._health.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._counts = Counter({name: int(count) for name, count in state["counts"].items()})
-        self._patience.set_state(state["recent"])
+        self._health.set_state(state["recent"])

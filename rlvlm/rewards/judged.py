@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rlvlm.envs.pictures import FrameStore
+from rlvlm.judges.health import JudgeHealth
 from rlvlm.judges.judge import Judge
-from rlvlm.judges.patience import Patience
 from rlvlm.rewards.source import Labelling
 from rlvlm.types.judging import Clip, Score, Status
 from rlvlm.types.steps import FloatArray, Transitions
@@ -59,7 +59,7 @@ class JudgedReward:
         self._judge = judge
         self._frames = frames
         self._goal = goal
-        self._patience = Patience()
+        self._health = JudgeHealth()
         self._rewards: dict[bytes, float] = {}
         self._answers: dict[bytes, TimedScore] = {}
 
@@ -95,6 +95,6 @@ class JudgedReward:
         pictures = self._frames.frames(snapshots)
         scores = self._judge.score([Clip(goal=self._goal, frames=picture[None]) for picture in pictures])
         assert len(scores) == len(snapshots), f"a judge owes one score per clip, got {len(scores)} of {len(snapshots)}"
-        self._patience.note(scores)
-        self._patience.check(scores)
+        self._health.note(scores)
+        self._health.check(scores)
         return scores

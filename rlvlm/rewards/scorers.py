@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from rlvlm.errors import JudgeUnavailable, first_line
+from rlvlm.judges.health import JudgeHealth
 from rlvlm.judges.judge import Judge
-from rlvlm.judges.patience import Patience
 from rlvlm.rewards.config import ScoreTeacher
 from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.types.judging import Clip, Score, Stamp, Status
@@ -54,7 +54,7 @@ class JudgeScorer:
         self.num_asked = 0
         self._remembers = remembers
         self._known: dict[bytes, Score] = {}
-        self._patience = Patience()
+        self._health = JudgeHealth()
         self._latest: deque[Score] = deque(maxlen=_FEWEST)
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
@@ -82,10 +82,10 @@ class JudgeScorer:
         clips = [Clip(goal=item.goal, frames=part, action=item.action) for item, part in zip(items, parts, strict=True)]
         scores = self._judge.score(clips)
         assert len(scores) == len(clips), f"a judge owes one score per clip, got {len(scores)} of {len(clips)}"
-        self._patience.note(scores)
+        self._health.note(scores)
         self._latest.extend(scores)
         if len(self._latest) == _FEWEST:  # a call may be about a single turn, whose failure alone means little
-            self._patience.check(list(self._latest))
+            self._health.check(list(self._latest))
         return scores
 
 

@@ -12,7 +12,7 @@ from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, evaluate
 from rlvlm.disk import write_json
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.runs.artifacts.album import VIDEO_PX, write_videos
+from rlvlm.runs.artifacts.write import VIDEO_PX, write_videos
 from rlvlm.runs.folder.checkpoints import Checkpoint, newest_sound
 from rlvlm.runs.folder.rows import evaluation_row
 from rlvlm.runs.folder.run_folder import RunFolder

@@ -17,7 +17,7 @@ from rlvlm.console.panel import RunConsole
 from rlvlm.console.quiet import quiet_output
 from rlvlm.console.signals import StopRequest
 from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, NumericsError, RunError, UsageError
-from rlvlm.runs.artifacts.album import VIDEO_PX, write_artifacts
+from rlvlm.runs.artifacts.write import VIDEO_PX, write_artifacts
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.folder.label_store import label_store

@@ -16,12 +16,12 @@ from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable
 from rlvlm.runs.processes.private_ray import ray_session
 from rlvlm.runs.session import reachable
 from rlvlm.serving.apps import start_judge
-from rlvlm.sweeps.board import Board
-from rlvlm.sweeps.conductor import Conductor
+from rlvlm.sweeps.callback import SweepCallback
 from rlvlm.sweeps.config import SweepConfig
 from rlvlm.sweeps.folder import FINISHED, State, SweepFolder, held_sweep
 from rlvlm.sweeps.halving import SweepScheduler
 from rlvlm.sweeps.plan import TrialPlan, asks_app, expand, shared_judges
+from rlvlm.sweeps.progress_table import ProgressTable
 from rlvlm.sweeps.trial import SweepTrial
 
 EXIT_SOME_FAILED = 1
@@ -42,25 +42,25 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
         folder, notes = stack.enter_context(held_sweep(path, sweep))
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
-        board = stack.enter_context(Board(terminal, sweep.title, plans))
+        table = stack.enter_context(ProgressTable(terminal, sweep.title, plans))
         for note in notes:
-            board.line(note)
-        conductor = Conductor(folder=folder, sweep=sweep, plans=plans, board=board, stop=stop)
-        waiting = [key for key, record in conductor.records.items() if record.state not in FINISHED]
+            table.line(note)
+        callback = SweepCallback(folder=folder, sweep=sweep, plans=plans, table=table, stop=stop)
+        waiting = [key for key, record in callback.records.items() if record.state not in FINISHED]
         if waiting:
-            conductor.take_up(waiting)
-            board.phase(f"starting Ray; {len(waiting)} of {len(plans)} runs to go")
+            callback.take_up(waiting)
+            table.phase(f"starting Ray; {len(waiting)} of {len(plans)} runs to go")
             stack.enter_context(ray_session())
             stop.take_over()
-            stack.enter_context(_judges(folder, sweep, [plans[key] for key in waiting], conductor, board))
-            board.phase("running")
-            able = [key for key in waiting if conductor.records[key].state is not State.FAILED]
+            stack.enter_context(_judges(folder, sweep, [plans[key] for key in waiting], callback, table))
+            table.phase("running")
+            able = [key for key in waiting if callback.records[key].state is not State.FAILED]
             if able and not stop:
-                _tune(folder, sweep, able, conductor)
-        return _say_goodbye(board, conductor, folder, stop)
+                _tune(folder, sweep, able, callback)
+        return _say_goodbye(table, callback, folder, stop)
 
 
-def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], conductor: Conductor) -> None:
+def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callback: SweepCallback) -> None:
     """One sitting: a Tuner over the runs that are not finished.
 
     A new one each time, not `Tuner.restore`: that takes no further runs, and has forgotten the rungs of ASHA. What has
@@ -78,14 +78,14 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], condu
         tune.with_resources(SweepTrial, places),
         param_space={"sweep": str(folder.path), "trial": tune.grid_search(list(waiting))},
         tune_config=tune.TuneConfig(
-            scheduler=SweepScheduler(conductor.is_stopping, conductor.is_halted),
+            scheduler=SweepScheduler(callback.is_stopping, callback.is_halted),
             max_concurrent_trials=resources.max_trials or None,
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
             name=_TUNE,
             storage_path=str(folder.path),
-            callbacks=[conductor],
+            callbacks=[callback],
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=resources.retries),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
@@ -95,7 +95,7 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], condu
 
 @contextmanager
 def _judges(
-    folder: SweepFolder, sweep: SweepConfig, plans: Sequence[TrialPlan], conductor: Conductor, board: Board
+    folder: SweepFolder, sweep: SweepConfig, plans: Sequence[TrialPlan], callback: SweepCallback, table: ProgressTable
 ) -> Iterator[None]:
     """The Serve apps that the runs share, while the context is open; each counts what it spends in the sweep's folder.
 
@@ -103,27 +103,27 @@ def _judges(
     """
     with ExitStack() as stack:
         for app, config in shared_judges(plans, sweep.resources.judge_cpus, folder.path).items():
-            board.phase(f"loading the judge {config.judge.backend} {config.judge.model}".rstrip())
+            table.phase(f"loading the judge {config.judge.backend} {config.judge.model}".rstrip())
             judge = replace(config.judge, api=reachable(config.judge.api, folder.ledger(app)))
             try:
                 stack.enter_context(start_judge(judge, config.serve, name=app, app=app))
             except JudgeUnavailable as error:
                 users = [plan.key for plan in plans if asks_app(plan, app, folder.path)]
-                conductor.fail(users, f"{error} ({error.fix})")
+                callback.fail(users, f"{error} ({error.fix})")
         yield
 
 
-def _say_goodbye(board: Board, conductor: Conductor, folder: SweepFolder, stop: StopRequest) -> int:
-    records = list(conductor.records.values())
+def _say_goodbye(table: ProgressTable, callback: SweepCallback, folder: SweepFolder, stop: StopRequest) -> int:
+    records = list(callback.records.values())
     folder.write_records(records)
     failed = [record for record in records if record.state is State.FAILED]
     if all(record.state in FINISHED for record in records):
-        board.line(f"all {len(records)} runs are finished; compare them with: rlvlm report {folder.path}")
+        table.line(f"all {len(records)} runs are finished; compare them with: rlvlm report {folder.path}")
         return EXIT_DONE
     if stop:
-        board.line(f"{stop.signal_name}: saved; go on with: rlvlm resume {folder.path}")
+        table.line(f"{stop.signal_name}: saved; go on with: rlvlm resume {folder.path}")
         return EXIT_PREEMPTED
     for record in failed:
-        board.line(f"failed: {record.task}  {record.source}  seed {record.seed}: {record.cause}")
-    board.line(f"try those that failed again with: rlvlm resume {folder.path}")
+        table.line(f"failed: {record.task}  {record.source}  seed {record.seed}: {record.cause}")
+    table.line(f"try those that failed again with: rlvlm resume {folder.path}")
     return EXIT_SOME_FAILED

@@ -10,7 +10,7 @@ from rlvlm.demonstrations.card import census, write_card
 from rlvlm.demonstrations.collect import FIRST_SEED, collect, play
 from rlvlm.demonstrations.exchange import export_chats, import_chats
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder, open_folder
-from rlvlm.demonstrations.players import ScriptedExpert, Written
+from rlvlm.demonstrations.players import PlayerReply, ScriptedExpert
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord, to_turn_episode
 from rlvlm.demonstrations.select import FilterConfig, select, split
 from rlvlm.demonstrations.table import export_parquet
@@ -58,7 +58,7 @@ def test_what_is_kept_is_what_happened(tmp_path: Path) -> None:
     for t, reply in enumerate(whole.replies):
         assert np.array_equal(turn.snapshot, whole.snapshots[t]) and turn.prompt == whole.prompts[t]
         (digest,) = record.steps[t].pictures
-        assert np.array_equal(folder.shelf.load(digest), world.draw(turn.snapshot[None])[0])
+        assert np.array_equal(folder.picture_store.load(digest), world.draw(turn.snapshot[None])[0])
         assert reply.action_span is not None and reply.action is not None
         assert reply.text[slice(*reply.action_span)] == world.action_names[reply.action] == record.steps[t].action
         turn, reward, terminated, _, info = world.step(reply.text)
@@ -101,8 +101,8 @@ def test_unreadable_replies_are_counted_as_such(tmp_path: Path) -> None:
         def begin(self, seed: int) -> None:
             pass
 
-        def reply(self, world, turn) -> Written:
-            return Written("hm\ud800")
+        def reply(self, world, turn) -> PlayerReply:
+            return PlayerReply("hm\ud800")
 
     world = made("number_line")
     folder = create_folder(tmp_path / "d", "number_line", "turns", world.action_names)
@@ -139,7 +139,7 @@ def test_chats_go_out_and_come_back(tmp_path: Path, form) -> None:
             other.action,
             other.pictures,
         )
-        assert np.array_equal(back.shelf.load(other.pictures[0]), folder.shelf.load(one.pictures[0]))
+        assert np.array_equal(back.picture_store.load(other.pictures[0]), folder.picture_store.load(one.pictures[0]))
 
 
 def test_an_empty_llava_file_is_valid_json(tmp_path: Path) -> None:

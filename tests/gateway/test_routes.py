@@ -5,7 +5,7 @@ import pytest
 from http_edge import Edge, FakeLine, movie, png, text
 
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
-from rlvlm.gateway.judge_line import JudgeLine
+from rlvlm.gateway.async_client import AsyncAppClient
 from rlvlm.serving.refusal import Refusal
 from rlvlm.types.judging import Score, Stamp, Status, Verdict
 
@@ -188,7 +188,7 @@ class FakeHandle:
 
 
 def ask_line(*outcomes, method: str = "compare"):
-    line = JudgeLine("app", timeout_s=0.3 if 5.0 in outcomes else 30.0, retries=2)
+    line = AsyncAppClient("app", timeout_s=0.3 if 5.0 in outcomes else 30.0, retries=2)
     line._handle = FakeHandle(*outcomes)  # pyright: ignore[reportAttributeAccessIssue] the stand-in
     return asyncio.run(line.compare([])) if method == "compare" else asyncio.run(line.generate([], 1, 0.0))
 

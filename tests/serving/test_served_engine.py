@@ -157,7 +157,7 @@ def test_a_replica_that_waits_for_weights_is_not_taken_for_stuck(local_ray: None
         answer = asyncio.create_task(replica.ask(call))
         for _ in range(20):
             await asyncio.sleep(0.02)
-            assert replica._pulse.busy_since is None
+            assert replica._heartbeat.busy_since is None
         gate.touch()
         return await answer
 

@@ -8,11 +8,11 @@ import pytest
 from rlvlm.console.signals import StopRequest
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.sweeps import sweep as sitting
-from rlvlm.sweeps.board import Board
-from rlvlm.sweeps.conductor import Conductor
+from rlvlm.sweeps.callback import SweepCallback
 from rlvlm.sweeps.config import SourceConfig, SweepConfig
 from rlvlm.sweeps.folder import FINISHED, State, held_sweep
 from rlvlm.sweeps.plan import expand
+from rlvlm.sweeps.progress_table import ProgressTable
 
 SWEEP = SweepConfig(
     title="two judges",
@@ -46,17 +46,17 @@ def test_a_judge_that_does_not_load_fails_its_own_runs(tmp_path: Path, monkeypat
     with held_sweep(tmp_path / "sweep", SWEEP) as (folder, _):
         pass
     plans = {plan.key: plan for plan in expand(SWEEP)}
-    board = Board(io.StringIO(), SWEEP.title, plans)
-    conductor = Conductor(folder=folder, sweep=SWEEP, plans=plans, board=board, stop=StopRequest())
-    with sitting._judges(folder, SWEEP, list(plans.values()), conductor, board):
+    table = ProgressTable(io.StringIO(), SWEEP.title, plans)
+    callback = SweepCallback(folder=folder, sweep=SWEEP, plans=plans, table=table, stop=StopRequest())
+    with sitting._judges(folder, SWEEP, list(plans.values()), callback, table):
         assert started == ["up"]
     assert started == ["up", "down"]
-    found = {key: (record.state, record.cause) for key, record in conductor.records.items()}
+    found = {key: (record.state, record.cause) for key, record in callback.records.items()}
     for seed in (0, 1):
         assert found[f"drawer_open/large/seed_{seed}"] == (State.FAILED, "no such card (buy one)")
         assert found[f"drawer_open/pocket/seed_{seed}"] == (State.WAITING, "")
         assert found[f"drawer_open/oracle/seed_{seed}"] == (State.WAITING, "")
     later = folder.records(list(plans.values()))  # the next sitting reads it again, and tries again
     assert later["drawer_open/large/seed_0"].state is State.FAILED and State.FAILED not in FINISHED
-    conductor.take_up(list(plans))
-    assert {record.state for record in conductor.records.values()} == {State.WAITING}
+    callback.take_up(list(plans))
+    assert {record.state for record in callback.records.values()} == {State.WAITING}

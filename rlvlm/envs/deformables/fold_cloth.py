@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
-from rlvlm.envs.mujoco.painter import Camera
+from rlvlm.envs.mujoco.renderer import Camera
 from rlvlm.envs.mujoco.scene import Outcome, SceneWorld
 from rlvlm.types.steps import FloatArray
 

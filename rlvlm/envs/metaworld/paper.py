@@ -14,7 +14,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.metaworld.goals import PAPER_GOALS
 from rlvlm.envs.metaworld.scene import Scene
 from rlvlm.envs.metaworld.world import MetaWorld
-from rlvlm.envs.mujoco.painter import Camera
+from rlvlm.envs.mujoco.renderer import Camera
 
 _FULL_FOVY_DEG = 45.0
 _DRAWER_RANGE = 0.16

@@ -6,7 +6,7 @@ from typing import Any
 
 from metaworld.sawyer_xyz_env import SawyerXYZEnv
 
-from rlvlm.envs.mujoco.painter import Camera
+from rlvlm.envs.mujoco.renderer import Camera
 
 Colour = tuple[float, float, float]
 """Red, green and blue in [0, 1]."""

@@ -13,7 +13,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.metaworld.goals import STOCK_GOALS
 from rlvlm.envs.metaworld.scene import Scene, object_to_target
 from rlvlm.envs.metaworld.world import MetaWorld
-from rlvlm.envs.mujoco.painter import Camera
+from rlvlm.envs.mujoco.renderer import Camera
 
 CAMERA = Camera(
     position=(0.7, 0.35, 0.6),

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.metaworld.scene import Scene
-from rlvlm.envs.mujoco.painter import Painter
+from rlvlm.envs.mujoco.renderer import Renderer
 from rlvlm.envs.mujoco.world import MujocoWorld
 from rlvlm.envs.world import check_action
 from rlvlm.types.steps import FloatArray
@@ -169,11 +169,11 @@ class MetaWorld(MujocoWorld):
             setattr(self._stock, name, None)
         self._start_distance = float(state["start_distance"])
 
-    def _make_painter(self) -> Painter:
+    def _make_renderer(self) -> Renderer:
         hidden = _ROBOT_BODIES[1:] if self._shows_robot else _ROBOT_BODIES
         hidden_geoms = _belongs_to(self._model, self._model.geom_bodyid, hidden)
         placed = tuple(self._model.body(body).name for body in self._placed)
-        return Painter(self._model, self._scene.camera, hidden_geoms, placed)
+        return Renderer(self._model, self._scene.camera, hidden_geoms, placed)
 
     def _observe(self) -> NDArray[np.float64]:
         """[39] the stock observation, clipped as in the stock step: now, one step ago, and zeros for the goal."""

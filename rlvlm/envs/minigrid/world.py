@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.minigrid.ids import OTHERS, family
-from rlvlm.envs.minigrid.painter import TILE_PX, paint
 from rlvlm.envs.minigrid.planner import LEFT, RIGHT, STEPS, Layout, Plan, find_plan
+from rlvlm.envs.minigrid.renderer import TILE_PX, paint
 from rlvlm.envs.turns import Outcome, TurnWorld
 from rlvlm.errors import UsageError
 from rlvlm.types.steps import FloatArray, Frames

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.mujoco.painter import Camera, Painter
+from rlvlm.envs.mujoco.renderer import Camera, Renderer
 from rlvlm.envs.mujoco.world import MujocoWorld
 from rlvlm.envs.world import check_action
 from rlvlm.errors import NumericsError
@@ -182,9 +182,9 @@ class SceneWorld(MujocoWorld):
         data = self._data
         return np.concatenate([data.qpos, data.mocap_pos.ravel(), data.mocap_quat.ravel()], dtype=np.float32)
 
-    def _make_painter(self) -> Painter:
+    def _make_renderer(self) -> Renderer:
         drawn = self._scene.drawn
-        return Painter(drawn, self._scene.camera, np.zeros(drawn.ngeom, bool), (), has_mocaps=True)
+        return Renderer(drawn, self._scene.camera, np.zeros(drawn.ngeom, bool), (), has_mocaps=True)
 
     def _look(self) -> tuple[FloatArray, Outcome]:
         """The observation [D] and the truth about the state just reached.

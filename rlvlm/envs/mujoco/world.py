@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.mujoco.painter import Painter
+from rlvlm.envs.mujoco.renderer import Renderer
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.world import World
 from rlvlm.types.steps import FloatArray, Frames
@@ -44,7 +44,7 @@ class MujocoWorld(World):
         self.action_space = gym.spaces.Box(-1.0, 1.0, (action_size,), np.float32)
         self._episode_steps = config.episode_steps
         self._steps = 0
-        self._painter: Painter | None = None
+        self._renderer: Renderer | None = None
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Pictures [N, size_px, size_px, 3] of `snapshots` [N, S].
@@ -57,9 +57,9 @@ class MujocoWorld(World):
         """
         if snapshots.ndim != 2 or snapshots.shape[1] != self.snapshot_size:
             raise ValueError(f"snapshots must have shape [N, {self.snapshot_size}], got {snapshots.shape}")
-        if self._painter is None:
-            self._painter = self._make_painter()
-        return self._painter.draw(np.rint(snapshots / _KEY_GRAIN) * np.float32(_KEY_GRAIN), size_px)
+        if self._renderer is None:
+            self._renderer = self._make_renderer()
+        return self._renderer.draw(np.rint(snapshots / _KEY_GRAIN) * np.float32(_KEY_GRAIN), size_px)
 
     def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, S]: snapshots in steps of a quarter of a millimetre (or of a milliradian)."""
@@ -85,10 +85,10 @@ class MujocoWorld(World):
 
     def close(self) -> None:
         """Frees the renderer; the next picture opens it again."""
-        if self._painter is not None:
-            self._painter.close()
-            self._painter = None
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
 
     @abstractmethod
-    def _make_painter(self) -> Painter:
+    def _make_renderer(self) -> Renderer:
         """Draws this world's snapshots; made for the first picture."""

@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.envs.mujoco.painter import Painter
+from rlvlm.envs.mujoco.renderer import Renderer
 from rlvlm.envs.robosuite.arm import Arm
 from rlvlm.envs.robosuite.lightening import shrink_textures, thin_meshes
 from rlvlm.types.steps import FloatArray, Frames
@@ -42,7 +42,7 @@ class RobosuiteScene:
         self.arm = Arm(env)
         self._cameras, self._mesh_cell = tuple(cameras), mesh_cell
         self._size = mujoco.mj_stateSize(self.model, _STATE)
-        self._painter: Painter | None = None
+        self._renderer: Renderer | None = None
 
     @property
     def num_positions(self) -> int:
@@ -76,17 +76,17 @@ class RobosuiteScene:
 
         Positions are rounded to the grain of `picture_key` first, so that equal keys give equal images to the bit.
         """
-        if self._painter is None:
+        if self._renderer is None:
             thin_meshes(self.model, self._mesh_cell)
             shrink_textures(self.model, _TEXTURE_PX)
             hidden = self.model.geom_group == _COLLISION_GROUP
-            self._painter = Painter(self.model, self._cameras, hidden, (), copies=False)
-        return self._painter.draw(np.rint(snapshots / KEY_GRAIN) * np.float32(KEY_GRAIN), size_px, camera)
+            self._renderer = Renderer(self.model, self._cameras, hidden, (), copies=False)
+        return self._renderer.draw(np.rint(snapshots / KEY_GRAIN) * np.float32(KEY_GRAIN), size_px, camera)
 
     def close(self) -> None:
         """Frees OpenGL; the next picture opens it again."""
-        if self._painter is not None:
-            self._painter.close()
+        if self._renderer is not None:
+            self._renderer.close()
 
 
 def picture_key(snapshots: FloatArray) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Abilities, JudgeConfig, ScoreMode
-from rlvlm.judges.likeness.encoders import Pieces
+from rlvlm.judges.likeness.encoders import AdaptiveBatches
 from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 
 Item = TypeVar("Item", Query, Clip)
@@ -53,7 +53,7 @@ class HeadJudge:
     def __init__(self, config: JudgeConfig, model: RewardModel) -> None:
         Abilities(compare=frozenset({"direct"}), score=model.scores, goal_pictures=False).check(config)
         self._model = model
-        self._pieces = Pieces(config.batch_size)
+        self._batches = AdaptiveBatches(config.batch_size)
         bounds = f"min_pixels={config.min_pixels} max_pixels={config.max_pixels}"
         self._stamp = Stamp(
             judge=f"{config.backend}:{config.model}",
@@ -124,7 +124,7 @@ class HeadJudge:
             told.extend(words)
             return values
 
-        return problems, self._pieces.run(look, good).numpy() if good else np.zeros(0), told
+        return problems, self._batches.run(look, good).numpy() if good else np.zeros(0), told
 
     def _problem(self, item: Query | Clip) -> str | None:
         if item.goal_picture is not None:

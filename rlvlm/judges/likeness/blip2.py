@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import Blip2ForImageTextRetrieval
 
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.likeness.encoders import Encoder, Pieces, load_encoder
+from rlvlm.judges.likeness.encoders import AdaptiveBatches, Encoder, load_encoder
 from rlvlm.judges.likeness.random_weights import random_blip2
 from rlvlm.judges.likeness.similarity import Picture, SimilarityJudge
 
@@ -56,11 +56,11 @@ class Blip2Likeness:
         self.traits = f"{'' if head == 'match' else f'head={head} '}dtype={encoder.dtype}"
         self._head = head
         self._encoder = encoder
-        self._pieces = Pieces(config.batch_size)
+        self._batches = AdaptiveBatches(config.batch_size)
 
     def rate(self, pictures: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
         """[N] in [0, 1]; see `similarity.Likeness`."""
-        return self._pieces.run(self._ask, list(zip(pictures, goals, strict=True))).numpy()
+        return self._batches.run(self._ask, list(zip(pictures, goals, strict=True))).numpy()
 
     def _ask(self, pairs: Sequence[tuple[Picture, str | Picture]]) -> torch.Tensor:
         """[N]: the probability of a match, or the cosine as a share, the nearest of the query tokens counted."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import AutoModel
 
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.likeness.encoders import Encoder, Pieces, load_encoder
+from rlvlm.judges.likeness.encoders import AdaptiveBatches, Encoder, load_encoder
 from rlvlm.judges.likeness.random_weights import random_clip
 from rlvlm.judges.likeness.similarity import (
     Picture,
@@ -56,7 +56,7 @@ class ClipLikeness:
         settings = config.similarity
         self.revision = encoder.revision
         self._encoder = encoder
-        self._pieces = Pieces(config.batch_size)
+        self._batches = AdaptiveBatches(config.batch_size)
         # SigLIP was trained on texts of one length, padding included and unmasked.
         self._is_padded = encoder.model.config.model_type.startswith("siglip")
         self._alpha = settings.alpha
@@ -80,12 +80,12 @@ class ClipLikeness:
         def look(piece: Sequence[Picture]) -> torch.Tensor:
             return _pooled(self._encoder.model.get_image_features(**self._encoder.see(piece)))
 
-        return unit(self._pieces.run(look, pictures).numpy())
+        return unit(self._batches.run(look, pictures).numpy())
 
     def _of_text(self, text: str) -> NDArray[np.float64]:
         """[E] unit vector; remembered, since a run has one goal."""
         if text not in self._texts:
-            self._texts[text] = unit(self._pieces.run(self._read, [text]).numpy())[0]
+            self._texts[text] = unit(self._batches.run(self._read, [text]).numpy())[0]
         return self._texts[text]
 
     def _read(self, texts: Sequence[str]) -> torch.Tensor:

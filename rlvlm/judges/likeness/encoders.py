@@ -109,7 +109,7 @@ def load_encoder(config: JudgeConfig, model_class: Any, parts: Sequence[str], ki
     return encoder
 
 
-class Pieces:
+class AdaptiveBatches:
     """Runs a network on pieces of at most `size` items; where memory runs out they become smaller, and stay so.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlvlm.preferences.dataset import Examples, Steps
 from rlvlm.preferences.model.networks import RewardInput
-from rlvlm.preferences.model.readings import Readings, read_in_passes
+from rlvlm.preferences.model.prediction_cache import PredictionCache, read_in_passes
 from rlvlm.types.steps import FloatArray
 
 
@@ -32,7 +32,7 @@ class Ensemble:
         self.inputs = inputs
         self.device = torch.device(device)
         self.members = [inputs.build_network(rng).to(self.device) for _ in range(num_members)]
-        self._readings = Readings(num_members)
+        self._predictions = PredictionCache(num_members)
         self.train(False)
 
     def train(self, is_training: bool) -> None:
@@ -46,7 +46,7 @@ class Ensemble:
 
     def forget(self) -> None:
         """Forgets what was read, since the weights change."""
-        self._readings.forget()
+        self._predictions.forget()
 
     def rewards(self, steps: Steps) -> FloatArray:
         """The members' mean `[N]`."""
@@ -104,7 +104,7 @@ class Ensemble:
         names = self.inputs.names(steps, chosen)
         if names is None:
             return self._read(self._every_member, steps, chosen)
-        return self._readings.of(names, lambda places: self._read(self._every_member, steps, chosen[places]))
+        return self._predictions.of(names, lambda places: self._read(self._every_member, steps, chosen[places]))
 
     def _read(self, read: Callable[[Tensor], Tensor], steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
         """`[M, ...]` what `read` makes of the chosen steps `[M]`."""

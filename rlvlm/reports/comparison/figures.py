@@ -82,8 +82,8 @@ def _draw_panel(axes: Axes, results: Results, tasks: Sequence[str], finding: Fin
     for source, colour in colours(results).items():
         finals = [run.final for task in tasks for run in results.finished(task, source)]
         axes.plot(finals, [places[source]] * len(finals), "|", color=colour, alpha=0.45, markersize=11)
-    for standing in finding.standings:
-        score, place, colour = standing.score, places[standing.source], colours(results)[standing.source]
+    for ranked in finding.ranking:
+        score, place, colour = ranked.score, places[ranked.source], colours(results)[ranked.source]
         axes.plot([score.low, score.high], [place, place], color=colour, linewidth=5, alpha=0.4, solid_capstyle="butt")
         axes.plot(score.value, place, "o", color=colour, markersize=7)
     axes.set_yticks(list(places.values()), [_label(results.sources[source]) for source in places], color=INK)

@@ -16,7 +16,7 @@ SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class RankedSource:
     """A source among others, best first."""
 
     source: str
@@ -30,7 +30,7 @@ class Finding:
     """What a comparison comes to."""
 
     text: str
-    standings: list[Standing]
+    ranking: list[RankedSource]
 
 
 def find(results: Results, tasks: Sequence[str]) -> Finding:
@@ -46,13 +46,13 @@ def find(results: Results, tasks: Sequence[str]) -> Finding:
     }
     strata = {source: each for source, each in finals.items() if each and all(len(runs) for runs in each)}
     if not strata:
-        return Finding(text="No run is finished yet, so there is nothing to compare.", standings=[])
-    standings = rank(strata)
+        return Finding(text="No run is finished yet, so there is nothing to compare.", ranking=[])
+    ranking = rank(strata)
     num_seeds = min(len(runs) for each in strata.values() for runs in each)
-    return Finding(text=_sentences(results, standings, num_seeds), standings=standings)
+    return Finding(text=_sentences(results, ranking, num_seeds), ranking=ranking)
 
 
-def rank(strata: dict[str, list[Floats]]) -> list[Standing]:
+def rank(strata: dict[str, list[Floats]]) -> list[RankedSource]:
     """The sources by their score, best first.
 
     Args:
@@ -62,11 +62,11 @@ def rank(strata: dict[str, list[Floats]]) -> list[Standing]:
     scores = {source: estimate(each, rng) for source, each in strata.items()}
     best, *others = sorted(scores, key=lambda source: -scores[source].value)
     leads = {source: estimated_lead(strata[best], strata[source], rng) for source in others}
-    return [Standing(source=source, score=scores[source], behind=leads.get(source)) for source in (best, *others)]
+    return [RankedSource(source=source, score=scores[source], behind=leads.get(source)) for source in (best, *others)]
 
 
-def _sentences(results: Results, standings: Sequence[Standing], num_seeds: int) -> str:
-    best, *others = standings
+def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int) -> str:
+    best, *others = ranking
     name = results.sources[best.source]
     if not others:
         return f"There is nothing to compare {name} with: its score is {_scored(best.score)}."
@@ -103,6 +103,6 @@ def _scored(score: Estimate) -> str:
     return f"{score.value:.2f} ({100 * CONFIDENCE:.0f} % interval {score.low:.2f} to {score.high:.2f})"
 
 
-def _names(results: Results, standings: Sequence[Standing]) -> str:
-    names = [results.sources[standing.source] for standing in standings]
+def _names(results: Results, ranking: Sequence[RankedSource]) -> str:
+    names = [results.sources[ranked.source] for ranked in ranking]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

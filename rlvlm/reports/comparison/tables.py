@@ -15,7 +15,7 @@ def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
 
     Scores in the task's score, times in minutes, `steps_to_solve` the median over the runs that got there.
     """
-    scores = {standing.source: standing.score for standing in find(results, [task]).standings}
+    scores = {ranked.source: ranked.score for ranked in find(results, [task]).ranking}
     rows = []
     for source in [*scores, *(source for source in results.sources if source not in scores)]:
         runs, score = results.finished(task, source), scores.get(source)

@@ -76,7 +76,7 @@ class Checkpoint:
             raise CorruptCheckpoint(f"{self.path} was saved at another step, {self.state.env_steps:,}", _OTHERS)
 
 
-class CheckpointShelf:
+class CheckpointStore:
     """The folder `checkpoints/`.
 
     Args:

@@ -19,7 +19,7 @@ from rlvlm.runs.config import RunConfig
 from rlvlm.runs.configs import config_text, read_config_text
 from rlvlm.runs.folder.checkpoints import newest_sound
 from rlvlm.runs.folder.environment import describe_environment
-from rlvlm.runs.folder.scratch import checkpoint_shelf
+from rlvlm.runs.folder.scratch import checkpoint_store
 from rlvlm.runs.folder.tables import CsvTable, JsonLines
 from rlvlm.runs.folder.trust import is_foreign
 
@@ -95,7 +95,7 @@ class RunFolder:
         self.scores = CsvTable(path / "vlm_score_log.csv", SCORE_COLUMNS, "env_step")
         self.metrics = JsonLines(path / "metrics.jsonl", ENV_STEPS)
         self.samples = JsonLines(path / "judge_panel.jsonl", ENV_STEPS)
-        self.checkpoints = checkpoint_shelf(path / "checkpoints", keep_checkpoints)
+        self.checkpoints = checkpoint_store(path / "checkpoints", keep_checkpoints)
         self.plots = path / "plots"
         self.videos = path / "videos"
         self.tensorboard = path / "tensorboard"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlvlm.disk import sync_tree
 from rlvlm.errors import MachineError
-from rlvlm.runs.folder.checkpoints import Checkpoint, CheckpointShelf, RunState
+from rlvlm.runs.folder.checkpoints import Checkpoint, CheckpointStore, RunState
 
 logger = logging.getLogger(__name__)
 
@@ -22,15 +22,15 @@ KEPT_AT_HOME = 1
 """Newest checkpoints in the run's folder, besides the best."""
 
 
-class ScratchShelf:
-    """A shelf on scratch and one at home, used like one.
+class ScratchCheckpointStore:
+    """A store on scratch and one at home, used like one.
 
     Args:
         home: in the run's folder; keeps the newest and the best.
         scratch: on the fast disk; keeps as many as the run is told to.
     """
 
-    def __init__(self, home: CheckpointShelf, scratch: CheckpointShelf) -> None:
+    def __init__(self, home: CheckpointStore, scratch: CheckpointStore) -> None:
         self._home = home
         self._scratch = scratch
 
@@ -65,12 +65,12 @@ class ScratchShelf:
 
     def discard_after(self, step: int) -> None:
         """Removes the checkpoints of later steps than `step`."""
-        for shelf in (self._home, self._scratch):
-            shelf.discard_after(step)
+        for store in (self._home, self._scratch):
+            store.discard_after(step)
 
 
-def checkpoint_shelf(path: Path, keep: int) -> CheckpointShelf | ScratchShelf:
-    """The shelf of a run's checkpoints in `path`, and on scratch too where there is one.
+def checkpoint_store(path: Path, keep: int) -> CheckpointStore | ScratchCheckpointStore:
+    """The store of a run's checkpoints in `path`, and on scratch too where there is one.
 
     Args:
         path: the folder `checkpoints/` of a run.
@@ -78,11 +78,11 @@ def checkpoint_shelf(path: Path, keep: int) -> CheckpointShelf | ScratchShelf:
     """
     scratch = os.environ.get(VARIABLE, "")
     if not scratch:
-        return CheckpointShelf(path, keep)
+        return CheckpointStore(path, keep)
     place = path.absolute().parent
     digest = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]  # runs of one name in two places stay apart
-    fast = CheckpointShelf(Path(scratch).expanduser() / f"{place.name}-{digest}" / path.name, keep)
-    return ScratchShelf(CheckpointShelf(path, KEPT_AT_HOME), fast)
+    fast = CheckpointStore(Path(scratch).expanduser() / f"{place.name}-{digest}" / path.name, keep)
+    return ScratchCheckpointStore(CheckpointStore(path, KEPT_AT_HOME), fast)
 
 
 def _copy(source: Path, target: Path) -> None:

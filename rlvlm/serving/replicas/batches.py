@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvlm.serving.replicas.lines import Lines, Tries
+from rlvlm.serving.replicas.fair_queue import FairQueue, RequestDeduplicator
 
 Ask = Callable[[list[Any]], Awaitable[list[Any]]]
 
@@ -27,7 +27,7 @@ class FairBatches:
     """Merges requests into batches of whole requests; the run that got least so far is next.
 
     A request is never cut, so with one client the model sees the same batches whatever the timing. Nothing is judged
-    twice (`Tries`), and a request that every caller has left before its turn is dropped.
+    twice (`RequestDeduplicator`), and a request that every caller has left before its turn is dropped.
 
     Args:
         ask: answers one batch, in order.
@@ -39,22 +39,22 @@ class FairBatches:
         self._ask = ask
         self._batch_size = batch_size
         self._wait_s = wait_s
-        self._lines: Lines[_Waiting] = Lines()
-        self.tries: Tries[_Waiting] = Tries()
+        self._queue: FairQueue[_Waiting] = FairQueue()
+        self.deduplicator: RequestDeduplicator[_Waiting] = RequestDeduplicator()
         self._arrived = asyncio.Event()
         self._server: asyncio.Task[None] | None = None
 
     @property
     def num_waiting(self) -> int:
         """Questions that no batch has taken yet."""
-        return sum(len(request.items) for request in self._lines.requests())
+        return sum(len(request.items) for request in self._queue.requests())
 
     async def put(self, items: Sequence[Any], *, run: str = "", key: str = "") -> list[Any]:
         """The answers to `items`, in order, once a batch has held them.
 
         Args:
             items: the questions of one request, at least one.
-            run: who asks; each run has a line of its own.
+            run: who asks; each run has a queue of its own.
             key: equal for the tries of one request; empty for a request that is never sent again.
 
         Raises:
@@ -63,18 +63,18 @@ class FairBatches:
 
         def begin(key: str) -> _Waiting:
             request = _Waiting(key, list(items), asyncio.get_running_loop().create_future())
-            self._lines.add(request, run)
+            self._queue.add(request, run)
             self._arrived.set()
             if self._server is None or self._server.done():
                 self._server = asyncio.get_running_loop().create_task(self._serve())
             return request
 
-        return await self.tries.answers(key, begin, self._drop)
+        return await self.deduplicator.answers(key, begin, self._drop)
 
     def _drop(self, request: _Waiting) -> None:
         if not request.is_begun:
-            self.tries.close(request)
-            self._lines.remove(request)
+            self.deduplicator.close(request)
+            self._queue.remove(request)
 
     async def _serve(self) -> None:
         """Takes batches until nothing waits."""
@@ -84,7 +84,7 @@ class FairBatches:
             batch = self._take()
             if batch:
                 await self._answer(batch)
-        self._lines.forget_empty()
+        self._queue.forget_empty()
 
     async def _wait_for_more(self) -> None:
         """Returns when a batch is full or has waited long enough."""
@@ -98,13 +98,13 @@ class FairBatches:
                 return
 
     def _take(self) -> list[_Waiting]:
-        """The next batch: whole requests, each from the line that has been given least."""
+        """The next batch: whole requests, each from the queue that has been given least."""
         batch: list[_Waiting] = []
         room = self._batch_size
-        while line := self._lines.next(room if batch else None):
-            request = line.waiting.popleft()
+        while queue := self._queue.next(room if batch else None):
+            request = queue.waiting.popleft()
             request.is_begun = True
-            line.served += len(request.items)
+            queue.served += len(request.items)
             room -= len(request.items)
             batch.append(request)
             if room <= 0:
@@ -117,7 +117,7 @@ class FairBatches:
             shares = [[next(answers) for _ in request.items] for request in batch]
         except Exception as error:  # every kind belongs to the callers, none to this task
             for request in batch:
-                self.tries.fail(request, error)
+                self.deduplicator.fail(request, error)
             return
         for request, share in zip(batch, shares, strict=True):
-            self.tries.finish(request, share)
+            self.deduplicator.finish(request, share)

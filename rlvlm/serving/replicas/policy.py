@@ -18,7 +18,7 @@ from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.replicas.batches import FairBatches
 from rlvlm.serving.replicas.gpu import assigned_device, check_share, limit_share
-from rlvlm.serving.replicas.watchdog import Pulse, Watchdog, loading_within
+from rlvlm.serving.replicas.watchdog import Heartbeat, Watchdog, loading_within
 from rlvlm.serving.startup import START_TIMEOUT_S, marked
 from rlvlm.serving.weights import Weights, brought_here, take_over
 from rlvlm.types.sampling import ReplyRequest, SampledAction, SampledReply
@@ -89,7 +89,7 @@ class PolicyReplica:
         self._watchdog: Watchdog | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
         device = assigned_device(config.device)
-        self._pulse = Pulse(waits_for_gpu=device.startswith("cuda"))
+        self._heartbeat = Heartbeat(waits_for_gpu=device.startswith("cuda"))
         self._sync_error = 0.0
         self._sha256 = ""
         try:
@@ -125,14 +125,14 @@ class PolicyReplica:
         """Passes: a model or an event loop that is stuck is the watchdog's to find."""
         if self._watchdog is None:
             placement = self._placement
-            self._watchdog = Watchdog(self._pulse, stall_s=placement.stall_s, deadline_s=placement.timeout_s)
+            self._watchdog = Watchdog(self._heartbeat, stall_s=placement.stall_s, deadline_s=placement.timeout_s)
             self._watchdog.start(asyncio.get_running_loop())
 
     async def _run(self, items: list[Any]) -> list[Any]:
         """Runs the model in its one thread, so that the event loop stays free for health checks."""
 
         def timed() -> list[Any]:
-            with self._pulse.working():
+            with self._heartbeat.working():
                 return self._answered(items)
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, timed)

@@ -22,7 +22,7 @@ from rlvlm.serving.monitoring import ReplicaMetrics
 from rlvlm.serving.replicas.batches import FairBatches
 from rlvlm.serving.replicas.gpu import assigned_device, check_share, limit_share, measured
 from rlvlm.serving.replicas.slots import FairSlots
-from rlvlm.serving.replicas.watchdog import Pulse, Watchdog, loading_within
+from rlvlm.serving.replicas.watchdog import Heartbeat, Watchdog, loading_within
 from rlvlm.serving.startup import START_TIMEOUT_S, marked
 from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.vlms.chats import Chat
@@ -74,7 +74,7 @@ class JudgeReplica:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="pictures")
         self._device = assigned_device(config.device)
-        self._pulse = Pulse(waits_for_gpu=self._device.startswith("cuda"), is_elsewhere=config.runs_elsewhere)
+        self._heartbeat = Heartbeat(waits_for_gpu=self._device.startswith("cuda"), is_elsewhere=config.runs_elsewhere)
         try:
             with loading_within(START_TIMEOUT_S):
                 self._judge = self._thread.submit(self._load, replace(config, device=self._device), build).result()
@@ -154,13 +154,13 @@ class JudgeReplica:
         """
         if self._watchdog is None:
             self._watchdog = Watchdog(
-                self._pulse, stall_s=self._placement.stall_s, deadline_s=self._placement.timeout_s
+                self._heartbeat, stall_s=self._placement.stall_s, deadline_s=self._placement.timeout_s
             )
             self._watchdog.start(asyncio.get_running_loop())
         memory = measured(self._device)
         num_waiting = sum(queue.num_waiting for queue in set(self._queues.values()))
         self._metrics.state(num_waiting, memory.peak if memory else 0)
-        is_idle = self._pulse.busy_since is None and time.monotonic() - self._last_answer > PROBE_EVERY_S
+        is_idle = self._heartbeat.busy_since is None and time.monotonic() - self._last_answer > PROBE_EVERY_S
         if (is_idle or self._failure) and not self._is_paid and (self._probing is None or self._probing.done()):
             self._probing = asyncio.get_running_loop().create_task(self._probe())
         if self._failure:
@@ -191,7 +191,7 @@ class JudgeReplica:
     async def _ask_one(self, item: Query | Clip | _Chat) -> Verdict | Score | str:
         """Has a judge whose engine batches by itself answer one question among others."""
         judge = cast(ContinuousJudge, self._judge)
-        with self._pulse.waiting():
+        with self._heartbeat.waiting():
             try:
                 answer: Verdict | Score | str
                 if isinstance(item, Query):
@@ -236,7 +236,7 @@ class JudgeReplica:
         """Runs the model in its one thread, so that the event loop stays free for health checks."""
 
         def timed() -> list[Any]:
-            with self._pulse.working():
+            with self._heartbeat.working():
                 return ask(items)
 
         try:

@@ -16,7 +16,7 @@ from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.replicas.gpu import assigned_device
 from rlvlm.serving.replicas.policy import ReplyReceipt, Sampling
 from rlvlm.serving.replicas.slots import FairSlots
-from rlvlm.serving.replicas.watchdog import Pulse, Watchdog, loading_within
+from rlvlm.serving.replicas.watchdog import Heartbeat, Watchdog, loading_within
 from rlvlm.serving.startup import START_TIMEOUT_S, marked
 from rlvlm.serving.weights import Weights, check_distance, mean_distance, written
 from rlvlm.types.sampling import ReplyTokens, SampledReply
@@ -60,7 +60,7 @@ class TokenReplica:
     ) -> None:
         self._placement = placement
         self._watchdog: Watchdog | None = None
-        self._pulse = Pulse(is_elsewhere=True)
+        self._heartbeat = Heartbeat(is_elsewhere=True)
         clear_abandoned(_PREFIX)
         self._kept = tempfile.TemporaryDirectory(prefix=_PREFIX)
         self._claim = claim(Path(self._kept.name))
@@ -114,7 +114,7 @@ class TokenReplica:
         """
         if self._watchdog is None:
             placement = self._placement
-            self._watchdog = Watchdog(self._pulse, stall_s=placement.stall_s, deadline_s=placement.timeout_s)
+            self._watchdog = Watchdog(self._heartbeat, stall_s=placement.stall_s, deadline_s=placement.timeout_s)
             self._watchdog.start(asyncio.get_running_loop())
         if self._sampler.is_dead:
             raise RuntimeError("vLLM's engine has died")
@@ -122,7 +122,7 @@ class TokenReplica:
     async def _sampled(self, item: tuple[TokenCall, int]) -> SampledReply:
         call, place = item
         prompt, sampling, version = call.prompts[place], call.sampling, call.weights.version
-        with self._pulse.waiting():
+        with self._heartbeat.waiting():
             how = TokenSampling(
                 seed=call.seeds[place],
                 max_new_tokens=sampling.max_new_tokens,
@@ -153,7 +153,7 @@ class TokenReplica:
         before = self._sampler.version
         async with self._idle:  # what began under one version ends under it
             await self._idle.wait_for(lambda: self._sampler.keeps_others or not sum(self._under_way.values()))
-        with self._pulse.waiting():
+        with self._heartbeat.waiting():
             try:
                 await self._sampler.load(version, folder)
                 probe = weights.probe

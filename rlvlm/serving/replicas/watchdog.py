@@ -6,7 +6,7 @@ and ask another replica, and Serve starts a successor. Where the process cannot 
 call that keeps the GIL) Serve's own check remains; `deployments` sets its period and timeout for that case.
 
 The difficulty is to leave alone a replica that is busy with one long honest batch. So it is not the clock that decides
-but signs of life, see `Pulse`.
+but signs of life, see `Heartbeat`.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ EXIT_STUCK = 70
 MAX_FRAMES = 64
 
 
-class Pulse:
+class Heartbeat:
     """Signs of life of the one thread that runs the model.
 
     - CPU time: on a CPU a thread that computes uses some between any two looks, one that sleeps, waits for a lock or
@@ -97,16 +97,16 @@ class Watchdog:
     """Looks every `SAMPLE_S` and ends the process when the loop or the model's thread is stuck.
 
     Args:
-        pulse: of the model's thread.
+        heartbeat: of the model's thread.
         stall_s: longest silence.
         deadline_s: longest batch, however lively: callers have given up by then.
         end: ends the process; tests put something milder here.
     """
 
     def __init__(
-        self, pulse: Pulse, *, stall_s: float, deadline_s: float, end: Callable[[str], None] | None = None
+        self, heartbeat: Heartbeat, *, stall_s: float, deadline_s: float, end: Callable[[str], None] | None = None
     ) -> None:
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._deadline_s = deadline_s
         self._max_silent = max(2, round(stall_s / SAMPLE_S))
         self._end = end or end_process
@@ -134,14 +134,14 @@ class Watchdog:
         return f"its event loop has been blocked for {self._loop_silent * SAMPLE_S:.0f} s"
 
     def _look_at_work(self) -> str | None:
-        busy_since = self._pulse.busy_since
+        busy_since = self._heartbeat.busy_since
         if busy_since is None:
             self._work_silent = 0
             return None
         busy_s = time.monotonic() - busy_since
         if busy_s > self._deadline_s:
             return f"one batch has taken {busy_s:.0f} s, callers wait {self._deadline_s:.0f} s (--serve.timeout-s)"
-        now = self._pulse.read()
+        now = self._heartbeat.read()
         self._work_silent = self._work_silent + 1 if now is not None and now == self._last else 0
         self._last = now
         if self._work_silent < self._max_silent:

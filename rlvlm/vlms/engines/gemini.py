@@ -10,9 +10,9 @@ from rlvlm.vlms.chats import TOP_P, Message, Reply
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.remote import (
     ApiRequest,
-    Passing,
     Refused,
     RemoteEngine,
+    TransientError,
     encode_png,
     failure_of,
     retry_after_s,
@@ -21,7 +21,7 @@ from rlvlm.vlms.engines.secret import Secret, read_key
 
 logger = logging.getLogger(__name__)
 
-NUM_ODDS = 20
+NUM_LOG_PROBS = 20
 """First tokens whose probabilities are asked for, the most that the API gives."""
 _ROLES = {"user": "user", "assistant": "model"}
 _HARMS = ("HARASSMENT", "HATE_SPEECH", "SEXUALLY_EXPLICIT", "DANGEROUS_CONTENT")
@@ -62,7 +62,7 @@ class GeminiProvider:
             ) from error
         self._model = model
         self._section = api.section
-        self._gives_odds = True
+        self._gives_log_probs = True
         self._types = types
         self._errors = errors
         self._transport_error = httpx2.HTTPError
@@ -75,25 +75,25 @@ class GeminiProvider:
 
     async def ask(self, request: ApiRequest) -> Reply:
         """One reply; see `remote.Provider`."""
-        wants_odds = request.wants_odds and self._gives_odds
+        wants_log_probs = request.wants_log_probs and self._gives_log_probs
         system = [part["text"] for turn in request.chat if turn["role"] == "system" for part in turn["content"]]
         turns = [self._turn(turn) for turn in request.chat if turn["role"] != "system"]
-        settings = self._settings(request, "\n".join(system), wants_odds)
+        settings = self._settings(request, "\n".join(system), wants_log_probs)
         try:
             response = await self._client.aio.models.generate_content(
                 model=self._model, contents=turns, config=settings
             )
         except self._errors.APIError as error:
-            raise self._failure(error, wants_odds) from None
+            raise self._failure(error, wants_log_probs) from None
         except self._transport_error as error:
-            raise Passing(f"no connection: {type(error).__name__}: {error}") from None
+            raise TransientError(f"no connection: {type(error).__name__}: {error}") from None
         except (ValueError, TypeError, AttributeError, RecursionError) as error:  # the client trusts what it reads
-            raise Passing(f"the answer is not what this API promises: {error}") from None
+            raise TransientError(f"the answer is not what this API promises: {error}") from None
         return _reply(response)
 
-    def _settings(self, request: ApiRequest, system: str, wants_odds: bool) -> Any:
+    def _settings(self, request: ApiRequest, system: str, wants_log_probs: bool) -> Any:
         sampling = {"top_p": TOP_P, "seed": request.seed} if request.temperature > 0 else {}
-        odds = {"response_logprobs": True, "logprobs": NUM_ODDS} if wants_odds else {}
+        log_probs = {"response_logprobs": True, "logprobs": NUM_LOG_PROBS} if wants_log_probs else {}
         return self._types.GenerateContentConfig.model_validate(
             {
                 "temperature": request.temperature,
@@ -102,7 +102,7 @@ class GeminiProvider:
                 "safety_settings": [{"category": f"HARM_CATEGORY_{harm}", "threshold": "OFF"} for harm in _HARMS],
                 "automatic_function_calling": {"disable": True},
                 **sampling,
-                **odds,
+                **log_probs,
             }
         )
 
@@ -116,13 +116,13 @@ class GeminiProvider:
         ]
         return self._types.Content(role=_ROLES[turn["role"]], parts=parts)
 
-    def _failure(self, error: Any, wants_odds: bool) -> Exception:
+    def _failure(self, error: Any, wants_log_probs: bool) -> Exception:
         """What an error status means."""
         reason = str(error.message or error.status or "no reason given")
-        if error.code == 400 and wants_odds and "logprobs" in reason.lower():  # noqa: PLR2004
+        if error.code == 400 and wants_log_probs and "logprobs" in reason.lower():  # noqa: PLR2004
             logger.warning("%s gives no probabilities; its text is read instead", self._model)
-            self._gives_odds = False
-            return Passing(reason, 0.0)
+            self._gives_log_probs = False
+            return TransientError(reason, 0.0)
         if error.code == 400 and "api key" in reason.lower():  # noqa: PLR2004 - this API's way of saying 401
             return failure_of(401, reason, section=self._section)
         asked_s = _retry_delay_s(error.details)
@@ -146,14 +146,14 @@ def _reply(response: Any) -> Reply:
     """The reply in a response, untrusted.
 
     Raises:
-        Passing: there is none in it.
+        TransientError: there is none in it.
         Refused: the provider blocked the question or the answer.
     """
     blocked = getattr(response.prompt_feedback, "block_reason", None)
     if blocked:
         raise Refused(f"the question was blocked by the provider: {_name(blocked)}")
     if not response.candidates:
-        raise Passing("the answer is not what this API promises: it holds no candidates")
+        raise TransientError("the answer is not what this API promises: it holds no candidates")
     candidate = response.candidates[0]
     ending = _name(candidate.finish_reason) if candidate.finish_reason else "STOP"
     if ending not in _ENDED_WELL:

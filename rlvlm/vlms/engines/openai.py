@@ -18,9 +18,9 @@ from rlvlm.vlms.chats import TOP_P, Message, Reply
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.remote import (
     ApiRequest,
-    Passing,
     Refused,
     RemoteEngine,
+    TransientError,
     encode_png,
     failure_of,
     retry_after_s,
@@ -30,10 +30,10 @@ from rlvlm.vlms.engines.secret import Secret, read_key
 logger = logging.getLogger(__name__)
 
 OFFICIAL_URL = "https://api.openai.com/v1"
-NUM_ODDS = 20
+NUM_LOG_PROBS = 20
 """First tokens whose probabilities are asked for; no known server gives more."""
 _LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
-_ODDS_NAMES = ("logprobs", "top_logprobs")
+_LOG_PROB_NAMES = ("logprobs", "top_logprobs")
 
 
 def connect(model: str, api: ApiConfig, seed: int = 0) -> RemoteEngine:
@@ -67,7 +67,7 @@ class OpenAIProvider:
         self._model = model
         self._section = api.section
         self._limit = _LIMIT_NAMES[0] if api.base_url else _LIMIT_NAMES[1]
-        self._gives_odds = True
+        self._gives_log_probs = True
         self._client = openai.AsyncOpenAI(
             api_key=key.reveal() or "none",  # the client insists on one
             base_url=api.base_url or OFFICIAL_URL,
@@ -79,7 +79,7 @@ class OpenAIProvider:
     async def ask(self, request: ApiRequest) -> Reply:
         """One completion; see `remote.Provider`."""
         sdk = self._sdk
-        limit, wants_odds = self._limit, request.wants_odds and self._gives_odds
+        limit, wants_log_probs = self._limit, request.wants_log_probs and self._gives_log_probs
         body: dict[str, Any] = {
             "model": self._model,
             "messages": [_turn(turn) for turn in request.chat],
@@ -87,29 +87,29 @@ class OpenAIProvider:
             limit: request.max_new_tokens,
         }
         body |= {"top_p": TOP_P, "seed": request.seed} if request.temperature > 0 else {}
-        body |= {"logprobs": True, "top_logprobs": NUM_ODDS} if wants_odds else {}
+        body |= {"logprobs": True, "top_logprobs": NUM_LOG_PROBS} if wants_log_probs else {}
         try:
             completion = await self._client.chat.completions.create(**body)
         except sdk.APIStatusError as error:
-            raise self._failure(error, limit, wants_odds) from None
+            raise self._failure(error, limit, wants_log_probs) from None
         except sdk.APIConnectionError as error:
-            raise Passing(f"no connection: {error.__cause__ or error}") from None
+            raise TransientError(f"no connection: {error.__cause__ or error}") from None
         except (sdk.OpenAIError, JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Passing(f"the answer is not what this API promises: {error}") from None
+            raise TransientError(f"the answer is not what this API promises: {error}") from None
         return _reply(completion)
 
-    def _failure(self, error: Any, limit: str, wants_odds: bool) -> Exception:
+    def _failure(self, error: Any, limit: str, wants_log_probs: bool) -> Exception:
         """What an error status means; a name that the server does not know is learned for the next try."""
         body = error.body if isinstance(error.body, Mapping) else {}
         reason, named = str(body.get("message") or error.message), str(body.get("param") or "")
         if error.status_code in (400, 422):
-            if wants_odds and (named in _ODDS_NAMES or "logprobs" in reason):
+            if wants_log_probs and (named in _LOG_PROB_NAMES or "logprobs" in reason):
                 logger.warning("%s gives no probabilities; its text is read instead", self._model)
-                self._gives_odds = False
-                return Passing(reason, 0.0)
+                self._gives_log_probs = False
+                return TransientError(reason, 0.0)
             if named == limit or (not named and limit in reason):
                 self._limit = next(name for name in _LIMIT_NAMES if name != limit)
-                return Passing(reason, 0.0)
+                return TransientError(reason, 0.0)
             if named == "temperature":
                 return ModelUnavailable(
                     f"{self._model} does not take this temperature: {reason}",
@@ -143,19 +143,19 @@ def _reply(completion: Any) -> Reply:
     """The reply in a completion, untrusted: whatever lacks its parts is a failed try.
 
     Raises:
-        Passing: there is no reply in it.
+        TransientError: there is no reply in it.
         Refused: the provider blocked the question or the answer.
     """
     choices = getattr(completion, "choices", None)
     message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
     if not choices or message is None:
-        raise Passing("the answer is not what this API promises: it holds no choices")
+        raise TransientError("the answer is not what this API promises: it holds no choices")
     refusal, text = getattr(message, "refusal", None), getattr(message, "content", None)
     ending = getattr(choices[0], "finish_reason", None)
     if ending == "content_filter":
         raise Refused("blocked by the provider's content filter")
     if not isinstance(refusal or text or "", str):
-        raise Passing("the answer is not what this API promises: its content is no text")
+        raise TransientError("the answer is not what this API promises: its content is no text")
     return Reply(
         text=refusal or text or "",
         is_whole=ending != "length",

@@ -50,7 +50,7 @@ _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARL
 T = TypeVar("T")
 
 
-class Passing(Exception):  # noqa: N818 - a kind of failure, not an error to show
+class TransientError(Exception):
     """A try failed and the next one may not.
 
     Args:
@@ -76,7 +76,7 @@ class ApiRequest:
     temperature: float
     seed: int = 0
     """Sent where the temperature is above 0."""
-    wants_odds: bool = False
+    wants_log_probs: bool = False
     """Whether the probabilities of the reply's first token are wanted, where the server gives them."""
 
 
@@ -87,7 +87,7 @@ class Provider(Protocol):
         """One try.
 
         Raises:
-            Passing: it failed and another may not.
+            TransientError: it failed and another may not.
             Refused: this question will not be answered.
             ModelUnavailable: no question will be: wrong key, no such model, nothing paid.
         """
@@ -150,13 +150,13 @@ class RemoteEngine:
             deadline: `time.monotonic` by which the reply must be there, waits included.
 
         Raises:
-            Passing: every try failed; the last one's reason.
+            TransientError: every try failed; the last one's reason.
             Refused: the server will not answer this.
             ModelUnavailable: it will not answer anything, or the budget is spent.
         """
         left_s = max(0.0, deadline - time.monotonic())
         retrying = AsyncRetrying(
-            retry=retry_if_exception_type(Passing),
+            retry=retry_if_exception_type(TransientError),
             wait=self._pause_s,
             stop=stop_after_attempt(self._config.retries + 1) | stop_before_delay(left_s),
             reraise=True,
@@ -168,7 +168,7 @@ class RemoteEngine:
         hold_s = self._not_before - time.monotonic()
         if hold_s > 0:
             if time.monotonic() + hold_s >= deadline:
-                raise Passing(f"the server asked to wait longer than {self._config.section}.deadline_s allows")
+                raise TransientError(f"the server asked to wait longer than {self._config.section}.deadline_s allows")
             await asyncio.sleep(hold_s)
         reserved = self.budget.reserve(self._most_tokens(request.chat), request.max_new_tokens)
         patience_s = min(self._config.timeout_s, max(0.0, deadline - time.monotonic()))
@@ -184,8 +184,8 @@ class RemoteEngine:
         try:
             return await asyncio.wait_for(self._provider.ask(request), patience_s)
         except TimeoutError:
-            return Passing(f"no answer within {patience_s:.1f} s")
-        except (Passing, Refused, ModelUnavailable) as error:
+            return TransientError(f"no answer within {patience_s:.1f} s")
+        except (TransientError, Refused, ModelUnavailable) as error:
             reason = self._key.scrub(" ".join(str(error).split()))[:_MAX_REASON_CHARS]
             if isinstance(error, ModelUnavailable):
                 return ModelUnavailable(reason, error.fix)
@@ -194,12 +194,12 @@ class RemoteEngine:
             logger.info("a request to an API failed: %s", reason)
             if error.retry_after_s:
                 self._not_before = max(self._not_before, time.monotonic() + error.retry_after_s)
-            return Passing(reason, error.retry_after_s)
+            return TransientError(reason, error.retry_after_s)
 
     def _pause_s(self, state: RetryCallState) -> float:
         """Seconds to the next try: never before the server wants it, and never all at the same moment."""
         failure = state.outcome.exception() if state.outcome else None
-        if isinstance(failure, Passing) and failure.retry_after_s is not None:
+        if isinstance(failure, TransientError) and failure.retry_after_s is not None:
             return failure.retry_after_s + random.random() * min(1.0, 0.1 * failure.retry_after_s)
         return wait_random_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S)(state)
 
@@ -246,7 +246,7 @@ def failure_of(
             f"the account of the API has nothing left ({told})", "top it up, then go on with `rlvlm resume`"
         )
     if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return Passing(told, retry_after_s)
+        return TransientError(told, retry_after_s)
     return Refused(told)
 
 

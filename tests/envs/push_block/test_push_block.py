@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from rlvlm.envs.chunks import SideBySide
+from rlvlm.envs.chunks import SyncChunkWorlds
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.contracts.chunks import check_chunk_world
 from rlvlm.envs.push_block import table
@@ -40,7 +40,7 @@ def test_keeps_the_contract() -> None:
 
 def test_side_by_side_one_by_one_and_at_once_are_the_same() -> None:
     rng = np.random.default_rng(0)
-    at_once, one_by_one = world().many(), SideBySide([world() for _ in range(5)])
+    at_once, one_by_one = world().many(), SyncChunkWorlds([world() for _ in range(5)])
     ids = np.array([4, 4, 9, 1_000_000, 2])
     assert np.array_equal(at_once.begin(ids).snapshots, one_by_one.begin(ids).snapshots)
     for rows in (np.arange(5), np.array([0, 3]), np.array([2, 4])):

@@ -11,7 +11,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, Blip2ForI
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig, SimilarityConfig
-from rlvlm.judges.likeness.encoders import Pieces
+from rlvlm.judges.likeness.encoders import AdaptiveBatches
 from rlvlm.types.judging import Clip, Label, Query, Status
 
 FAMILIES = ("clip", "siglip", "blip2")
@@ -194,7 +194,7 @@ def test_memory_that_runs_out_makes_the_pieces_smaller_and_keeps_the_order() -> 
             raise torch.OutOfMemoryError("too much")
         return torch.tensor(piece)
 
-    batches = Pieces(10)
+    batches = AdaptiveBatches(10)
     assert batches.run(ask, list(range(7))).tolist() == list(range(7)) and sizes == [7, 4, 2, 2, 2, 1]
     assert batches.run(ask, [1, 2, 3]).tolist() == [1, 2, 3] and sizes[-2:] == [2, 1]
     with pytest.raises(JudgeUnavailable, match="out of memory"):

@@ -101,7 +101,7 @@ def test_a_request_sent_twice_is_judged_once():
         await asyncio.sleep(0.02)
         book.gate.set()
         assert await again == [-1, -2] and await batches.put([1, 2], key="k") == [-1, -2]
-        assert book.batches == [[1, 2]] and batches.tries.num_joined == 2
+        assert book.batches == [[1, 2]] and batches.deduplicator.num_joined == 2
 
     asyncio.run(run())
 

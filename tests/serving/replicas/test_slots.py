@@ -100,7 +100,7 @@ def test_a_second_try_joins_the_first_and_is_answered_from_memory_later():
         assert book.cancelled == [], "the second still waits"
         book.let_go(1)
         assert await second == [-1] and await slots.put([1], key="a") == [-1]
-        assert book.begun == [1] and slots.tries.num_joined == 2
+        assert book.begun == [1] and slots.deduplicator.num_joined == 2
 
     asyncio.run(run())
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlvlm.serving.replicas import watchdog
-from rlvlm.serving.replicas.watchdog import SAMPLE_S, Pulse, Watchdog, loading_within
+from rlvlm.serving.replicas.watchdog import SAMPLE_S, Heartbeat, Watchdog, loading_within
 
 
 @pytest.fixture
@@ -27,20 +27,20 @@ class Loop:
             callback()
 
 
-def reason_after(work, pulse: Pulse | None = None, looks: int = 12, deadline_s: float = 60.0) -> str | None:
+def reason_after(work, heartbeat: Heartbeat | None = None, looks: int = 12, deadline_s: float = 60.0) -> str | None:
     """What the watchdog says within some looks at a thread that does `work`."""
-    pulse = pulse or Pulse()
+    heartbeat = heartbeat or Heartbeat()
     begun, stop = threading.Event(), threading.Event()
 
     def run():
-        with pulse.working():
+        with heartbeat.working():
             begun.set()
             work(stop)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     begun.wait(5)
-    dog = Watchdog(pulse, stall_s=8 * watchdog.SAMPLE_S, deadline_s=deadline_s)
+    dog = Watchdog(heartbeat, stall_s=8 * watchdog.SAMPLE_S, deadline_s=deadline_s)
     try:
         for _ in range(looks):
             time.sleep(0.025)
@@ -60,7 +60,7 @@ def compute(stop: threading.Event) -> None:
 
 def test_a_silent_thread_is_stuck_after_as_many_looks_as_the_stall_is_long():
     # by hand: 5 s at one look per 0.25 s are 20 looks
-    dog = Watchdog(Pulse(), stall_s=5.0, deadline_s=60.0)
+    dog = Watchdog(Heartbeat(), stall_s=5.0, deadline_s=60.0)
     assert dog._max_silent == 20 and SAMPLE_S == 0.25
 
 
@@ -77,9 +77,9 @@ def test_a_batch_beyond_the_deadline_is_stuck_however_lively(quick):
 
 
 def test_a_model_that_runs_elsewhere_shows_nothing_and_only_the_deadline_counts(quick):
-    elsewhere = Pulse(is_elsewhere=True)
+    elsewhere = Heartbeat(is_elsewhere=True)
     assert reason_after(lambda stop: stop.wait(30), elsewhere, looks=20) is None
-    assert "one batch" in (reason_after(lambda stop: stop.wait(30), Pulse(is_elsewhere=True), deadline_s=0.1) or "")
+    assert "one batch" in (reason_after(lambda stop: stop.wait(30), Heartbeat(is_elsewhere=True), deadline_s=0.1) or "")
 
 
 def test_on_a_gpu_finished_layers_are_life_and_a_spinning_wait_is_none(quick):
@@ -95,17 +95,17 @@ def test_on_a_gpu_finished_layers_are_life_and_a_spinning_wait_is_none(quick):
         np.linalg.svd(np.random.default_rng(0).random((900, 900)))
         stop.wait(30)
 
-    assert reason_after(layers, Pulse(waits_for_gpu=True), looks=20) is None
-    assert "no sign of life" in (reason_after(spin, Pulse(waits_for_gpu=True), looks=40) or "")
+    assert reason_after(layers, Heartbeat(waits_for_gpu=True), looks=20) is None
+    assert "no sign of life" in (reason_after(spin, Heartbeat(waits_for_gpu=True), looks=40) or "")
 
 
 def test_an_idle_thread_is_not_stuck():
-    dog = Watchdog(Pulse(), stall_s=1.0, deadline_s=1.0)
+    dog = Watchdog(Heartbeat(), stall_s=1.0, deadline_s=1.0)
     assert all(dog.look(Loop()) is None for _ in range(50))  # type: ignore[arg-type]
 
 
 def test_a_loop_that_does_not_turn_is_stuck():
-    dog = Watchdog(Pulse(), stall_s=1.0, deadline_s=1.0)
+    dog = Watchdog(Heartbeat(), stall_s=1.0, deadline_s=1.0)
     reasons = [dog.look(Loop(turns=False)) for _ in range(6)]  # type: ignore[arg-type]
     assert reasons[0] is None and "event loop has been blocked" in (reasons[4] or "")
 
@@ -115,7 +115,9 @@ def test_the_watchdog_ends_what_is_stuck(quick):
     blocked = threading.Event()
 
     async def run():
-        dog = Watchdog(Pulse(), stall_s=1.0, deadline_s=60.0, end=lambda reason: (said.append(reason), blocked.set()))
+        dog = Watchdog(
+            Heartbeat(), stall_s=1.0, deadline_s=60.0, end=lambda reason: (said.append(reason), blocked.set())
+        )
         dog.start(asyncio.get_running_loop())
         await asyncio.sleep(0.2)
         assert not said
@@ -136,14 +138,14 @@ def test_loading_that_takes_too_long_is_ended_and_what_was_quick_is_left_alone()
 
 
 def test_of_questions_side_by_side_the_oldest_counts(quick):
-    pulse = Pulse(is_elsewhere=True)
-    assert pulse.busy_since is None
-    with pulse.waiting():
-        oldest = pulse.busy_since
-        with pulse.waiting():
-            assert pulse.busy_since == oldest
-        dog = Watchdog(pulse, stall_s=quick, deadline_s=0.05)
+    heartbeat = Heartbeat(is_elsewhere=True)
+    assert heartbeat.busy_since is None
+    with heartbeat.waiting():
+        oldest = heartbeat.busy_since
+        with heartbeat.waiting():
+            assert heartbeat.busy_since == oldest
+        dog = Watchdog(heartbeat, stall_s=quick, deadline_s=0.05)
         assert dog.look(Loop()) is None  # type: ignore[arg-type]
         time.sleep(0.1)
         assert "has taken" in (dog.look(Loop()) or "")  # type: ignore[arg-type]
-    assert pulse.busy_since is None
+    assert heartbeat.busy_since is None

@@ -13,7 +13,7 @@ import pytest
 
 from rlvlm.errors import ModelUnavailable
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.dialogues import label_odds, yes_odds
+from rlvlm.judges.dialogues import label_probabilities, yes_probability
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.types.judging import Usage
@@ -26,13 +26,13 @@ from rlvlm.vlms.engines.secret import Secret, read_key
 def test_label_odds_are_shares_of_the_first_tokens() -> None:
     # By hand: 0 has 0.5 + 0.1, 1 has 0.2, what begins with a minus 0.1 + 0.05; together 0.95.
     tokens = [("0", 0.5), (" 0", 0.1), ("1", 0.2), ("-", 0.1), ("-1", 0.05), ("The", 0.05)]
-    assert label_odds(tokens) == pytest.approx((0.6 / 0.95, 0.2 / 0.95, 0.15 / 0.95))
-    assert yes_odds([("Yes", 0.5), (" yes", 0.25), ("NO", 0.2), ("maybe", 0.05)]) == pytest.approx(0.75 / 0.95)
+    assert label_probabilities(tokens) == pytest.approx((0.6 / 0.95, 0.2 / 0.95, 0.15 / 0.95))
+    assert yes_probability([("Yes", 0.5), (" yes", 0.25), ("NO", 0.2), ("maybe", 0.05)]) == pytest.approx(0.75 / 0.95)
 
 
 @pytest.mark.parametrize("tokens", [[], [("The", 0.9), ("1", 0.1)], [("10", 1.0)], [("0", float("nan"))], [("1", 7.0)]])
 def test_what_hardly_begins_with_a_label_has_no_odds(tokens: list[tuple[str, float]]) -> None:
-    assert label_odds(tokens) is None and yes_odds(tokens) is None
+    assert label_probabilities(tokens) is None and yes_probability(tokens) is None
 
 
 def test_a_picture_survives_the_wire_to_the_bit() -> None:
@@ -73,12 +73,12 @@ def test_a_servers_wish_to_be_left_alone_is_read(headers: dict[str, str], second
         (403, "ModelUnavailable"),
         (404, "ModelUnavailable"),
         (402, "ModelUnavailable"),
-        (408, "Passing"),
-        (409, "Passing"),
-        (429, "Passing"),
-        (500, "Passing"),
-        (503, "Passing"),
-        (529, "Passing"),
+        (408, "TransientError"),
+        (409, "TransientError"),
+        (429, "TransientError"),
+        (500, "TransientError"),
+        (503, "TransientError"),
+        (529, "TransientError"),
     ],
 )
 def test_every_status_has_its_meaning(status: int, kind: str) -> None:

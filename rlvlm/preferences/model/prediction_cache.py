@@ -36,7 +36,7 @@ def read_in_passes(
     return torch.cat(made)
 
 
-class Readings:
+class PredictionCache:
     """The readings of everything that has a name, until they are forgotten because the ensemble has changed.
 
     A reading depends on its picture alone, not on when or in what company it was read. So this only saves work: it is

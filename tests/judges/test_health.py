@@ -1,7 +1,7 @@
 import pytest
 
 from rlvlm.errors import JudgeUnavailable
-from rlvlm.judges.patience import Patience
+from rlvlm.judges.health import JudgeHealth
 from rlvlm.types.judging import Label, Score, Stamp, Status, Verdict
 
 STAMP = Stamp(judge="test", revision="", prompt="", decoding="")
@@ -18,33 +18,33 @@ def unanswered(text: str = "connection refused") -> Score:
 
 def test_no_answer_at_all_is_an_outage_and_one_answer_is_none() -> None:
     with pytest.raises(JudgeUnavailable, match="none of 5 queries was answered: connection refused") as raised:
-        Patience().check([unanswered()] * 5)
+        JudgeHealth().check([unanswered()] * 5)
     assert "rlvlm resume" in raised.value.fix
-    Patience().check([unanswered(), LEFT])
-    Patience().check([])
+    JudgeHealth().check([unanswered(), LEFT])
+    JudgeHealth().check([])
 
 
 def test_a_judge_that_cannot_be_read_is_given_up_with_samples() -> None:
-    patience = Patience()
+    health = JudgeHealth()
     garbage = [unread(f"hm {number}") for number in range(101)]
     for answers in ([LEFT] * 200, garbage[:100]):
-        patience.note(answers)
-        patience.check(answers)  # exactly half of the last 200 is not over half
-    patience.note(garbage[100:])
+        health.note(answers)
+        health.check(answers)  # exactly half of the last 200 is not over half
+    health.note(garbage[100:])
     with pytest.raises(JudgeUnavailable, match=r"101 of the last 200 answers .* \['hm 100'\]") as raised:
-        patience.check(garbage[100:])
+        health.check(garbage[100:])
     assert "--judge.prompt" in raised.value.fix
-    patience.check(garbage[100:])  # the next judge is not blamed for the last one
+    health.check(garbage[100:])  # the next judge is not blamed for the last one
 
 
 def test_a_few_unreadable_answers_prove_nothing() -> None:
-    patience = Patience()
-    patience.note([unread()] * 49)
-    patience.check([unread()] * 49)
+    health = JudgeHealth()
+    health.note([unread()] * 49)
+    health.check([unread()] * 49)
 
 
 def test_a_restored_patience_is_as_short() -> None:
-    one, other = Patience(), Patience()
+    one, other = JudgeHealth(), JudgeHealth()
     one.note([unread()] * 49 + [LEFT])
     other.set_state(one.get_state())
     with pytest.raises(JudgeUnavailable, match="49 of the last 50"):

@@ -1,4 +1,4 @@
-"""What both queues of a replica have: a line for each run, of which the one that got least so far is next, and answers
+"""What both queues of a replica have: a queue for each run, of which the one that got least so far is next, and answers
 that are given again to who asks again.
 """
 
@@ -14,7 +14,7 @@ _MAX_REMEMBERED = 256
 
 
 class Queued(Protocol):
-    """A request in a line."""
+    """A request in a queue."""
 
     key: str
     items: list[Any]
@@ -27,53 +27,53 @@ Waiting = TypeVar("Waiting", bound=Queued)
 
 
 @dataclass(slots=True)
-class Line(Generic[Waiting]):
+class RunQueue(Generic[Waiting]):
     """The waiting requests of one run."""
 
     served: int = 0
-    """Questions given out so far, on the scale on which all lines compete."""
+    """Questions given out so far, on the scale on which all queues compete."""
     waiting: deque[Waiting] = field(default_factory=deque)
 
 
-class Lines(Generic[Waiting]):
-    """A line for each run; the one that got least so far is next."""
+class FairQueue(Generic[Waiting]):
+    """A queue for each run; the one that got least so far is next."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, Line[Waiting]] = {}
+        self._queues: dict[str, RunQueue[Waiting]] = {}
 
     def add(self, request: Waiting, run: str) -> None:
-        """Puts `request` at the end of the line of `run`."""
-        busy = [line.served for line in self._lines.values() if line.waiting]
-        line = self._lines.setdefault(run, Line())
-        if not line.waiting:  # who was away has saved up nothing
-            line.served = max(line.served, min(busy, default=0))
-        line.waiting.append(request)
+        """Puts `request` at the end of the queue of `run`."""
+        busy = [queue.served for queue in self._queues.values() if queue.waiting]
+        queue = self._queues.setdefault(run, RunQueue())
+        if not queue.waiting:  # who was away has saved up nothing
+            queue.served = max(queue.served, min(busy, default=0))
+        queue.waiting.append(request)
 
-    def next(self, room: int | None = None) -> Line[Waiting] | None:
-        """The line to take from; None where nothing waits, or nothing whose whole first request fits into `room`."""
+    def next(self, room: int | None = None) -> RunQueue[Waiting] | None:
+        """The queue to take from; None where nothing waits, or nothing whose whole first request fits into `room`."""
         fitting = [
-            line
-            for line in self._lines.values()
-            if line.waiting and (room is None or len(line.waiting[0].items) <= room)
+            queue
+            for queue in self._queues.values()
+            if queue.waiting and (room is None or len(queue.waiting[0].items) <= room)
         ]
-        return min(fitting, key=lambda line: line.served, default=None)
+        return min(fitting, key=lambda queue: queue.served, default=None)
 
     def remove(self, request: Waiting) -> None:
         """Takes `request` out, where it still waits."""
-        for line in self._lines.values():
-            if request in line.waiting:
-                line.waiting.remove(request)
+        for queue in self._queues.values():
+            if request in queue.waiting:
+                queue.waiting.remove(request)
 
     def requests(self) -> list[Waiting]:
         """All that wait."""
-        return [request for line in self._lines.values() for request in line.waiting]
+        return [request for queue in self._queues.values() for request in queue.waiting]
 
     def forget_empty(self) -> None:
-        """Drops the lines in which nothing waits."""
-        self._lines = {run: line for run, line in self._lines.items() if line.waiting}
+        """Drops the queues in which nothing waits."""
+        self._queues = {run: queue for run, queue in self._queues.items() if queue.waiting}
 
 
-class Tries(Generic[Waiting]):
+class RequestDeduplicator(Generic[Waiting]):
     """Requests by their keys. One that comes a second time, because its caller gave up or lost the connection, joins
     the first, or gets the answers that the first was given.
     """
@@ -90,7 +90,7 @@ class Tries(Generic[Waiting]):
 
         Args:
             key: equal for the tries of one request; empty for a request that is never sent again.
-            begin: makes the request, and puts it into a line.
+            begin: makes the request, and puts it into a queue.
             leave: told of a request that every caller has left.
 
         Raises:

@@ -10,21 +10,21 @@ from ray.tune import Callback
 from ray.tune.experiment import Trial
 
 from rlvlm.console.signals import StopRequest
-from rlvlm.sweeps.board import Board
 from rlvlm.sweeps.config import SweepConfig
 from rlvlm.sweeps.folder import State, SweepFolder, TrialRecord
 from rlvlm.sweeps.halving import Halving
 from rlvlm.sweeps.plan import TrialPlan
+from rlvlm.sweeps.progress_table import ProgressTable
 
 
-class Conductor(Callback):
+class SweepCallback(Callback):
     """Tune's callback.
 
     Args:
         folder: of the sweep.
         sweep: as it was started.
         plans: all runs, by key.
-        board: shows them.
+        table: shows them.
         stop: whether a signal asked for an end; this takes Tune's own handlers over.
     """
 
@@ -34,15 +34,15 @@ class Conductor(Callback):
         folder: SweepFolder,
         sweep: SweepConfig,
         plans: Mapping[str, TrialPlan],
-        board: Board,
+        table: ProgressTable,
         stop: StopRequest,
     ) -> None:
         self._folder = folder
         self._plans = plans
-        self._board = board
+        self._table = table
         self._stop = stop
         self._tune_ends: Any = None
-        self.records = board.records = folder.records(list(plans.values()))
+        self.records = table.records = folder.records(list(plans.values()))
         self._halving = self._remembered(sweep) if sweep.halving else {}
 
     def take_up(self, keys: Sequence[str]) -> None:
@@ -95,7 +95,7 @@ class Conductor(Callback):
             return
         state = State(result["reason"]) if result["done"] else State.RUNNING
         self._note(key, state, env_steps=result["env_steps"], score=result.get("score"))
-        self._board.update(key, self.records[key], result["steps_per_s"], result.get("evaluated_at", 0))
+        self._table.update(key, self.records[key], result["steps_per_s"], result.get("evaluated_at", 0))
 
     def on_trial_save(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """Notes a run that was paused as saved."""
@@ -117,7 +117,7 @@ class Conductor(Callback):
         self.records[key] = record
         if state is not known.state:
             self._folder.write_records(list(self.records.values()))
-            self._board.change(key, record)
+            self._table.change(key, record)
 
     def _remembered(self, sweep: SweepConfig) -> dict[str, Halving]:
         """A halving per task, which knows the evaluations of all sittings so far."""

@@ -26,7 +26,7 @@ _ORDER = (State.RUNNING, State.FAILED, State.SAVED, State.DONE, State.FLAT, Stat
 _FRAME_LINES = 6
 
 
-class Board(Screen):
+class ProgressTable(Screen):
     """The runs of a sweep. A context: the table is there while it is open.
 
     Args:
@@ -38,7 +38,7 @@ class Board(Screen):
     def __init__(self, stream: TextIO, title: str, plans: Mapping[str, TrialPlan]) -> None:
         super().__init__(stream, title)
         self.records: dict[str, TrialRecord] = {}
-        """What has become of each run; the conductor fills it."""
+        """What has become of each run; the callback fills it."""
         self._plans = plans
         self._speeds: dict[str, float] = {}
         self._evaluated: dict[str, int] = {}

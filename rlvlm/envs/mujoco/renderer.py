@@ -22,7 +22,7 @@ from rlvlm.types.steps import FloatArray, Frames
 
 _MAX_GEOMS = 1_000
 _STILL, _MOVING, _EVERYTHING, _UNSEEN = (0,), (1,), (0, 1), 5
-"""Geom groups as the painter's own model uses them."""
+"""Geom groups as the renderer's own model uses them."""
 _PIXEL = np.dtype("V3")
 """Three bytes that are copied as one: thirty times as fast as a mask over channels."""
 _SEEN_BY_DEFAULT = 3
@@ -53,7 +53,7 @@ class _Layer:
     """[H, W] 0 at the near plane, 1 where nothing was drawn."""
 
 
-class Painter:
+class Renderer:
     """Draws one model, seen by one camera or several, at any square size.
 
     It owns a copy of the model and of its data, so drawing never touches a running episode. OpenGL is opened by the
@@ -225,15 +225,15 @@ class Closable(Protocol):
         ...
 
 
-def close_at_exit(painter: Closable) -> None:
+def close_at_exit(renderer: Closable) -> None:
     """Frees OpenGL before the process ends; must be called after the first context is open.
 
     MuJoCo shuts the display down at exit, and a context freed after that complains on stderr. Exit handlers run in
     reverse order, so ours has to be registered after MuJoCo's.
     """
     if not _open:
-        atexit.register(lambda: [painter.close() for painter in list(_open)])
-    _open.add(painter)
+        atexit.register(lambda: [renderer.close() for renderer in list(_open)])
+    _open.add(renderer)
 
 
 def aim(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:

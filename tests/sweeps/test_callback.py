@@ -1,7 +1,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from rlvlm.sweeps.conductor import cause_of
+from rlvlm.sweeps.callback import cause_of
 
 
 def test_a_cause_is_the_last_line_that_was_noted(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ _FEWEST = 50
 """A judge is given up when over half of its last `_WINDOW` answers, of at least `_FEWEST`, cannot be read."""
 
 
-class Patience:
+class JudgeHealth:
     """Remembers how the latest questions ended."""
 
     def __init__(self) -> None:

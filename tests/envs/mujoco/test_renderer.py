@@ -7,7 +7,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from rlvlm.envs.mujoco.painter import Camera, Painter
+from rlvlm.envs.mujoco.renderer import Camera, Renderer
 from rlvlm.errors import MachineError
 
 SCENE = """
@@ -30,11 +30,11 @@ ABOVE = Camera(position=(0.0, 0.0, 10.1), right=(1.0, 0.0, 0.0), up=(0.0, 2.0, 0
 
 def paint(snapshots: list[list[float]], size_px: int, hidden: str = "", close: bool = False) -> np.ndarray:
     model = mujoco.MjModel.from_xml_string(SCENE)
-    painter = Painter(model, ABOVE, np.array([model.geom(i).name == hidden for i in range(model.ngeom)]), ("stand",))
+    renderer = Renderer(model, ABOVE, np.array([model.geom(i).name == hidden for i in range(model.ngeom)]), ("stand",))
     if close:
-        painter.draw(np.array(snapshots, np.float32), size_px)
-        painter.close()
-    return painter.draw(np.array(snapshots, np.float32), size_px)
+        renderer.draw(np.array(snapshots, np.float32), size_px)
+        renderer.close()
+    return renderer.draw(np.array(snapshots, np.float32), size_px)
 
 
 def test_two_boxes_by_hand() -> None:
@@ -57,11 +57,11 @@ def test_a_hidden_geom_leaves_no_trace() -> None:
 def test_a_size_looks_the_same_whatever_was_drawn_before() -> None:
     model = mujoco.MjModel.from_xml_string(SCENE)
     snapshots = np.array([[0.4, -0.5, 0.6, 0.0], [0.0, 0.5, 0.0, 0.0]], np.float32)
-    painters = [Painter(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",)) for _ in range(3)]
-    pictures = {size_px: painters[0].draw(snapshots, size_px) for size_px in (32, 100, 7)}
-    for painter, order in zip(painters[1:], ((7, 32, 100), (100, 7, 32)), strict=True):
+    renderers = [Renderer(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",)) for _ in range(3)]
+    pictures = {size_px: renderers[0].draw(snapshots, size_px) for size_px in (32, 100, 7)}
+    for renderer, order in zip(renderers[1:], ((7, 32, 100), (100, 7, 32)), strict=True):
         for size_px in order:
-            np.testing.assert_array_equal(painter.draw(snapshots, size_px), pictures[size_px])
+            np.testing.assert_array_equal(renderer.draw(snapshots, size_px), pictures[size_px])
 
 
 def test_it_draws_again_after_being_closed() -> None:
@@ -71,13 +71,13 @@ def test_it_draws_again_after_being_closed() -> None:
 
 def test_threads_take_turns_with_one_painter() -> None:
     model = mujoco.MjModel.from_xml_string(SCENE)
-    painter = Painter(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",))
+    renderer = Renderer(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",))
     snapshots = [np.array([[place, 0.0, 0.6, 0.0]], np.float32) for place in np.linspace(-0.8, 0.8, 24)]
-    alone = [painter.draw(one, 32) for one in snapshots]
+    alone = [renderer.draw(one, 32) for one in snapshots]
     with ThreadPoolExecutor(3) as pool:
-        together = list(pool.map(lambda one: painter.draw(one, 32), snapshots))
+        together = list(pool.map(lambda one: renderer.draw(one, 32), snapshots))
     assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
-    assert np.array_equal(painter.draw(snapshots[0], 32), alone[0])
+    assert np.array_equal(renderer.draw(snapshots[0], 32), alone[0])
 
 
 def test_a_driver_that_fails_is_a_machine_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +93,9 @@ def test_a_driver_that_fails_is_a_machine_error(monkeypatch: pytest.MonkeyPatch)
 def test_a_process_that_has_drawn_ends_silently() -> None:
     code = f"""
 import mujoco, numpy as np
-from rlvlm.envs.mujoco.painter import Camera, Painter
+from rlvlm.envs.mujoco.renderer import Camera, Renderer
 model = mujoco.MjModel.from_xml_string('''{SCENE}''')
-painters = [Painter(model, {ABOVE!r}, np.zeros(model.ngeom, bool), ("stand",)) for _ in range(2)]
+painters = [Renderer(model, {ABOVE!r}, np.zeros(model.ngeom, bool), ("stand",)) for _ in range(2)]
 for painter in painters:
     painter.draw(np.zeros((1, 4), np.float32), 16)
 """
@@ -122,13 +122,13 @@ PASSING = np.array([[x, 0.1 * x, 0.6, 0.3] for x in np.linspace(-0.7, 0.7, 9)], 
 """The ball passes under the bar, the stand moves from episode to episode."""
 
 
-def room_painter(alpha: float) -> Painter:
+def room_renderer(alpha: float) -> Renderer:
     model = mujoco.MjModel.from_xml_string(ROOM.format(alpha=alpha))
-    return Painter(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",))
+    return Renderer(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",))
 
 
 def test_drawing_the_still_parts_once_gives_the_same_pictures() -> None:
-    in_layers, whole = room_painter(alpha=1.0), room_painter(alpha=1.0)
+    in_layers, whole = room_renderer(alpha=1.0), room_renderer(alpha=1.0)
     assert in_layers._has_still_layer
     whole._has_still_layer = False
     for size_px in (40, 111):
@@ -139,7 +139,7 @@ def test_drawing_the_still_parts_once_gives_the_same_pictures() -> None:
 
 
 def test_what_lets_light_through_is_drawn_whole() -> None:
-    assert not room_painter(alpha=0.5)._has_still_layer
+    assert not room_renderer(alpha=0.5)._has_still_layer
 
 
 CORD = """
@@ -158,7 +158,7 @@ CORD = """
 def test_what_deforms_is_drawn_where_the_snapshot_says() -> None:
     model = mujoco.MjModel.from_xml_string(CORD)
     snapshots = np.array([[y, 1, y, 0, 1, 0, 0, 0] for y in (0.0, 0.5)], np.float32)
-    for y, picture in zip((0.0, 0.5), Painter(model, ABOVE, np.zeros(0, bool), ()).draw(snapshots, 20), strict=True):
+    for y, picture in zip((0.0, 0.5), Renderer(model, ABOVE, np.zeros(0, bool), ()).draw(snapshots, 20), strict=True):
         red = np.argwhere((picture[..., 0] > 200) & (picture[..., 2] < 50))
         # 20 pixels over 2 m: the cord from x = 0 to 1 fills columns 10 to 19, at y = 0.5 rows 4 and 5 from above
         assert red[:, 1].min() == 10 and red[:, 1].max() == 19
@@ -182,15 +182,15 @@ RIDING = """
 @pytest.mark.parametrize("copies", [True, False])
 def test_a_camera_that_rides_along_sees_what_it_passes(copies: bool) -> None:
     model = mujoco.MjModel.from_xml_string(RIDING)
-    painter = Painter(model, ("fixed", "rider"), np.zeros(model.ngeom, bool), (), copies=copies)
+    renderer = Renderer(model, ("fixed", "rider"), np.zeros(model.ngeom, bool), (), copies=copies)
     snapshots = np.array([[0.0], [2.0]], np.float32)
 
     def red_columns(camera: str) -> list[float]:
-        pictures = painter.draw(snapshots, 32, camera).astype(int)
+        pictures = renderer.draw(snapshots, 32, camera).astype(int)
         return [float((picture[..., 0] - picture[..., 1] > 60).any(axis=0).mean()) for picture in pictures]
 
     assert red_columns("rider") == [0.0, pytest.approx(0.3, abs=0.15)]  # straight above the mark, and before that not
-    np.testing.assert_array_equal(painter.draw(snapshots, 32), painter.draw(snapshots, 32, "fixed"))
-    fixed = painter.draw(snapshots, 32)
-    painter.draw(snapshots, 32, "rider")
-    np.testing.assert_array_equal(painter.draw(snapshots, 32), fixed)
+    np.testing.assert_array_equal(renderer.draw(snapshots, 32), renderer.draw(snapshots, 32, "fixed"))
+    fixed = renderer.draw(snapshots, 32)
+    renderer.draw(snapshots, 32, "rider")
+    np.testing.assert_array_equal(renderer.draw(snapshots, 32), fixed)

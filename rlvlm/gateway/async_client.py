@@ -24,8 +24,8 @@ _DIED = (RayActorError, DeploymentUnavailableError)
 """A replica died while it was answering, or is just being replaced: another try may meet a living one."""
 
 
-class Line(Protocol):
-    """A judge that is asked without blocking; `JudgeLine` is one, and so are the stand-ins of the tests."""
+class AsyncJudge(Protocol):
+    """A judge that is asked without blocking; `AsyncAppClient` is one, and so are the stand-ins of the tests."""
 
     async def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         """One verdict per query, in order."""
@@ -40,8 +40,8 @@ class Line(Protocol):
         ...
 
 
-class JudgeLine:
-    """`Line` over the handle of a Serve app.
+class AsyncAppClient:
+    """`AsyncJudge` over the handle of a Serve app.
 
     Serve's own bounded queue decides about overload: its `BackPressureError` becomes a 429 at once, and is not tried
     again here, where the caller knows better how long it can wait.

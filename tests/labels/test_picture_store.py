@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rlvlm.labels.pictures import MissingPicture, PictureShelf, picture_digest
+from rlvlm.labels.pictures import MissingPicture, PictureStore, picture_digest
 
 PICTURE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 
 
 def test_a_picture_comes_back_as_it_was_and_is_written_once(tmp_path):
-    shelf, digest = PictureShelf(tmp_path), picture_digest(PICTURE)
-    assert shelf.keep([(digest, PICTURE), (digest, PICTURE)]) == 1
-    assert shelf.keep([(digest, PICTURE)]) == 0
+    store, digest = PictureStore(tmp_path), picture_digest(PICTURE)
+    assert store.keep([(digest, PICTURE), (digest, PICTURE)]) == 1
+    assert store.keep([(digest, PICTURE)]) == 0
     assert [file.name for file in tmp_path.rglob("*.png")] == [f"{digest}.png"]
-    np.testing.assert_array_equal(shelf.load(digest), PICTURE)
+    np.testing.assert_array_equal(store.load(digest), PICTURE)
     assert not list(tmp_path.rglob("*.partial"))
 
 
@@ -28,7 +28,7 @@ def test_shape_and_pixels_make_the_name():
 
 def test_what_is_no_picture_is_not_kept(tmp_path):
     odd = [PICTURE.astype(np.float32), PICTURE[..., 0], np.zeros((0, 4, 3), np.uint8), np.array(3, np.uint8)]
-    assert PictureShelf(tmp_path).keep([(picture_digest(array), array) for array in odd]) == 0
+    assert PictureStore(tmp_path).keep([(picture_digest(array), array) for array in odd]) == 0
 
 
 def bomb(side):
@@ -43,8 +43,8 @@ def bomb(side):
 
 @pytest.mark.parametrize("harm", ["another", "cut", "empty", "bomb", "link", "pipe", "folder", "gif"])
 def test_a_file_that_is_not_the_picture_is_not_shown(tmp_path, harm):
-    shelf, digest = PictureShelf(tmp_path), picture_digest(PICTURE)
-    shelf.keep([(digest, PICTURE)])
+    store, digest = PictureStore(tmp_path), picture_digest(PICTURE)
+    store.keep([(digest, PICTURE)])
     file = next(tmp_path.rglob("*.png"))
     whole = file.read_bytes()
     file.unlink()
@@ -60,11 +60,11 @@ def test_a_file_that_is_not_the_picture_is_not_shown(tmp_path, harm):
     else:
         file.write_bytes({"cut": whole[:-30], "empty": b"", "bomb": bomb(60_000)}[harm])
     with pytest.raises(MissingPicture):
-        shelf.load(digest)
+        store.load(digest)
 
 
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", "a" * 63, "A" * 64, "/" * 64, "a" * 63 + "\n", None, 3])
 def test_only_a_digest_names_a_picture(tmp_path, name):
-    assert not PictureShelf(tmp_path).has(name)
+    assert not PictureStore(tmp_path).has(name)
     with pytest.raises(MissingPicture, match="64 hexadecimal"):
-        PictureShelf(tmp_path).load(name if isinstance(name, str) else "x")
+        PictureStore(tmp_path).load(name if isinstance(name, str) else "x")

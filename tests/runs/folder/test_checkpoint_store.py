@@ -8,7 +8,7 @@ from damaged import damage
 
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, save_tree
 from rlvlm.errors import MachineError
-from rlvlm.runs.folder.checkpoints import CheckpointShelf, RunState, newest_sound
+from rlvlm.runs.folder.checkpoints import CheckpointStore, RunState, newest_sound
 
 
 def state(step: int) -> RunState:
@@ -20,51 +20,51 @@ def write(folder: Path) -> None:
     (folder / "weights").write_text("w")
 
 
-def steps(shelf: CheckpointShelf) -> list[int]:
-    return [checkpoint.state.env_steps for checkpoint in shelf.all()]
+def steps(store: CheckpointStore) -> list[int]:
+    return [checkpoint.state.env_steps for checkpoint in store.all()]
 
 
 def test_the_newest_are_kept_and_the_best_besides(tmp_path: Path) -> None:
-    shelf = CheckpointShelf(tmp_path / "checkpoints", keep=2)
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
     for step in (100, 200, 300, 400, 500):
-        shelf.save(state(step), write, is_best=step == 200)
-    assert steps(shelf) == [200, 400, 500]
-    assert (shelf.path / "last").resolve().name == "step_00000500"
-    best = shelf.best()
+        store.save(state(step), write, is_best=step == 200)
+    assert steps(store) == [200, 400, 500]
+    assert (store.path / "last").resolve().name == "step_00000500"
+    best = store.best()
     assert best is not None and best.state == state(200)
     assert (best.algorithm / "weights").read_text() == "w"
 
 
 def test_a_failed_save_leaves_the_old_ones_and_no_trace(tmp_path: Path) -> None:
-    shelf = CheckpointShelf(tmp_path / "checkpoints", keep=2)
-    shelf.save(state(100), write, is_best=True)
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+    store.save(state(100), write, is_best=True)
 
     def fail(folder: Path) -> None:
         write(folder)
         raise MachineError("the disk is full")
 
     with pytest.raises(MachineError):
-        shelf.save(state(200), fail, is_best=True)
-    assert steps(shelf) == [100]
-    assert sorted(file.name for file in shelf.path.iterdir()) == ["best", "last", "step_00000100"]
+        store.save(state(200), fail, is_best=True)
+    assert steps(store) == [100]
+    assert sorted(file.name for file in store.path.iterdir()) == ["best", "last", "step_00000100"]
 
 
 def test_a_folder_that_a_kill_left_unfinished_is_no_checkpoint(tmp_path: Path) -> None:
-    shelf = CheckpointShelf(tmp_path / "checkpoints", keep=2)
-    (shelf.path / ".step_00000100.partial" / "algorithm").mkdir(parents=True)
-    assert shelf.all() == [] and shelf.best() is None
-    shelf.save(state(100), write, is_best=False)
-    assert steps(shelf) == [100]
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+    (store.path / ".step_00000100.partial" / "algorithm").mkdir(parents=True)
+    assert store.all() == [] and store.best() is None
+    store.save(state(100), write, is_best=False)
+    assert steps(store) == [100]
 
 
 def test_later_ones_are_discarded_and_last_moves_back(tmp_path: Path) -> None:
-    shelf = CheckpointShelf(tmp_path / "checkpoints", keep=3)
+    store = CheckpointStore(tmp_path / "checkpoints", keep=3)
     for step in (100, 200, 300):
-        shelf.save(state(step), write, is_best=step == 300)
-    shelf.discard_after(200)
-    assert steps(shelf) == [100, 200]
-    assert (shelf.path / "last").resolve().name == "step_00000200"
-    best = shelf.best()
+        store.save(state(step), write, is_best=step == 300)
+    store.discard_after(200)
+    assert steps(store) == [100, 200]
+    assert (store.path / "last").resolve().name == "step_00000200"
+    best = store.best()
     assert best is not None and best.state.env_steps == 200
 
 
@@ -74,15 +74,15 @@ def save_real(folder: Path) -> None:
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> CheckpointShelf:
-    shelf = CheckpointShelf(tmp_path / "checkpoints", keep=3)
+def three(tmp_path: Path) -> CheckpointStore:
+    store = CheckpointStore(tmp_path / "checkpoints", keep=3)
     for step in (100, 200, 300):
-        shelf.save(state(step), save_real, is_best=False)
-    return shelf
+        store.save(state(step), save_real, is_best=False)
+    return store
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.full)])
-def test_no_flipped_bit_goes_unseen_and_the_one_before_is_taken(three: CheckpointShelf, count: int) -> None:
+def test_no_flipped_bit_goes_unseen_and_the_one_before_is_taken(three: CheckpointStore, count: int) -> None:
     draws, newest = random.Random(0), three.all()[-1]
     files = sorted(path for path in newest.path.rglob("*") if path.is_file())
     assert len(files) == 7  # two manifests, run.json, and the algorithm's four
@@ -98,7 +98,7 @@ def test_no_flipped_bit_goes_unseen_and_the_one_before_is_taken(three: Checkpoin
 
 @pytest.mark.parametrize("name", ["run.json", "algorithm/manifest.json", "algorithm/arrays.npz"])
 def test_a_missing_file_is_seen_and_where_no_checkpoint_is_sound_that_is_said(
-    three: CheckpointShelf, name: str
+    three: CheckpointStore, name: str
 ) -> None:
     for checkpoint in three.all():
         (checkpoint.path / name).unlink()
@@ -106,7 +106,7 @@ def test_a_missing_file_is_seen_and_where_no_checkpoint_is_sound_that_is_said(
         newest_sound(three.newest_first())
 
 
-def test_a_step_folder_of_before_there_were_manifests_of_it_is_taken(three: CheckpointShelf) -> None:
+def test_a_step_folder_of_before_there_were_manifests_of_it_is_taken(three: CheckpointStore) -> None:
     newest = three.all()[-1]
     (newest.path / "manifest.json").unlink()
     assert newest_sound(three.newest_first()) == newest
@@ -116,4 +116,4 @@ def test_a_step_folder_of_before_there_were_manifests_of_it_is_taken(three: Chec
 
 
 def test_where_there_is_none_yet_none_is_taken(tmp_path: Path) -> None:
-    assert newest_sound(CheckpointShelf(tmp_path / "checkpoints", keep=3).newest_first()) is None
+    assert newest_sound(CheckpointStore(tmp_path / "checkpoints", keep=3).newest_first()) is None

@@ -3,10 +3,10 @@ import io
 import pytest
 from rich.console import Console
 
-from rlvlm.sweeps.board import Board
 from rlvlm.sweeps.config import SourceConfig, SweepConfig
 from rlvlm.sweeps.folder import State, TrialRecord
 from rlvlm.sweeps.plan import TrialPlan, expand
+from rlvlm.sweeps.progress_table import ProgressTable
 
 SWEEP = SweepConfig(
     title="a sweep",
@@ -28,14 +28,14 @@ def record(plan: TrialPlan, state: State, **known: object) -> TrialRecord:
 def test_without_a_terminal_there_is_a_line_per_event(plans: dict[str, TrialPlan]) -> None:
     stream = io.StringIO()
     first, second = plans
-    with Board(stream, SWEEP.title, plans) as board:
-        board.records = {key: record(plan, State.WAITING) for key, plan in plans.items()}
-        board.change(first, record(plans[first], State.RUNNING))
+    with ProgressTable(stream, SWEEP.title, plans) as table:
+        table.records = {key: record(plan, State.WAITING) for key, plan in plans.items()}
+        table.change(first, record(plans[first], State.RUNNING))
         running = record(plans[first], State.RUNNING, env_steps=5_000, score=0.25)
         for _ in range(2):  # only the first report brings a new evaluation
-            board.update(first, running, steps_per_s=100.0, evaluated_at=5_000)
-        board.change(second, record(plans[second], State.FAILED, cause="no judge"))
-        board.change(first, record(plans[first], State.DONE, env_steps=20_000, score=1.0))
+            table.update(first, running, steps_per_s=100.0, evaluated_at=5_000)
+        table.change(second, record(plans[second], State.FAILED, cause="no judge"))
+        table.change(first, record(plans[first], State.DONE, env_steps=20_000, score=1.0))
     assert stream.getvalue().splitlines() == [
         "a sweep",
         "drawer_open  true  seed 0  running  (0 of 2 finished)",
@@ -46,13 +46,13 @@ def test_without_a_terminal_there_is_a_line_per_event(plans: dict[str, TrialPlan
 
 
 def test_the_table_shows_every_run_and_what_is_left(plans: dict[str, TrialPlan]) -> None:
-    board = Board(io.StringIO(), SWEEP.title, plans)
-    board.phase("running")
+    table = ProgressTable(io.StringIO(), SWEEP.title, plans)
+    table.phase("running")
     first, second = plans
-    board.records = {key: record(plan, State.WAITING) for key, plan in plans.items()}
-    board.update(first, record(plans[first], State.RUNNING, env_steps=10_000, score=0.5), 100.0, 10_000)
+    table.records = {key: record(plan, State.WAITING) for key, plan in plans.items()}
+    table.update(first, record(plans[first], State.RUNNING, env_steps=10_000, score=0.5), 100.0, 10_000)
     screen = Console(file=io.StringIO(), width=120)
-    screen.print(board.render())
+    screen.print(table.render())
     text = screen.file.getvalue()
     assert "10,000/20,000" in text and "0.50" in text and "waiting" in text
     assert "0 of 2 finished" in text and "left about 0:05:00" in text  # 30,000 steps at 100 steps/s

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from rlvlm.preferences.model.networks import PictureNetwork, StateNetwork, spread
-from rlvlm.preferences.model.readings import Readings, read_in_passes
+from rlvlm.preferences.model.prediction_cache import PredictionCache, read_in_passes
 
 
 class Reader:
@@ -18,7 +18,7 @@ class Reader:
 
 
 def test_two_looks_by_hand() -> None:
-    readings, reader = Readings(num_members=2), Reader()
+    readings, reader = PredictionCache(num_members=2), Reader()
     assert readings.of([b"a", b"b"], reader).tolist() == [[0, 1], [10, 11]]
     assert readings.of([b"c", b"b", b"d", b"a"], reader).tolist() == [[0, 1], [10, 11], [20, 21], [0, 1]]
     assert readings.of([b"d", b"c"], reader).tolist() == [[20, 21], [0, 1]]
@@ -29,7 +29,7 @@ def test_two_looks_by_hand() -> None:
 
 
 def test_more_than_fit_are_right_all_the_same() -> None:
-    readings, reader = Readings(num_members=2, capacity=3), Reader()
+    readings, reader = PredictionCache(num_members=2, capacity=3), Reader()
     readings.of([b"a", b"b"], reader)
     assert readings.of([b"c", b"d"], reader).tolist() == [[0, 1], [10, 11]]
     assert readings.of([b"x", b"d", b"c", b"a", b"b"], reader)[:, 0].tolist() == [0, 10, 0, 30, 40]
