@@ -26,10 +26,11 @@ from rlvlm import metrics
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble
 from rlvlm.labels.store import LabelStore
 from rlvlm.runs.preference.config import PreferenceRunConfig
+from rlvlm.runs.preference.pipeline import PreferencePipeline
 from rlvlm.runs.processes.memory import MemoryWatch, release_free_memory, tree_memory_mb
 from rlvlm.runs.processes.private_ray import ray_session
 from rlvlm.runs.recipes import recipe
-from rlvlm.runs.session import algorithm_session, judge_session
+from rlvlm.runs.session import judge_session
 
 WINDOW = 50_000
 
@@ -110,7 +111,7 @@ def main() -> None:
         stack.enter_context(ray_session())
         open_store = partial(LabelStore, Path(store) / "labels")
         make_judge = stack.enter_context(judge_session(run, open_store, Path(store) / "spent"))
-        algorithm = stack.enter_context(algorithm_session(run, make_judge))
+        algorithm = stack.enter_context(PreferencePipeline().open_algorithm(run, make_judge))
         for window in windows(algorithm, steps):
             done.append(window)
             print(

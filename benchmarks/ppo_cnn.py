@@ -26,7 +26,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.ppo_vlm.player import is_strict_success
-from rlvlm.algorithms.rllib import silence_rllib
+from rlvlm.algorithms.rllib import quiet_rllib
 from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.judges.agreement import wilson_interval
@@ -107,7 +107,6 @@ def evaluate(module: Any, trial: Trial, greedy: bool) -> list[bool]:
 
 def main(trial: Trial) -> None:
     torch.set_num_threads(1)
-    silence_rllib()
     config = (
         PPOConfig()
         .environment(Pictured, env_config={"task": trial.task, "seed": trial.seed, "image_px": trial.image_px})
@@ -123,7 +122,8 @@ def main(trial: Trial) -> None:
         )
         .debugging(seed=trial.seed, log_level="ERROR")
     )  # fmt: skip
-    algorithm = config.build_algo()
+    with quiet_rllib():
+        algorithm = config.build_algo()
     cpu_s = wall_s = 0.0
     env_steps = last = 0
     while env_steps < trial.steps:

@@ -153,7 +153,7 @@ def measure_messages(world: str, config: Config) -> dict[str, float]:
             do, kwargs=arguments or None, remote_worker_ids=list(ids), local_env_runner=False
         )
 
-    runner_group.start(algorithm.config.sac.turn_steps, random_actions=False)
+    runner_group.start({"num_steps": algorithm.config.sac.turn_steps, "random_actions": False})
     sample = runner_group.collect()
     half = replace(sample, transitions=sample.transitions.part(np.arange(len(sample.transitions.obs)) % 2 == 0))
     ask(keep, (1, 2), sample=half)
