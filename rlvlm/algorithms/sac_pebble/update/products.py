@@ -20,7 +20,7 @@ def fast_products() -> Iterator[None]:
     if not _mkl_is_half_as_wide():
         yield
         return
-    products = torch.backends.mkldnn.matmul
+    products = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     before = products.fp32_precision
     products.fp32_precision = "bf16"
     try:
