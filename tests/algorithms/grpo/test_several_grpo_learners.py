@@ -78,7 +78,13 @@ def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tm
     other = make(env_runners=2, groups=5)
     other.load_checkpoint(str(tmp_path / "half"))
     other.train()
-    assert other.report() == algorithm.report()
+    repeated, alone = other.report(), algorithm.report()
+    for report in (repeated, alone):
+        assert (
+            report.pop(metrics.GRPO_ROLLOUT_S) > 0
+        )  # a clock's, as the next, which is there if a group taught something
+        report.pop(metrics.GRPO_UPDATE_S, None)
+    assert repeated == alone
     manager = algorithm.env_runner_group._worker_manager
     ray.kill(manager.actors()[1], no_restart=False)
     gained = 0.0
