@@ -204,7 +204,8 @@ def test_a_runner_that_hangs_is_replaced_and_named(build, caplog):
     assert algorithm.env_steps == steps + 2 * NUM_ENVS * EPISODE_STEPS
 
 
-def test_how_long_the_first_runner_is_waited_for_is_rllibs_own_setting(build):
+def test_how_long_the_first_runner_is_waited_for_is_rllibs_own_setting(build, pair):
+    pair.stop()  # makes room: eight runners fill this Ray
     algorithm = build(1, revival_s=0.5)
     (actor,) = algorithm.env_runner_group._worker_manager.actors().values()
     ray.kill(actor, no_restart=True)
