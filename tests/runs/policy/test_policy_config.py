@@ -16,14 +16,14 @@ from rlvlm.runs.recipes import recipe
 
 
 def test_a_run_of_another_objective_comes_back_whole() -> None:
-    config = PolicyRunConfig(task="number_line", algo=PPOConfig(objective=GiGPOConfig(group_size=4)))
+    config = replace(recipe("number_line"), algo=PPOConfig(objective=GiGPOConfig(group_size=4)))
     assert read_config_text(config_text(config)) == config
 
 
 def test_a_head_and_text_are_not_mixed() -> None:
     with pytest.raises(ValueError, match="action head goes with the objective head"):
-        PolicyRunConfig(task="number_line", policy=PolicyConfig(acts="head"))
-    both = PolicyRunConfig(task="number_line", policy=PolicyConfig(acts="head"), algo=PPOConfig(objective=HeadConfig()))
+        replace(recipe("number_line"), policy=PolicyConfig(acts="head"))
+    both = replace(recipe("number_line"), policy=PolicyConfig(acts="head"), algo=PPOConfig(objective=HeadConfig()))
     assert both.reward_name == "head, env reward"
 
 
