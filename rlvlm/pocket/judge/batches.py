@@ -64,7 +64,7 @@ def padded(dialogues: Sequence[tuple[Sequence[int], Sequence[int]]], pad: int) -
     return ids, targets
 
 
-class Album:
+class ScenePairs:
     """The training scenes as patches, and pairs drawn from them.
 
     Held as bytes, which loses nothing: the processor shrinks pictures to whole numbers.
@@ -139,7 +139,7 @@ class Album:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Setup:
-    """Scenes without their pictures, and where these lie in the album."""
+    """Scenes without their pictures, and where these lie among all."""
 
     scenes: Scenes
     start: int
@@ -147,7 +147,7 @@ class _Setup:
     topic: texts.Topic
 
 
-class Lessons:
+class DialogueBuilder:
     """Turns progress into dialogues of token ids.
 
     Args:

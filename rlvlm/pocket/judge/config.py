@@ -13,7 +13,7 @@ def trained_tasks() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistillConfig:
-    """How a pupil is made."""
+    """How a student is made."""
 
     start: Literal["shipped", "scratch"] = "shipped"
     """shipped: go on from the pocket judge's own weights; scratch: from random ones, with its tokenizer."""
@@ -28,7 +28,7 @@ class DistillConfig:
     lr: float = 5e-4
     """AdamW's highest step size."""
     held_out: float = 0.1
-    """Share of the pictures that the pupil never sees; labels that show one are what it is graded on."""
+    """Share of the pictures that the student never sees; labels that show one are what it is graded on."""
     graded: int = 600
     """Labels that it is graded on, at most."""
     seed: int = 0

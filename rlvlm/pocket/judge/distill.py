@@ -1,7 +1,8 @@
 """Teaches a pocket judge another judge's labels: `rlvlm distill --from STORE --out DIR`.
 
-The pupil learns the mode `direct`: one forward pass per pair, a thousand times cheaper than a large VLM that writes its
-reasoning. It learns what the teacher answered, right or wrong; the truth, where the store knows it, only grades both.
+The student learns the mode `direct`: one forward pass per pair, a thousand times cheaper than a large VLM that writes
+its reasoning. It learns what the teacher answered, right or wrong; the truth, where the store knows it, only grades
+both.
 """
 
 import logging
@@ -19,7 +20,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.pictures import MissingPicture
 from rlvlm.labels.store import LabelStore, open_store
 from rlvlm.pocket.judge.config import DistillConfig
-from rlvlm.pocket.judge.labelled import Labelled, LabelLessons, read_labels, split, to_query
+from rlvlm.pocket.judge.labelled import LabelDataset, Labelled, read_labels, split, to_query
 from rlvlm.pocket.judge.learning import Facts, adamw, along_cosine, answer_loss, look, optimise, save
 from rlvlm.pocket.judge.model import build_image_processor, build_model
 from rlvlm.types.judging import Label, Query, Stamp
@@ -65,7 +66,7 @@ class Distillation:
 
 
 def distill(store: Path, out: Path, config: DistillConfig) -> Distillation:
-    """Trains the pupil and writes it with its card into `out`, ready for `--judge.backend pocket --judge.model OUT`.
+    """Trains the student and writes it with its card into `out`, ready for `--judge.backend pocket --judge.model OUT`.
 
     Args:
         store: folder of the label store.
@@ -92,7 +93,7 @@ def distill(store: Path, out: Path, config: DistillConfig) -> Distillation:
     out.parent.mkdir(parents=True, exist_ok=True)
     save(model, tokenizer, build_image_processor(), out)
     before = grade(out, graded)
-    _train(model, LabelLessons(opened, learnt, tokenizer, config.seed), config)
+    _train(model, LabelDataset(opened, learnt, tokenizer, config.seed), config)
     save(model, tokenizer, build_image_processor(), out)
     known = [(one.answer, one.truth) for one, _ in graded]
     made = Distillation(
@@ -140,7 +141,7 @@ def graded_table(made: Distillation) -> str:
 
 
 def card(made: Distillation, config: DistillConfig) -> str:
-    """The pupil's card, Markdown."""
+    """The student's card, Markdown."""
     teacher = made.teacher
     settings = ", ".join(f"{name} {value}" for name, value in asdict(config).items() if value != "")
     goals = "; ".join(f"`{goal}`" for goal in made.goals)
@@ -168,11 +169,11 @@ def _begin(start: Literal["shipped", "scratch"]) -> tuple[Any, Any]:
     return tokenizer, model
 
 
-def _train(model: Any, lessons: LabelLessons, config: DistillConfig) -> None:
-    """Eyes and speech together: new scenes need both."""
+def _train(model: Any, dataset: LabelDataset, config: DistillConfig) -> None:
+    """ProgressHead and speech together: new scenes need both."""
 
     def loss_of_step() -> tuple[torch.Tensor, Facts]:
-        batch, patches = lessons.draw(config.num_pairs)
+        batch, patches = dataset.draw(config.num_pairs)
         loss, right = answer_loss(model, batch, look(model, patches))
         return loss, {"loss": float(loss.detach()), "right": right}
 

@@ -105,7 +105,7 @@ def to_query(store: LabelStore, labelled: Labelled) -> Query:
     return Query(goal=labelled.goal, left=store.picture(labelled.left)[None], right=store.picture(labelled.right)[None])
 
 
-class LabelLessons:
+class LabelDataset:
     """The labels as dialogues and the pictures as patches, drawn at random.
 
     Pictures are held at the size that the pocket judge sees, 28 kB each.
@@ -144,7 +144,7 @@ class LabelLessons:
     def draw(self, num_pairs: int) -> tuple[Dialogues, Tensor]:
         """Dialogues about `num_pairs` labels of one goal, each in both orders, and the patches of their pictures.
 
-        Swapping the pictures swaps the label, so that the pupil cannot prefer a place.
+        Swapping the pictures swaps the label, so that the student cannot prefer a place.
         """
         goal = list(self._by_goal)[self._rng.choice(len(self._shares), p=self._shares)]
         rows = self._by_goal[goal][self._rng.integers(len(self._by_goal[goal]), size=num_pairs)]

@@ -95,14 +95,14 @@ def muon_and_adamw(layers: nn.Module, others: Iterable[nn.Parameter], lr: float)
     return [muon, adamw(rest, lr)]
 
 
-def eyes_optimizers(model: Any, readers: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Those of the phase that trains the eyes, with what `readers` tell off the visual tokens."""
+def vision_optimizers(model: Any, readers: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    """Those of the phase that trains the vision encoder, with what `readers` tell off the visual tokens."""
     visual = model.model.visual
     return muon_and_adamw(visual.blocks, [*visual.parameters(), *readers.parameters()], lr)
 
 
 def language_optimizers(model: Any, lr: float) -> list[torch.optim.Optimizer]:
-    """Those of the phase that trains the language model on what the eyes, by then fixed, tell it."""
+    """Those of the phase that trains the language model on what the vision encoder, by then fixed, tells it."""
     language = model.model.language_model
     return muon_and_adamw(language.layers, [*language.parameters(), *model.lm_head.parameters()], lr)
 
@@ -139,7 +139,7 @@ def patches_of(frames: NDArray[np.uint8], processor: Any) -> Tensor:
 
 
 @torch.no_grad()
-def look_at_all(model: Any, frames: NDArray[np.uint8], processor: Any) -> Tensor:
+def encode_all(model: Any, frames: NDArray[np.uint8], processor: Any) -> Tensor:
     """Visual tokens [N, layers, tokens, D] of `frames` [N, H, W, 3], some at a time."""
     starts = range(0, len(frames), _SHOWN_AT_ONCE)
     return torch.cat([look(model, patches_of(frames[at : at + _SHOWN_AT_ONCE], processor)) for at in starts])

@@ -1,7 +1,8 @@
 """Trains the pocket judge from scratch: `python -m rlvlm.pocket.judge.train`.
 
-First the eyes: every visual token learns to tell the progress. Then the language model learns to score, describe and
-compare what the eyes tell it, on the dialogues of `texts`. Everything random hangs on the seed.
+First the vision encoder: every visual token learns to tell the progress. Then the language model learns to score,
+describe and compare what the vision encoder tells it, on the dialogues of `texts`. Everything random hangs on the
+seed.
 """
 
 import logging
@@ -17,17 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.utils.logging import disable_progress_bar
 
-from rlvlm.pocket.judge.batches import Album, Lessons
+from rlvlm.pocket.judge.batches import DialogueBuilder, ScenePairs
 from rlvlm.pocket.judge.learning import (
     Facts,
     StepLoss,
     answer_loss,
-    eyes_optimizers,
     hold_then_fall,
     language_optimizers,
     look,
     optimise,
     save,
+    vision_optimizers,
 )
 from rlvlm.pocket.judge.model import build_image_processor, build_model
 from rlvlm.pocket.judge.texts import Task, corpus, phrases
@@ -53,9 +54,9 @@ class TrainConfig:
     seed: int = 0
     """Of scenes, weights and batches."""
     seeing_steps: int = 4_300
-    """Steps that train the eyes alone."""
+    """Steps that train the vision encoder alone."""
     talking_steps: int = 1_900
-    """Steps that train the language model on what the eyes, by then fixed, tell it."""
+    """Steps that train the language model on what the vision encoder, by then fixed, tells it."""
     num_pairs: int = 24
     """Pairs of pictures per step of seeing."""
     talking_pairs: int = 10
@@ -68,7 +69,7 @@ class TrainConfig:
     """Steps between saves while talking, so that a run that is cut short leaves weights."""
 
 
-class Eyes(nn.Module):
+class ProgressHead(nn.Module):
     """What each visual token tells about its picture's progress; used in training only, never shipped.
 
     Args:
@@ -107,13 +108,13 @@ class Trainer:
     def __init__(self, config: TrainConfig, scenes: Iterable[Scenes]) -> None:
         torch.manual_seed(config.seed)
         self.config = config
-        self._album = Album(scenes)
-        topics = self._album.topics
+        self._scenes = ScenePairs(scenes)
+        topics = self._scenes.topics
         self.tokenizer = build_tokenizer(corpus(topics), phrases([topic.phrase for topic in topics]))
         self.model: Any = build_model(self.tokenizer)
         flatten_patch_embedding(self.model)
-        self.eyes = Eyes(self.model.config.text_config.hidden_size)
-        self._lessons = Lessons(self.tokenizer)
+        self.progress_head = ProgressHead(self.model.config.text_config.hidden_size)
+        self._dialogues = DialogueBuilder(self.tokenizer)
         self._rng = np.random.default_rng(config.seed)
         self.facts: dict[str, Facts] = {}
         """Running means of losses and accuracies, per phase."""
@@ -124,14 +125,14 @@ class Trainer:
         self.talk()
 
     def see(self) -> None:
-        """Trains the eyes alone."""
-        sight = eyes_optimizers(self.model, self.eyes, self.config.lr)
+        """Trains the vision encoder alone."""
+        sight = vision_optimizers(self.model, self.progress_head, self.config.lr)
         for _ in self._steps("seeing", self.config.seeing_steps, sight, self._seeing_loss):
             pass
 
     def talk(self) -> None:
-        """Trains the language model on what the eyes, from now on fixed, tell it; saves now and then."""
-        self._seen, self._off_by = self._look_at_all()
+        """Trains the language model on what the vision encoder, from now on fixed, tells it; saves now and then."""
+        self._seen, self._off_by = self._encode_all()
         speech = language_optimizers(self.model, self.config.lr)
         for step in self._steps("talking", self.config.talking_steps, speech, self._talking_loss):
             if step % self.config.save_every_steps == 0 or step == self.config.talking_steps:
@@ -145,22 +146,22 @@ class Trainer:
         return optimise(name, num_steps, optimizers, loss_of_step, ramp=hold_then_fall, facts=facts)
 
     def _seeing_loss(self) -> tuple[Tensor, Facts]:
-        pictures = self._album.draw_pairs(self.config.num_pairs, self._rng).ravel()
-        features = look(self.model, self._album.patches(pictures, self._rng))
-        progress = torch.from_numpy(self._album.progress(pictures))
-        loss, errors = self.eyes(features, progress)
-        tasks = np.array([self._album.task_of(int(picture)) for picture in pictures])
+        pictures = self._scenes.draw_pairs(self.config.num_pairs, self._rng).ravel()
+        features = look(self.model, self._scenes.patches(pictures, self._rng))
+        progress = torch.from_numpy(self._scenes.progress(pictures))
+        loss, errors = self.progress_head(features, progress)
+        tasks = np.array([self._scenes.task_of(int(picture)) for picture in pictures])
         off_by = {f"off_by/{task}": float(errors.detach()[tasks == task].mean()) for task in np.unique(tasks)}
         return loss, {"loss": float(loss.detach()), **off_by}
 
     @torch.no_grad()
-    def _look_at_all(self) -> tuple[Tensor, NDArray[np.float32]]:
-        """Visual tokens [N, layers, tokens, D] of the whole album, and by how much [N] they misread the progress."""
-        places = np.arange(len(self._album))
+    def _encode_all(self) -> tuple[Tensor, NDArray[np.float32]]:
+        """Visual tokens [N, layers, tokens, D] of all images, and by how much [N] they misread the progress."""
+        places = np.arange(len(self._scenes))
         chunks = np.array_split(places, len(places) // 64 + 1)
-        seen = torch.cat([look(self.model, self._album.patches(chunk, self._rng)) for chunk in chunks])
+        seen = torch.cat([look(self.model, self._scenes.patches(chunk, self._rng)) for chunk in chunks])
         off_by = [
-            self.eyes(part, torch.from_numpy(self._album.progress(chunk)))[1]
+            self.progress_head(part, torch.from_numpy(self._scenes.progress(chunk)))[1]
             for part, chunk in zip(seen.split([len(chunk) for chunk in chunks]), chunks, strict=True)
         ]
         return seen, torch.cat(off_by).numpy()
@@ -168,11 +169,11 @@ class Trainer:
     def _talking_loss(self) -> tuple[Tensor, Facts]:
         loss, facts = torch.zeros(()), {}
         for task, share in SHARES.items():
-            pairs = self._album.draw_pairs(max(1, round(share * self.config.talking_pairs)), self._rng)
+            pairs = self._scenes.draw_pairs(max(1, round(share * self.config.talking_pairs)), self._rng)
             pairs = np.concatenate([pairs, pairs[:, ::-1]])
-            topics = [self._album.topic_of(left) for left in pairs[:, 0]]
-            tie_gaps = np.maximum(TIE_GAP, self._off_by[pairs].sum(1))  # a wider gap is one that the eyes see rightly
-            batch = self._lessons.batch(task, topics, self._album.progress(pairs), pairs, tie_gaps)
+            topics = [self._scenes.topic_of(left) for left in pairs[:, 0]]
+            tie_gaps = np.maximum(TIE_GAP, self._off_by[pairs].sum(1))  # the vision encoder tells wider gaps apart
+            batch = self._dialogues.batch(task, topics, self._scenes.progress(pairs), pairs, tie_gaps)
             task_loss, right = answer_loss(self.model, batch, self._seen)
             loss = loss + task_loss
             facts |= {task: float(task_loss.detach()), f"{task}_right": right}

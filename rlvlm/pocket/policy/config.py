@@ -15,19 +15,19 @@ class TrainConfig:
     start: Path | None = None
     """Folder of weights to go on from, with their tokenizer; none begins with random ones."""
     tasks: tuple[str, ...] = ()
-    """Lessons to teach, by task; none means all."""
+    """Tasks to teach; none means all."""
     seed: int = 0
     """Of moments, weights and batches."""
     moments: int = 3_000
-    """Moments of play per lesson of share 1."""
+    """Moments of play per task of share 1."""
     held_out: int = 300
-    """Moments per lesson of share 1, of other episodes, that reading is checked on."""
+    """Moments per task of share 1, of other episodes, that reading is checked on."""
     seeing_steps: int = 2_000
-    """Steps that train the eyes alone, at most; 0 leaves them as they are."""
+    """Steps that train the vision encoder alone, at most; 0 leaves it as it is."""
     seen_enough: float = 0.997
-    """Share of held-out values read rightly in every lesson that ends the eyes' training early."""
+    """Share of held-out values read rightly in every task that ends the vision encoder's training early."""
     talking_steps: int = 600
-    """Steps that train the language model on what the eyes, by then fixed, tell it."""
+    """Steps that train the language model on what the vision encoder, by then fixed, tells it."""
     batch: int = 32
     """Moments per step."""
     lr: float = 1.5e-3
@@ -42,4 +42,4 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if self.seeing_steps < 0 or (self.seeing_steps == 0 and self.start is None):
-            raise ValueError("seeing_steps must be >= 1, or 0 to go on from trained eyes with --start DIR")
+            raise ValueError("seeing_steps must be >= 1, or 0 to go on from a trained vision encoder with --start DIR")

@@ -14,7 +14,7 @@ import numpy as np
 import tyro
 
 from rlvlm.disk import write_json
-from rlvlm.pocket.policy.lessons import LESSONS, Lesson, Moment, Replies, watch
+from rlvlm.pocket.policy.dataset import TAUGHT_TASKS, Moment, Replies, TaughtTask, collect_moments
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
@@ -31,24 +31,24 @@ class EvaluateConfig:
     out: Path | None = None
     """File for the figures, as JSON; none prints them only."""
     moments: int = 400
-    """Moments per lesson, of episodes that training never saw."""
+    """Moments per task, of episodes that training never saw."""
     tasks: tuple[str, ...] = ()
-    """Lessons, by task; none means all."""
+    """Tasks; none means all."""
     seed: int = 2_000_000
     """Of the episodes."""
     max_new_tokens: int = 80
     """A longer reply counts as invalid."""
 
 
-def measure(engine: PolicyEngine, lesson: Lesson, config: EvaluateConfig) -> dict[str, float]:
-    """Figures of one lesson, sampled at temperature 1 unless said otherwise.
+def measure(engine: PolicyEngine, task: TaughtTask, config: EvaluateConfig) -> dict[str, float]:
+    """Figures of one task, sampled at temperature 1 unless said otherwise.
 
     `valid`: replies with a legal action. `reads`: replies that begin as every right one does, up to the plan; `reads
     greedy` likewise for greedy replies. `plays`: share that does what the expert does; `chance` is what even play would
     give. `most chosen`: share of the action taken most often, where even play gives about 1 / actions.
     """
-    world, moments = watch(lesson, config.moments, config.seed)
-    replies = Replies([lesson], moments)
+    world, moments = collect_moments(task, config.moments, config.seed)
+    replies = Replies([task], moments)
     images = [moment.image for moment in moments]
     missing = engine.missing(images)
     for begin in range(0, len(missing), engine.max_batch):
@@ -88,8 +88,8 @@ def main() -> None:
     """Reads the command line, measures and prints."""
     config = tyro.cli(EvaluateConfig, description=__doc__)
     engine = PolicyEngine(load_policy(PolicyConfig(model=str(config.model), learns="all", device="cpu")))
-    lessons = [each for each in LESSONS if not config.tasks or each.task in config.tasks]
-    figures = {each.task: measure(engine, each, config) for each in lessons}
+    tasks = [each for each in TAUGHT_TASKS if not config.tasks or each.name in config.tasks]
+    figures = {each.name: measure(engine, each, config) for each in tasks}
     print(json.dumps(figures, indent=2))  # noqa: T201 - the command's answer
     if config.out is not None:
         write_json(config.out, figures)

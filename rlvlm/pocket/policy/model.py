@@ -1,4 +1,4 @@
-"""The pocket policy's network: that of the pocket judge with finer eyes. The other pocket models have the same."""
+"""The pocket policy's network: that of the pocket judge with finer patches. The other pocket models have the same."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def build_model(tokenizer: Any, eyes: Path | None = None) -> Any:
 
     Args:
         tokenizer: with the ids that it speaks.
-        eyes: folder of a trained one, whose eyes are taken over.
+        eyes: folder of a trained one, whose vision encoder is taken over.
     """
     model: Any = judge.build_model(tokenizer, PICTURE_PX, PATCH_PX)
     if eyes is not None:

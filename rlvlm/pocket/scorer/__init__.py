@@ -1,1 +1,1 @@
-"""The small model that ships for scoring turns and clips: its lessons, training, evaluation, weights and card."""
+"""The small model that ships for scoring turns and clips: its dataset, training, evaluation, weights and card."""

@@ -13,17 +13,17 @@ class TrainConfig:
     out: Path = weights_folder("scorer")
     """Folder of the finished weights; replaced as a whole."""
     eyes: Path = weights_folder("policy")
-    """Folder of a model of the same shapes, whose eyes read the worlds in turns already."""
+    """Folder of a model of the same shapes, whose vision encoder reads the worlds in turns already."""
     seed: int = 0
-    """Of moves, pushes, weights and batches."""
+    """Of turns, pushes, weights and batches."""
     moves: int = 8_000
     """Turns played per task of share 1."""
     pushes: int = 2_500
     """Episodes of push_block; 0 teaches turns alone."""
     seeing_steps: int = 500
-    """Steps that train the eyes; 0 leaves them as they are."""
+    """Steps that train the vision encoder; 0 leaves it as it is."""
     talking_steps: int = 500
-    """Steps that train the language model on what the eyes, by then fixed, tell it."""
+    """Steps that train the language model on what the vision encoder, by then fixed, tells it."""
     batch: int = 48
     """Pictures per step of seeing, and turns per step of talking; half as many clips come on top."""
     lr: float = 1.5e-3

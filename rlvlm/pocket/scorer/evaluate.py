@@ -21,8 +21,8 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import OTHER_GOAL
 from rlvlm.pocket.scenes.clips import Push, collect_pushes
-from rlvlm.pocket.scenes.moves import AWAY, NEARER, REACHED, SAME, Move, collect_moves
-from rlvlm.pocket.scorer.lessons import TURN_TASKS, TurnTask
+from rlvlm.pocket.scenes.turns import AWAY, NEARER, REACHED, SAME, PlayedTurn, collect_turns
+from rlvlm.pocket.scorer.dataset import TURN_TASKS, TurnTask
 from rlvlm.types.judging import Clip
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -57,20 +57,20 @@ def measure_turns(judge: Judge, task: TurnTask, config: EvaluateConfig) -> Figur
         Share of turns whose rating is the true one (the nearest of 0, 1/4, 3/4 and 1); mean score of each true rating;
         mean scores of turned-round and off-goal turns that truly came nearer; and the number of different questions.
     """
-    world, moves = collect_moves(task.name, config.turns, "held_out", config.seed, splits_starts=task.splits_starts)
+    world, turns = collect_turns(task.name, config.turns, "held_out", config.seed, splits_starts=task.splits_starts)
 
-    def ask(chosen: Sequence[Move], goal: str, order: tuple[int, int]) -> FloatArray:
+    def ask(chosen: Sequence[PlayedTurn], goal: str, order: tuple[int, int]) -> FloatArray:
         clips = []
-        for move in chosen:
-            pair = np.stack([move.before, move.after])[list(order)]
-            clips.append(Clip(goal=goal, frames=world.draw(pair), action=move.action))
+        for turn in chosen:
+            pair = np.stack([turn.before, turn.after])[list(order)]
+            clips.append(Clip(goal=goal, frames=world.draw(pair), action=turn.action))
         return _values(judge, clips)
 
     goal = task_goal(task.name)
-    scores = ask(moves, goal, (0, 1))
-    truths = np.array([move.rating for move in moves])
+    scores = ask(turns, goal, (0, 1))
+    truths = np.array([turn.rating for turn in turns])
     nearest = np.array(RATINGS)[np.abs(scores[:, None] - (np.array(RATINGS) - 1) / 4).argmin(1)]
-    better = [move for move in moves if move.rating in (NEARER, REACHED)]
+    better = [turn for turn in turns if turn.rating in (NEARER, REACHED)]
     means = {f"mean of rating {rating}": float(scores[truths == rating].mean()) for rating in RATINGS}
     figures = {
         "right": float((nearest == truths).mean()),
@@ -79,7 +79,7 @@ def measure_turns(judge: Judge, task: TurnTask, config: EvaluateConfig) -> Figur
         "turned round": float(ask(better, goal, (1, 0)).mean()),
         "another goal": float(ask(better, OTHER_GOAL, (0, 1)).mean()),
         "unanswered": float(np.isnan(scores).mean()),
-        "different questions": float(len({(move.keys, move.action) for move in moves})),
+        "different questions": float(len({(turn.keys, turn.action) for turn in turns})),
     }
     world.close()
     return figures

@@ -1,8 +1,8 @@
 """Trains the pocket scorer: `python -m rlvlm.pocket.scorer.train`.
 
-Its eyes begin as the pocket policy's, which read the worlds in turns, and learn to read push_block as well. Then the
-language model, from random weights, learns to rate turns and to tell a clip's success. Everything random hangs on the
-seed.
+Its vision encoder begins as the pocket policy's, which reads the worlds in turns, and learns to read push_block as
+well. Then the language model, from random weights, learns to rate turns and to tell a clip's success. Everything
+random hangs on the seed.
 """
 
 import json
@@ -21,20 +21,20 @@ from rlvlm.pocket.judge.batches import NUM_VISUAL_TOKENS
 from rlvlm.pocket.judge.learning import (
     Facts,
     answer_loss,
-    eyes_optimizers,
+    encode_all,
     hold_then_fall,
     language_optimizers,
     look,
-    look_at_all,
     optimise,
     patches_of,
     reading_loss,
     save,
+    vision_optimizers,
 )
 from rlvlm.pocket.judge.tokenizer import build_tokenizer
 from rlvlm.pocket.policy.model import build_image_processor, build_model
 from rlvlm.pocket.scorer.config import TrainConfig
-from rlvlm.pocket.scorer.lessons import TURN_TASKS, Lessons, corpus, dialogues_of, phrases
+from rlvlm.pocket.scorer.dataset import TURN_TASKS, QuestionDataset, corpus, dialogues_of, phrases
 
 _LOGGER = logging.getLogger(__name__)
 _CLIP_FRAMES = (2, 2, 3, 4, 6, 8)
@@ -45,7 +45,7 @@ ABILITIES = {"compare": [], "score": ["success", "utility"], "goal_pictures": Fa
 
 
 class Trainer:
-    """One run: model, lessons and the loss of a step.
+    """One run: model, dataset and the loss of a step.
 
     Args:
         config: how.
@@ -55,11 +55,11 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.config = config
         self._rng = np.random.default_rng(config.seed)
-        self.lessons = Lessons("train", config.moves, config.pushes, config.seed)
+        self.dataset = QuestionDataset("train", config.moves, config.pushes, config.seed)
         self.tokenizer = make_tokenizer()
         self.model = build_model(self.tokenizer, config.eyes)
         width = self.model.config.text_config.hidden_size * NUM_VISUAL_TOKENS
-        self.readers = nn.ModuleList(nn.Linear(width, sum(album.sizes)) for album in self.lessons.albums)
+        self.readers = nn.ModuleList(nn.Linear(width, sum(world.sizes)) for world in self.dataset.worlds)
         """What is read off all visual tokens of a picture; used in training only, never shipped."""
         self._processor = build_image_processor()
         self.facts: dict[str, Facts] = {}
@@ -72,32 +72,32 @@ class Trainer:
         self.talk()
 
     def see(self) -> None:
-        """Trains the eyes alone."""
-        optimizers = eyes_optimizers(self.model, self.readers, self.config.lr)
+        """Trains the vision encoder alone."""
+        optimizers = vision_optimizers(self.model, self.readers, self.config.lr)
         facts = self.facts.setdefault("seeing", {})
         steps = self.config.seeing_steps
         for _ in optimise("seeing", steps, optimizers, self._seeing_loss, ramp=hold_then_fall, facts=facts):
             pass
 
     def _seeing_loss(self) -> tuple[Tensor, Facts]:
-        """Cross-entropy of every value of every picture; half of the pictures are of the last album, push_block."""
-        albums, batch = self.lessons.albums, self.config.batch
-        shares = np.array([*(task.share**0.5 for task in TURN_TASKS), 4.0])[: len(albums)]
+        """Cross-entropy of every value of every picture; half of the pictures are of the last world, push_block."""
+        worlds, batch = self.dataset.worlds, self.config.batch
+        shares = np.array([*(task.share**0.5 for task in TURN_TASKS), 4.0])[: len(worlds)]
         counts = np.maximum(2, np.round(batch * shares / shares.sum()).astype(int))
-        rows = [self._rng.integers(len(album.frames), size=n) for album, n in zip(albums, counts, strict=True)]
-        patches = [patches_of(album.frames[own], self._processor) for album, own in zip(albums, rows, strict=True)]
+        rows = [self._rng.integers(len(world.frames), size=n) for world, n in zip(worlds, counts, strict=True)]
+        patches = [patches_of(world.frames[own], self._processor) for world, own in zip(worlds, rows, strict=True)]
         seen = look(self.model, torch.cat(patches))[:, -1].flatten(1).split(counts.tolist())
         total, facts = torch.zeros(()), {}
-        for album, reader, own, part in zip(albums, self.readers, rows, seen, strict=True):
-            loss, right = reading_loss(reader(part), torch.from_numpy(album.values[own]), album.sizes)
+        for world, reader, own, part in zip(worlds, self.readers, rows, seen, strict=True):
+            loss, right = reading_loss(reader(part), torch.from_numpy(world.values[own]), world.sizes)
             total = total + loss
-            facts[f"read/{album.task}"] = float(right.float().mean())
+            facts[f"read/{world.task}"] = float(right.float().mean())
         return total, {"loss": float(total.detach()), **facts}
 
     def talk(self) -> None:
-        """Trains the language model on what the eyes, from now on fixed, tell it; saves now and then."""
-        albums = self.lessons.albums
-        self._seen = torch.cat([look_at_all(self.model, album.frames, self._processor) for album in albums])
+        """Trains the language model on what the vision encoder, from now on fixed, tells it; saves now and then."""
+        worlds = self.dataset.worlds
+        self._seen = torch.cat([encode_all(self.model, world.frames, self._processor) for world in worlds])
         optimizers = language_optimizers(self.model, self.config.lr)
         facts = self.facts.setdefault("talking", {})
         steps = self.config.talking_steps
@@ -108,12 +108,12 @@ class Trainer:
 
     def _talking_loss(self) -> tuple[Tensor, Facts]:
         """Cross-entropy of the answers to freshly drawn questions."""
-        turns = [self.lessons.turn(self._rng) for _ in range(self.config.batch)]
+        turns = [self.dataset.turn(self._rng) for _ in range(self.config.batch)]
         loss, right = answer_loss(self.model, dialogues_of(turns, self.tokenizer), self._seen)
         facts = {"turns": float(loss.detach()), "turns_right": right}
-        if self.lessons.pushes:
+        if self.dataset.pushes:
             num_frames = int(self._rng.choice(_CLIP_FRAMES))
-            clips = [self.lessons.clip(num_frames, self._rng) for _ in range(self.config.batch // 2)]
+            clips = [self.dataset.clip(num_frames, self._rng) for _ in range(self.config.batch // 2)]
             clip_loss, clips_right = answer_loss(self.model, dialogues_of(clips, self.tokenizer), self._seen)
             loss = loss + clip_loss
             facts |= {"clips": float(clip_loss.detach()), "clips_right": clips_right}

@@ -19,7 +19,7 @@ from rlvlm.judges.agreement import area_under_curve, calibration_error
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
-from rlvlm.pocket.video.lessons import MOMENTS, Clips
+from rlvlm.pocket.video.dataset import MOMENTS, Clips
 from rlvlm.types.judging import Clip
 from rlvlm.types.steps import FloatArray
 

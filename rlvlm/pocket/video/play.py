@@ -17,7 +17,7 @@ from rlvlm.envs.libero.scene import LiberoScene, shared_scene
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.pocket.policy.model import PICTURE_PX
 from rlvlm.pocket.video import TASKS
-from rlvlm.pocket.video.lessons import MOMENTS, Clips
+from rlvlm.pocket.video.dataset import MOMENTS, Clips
 from rlvlm.types.steps import FloatArray, Frames
 
 _LOGGER = logging.getLogger(__name__)

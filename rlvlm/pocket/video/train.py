@@ -1,7 +1,7 @@
 """Trains the pocket video judge on clips that `play` wrote: `python -m rlvlm.pocket.video.train --clips FILE`.
 
-Its eyes begin as the pocket scorer's and learn where LIBERO's things lie; then the language model, from random weights,
-learns to tell successes from failures. Everything random hangs on the seed.
+Its vision encoder begins as the pocket scorer's and learns where LIBERO's things lie; then the language model, from
+random weights, learns to tell successes from failures. Everything random hangs on the seed.
 """
 
 import json
@@ -21,20 +21,20 @@ from rlvlm.pocket.judge.batches import NUM_VISUAL_TOKENS, jittered
 from rlvlm.pocket.judge.learning import (
     Facts,
     answer_loss,
-    eyes_optimizers,
+    encode_all,
     hold_then_fall,
     language_optimizers,
     look,
-    look_at_all,
     optimise,
     patches_of,
     reading_loss,
     save,
+    vision_optimizers,
 )
 from rlvlm.pocket.judge.tokenizer import build_tokenizer
 from rlvlm.pocket.policy.model import build_image_processor, build_model
-from rlvlm.pocket.scorer.lessons import dialogues_of, phrases
-from rlvlm.pocket.video.lessons import Clips, draw_question, readable, readable_sizes
+from rlvlm.pocket.scorer.dataset import dialogues_of, phrases
+from rlvlm.pocket.video.dataset import Clips, draw_question, readable, readable_sizes
 from rlvlm.vlms.shipped import weights_folder
 
 _CLIP_FRAMES = (2, 4)
@@ -53,13 +53,13 @@ class TrainConfig:
     out: Path = weights_folder("video")
     """Folder of the finished weights; replaced as a whole."""
     eyes: Path = weights_folder("scorer")
-    """Folder of a model of the same shapes, whose eyes are gone on from."""
+    """Folder of a model of the same shapes, whose vision encoder training goes on from."""
     seed: int = 0
     """Of weights and batches."""
     seeing_steps: int = 300
-    """Steps that train the eyes."""
+    """Steps that train the vision encoder."""
     talking_steps: int = 200
-    """Steps that train the language model on what the eyes, by then fixed, tell it."""
+    """Steps that train the language model on what the vision encoder, by then fixed, tells it."""
     batch: int = 32
     """Frames per step of seeing, clips per step of talking."""
     lr: float = 1.5e-3
@@ -93,11 +93,11 @@ class Trainer:
     def train(self) -> None:
         """Both phases; the finished weights lie in `config.out`."""
         config = self.config
-        optimizers = eyes_optimizers(self.model, self._reader, config.lr)
+        optimizers = vision_optimizers(self.model, self._reader, config.lr)
         seeing = {"ramp": hold_then_fall, "facts": self.facts["seeing"]}
         for _ in optimise("seeing", config.seeing_steps, optimizers, self._seeing_loss, **seeing):
             pass
-        self._seen = look_at_all(self.model, self._frames, self._processor)
+        self._seen = encode_all(self.model, self._frames, self._processor)
         optimizers = language_optimizers(self.model, config.lr)
         talking = {"ramp": hold_then_fall, "facts": self.facts["talking"]}
         for _ in optimise("talking", config.talking_steps, optimizers, self._talking_loss, **talking):

@@ -1,4 +1,4 @@
-"""A pupil learns what a teacher said, is graded on pictures it never saw, and is a pocket judge like any other."""
+"""A student learns what a teacher said, is graded on pictures it never saw, and is a pocket judge like any other."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from rlvlm.labels.store import LabelStore, open_store
 from rlvlm.pocket.judge.batches import IGNORED
 from rlvlm.pocket.judge.config import DistillConfig
 from rlvlm.pocket.judge.distill import distill
-from rlvlm.pocket.judge.labelled import Labelled, LabelLessons, read_labels, split
+from rlvlm.pocket.judge.labelled import LabelDataset, Labelled, read_labels, split
 from rlvlm.testing import FakeJudge
 from rlvlm.types.judging import Label, Query, Stamp
 
@@ -62,7 +62,7 @@ def test_held_out_labels_show_a_picture_that_is_never_learnt():
     assert learnt == [labels[0], labels[4]] and held_out == labels[1:4]
 
 
-def test_lessons_ask_in_both_orders_and_learn_the_answer_alone(tmp_path):
+def test_dialogues_ask_in_both_orders_and_learn_the_answer_alone(tmp_path):
     from transformers import AutoTokenizer
 
     from rlvlm.vlms.shipped import weights_folder
@@ -72,7 +72,7 @@ def test_lessons_ask_in_both_orders_and_learn_the_answer_alone(tmp_path):
     assert teacher.judge == "bright" and {one.answer for one in labels} == set(Label)
     assert all(one.truth is one.answer for one in labels)
     tokenizer = AutoTokenizer.from_pretrained(weights_folder())
-    batch, patches = LabelLessons(store, labels, tokenizer, seed=0).draw(4)
+    batch, patches = LabelDataset(store, labels, tokenizer, seed=0).draw(4)
     said = [tokenizer.decode(row[row != IGNORED]) for row in batch.targets]
     mirror = {"0<|im_end|>": "1<|im_end|>", "1<|im_end|>": "0<|im_end|>", "-1<|im_end|>": "-1<|im_end|>"}
     assert [mirror[answer] for answer in said[:4]] == said[4:]

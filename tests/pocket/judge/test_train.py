@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlvlm.pocket.judge.batches import GRID, Album, Lessons, rope_positions, to_patches
+from rlvlm.pocket.judge.batches import GRID, DialogueBuilder, ScenePairs, rope_positions, to_patches
 from rlvlm.pocket.judge.model import build_model
 from rlvlm.pocket.judge.texts import TASKS, Topic, corpus, phrases
 from rlvlm.pocket.judge.tokenizer import build_tokenizer
@@ -62,7 +62,7 @@ def test_rope_positions_worked_by_hand():
 @pytest.mark.parametrize("task", TASKS)
 def test_rope_positions_are_those_of_the_model(tokenizer, task):
     model = build_model(tokenizer).model
-    batch = Lessons(tokenizer).batch(
+    batch = DialogueBuilder(tokenizer).batch(
         task, [LONG, SHORT], np.array([[0.1, 0.9], [1.0, 0.05]], np.float32), np.array([[0, 1], [1, 0]]), TIES
     )
     is_visual = (batch.ids == model.config.image_token_id).int()
@@ -72,34 +72,34 @@ def test_rope_positions_are_those_of_the_model(tokenizer, task):
 
 
 def test_pairs_show_one_set_up_of_one_task_as_often_as_its_share_says():
-    album = Album([make_scenes(12), make_scenes(20, SHORT, share=3.0)])
-    assert album.topics == [LONG, SHORT]
-    pairs = album.draw_pairs(400, np.random.default_rng(0))
-    topics = [[album.topic_of(picture) for picture in pair] for pair in pairs]
+    scenes = ScenePairs([make_scenes(12), make_scenes(20, SHORT, share=3.0)])
+    assert scenes.topics == [LONG, SHORT]
+    pairs = scenes.draw_pairs(400, np.random.default_rng(0))
+    topics = [[scenes.topic_of(picture) for picture in pair] for pair in pairs]
     assert all(left == right for left, right in topics)
     assert np.mean([left == SHORT for left, _ in topics]) == pytest.approx(0.75, abs=0.07)
-    assert album.task_of(11) == LONG.goal
-    assert album.task_of(12) == SHORT.goal
-    assert album.progress(np.array([11, 12, 31])).tolist() == [1.0, 0.0, 1.0]
+    assert scenes.task_of(11) == LONG.goal
+    assert scenes.task_of(12) == SHORT.goal
+    assert scenes.progress(np.array([11, 12, 31])).tolist() == [1.0, 0.0, 1.0]
 
 
-def test_the_album_keeps_pictures_as_the_processor_makes_them():
-    album, scenes = Album([make_scenes(3)]), make_scenes(3)
-    seen = torch.stack([album.patches(np.arange(3), np.random.default_rng(seed)) for seed in range(200)]).mean(0)
+def test_training_pictures_are_kept_as_the_processor_makes_them():
+    pairs, scenes = ScenePairs([make_scenes(3)]), make_scenes(3)
+    seen = torch.stack([pairs.patches(np.arange(3), np.random.default_rng(seed)) for seed in range(200)]).mean(0)
     assert torch.allclose(seen, to_patches(scenes.pictures).float(), atol=0.02)
 
 
-def test_the_album_lets_the_pictures_go():
+def test_the_drawn_pictures_are_let_go():
     scenes = make_scenes(3)
     pictures = weakref.ref(scenes.pictures)
-    album = Album(iter([scenes]))
+    pairs = ScenePairs(iter([scenes]))
     del scenes
     assert pictures() is None
-    assert len(album) == 3
+    assert len(pairs) == 3
 
 
 def test_only_answers_are_learned(tokenizer):
-    batch = Lessons(tokenizer).batch(
+    batch = DialogueBuilder(tokenizer).batch(
         "single_stage", [LONG, SHORT], np.array([[0.1, 0.9], [1.0, 1.0]], np.float32), np.array([[0, 1], [1, 1]]), TIES
     )
     learned = batch.targets >= 0
@@ -113,7 +113,7 @@ def test_only_answers_are_learned(tokenizer):
 
 def test_a_gap_below_the_tie_gap_is_taught_as_no_difference(tokenizer):
     progress, pictures = np.array([[0.0, 0.5], [0.0, 0.5]], np.float32), np.array([[0, 1], [0, 1]])
-    batch = Lessons(tokenizer).batch("direct", [LONG, LONG], progress, pictures, np.array([0.4, 0.6]))
+    batch = DialogueBuilder(tokenizer).batch("direct", [LONG, LONG], progress, pictures, np.array([0.4, 0.6]))
     assert [tokenizer.decode(row[row >= 0]) for row in batch.targets] == ["1<|im_end|>", "-1<|im_end|>"]
 
 

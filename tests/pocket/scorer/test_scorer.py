@@ -1,4 +1,4 @@
-"""The pocket scorer as it ships, its lessons, and a training cut to seconds."""
+"""The pocket scorer as it ships, its dataset, and a training cut to seconds."""
 
 import json
 from pathlib import Path
@@ -12,10 +12,10 @@ from rlvlm.judges.build import ABILITIES_FILE, build_judge
 from rlvlm.judges.config import JudgeConfig, ScoreMode
 from rlvlm.judges.judge import Judge
 from rlvlm.pocket.scenes.clips import collect_pushes, readable
-from rlvlm.pocket.scenes.moves import AWAY, NEARER, REACHED, SAME, collect_moves, rating_of
+from rlvlm.pocket.scenes.turns import AWAY, NEARER, REACHED, SAME, collect_turns, rating_of
 from rlvlm.pocket.scorer.config import TrainConfig
+from rlvlm.pocket.scorer.dataset import TURN_TASKS, Question, QuestionDataset, chat_of
 from rlvlm.pocket.scorer.evaluate import EvaluateConfig, measure_clips, measure_turns
-from rlvlm.pocket.scorer.lessons import TURN_TASKS, Lessons, Question, chat_of
 from rlvlm.pocket.scorer.train import Trainer, make_tokenizer
 from rlvlm.vlms.shipped import weights_folder
 
@@ -33,20 +33,20 @@ def test_ratings_by_hand() -> None:
 
 
 def test_moves_are_rated_by_what_the_expert_still_needs() -> None:
-    world, moves = collect_moves("number_line", 200, "train", 0)
-    for move in moves:
-        before, after = (abs(int(each[0]) - int(each[1])) for each in (move.before, move.after))
-        assert move.rating == rating_of(before, after)
-        assert move.action or np.array_equal(move.before, move.after), "an unreadable reply changes nothing"
-    assert {move.rating for move in moves} == {AWAY, SAME, NEARER, REACHED}
+    world, turns = collect_turns("number_line", 200, "train", 0)
+    for turn in turns:
+        before, after = (abs(int(each[0]) - int(each[1])) for each in (turn.before, turn.after))
+        assert turn.rating == rating_of(before, after)
+        assert turn.action or np.array_equal(turn.before, turn.after), "an unreadable reply changes nothing"
+    assert {turn.rating for turn in turns} == {AWAY, SAME, NEARER, REACHED}
     world.close()
 
 
 def test_held_out_layouts_are_never_trained_on() -> None:
     layouts = []
     for split in ("train", "held_out"):
-        world, moves = collect_moves("doorkey_6x6", 400, split, 0, splits_starts=True)
-        doors = [move.before[:-3].reshape(6, 6, 3)[..., 0] for move in moves]
+        world, turns = collect_turns("doorkey_6x6", 400, split, 0, splits_starts=True)
+        doors = [turn.before[:-3].reshape(6, 6, 3)[..., 0] for turn in turns]
         layouts.append({tuple(np.argwhere(grid == 4)[0]) + tuple(np.argwhere(grid == 5).ravel()) for grid in doors})
         world.close()
     starts = [{each for each in side if len(each) == 4} for side in layouts]  # with the key still in its place
@@ -65,15 +65,15 @@ def test_a_push_is_read_from_its_last_picture_alone() -> None:
 
 
 @pytest.mark.slow
-def test_lessons_turned_round_and_off_the_goal_have_their_own_answers() -> None:
-    lessons, rng = Lessons("train", 60, 10, 0), np.random.default_rng(0)
-    turns = [lessons.turn(rng) for _ in range(300)]
+def test_questions_turned_round_and_off_the_goal_have_their_own_answers() -> None:
+    dataset, rng = QuestionDataset("train", 60, 10, 0), np.random.default_rng(0)
+    turns = [dataset.turn(rng) for _ in range(300)]
     assert {question.answer for question in turns} == {"1", "2", "4", "5"}
-    goals = {move.goal for move, _ in lessons.moves}
+    goals = {turn.goal for turn, _ in dataset.turns}
     assert {question.answer for question in turns if question.goal not in goals} == {"2"}
-    clips = [lessons.clip(3, rng) for _ in range(100)]
+    clips = [dataset.clip(3, rng) for _ in range(100)]
     assert {question.answer for question in clips} == {"yes", "no"}
-    assert all(0 <= picture < len(lessons) for question in [*turns, *clips] for picture in question.pictures)
+    assert all(0 <= picture < len(dataset) for question in [*turns, *clips] for picture in question.pictures)
 
 
 @pytest.mark.slow

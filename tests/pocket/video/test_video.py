@@ -9,10 +9,10 @@ import pytest
 from rlvlm.errors import UnsupportedQuestion
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.pocket.scorer.lessons import Question, chat_of
+from rlvlm.pocket.scorer.dataset import Question, chat_of
 from rlvlm.pocket.video import TASKS
+from rlvlm.pocket.video.dataset import MOMENTS, Clips, draw_question, question_of, readable, readable_sizes
 from rlvlm.pocket.video.evaluate import measure
-from rlvlm.pocket.video.lessons import MOMENTS, Clips, draw_question, question_of, readable, readable_sizes
 from rlvlm.pocket.video.play import PlayConfig, play
 from rlvlm.pocket.video.train import TrainConfig, Trainer
 from rlvlm.testing import FakeJudge

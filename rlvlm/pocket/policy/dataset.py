@@ -20,11 +20,11 @@ from rlvlm.types.steps import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lesson:
+class TaughtTask:
     """One task the pocket policy is taught."""
 
-    task: str
-    """Name of a world in turns."""
+    name: str
+    """Of a world in turns."""
     plan: str
     """Regular expression whose group is the part of an expert's thought that gives the action away."""
     plans: Callable[[NDArray[np.int64]], list[str]] | None = None
@@ -33,7 +33,7 @@ class Lesson:
     phrases: tuple[str, ...] = ()
     """Pieces of thoughts that become one token each: shorter replies are sampled faster."""
     share: float = 1.0
-    """Of the training's moments, compared with the other lessons."""
+    """Of the training's moments, compared with the other tasks."""
 
 
 def visible_things(key: NDArray[np.int64]) -> list[str]:
@@ -71,24 +71,24 @@ _GRID = (
     *(f"{thing} at " for thing in ("key", "door", "goal")),
 )
 
-LESSONS: tuple[Lesson, ...] = (
-    Lesson(
-        task="number_line",
+TAUGHT_TASKS: tuple[TaughtTask, ...] = (
+    TaughtTask(
+        name="number_line",
         plan=_THOUGHTS,
         phrases=("The target is larger", "The target is smaller", ", so I add one.", ", so I subtract one."),
         share=0.3,
     ),
-    Lesson(
-        task="blackjack",
+    TaughtTask(
+        name="blackjack",
         plan=r", so I (.*)\"$",
         phrases=("I have ", "a soft ", " and the dealer shows ", "an ace", ", so I ", "stand.", "hit."),
         share=1.5,
     ),
-    Lesson(task="ez_points", plan=_THOUGHTS, phrases=_FORMULAS),
-    Lesson(task="points24", plan=_THOUGHTS, phrases=_FORMULAS, share=1.5),
+    TaughtTask(name="ez_points", plan=_THOUGHTS, phrases=_FORMULAS),
+    TaughtTask(name="points24", plan=_THOUGHTS, phrases=_FORMULAS, share=1.5),
     *(
-        Lesson(task=task, plan=r"Next is the (.*)\.\"$", plans=visible_things, phrases=_GRID, share=share)
-        for task, share in (
+        TaughtTask(name=name, plan=r"Next is the (.*)\.\"$", plans=visible_things, phrases=_GRID, share=share)
+        for name, share in (
             ("empty_random_6x6", 0.5),
             ("doorkey_6x6", 1.0),
         )
@@ -118,15 +118,15 @@ class Moment:
         return self.task.encode() + self.key.tobytes()
 
 
-def watch(lesson: Lesson, count: int, seed: int) -> tuple[TurnWorld, list[Moment]]:
-    """A world of the lesson's task, and `count` moments of episodes played partly by its expert, partly by chance.
+def collect_moments(task: TaughtTask, count: int, seed: int) -> tuple[TurnWorld, list[Moment]]:
+    """A world of the task, and `count` moments of episodes played partly by its expert, partly by chance.
 
     Args:
-        lesson: names the task.
+        task: what to play.
         count: moments.
         seed: of episodes and play.
     """
-    world: TurnWorld = make_world(lesson.task, task_env(lesson.task), seed)
+    world: TurnWorld = make_world(task.name, task_env(task.name), seed)
     rng = np.random.default_rng(seed)
     turn, info = world.reset(seed=seed)
     moments = []
@@ -134,7 +134,7 @@ def watch(lesson: Lesson, count: int, seed: int) -> tuple[TurnWorld, list[Moment
         action = world.expert_action()
         moments.append(
             Moment(
-                task=lesson.task,
+                task=task.name,
                 snapshot=turn.snapshot,
                 key=world.picture_key(turn.snapshot[None])[0],
                 prompt=turn.prompt,
@@ -154,12 +154,12 @@ class Replies:
     """Draws replies to moments: what they read is right, what they plan and do is chance.
 
     Args:
-        lessons: say where a thought gives the action away.
-        moments: whose plans are borrowed, of all lessons.
+        tasks: say where a thought gives the action away.
+        moments: whose plans are borrowed, of all tasks.
     """
 
-    def __init__(self, lessons: Sequence[Lesson], moments: Sequence[Moment]) -> None:
-        self._lessons = {lesson.task: lesson for lesson in lessons}
+    def __init__(self, tasks: Sequence[TaughtTask], moments: Sequence[Moment]) -> None:
+        self._tasks = {task.name: task for task in tasks}
         self._pool: dict[tuple[str, int], list[str]] = defaultdict(list)
         self._any: dict[str, list[str]] = defaultdict(list)
         for moment in moments:
@@ -171,7 +171,7 @@ class Replies:
         """One reply: a legal action, each as likely, with a plan that says nothing about what is wise here."""
         action = int(rng.choice(moment.legal))
         before, _, after = self._find(moment)
-        make = self._lessons[moment.task].plans
+        make = self._tasks[moment.task].plans
         plans = make(moment.key) if make else self._pool.get((moment.task, action)) or self._any[moment.task]
         return world.action_text(action, f"{before}{plans[rng.integers(len(plans))]}{after}")
 
@@ -180,7 +180,7 @@ class Replies:
         return self._find(moment)[0]
 
     def _find(self, moment: Moment) -> tuple[str, str, str]:
-        match = re.search(self._lessons[moment.task].plan, moment.thought)
+        match = re.search(self._tasks[moment.task].plan, moment.thought)
         if match is None:
             raise ValueError(f"{moment.task}: no plan to be found in {moment.thought!r}")
         begin, end = match.span(1)

@@ -6,24 +6,32 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.registry import task_names
-from rlvlm.pocket.policy.lessons import LESSONS, Lesson, Replies, key_phrases, prompt_phrases, readable, watch
+from rlvlm.pocket.policy.dataset import (
+    TAUGHT_TASKS,
+    Replies,
+    TaughtTask,
+    collect_moments,
+    key_phrases,
+    prompt_phrases,
+    readable,
+)
 
-KNOWN = [lesson for lesson in LESSONS if lesson.task in task_names()]
-NUMBER_LINE = LESSONS[0]
+KNOWN = [task for task in TAUGHT_TASKS if task.name in task_names()]
+NUMBER_LINE = TAUGHT_TASKS[0]
 
 
 def test_a_thought_is_cut_before_its_plan() -> None:
-    _, moments = watch(NUMBER_LINE, 20, seed=0)
+    _, moments = collect_moments(NUMBER_LINE, 20, seed=0)
     replies = Replies([NUMBER_LINE], moments)
     for moment in moments:
         current, target = moment.key
         assert replies.reading(moment) == f'"current number": {current}, "target number": {target}, "thoughts": "'
 
 
-@pytest.mark.parametrize("lesson", KNOWN, ids=lambda lesson: lesson.task)
-def test_replies_are_valid_right_in_what_they_read_and_even_in_what_they_do(lesson: Lesson) -> None:
-    world, moments = watch(lesson, 20, seed=1)
-    replies = Replies([lesson], moments)
+@pytest.mark.parametrize("task", KNOWN, ids=lambda task: task.name)
+def test_replies_are_valid_right_in_what_they_read_and_even_in_what_they_do(task: TaughtTask) -> None:
+    world, moments = collect_moments(task, 20, seed=1)
+    replies = Replies([task], moments)
     rng = np.random.default_rng(0)
     moment = moments[3]
     world.reset(seed=1)
@@ -33,13 +41,13 @@ def test_replies_are_valid_right_in_what_they_read_and_even_in_what_they_do(less
     counts = Counter(reply.action for reply in read)
     assert set(counts) == set(moment.legal), "every legal action, and no other"
     assert all(30 < count < 90 for count in counts.values()), counts
-    plans = lesson.plans(moment.key) if lesson.plans else ["", ""]
+    plans = task.plans(moment.key) if task.plans else ["", ""]
     assert len({reply.thought for reply in read}) >= min(len(plans), 2), "the plan is drawn too"
 
 
-@pytest.mark.parametrize("lesson", KNOWN, ids=lambda lesson: lesson.task)
-def test_what_can_be_read_varies(lesson: Lesson) -> None:
-    _, moments = watch(lesson, 30, seed=2)
+@pytest.mark.parametrize("task", KNOWN, ids=lambda task: task.name)
+def test_what_can_be_read_varies(task: TaughtTask) -> None:
+    _, moments = collect_moments(task, 30, seed=2)
     columns, sizes = readable(moments)
     keys = np.stack([moment.key for moment in moments])
     assert len(columns) == len(sizes) > 1
@@ -47,7 +55,7 @@ def test_what_can_be_read_varies(lesson: Lesson) -> None:
 
 
 def test_phrases_are_what_prompts_and_replies_share() -> None:
-    world, moments = watch(NUMBER_LINE, 5, seed=3)
+    world, moments = collect_moments(NUMBER_LINE, 5, seed=3)
     sentences = list(prompt_phrases(moments))
     assert "".join(sorted(sentences, key=moments[0].prompt.index)) == moments[0].prompt
     pieces = list(key_phrases([world.action_text(1, moments[0].thought)]))

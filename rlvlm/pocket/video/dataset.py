@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.pocket.scorer.lessons import Question
+from rlvlm.pocket.scorer.dataset import Question
 from rlvlm.types.steps import FloatArray, Frames
 
 MOMENTS = 8

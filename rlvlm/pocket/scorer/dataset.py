@@ -19,8 +19,8 @@ from rlvlm.pocket.judge.batches import NUM_VISUAL_TOKENS, Dialogues, padded, rop
 from rlvlm.pocket.judge.tokenizer import IMAGE, STOP
 from rlvlm.pocket.policy.model import PICTURE_PX, build_image_processor
 from rlvlm.pocket.scenes.clips import READABLE_SIZES, Push, collect_pushes, readable
-from rlvlm.pocket.scenes.moves import AWAY, NEARER, REACHED, SAME, Move, collect_moves
 from rlvlm.pocket.scenes.pairs import Split
+from rlvlm.pocket.scenes.turns import AWAY, NEARER, REACHED, SAME, PlayedTurn, collect_turns
 from rlvlm.types.judging import Clip
 from rlvlm.types.steps import Frames
 from rlvlm.vlms.pictures import resize
@@ -54,7 +54,7 @@ TURN_TASKS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Album:
+class WorldImages:
     """Pictures of one world, each different one once, at the size that the model sees."""
 
     task: str
@@ -73,52 +73,52 @@ class Question:
     mode: ScoreMode
     goal: str
     pictures: tuple[int, ...]
-    """In order of time, counted through all albums."""
+    """In order of time, counted through all worlds."""
     answer: str
     action: str = ""
 
 
-class Lessons:
-    """Albums and questions of one split.
+class QuestionDataset:
+    """Images and questions of one split.
 
     Args:
         split: of episodes.
-        moves: turns per task of share 1.
+        turns: turns per task of share 1.
         pushes: episodes of push_block.
         seed: of both.
     """
 
-    def __init__(self, split: Split, moves: int, pushes: int, seed: int) -> None:
-        self.albums: list[Album] = []
-        self.moves: list[tuple[Move, tuple[int, int]]] = []
+    def __init__(self, split: Split, turns: int, pushes: int, seed: int) -> None:
+        self.worlds: list[WorldImages] = []
+        self.turns: list[tuple[PlayedTurn, tuple[int, int]]] = []
         self.pushes: list[tuple[Push, int]] = []
         """Each with the place of its first picture; the others follow in order of time."""
         self._first = 0
         processor = build_image_processor()
         for task in TURN_TASKS:
-            self._add_moves(task, split, round(moves * task.share), seed, processor)
+            self._add_turns(task, split, round(turns * task.share), seed, processor)
         if pushes:
             self._add_pushes(collect_pushes(pushes, split, seed))
-        ratings = [(move.task, move.rating) for move, _ in self.moves]
+        ratings = [(turn.task, turn.rating) for turn, _ in self.turns]
         kinds = sorted(set(ratings))
         counts = {kind: ratings.count(kind) for kind in kinds}
         weights = np.array([_WEIGHTS[rating] / counts[task, rating] for task, rating in ratings])
         self._weights = weights / weights.sum()
-        self._goals = tuple({move.goal for move, _ in self.moves})
+        self._goals = tuple({turn.goal for turn, _ in self.turns})
 
     def __len__(self) -> int:
         return self._first
 
     def turn(self, rng: np.random.Generator) -> Question:
         """A question about a turn: all tasks and ratings about equally often; some turned round, some off the goal."""
-        move, pictures = self.moves[rng.choice(len(self.moves), p=self._weights)]
+        turn, pictures = self.turns[rng.choice(len(self.turns), p=self._weights)]
         chance = rng.random()
         if chance < _P_BACKWARDS:
-            return backwards(move, pictures)
+            return backwards(turn, pictures)
         if chance < _P_BACKWARDS + _P_OTHER_GOAL:
-            others = [goal for goal in (*self._goals, prompts.OTHER_GOAL, prompts.OTHER_GOAL) if goal != move.goal]
-            return replace(question_of(move, pictures), goal=str(rng.choice(others)), answer=str(SAME))
-        return question_of(move, pictures)
+            others = [goal for goal in (*self._goals, prompts.OTHER_GOAL, prompts.OTHER_GOAL) if goal != turn.goal]
+            return replace(question_of(turn, pictures), goal=str(rng.choice(others)), answer=str(SAME))
+        return question_of(turn, pictures)
 
     def clip(self, num_frames: int, rng: np.random.Generator) -> Question:
         """A question about `num_frames` moments of an episode, or of its beginning; some turned round, some about
@@ -134,18 +134,18 @@ class Lessons:
             goal = str(rng.choice(push.other_instructions))
         return clip_question(push, first, moments, goal)
 
-    def _add_moves(self, task: TurnTask, split: Split, count: int, seed: int, processor: Any) -> None:
-        world, moves = collect_moves(task.name, count, split, seed, splits_starts=task.splits_starts)
+    def _add_turns(self, task: TurnTask, split: Split, count: int, seed: int, processor: Any) -> None:
+        world, turns = collect_turns(task.name, count, split, seed, splits_starts=task.splits_starts)
         shown = {
-            key: snapshot for move in moves for key, snapshot in zip(move.keys, (move.before, move.after), strict=True)
+            key: snapshot for turn in turns for key, snapshot in zip(turn.keys, (turn.before, turn.after), strict=True)
         }
         places = {key: self._first + place for place, key in enumerate(shown)}
         keys = world.picture_key(np.stack(list(shown.values())))
         columns = np.flatnonzero((keys != keys[0]).any(0))
         frames = [resize(world.draw(snapshot[None])[0], processor) for snapshot in shown.values()]
         sizes = tuple(int(keys[:, column].max()) + 1 for column in columns)
-        self.albums.append(Album(task=task.name, frames=np.stack(frames), values=keys[:, columns], sizes=sizes))
-        self.moves += [(move, (places[move.keys[0]], places[move.keys[1]])) for move in moves]
+        self.worlds.append(WorldImages(task=task.name, frames=np.stack(frames), values=keys[:, columns], sizes=sizes))
+        self.turns += [(turn, (places[turn.keys[0]], places[turn.keys[1]])) for turn in turns]
         self._first += len(shown)
         world.close()
 
@@ -157,7 +157,9 @@ class Lessons:
             [table.draw(part, PICTURE_PX) for part in np.array_split(snapshots, len(snapshots) // 200 + 1)]
         )
         self.pushes += [(push, self._first + place) for push, place in zip(pushes, places.tolist(), strict=True)]
-        self.albums.append(Album(task="push_block", frames=frames, values=readable(snapshots), sizes=READABLE_SIZES))
+        self.worlds.append(
+            WorldImages(task="push_block", frames=frames, values=readable(snapshots), sizes=READABLE_SIZES)
+        )
         self._first += len(snapshots)
 
 
@@ -165,15 +167,15 @@ _WEIGHTS = {AWAY: 1.0, SAME: 1.0, NEARER: 1.0, REACHED: 0.7}
 """How often each rating is asked about."""
 
 
-def question_of(move: Move, pictures: tuple[int, int]) -> Question:
+def question_of(turn: PlayedTurn, pictures: tuple[int, int]) -> Question:
     """The question about a turn as a run asks it."""
-    return Question(mode="utility", goal=move.goal, action=move.action, pictures=pictures, answer=str(move.rating))
+    return Question(mode="utility", goal=turn.goal, action=turn.action, pictures=pictures, answer=str(turn.rating))
 
 
-def backwards(move: Move, pictures: tuple[int, int]) -> Question:
+def backwards(turn: PlayedTurn, pictures: tuple[int, int]) -> Question:
     """The same with its pictures exchanged."""
     before, after = pictures
-    return replace(question_of(move, (after, before)), answer=str(_BACKWARDS[move.rating]))
+    return replace(question_of(turn, (after, before)), answer=str(_BACKWARDS[turn.rating]))
 
 
 def clip_question(push: Push, first: int, moments: NDArray[np.int64], goal: str) -> Question:

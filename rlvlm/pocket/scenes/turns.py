@@ -28,7 +28,7 @@ _HELD_OUT_SEED = 50_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Move:
+class PlayedTurn:
     """One turn, as it can be judged."""
 
     task: str
@@ -52,9 +52,9 @@ def rating_of(left_before: int, left_after: int) -> int:
     return NEARER if left_after < left_before else AWAY if left_after > left_before else SAME
 
 
-def collect_moves(
+def collect_turns(
     task: str, count: int, split: Split, seed: int, *, splits_starts: bool = False
-) -> tuple[TurnWorld, list[Move]]:
+) -> tuple[TurnWorld, list[PlayedTurn]]:
     """A world of `task`, and `count` turns of episodes played half by its expert and half by chance.
 
     Args:
@@ -69,11 +69,11 @@ def collect_moves(
     config = task_env(task)
     world: TurnWorld = make_world(task, replace(config, split=side) if splits_starts else config, seed)
     rng = np.random.default_rng(seed)
-    moves = list(_play(world, task, count, seed, rng))
-    return world, moves
+    turns = list(_play(world, task, count, seed, rng))
+    return world, turns
 
 
-def _play(world: TurnWorld, task: str, count: int, seed: int, rng: np.random.Generator) -> Iterator[Move]:
+def _play(world: TurnWorld, task: str, count: int, seed: int, rng: np.random.Generator) -> Iterator[PlayedTurn]:
     turn, info = world.reset(seed=seed)
     for _ in range(count):
         left = world.turns_left()
@@ -87,7 +87,7 @@ def _play(world: TurnWorld, task: str, count: int, seed: int, rng: np.random.Gen
         turn, _, terminated, truncated, info = world.step("" if action is None else world.action_text(action))
         after = world.turns_left()
         assert after is not None, f"{task} does not know how many turns its expert would take"
-        yield Move(
+        yield PlayedTurn(
             task=task,
             goal=task_goal(task),
             action="" if action is None else world.action_names[action],
