@@ -72,7 +72,7 @@ class TrainingStats:
 
     def load_tree(self, tree: Mapping[str, Any]) -> None:
         """Restores what `save_tree` returned."""
-        self._recent.extend(tree["recent"])
+        self._recent = deque(tree["recent"], maxlen=_RECENT_EPISODES)
         self._facts = dict(tree["facts"])
         self.env_steps, self._num_episodes = tree["env_steps"], tree["num_episodes"]
         self._steps_taken = self.env_steps

@@ -178,13 +178,14 @@ class FeedbackLoop:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned, in a loop built from the same configs."""
+        """Restores what `get_state` returned, in a loop built from the same configs; undrained records are gone."""
         self._rng.bit_generator.state = state["rng"]
         self._asking.set_state(state["asking"])
         self._model.set_state(state["model"])
         self._subject.set_state(state["subject"])
         self._recent = deque(_unpack(state["recent"]), maxlen=self._config.recent_episodes)
         self._counts.set_state(state["tally"])
+        self._records = []
         self._num_sessions = int(state["num_sessions"])
         self._next_step = int(state["next_step"])
 

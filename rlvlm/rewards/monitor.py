@@ -149,8 +149,9 @@ class JudgeMonitor:
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned."""
         self._first = [list(row) for row in tree["first"]]
-        self._recent.extend(list(row) for row in tree["recent"])
-        self._controls.extend(list(row) for row in tree["controls"])
+        for kept, rows in ((self._recent, tree["recent"]), (self._controls, tree["controls"])):
+            kept.clear()
+            kept.extend(list(row) for row in rows)
         self.alarm = str(tree["alarm"])
 
     def _found(self) -> str:

@@ -96,6 +96,10 @@ class NoveltyReward:
         self._states.append(obs)
         self._version += 1
 
+    def forget(self) -> None:
+        """Forgets the states, whose memory grows with every step."""
+        self._states = GrowingArray(self._states.rows.shape[1:], np.float64)
+
     def label(self, transitions: Transitions) -> FloatArray:
         """Rewards `[B]` for being in `transitions.obs`, >= 0.
 

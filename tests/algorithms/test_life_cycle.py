@@ -119,7 +119,7 @@ def test_the_other_algorithms_have_the_same_life_cycle(make_other: Any, tmp_path
     result = straight.train()
     if straight.config.evaluation_interval:
         assert result[EVALUATION_RESULTS][ENV_RUNNER_RESULTS][NUM_EPISODES] == 2
-    expected = straight.get_module().state_dict()
+    expected = {name: value.clone() for name, value in straight.get_module().state_dict().items()}
     assert expected and straight.get_module("other") is None
     for again in (by_state, by_path, by_save):
         again.train()
@@ -128,6 +128,10 @@ def test_the_other_algorithms_have_the_same_life_cycle(make_other: Any, tmp_path
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             np.testing.assert_array_equal(found[name].numpy(), value.numpy(), err_msg=name)
+    straight.restore_from_path(tmp_path / "path")  # back from where it has come to
+    straight.train()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(straight.get_module().state_dict()[name].numpy(), value.numpy(), err_msg=name)
     evaluated = straight.evaluate()
     assert 0 <= evaluated["success_rate"] <= 1 and math.isfinite(evaluated[ENV_RUNNER_RESULTS][EPISODE_RETURN_MEAN])
     with pytest.raises(UsageError, match="holds no config"):

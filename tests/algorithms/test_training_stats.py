@@ -30,5 +30,6 @@ def test_a_restored_tally_is_the_same():
     stats, other = TrainingStats(), TrainingStats()
     stats.take_in(3, [(3.0, True)])
     stats.note({"reward_model/loss": 0.5})
+    other.take_in(9, [(9.0, True)] * 4)  # what came meanwhile has never been
     other.load_tree(stats.save_tree())
     assert other.report() == stats.report() and other.env_steps == 3

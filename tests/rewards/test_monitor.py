@@ -53,6 +53,7 @@ def test_a_success_that_was_undone_by_the_end_is_nobodys_error() -> None:
     assert figures[metrics.JUDGE_AUC] == 1 and figures[metrics.JUDGE_UNDONE] == 0.4
     assert figures[metrics.JUDGE_TRUE_SUCCESS] == pytest.approx(0.6), "they were successes, as training counts them"
     again = monitor()
+    again.note([0.3], [False])  # what came meanwhile has never been
     again.load_tree(watch.save_tree())
     assert again.report() == figures
     for value in (0.9, 0.1):

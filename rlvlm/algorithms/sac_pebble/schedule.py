@@ -75,7 +75,7 @@ class RewardSchedule:
         log: ScoreLog | None = None,
         exploration: ExplorationConfig | None = None,
     ) -> None:
-        self.source = source
+        self.source = self._first_source = source
         self._novelty = novelty
         self._loop = loop
         self._log = log
@@ -96,14 +96,19 @@ class RewardSchedule:
             self._exploration.bonus
         ]
 
+    @property
+    def _novelty_in_use(self) -> NoveltyReward | None:
+        """The novelty, as long as it counts: until the learned reward takes over, or beside that as a bonus."""
+        return self._novelty if self.learned is None or self._exploration.bonus == "novelty" else None
+
     def bonus_weight(self, env_steps: int) -> float:
         """What the bonus counts now, >= 0."""
         return 0.0 if self.learned is None else self._exploration.weight_after(env_steps - self._learned_since)
 
     def take_in(self, sample: Sample) -> None:
         """Remembers visited states and finished episodes for those who need them."""
-        if self._novelty is not None:
-            self._novelty.observe(sample.transitions.obs)
+        if (novelty := self._novelty_in_use) is not None:
+            novelty.observe(sample.transitions.obs)
         for listener in (self._loop, self._log):
             if listener is not None:
                 for episode in sample.episodes:
@@ -141,29 +146,29 @@ class RewardSchedule:
 
     def save_tree(self) -> dict[str, Any]:
         """The state of everything in it, as a state tree."""
+        novelty = self._novelty_in_use
         return {
             "is_learned": self.learned is not None,
             "learned_since": self._learned_since,
-            "novelty": None if self._novelty is None else self._novelty.get_state(),
+            "novelty": None if novelty is None else novelty.get_state(),
             "loop": None if self._loop is None else self._loop.get_state(),
         }
 
     def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned, in a schedule built from the same config."""
+        """Restores what `save_tree` returned, in a schedule built from the same config, however far it has come."""
+        self.source = self._first_source
         if self._loop is not None:
             self._loop.set_state(tree["loop"])
             if tree["is_learned"]:
                 self._switch_to_learned(self._loop, tree.get("learned_since", 0))  # older ones have no bonus
-        if self._novelty is not None:
-            self._novelty.set_state(tree["novelty"])
+        if (novelty := self._novelty_in_use) is not None:
+            novelty.set_state(tree["novelty"])
 
     def _switch_to_learned(self, loop: FeedbackLoop, env_steps: int) -> None:
-        """Puts the learned reward in force and, unless it goes on beside it, forgets the novelty, whose memory grows
-        with every step.
-        """
+        """Puts the learned reward in force; unless novelty goes on beside it, its memory of states is given back."""
         self.source, self._learned_since = loop.source, env_steps
-        if self._exploration.bonus != "novelty":
-            self._novelty = None
+        if self._novelty is not None and self._novelty_in_use is None:
+            self._novelty.forget()
 
 
 def build_schedule(rewarding: Rewarding, task: str, viewer: World, novelty_neighbour: int, seed: int) -> RewardSchedule:

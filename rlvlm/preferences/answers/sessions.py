@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Protocol
@@ -139,6 +139,8 @@ class AskAhead:
         return {"teacher": self._state_before, "pending": [_pack(self._pending[0])]}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        if self._pending is not None:  # a teacher that still answers would draw from the state that is restored
+            wait([self._pending[1]])
         self._teacher.set_state(state["teacher"])
         self._pending = None
         for packed in state["pending"]:

@@ -1,5 +1,6 @@
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_episodes import tiny_episodes
 from tiny_loops import SMALL
@@ -8,27 +9,37 @@ from rlvlm import metrics
 from rlvlm.algorithms.sac_pebble.runner import Sample
 from rlvlm.algorithms.sac_pebble.schedule import Rewarding, RewardSchedule, build_schedule
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import ExplorationConfig, RewardConfig
 from rlvlm.rewards.novelty import NoveltyReward
 from rlvlm.testing import FakeJudge, TinyWorld
-from rlvlm.types.steps import Transitions
+from rlvlm.types.steps import Trajectory, Transitions
 
 TESTED = RewardModelConfig(picture_px=16)
 OFTEN = FeedbackConfig(first_step=10, every_steps=10, queries=120)
 
 
-def schedule_of(teacher: str, model: RewardModelConfig = TESTED, margin: float = 0.0, **more: Any) -> RewardSchedule:
+def schedule_of(
+    teacher: str,
+    model: RewardModelConfig = TESTED,
+    margin: float = 0.0,
+    bonus: Any = "none",
+    **more: Any,
+) -> RewardSchedule:
     settings: dict[str, Any] = {"feedback": OFTEN} | more
     rewarding = Rewarding(
-        reward=RewardConfig(teacher=teacher),
+        reward=RewardConfig(teacher=teacher, exploration=ExplorationConfig(bonus=bonus)),
         reward_model=model,
         make_judge=lambda: FakeJudge(margin=margin),
         **settings,
     )
     schedule = build_schedule(rewarding, "tiny", TinyWorld(), novelty_neighbour=3, seed=0)
     episodes = tiny_episodes(12)
-    seen = episodes[0]
-    transitions = Transitions(
+    schedule.take_in(Sample(transitions=transitions_of(episodes[0]), episodes=episodes))
+    return schedule
+
+
+def transitions_of(seen: Trajectory) -> Transitions:
+    return Transitions(
         obs=seen.obs,
         actions=seen.actions,
         next_obs=seen.next_obs,
@@ -37,8 +48,6 @@ def schedule_of(teacher: str, model: RewardModelConfig = TESTED, margin: float =
         terminated=seen.success.astype("f4"),
         success=seen.success.astype("f4"),
     )
-    schedule.take_in(Sample(transitions=transitions, episodes=episodes))
-    return schedule
 
 
 @pytest.mark.slow
@@ -53,6 +62,23 @@ def test_novelty_goes_on_until_labels_were_foretold_and_a_coin_is_never_trusted(
     again = schedule_of("random")
     again.load_tree(coin.save_tree())
     assert isinstance(again.source, NoveltyReward) and again.steps_to_session(35) == 5
+
+
+def test_a_schedule_that_has_learned_goes_back_to_what_it_was_before() -> None:
+    for bonus in ("none", "novelty"):
+        schedule, fresh = (schedule_of("progress", SMALL, bonus=bonus) for _ in range(2))
+        before = schedule.save_tree()
+        schedule.hold_session(10)
+        assert schedule.learned is not None
+        for one in (schedule, fresh):
+            one.load_tree(before)
+        assert schedule.learned is None and isinstance(schedule.source, NoveltyReward)
+        assert not schedule.drain_records(10), "what was asked meanwhile was never asked"
+        for one in (schedule, fresh):
+            one.take_in(Sample(transitions=transitions_of(tiny_episodes(1)[0]), episodes=[]))
+        given = [one.source.label(transitions_of(tiny_episodes(1)[0])) for one in (schedule, fresh)]
+        np.testing.assert_array_equal(*given)
+        assert schedule.hold_session(10).keys() == fresh.hold_session(10).keys()
 
 
 def test_a_session_without_a_label_moves_nobody() -> None:
