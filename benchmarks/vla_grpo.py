@@ -11,7 +11,7 @@ All settings begin from the task's recipe. It stops once sampled and greedy succ
 import json
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def main(task: str, trial: Trial) -> None:
     runner = GroupRunner(config=config)
     learner = GRPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
     learner.build()
-    viewer = make_world(task, replace(trial.env, physics="exact"), trial.seed)
+    viewer = make_world(task, trial.env.for_evaluation(), trial.seed)
     policy: Any = learner.policy
     obs_processor = ObsProcessor(policy, viewer, IMAGE_BYTES)
     learner.watch(obs_processor, viewer)

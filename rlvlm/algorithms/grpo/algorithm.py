@@ -14,7 +14,6 @@ from the success of whole episodes). Departures:
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +27,7 @@ from torch.nn.utils import parameters_to_vector
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation
-from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig, check_together
 from rlvlm.algorithms.grpo.credit.critic import Critic
 from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, read_demonstrations
@@ -120,6 +119,7 @@ class VLAGRPOConfig(TaskConfig):
                 f"scores.source is {self.scores.source}, teacher {self.scores.teacher}, make_judge {self.make_judge}: "
                 "judged scores need one, and no others do"
             )
+        check_together(self.scores, self.grpo)
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """The policy, sized by `policy` and by the task's world."""
@@ -152,8 +152,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
         self._learners: Learners[GRPOLearner] = Learners(self, self.config.grpo.threads)
         self._learner = self._learners.local
-        exact = replace(self.config.world, physics="exact", plays_on=False)
-        self._viewer = make_world(self.config.task, exact, self.config.seed)
+        self._viewer = make_world(self.config.task, self.config.world.for_evaluation(), self.config.seed)
         self._policy: Any
         if self._learner is None:
             self._policy = build_policy(self.config.policy, self._viewer)

@@ -242,7 +242,8 @@ class GRPOConfig:
     kl_target: float | None = 0.3
     """Divergence per chunk, in nats, that an update should move the policy by: the step size grows or shrinks by 1.3
     where an update moved it by less than 2/3 or more than 3/2 of this, and an update that has moved it by twice as much
-    stops. An update of fewer groups than `groups` is to move it by as much less. None: the step size stays."""
+    stops. It is measured before each gradient step, so an update needs two at least. An update of fewer groups than
+    `groups` is to move it by as much less. None: the step size stays."""
     epochs: int = 1
     """Passes over the episodes of an update."""
     minibatches: int = 4
@@ -288,3 +289,17 @@ class GRPOConfig:
             raise ValueError(f"final_lr must be in (0, 1], got {self.final_lr}")
         if self.kl_target is not None and not self.kl_target > 0:
             raise ValueError(f"kl_target must be > 0 or None, got {self.kl_target}")
+        if self.kl_target is not None and self.epochs * self.minibatches == 1:
+            raise ValueError(
+                "kl_target needs updates of two gradient steps at least: how far one has moved the policy is measured "
+                "before its last step; set kl_target None, or minibatches or epochs >= 2"
+            )
+
+
+def check_together(scores: ScoreConfig, grpo: GRPOConfig) -> None:
+    """Raises ValueError where settings of the one leave settings of the other without effect."""
+    if scores.ahead and grpo.rounds > 1:
+        raise ValueError(
+            f"algo.rounds {grpo.rounds} has no effect with reward.ahead, which learns from one rollout at a time; "
+            "set --algo.rounds 1"
+        )

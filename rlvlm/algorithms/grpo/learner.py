@@ -165,7 +165,7 @@ class GRPOLearner(OwnLearner):
                 break
         self.num_updates += 1
         check_weights(list(self.policy.parameters()), _FIX)
-        self._follow(readings[-1]["kl"], target)
+        self._follow([reading["kl"] for reading in readings], target)
         self._note(readings, len(chosen))
 
     def _minibatches(self, chosen: Tensor) -> list[Tensor]:
@@ -279,13 +279,18 @@ class GRPOLearner(OwnLearner):
             weights=weights.to(device),
         )
 
-    def _follow(self, kl: float, target: float | None) -> None:
-        """Sets the next update's step size by how far this one has moved the policy; not while it warms up."""
+    def _follow(self, divergences: list[float], target: float | None) -> None:
+        """Sets the next update's step size by how far this one has moved the policy; not while it warms up.
+
+        Args:
+            divergences: per chunk, nats, before each gradient step of the update; a single one tells of no step's size.
+            target: for the last of them; None leaves the step size alone.
+        """
         if target is None or self.num_updates <= self._grpo.warm_up:
             return
-        if kl > 1.5 * target:
+        if divergences[-1] > 1.5 * target:
             self._lr_scale /= _LR_FACTOR
-        elif kl < target / 1.5:
+        elif divergences[-1] < target / 1.5 and len(divergences) > 1:
             self._lr_scale *= _LR_FACTOR
         self._lr_scale = min(max(self._lr_scale, _LR_RANGE[0]), _LR_RANGE[1])
 

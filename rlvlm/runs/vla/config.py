@@ -6,7 +6,7 @@ Imports only the rooms' config files, never torch or ray: `rlvlm --help` starts 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
-from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig, check_together
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.runs.config import NamedFolder, Network, RunConfig, at_most
 
@@ -28,6 +28,7 @@ class VLARunConfig(RunConfig):
                 "judge.score utility is that of one turn; an episode's video is asked about with judge.score success, "
                 "progress, rating or video"
             )
+        check_together(self.reward, self.algo)
         if self.sft.data and self.policy.model:
             raise ValueError("sft.data has no effect on policy.model, which comes trained; leave one of them out")
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -80,7 +79,7 @@ class VLAPipeline:
     def open_players(self, config: VLARunConfig, checkpoint: Path) -> Players:
         """The policy, greedy and sampled as in training, in worlds of its own."""
         torch.set_num_threads(config.algo.threads)
-        world = make_world(config.task, replace(config.env, physics="exact"), config.seed)
+        world = make_world(config.task, config.env.for_evaluation(), config.seed)
         policy, scale = load_policy(checkpoint, world)
         sampled = ChunkPlayer(policy, world, scale, config.algo.temperature)
         own = ChunkPlayer(policy, world, scale)

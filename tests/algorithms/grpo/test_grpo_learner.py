@@ -102,6 +102,17 @@ def test_the_step_size_follows_how_far_the_policy_moves() -> None:
     assert timid.report()[metrics.GRPO_LR] == pytest.approx(1.3e-7)
 
 
+def test_one_gradient_step_says_nothing_of_how_far_the_policy_moves() -> None:
+    with pytest.raises(ValueError, match="kl_target needs updates of two gradient steps"):
+        GRPOConfig(minibatches=1)
+    GRPOConfig(minibatches=1, kl_target=None)
+    learner, runner = make(lr=1e-4)
+    update = replace(sample(learner, runner), chosen=np.array([0]))  # a single chunk: one step, however many are wanted
+    for _ in range(3):
+        learner.learn(update, 0.0)
+    assert learner.report()[metrics.GRPO_LR] == pytest.approx(1e-4)
+
+
 @pytest.mark.slow
 def test_an_update_of_few_groups_moves_the_policy_less() -> None:
     rates = []

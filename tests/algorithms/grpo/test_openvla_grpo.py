@@ -74,7 +74,7 @@ def test_an_update_begins_at_ratios_of_one_and_moves_the_adapter_alone(checkpoin
 def test_rows_a_few_at_a_time_have_the_gradient_of_all_at_once(checkpoint: Path) -> None:
     gradients = []
     for micro_batch in (0, 3):
-        learner, runner = make(checkpoint, minibatches=1, micro_batch=micro_batch)
+        learner, runner = make(checkpoint, minibatches=1, kl_target=None, micro_batch=micro_batch)
         update = sample(learner, runner)
         train_batch = learner._train_batch(update)
         learner._backward(train_batch, torch.arange(len(train_batch.bins)))

@@ -24,7 +24,8 @@ def make(local_ray: None):
     built: list[VLAGRPO] = []
 
     def one(**grpo: Any) -> VLAGRPO:
-        settings = {"groups": 3, "group_size": 3, "rounds": 1, "minibatches": 1, "max_grad_norm": 1e9} | grpo
+        settings = {"groups": 3, "group_size": 3, "rounds": 1, "minibatches": 1, "kl_target": None} | grpo
+        settings |= {"max_grad_norm": 1e9}
         config = (
             VLAGRPOConfig()
             .worlds(task="push_block", world=EnvConfig(episode_steps=16))

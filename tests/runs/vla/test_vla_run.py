@@ -5,12 +5,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tiny_run import table
 
 from rlvlm.algorithms.grpo.config import ScoreConfig
+from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vla.build import build_policy
@@ -52,6 +54,13 @@ def test_a_video_is_not_asked_about_as_a_turn() -> None:
     assert not biased.asks_judge and biased.reward_name == "biased score of the video"
 
 
+def test_rounds_that_nobody_would_play_are_refused() -> None:
+    judged = replace(recipe("push_block"), reward=ScoreConfig(source="judged"))
+    assert isinstance(judged, VLARunConfig) and judged.algo.rounds == 3
+    with pytest.raises(ValueError, match="algo.rounds 3 has no effect with reward.ahead"):
+        replace(judged, reward=replace(judged.reward, ahead=True))
+
+
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=300, check=False)
 
@@ -62,7 +71,16 @@ def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest
     world = make_world("push_block", config.env, 0)
     scale = ActionScale(low=(-1.0,) * 7, high=(1.0,) * 7, scaled=(True,) * 7)
     monkeypatch.setattr(pipeline, "load_policy", lambda *_: (build_policy(config.policy, world), scale))
-    players = pipeline.VLAPipeline().open_players(config, Path())
+    played_in: list[EnvConfig] = []
+
+    def remembered(task: str, env: EnvConfig, seed: int) -> Any:
+        played_in.append(env)
+        return make_world(task, env, seed)
+
+    monkeypatch.setattr(pipeline, "make_world", remembered)
+    of_training = replace(config.env, plays_on=True)
+    players = pipeline.VLAPipeline().open_players(replace(config, env=of_training), Path())
+    assert played_in == [config.env]
     others = dict(players.others)
     greedy, again, sampled = (one.play([5]) for one in (players.own, players.own, others.pop("policy, sampled")))
     assert players.name == "policy, greedy" and not others
