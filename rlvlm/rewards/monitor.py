@@ -82,31 +82,37 @@ class JudgeMonitor:
                 "--reward.monitor.on-alarm warn to go on",
             )
 
-    def show_controls(self, scorer: Scorer, items: Sequence[ScoringItem], scores: Sequence[Score]) -> None:
+    def show_controls(self, scorer: Scorer, items: Sequence[ScoringItem], scores: Sequence[Score]) -> list[list[float]]:
         """Has some of what was scored scored again: backwards, and with a goal that was not its own.
 
-        That goal is another's among `items` where there is one, and otherwise one that no task has.
+        That goal is another's among `items` where there is one, and otherwise one that no task has. Nothing is noted
+        yet, so that any thread may ask while others go on: hand the result to `note_controls`.
 
         Args:
             scorer: that gave `scores`.
             items: [N] of one update.
             scores: [N] of them.
+
+        Returns:
+            Of each item that was shown and answered both times: its score, that backwards, that with the other goal.
         """
         known = [(item, score.value) for item, score in zip(items, scores, strict=True) if score.value is not None]
         # those that scored best say most: what is shown backwards, or was not asked for, must score less
         chosen = sorted(known, key=lambda each: -each[1])[: self._config.controls]
         if not chosen:
-            return
+            return []
         backwards = [replace(item, snapshots=item.snapshots[::-1]) for item, _ in chosen]
         goals = sorted({item.goal for item in items})
         elsewhere = [
             replace(item, goal=next((goal for goal in goals if goal != item.goal), OTHER_GOAL)) for item, _ in chosen
         ]
-        again = scorer.score([*backwards, *elsewhere])
-        for place, (_, value) in enumerate(chosen):
-            turned, other = again[place].value, again[place + len(chosen)].value
-            if turned is not None and other is not None:
-                self._controls.append([value, turned, other])
+        again = [one.value for one in scorer.score([*backwards, *elsewhere])]
+        rows = zip([value for _, value in chosen], again[: len(chosen)], again[len(chosen) :], strict=True)
+        return [[value, turned, other] for value, turned, other in rows if turned is not None and other is not None]
+
+    def note_controls(self, rows: Sequence[list[float]]) -> None:
+        """Takes in what `show_controls` returned."""
+        self._controls.extend(rows)
 
     def report(self) -> dict[str, float]:
         """The newest figures by their names in `rlvlm.metrics`; those that nothing is known of are left out."""

@@ -121,7 +121,9 @@ def test_an_alarm_can_end_the_run_and_outlives_a_checkpoint() -> None:
 def test_controls_are_backwards_and_of_another_goal() -> None:
     watch, scorer = monitor(controls=2), LastMoment()
     items = [shown(0.1, 0.9), shown(0.2, 0.8), shown(0.0, 0.1)]
-    watch.show_controls(scorer, items, scorer.score(items))  # the two best: .9 and .8, backwards .1 and .2
+    watch.note_controls(
+        watch.show_controls(scorer, items, scorer.score(items))
+    )  # the two best: .9, .8, backwards .1, .2
     watch.note([0.9], [True])
     figures = watch.report()
     assert figures[metrics.JUDGE_CONTROL_SCORE] == pytest.approx(0.85)

@@ -401,6 +401,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._use_scale(ActionScale.read(tree["scale"], "task"))
         self._iteration = tree["iteration"]
         self._stats.load_tree(tree["tally"])
+        self._waiting = []
         self._scorer.load_tree(tree["scorer"])
         if self._critic is not None:
             self._critic.load_tree(tree["critic"])

@@ -122,8 +122,9 @@ class ScoreConfig:
     """Side of those frames."""
     success_weight: float = 0.0
     """Weight of the env's success, >= 0, beside the judge's score, whose weight is 1; the result is their mean. With a
-    judge of progress this is the env's reward shaped by a potential: without a discount an episode's changes of
-    potential add up to its last potential less its first, which a group shares."""
+    judge of progress these are success and an episode's changes of potential, which add up without a discount to its
+    last potential less its first, which a group shares. Departure from Ng et al. 1999, whose potential is 0 where an
+    episode ends: then all of it would cancel within a group. So the judge does change which policy is best."""
     threshold: float | None = None
     """Scores from here on count as 1, others as 0; None takes them as they are."""
     without_answer: Literal["stop", "drop_group", "neutral"] = "drop_group"

@@ -8,7 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 import numpy as np
@@ -100,6 +100,9 @@ class SuccessScorer:
 class VideoScorer:
     """Has somebody score frames of each episode, from its first moment to its last, and is watched meanwhile.
 
+    One thread asks, in the order in which it is told to: episodes as they come, and behind a rollout's episodes what
+    the monitor has shown again, which nobody waits for before the next rollout has its scores.
+
     Args:
         scorer: a judge, or a control.
         config: how many frames, threshold, and what to do without an answer.
@@ -110,6 +113,7 @@ class VideoScorer:
         self._config = config
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="episode-scores")
         self._waiting: deque[tuple[Sequence[ChunkEpisode], list[ScoringItem], Future[list[Score]]]] = deque()
+        self._controls: Future[list[list[float]]] | None = None
         self._records: list[ScoredItem] = []
         self._facts: dict[str, float] = {}
         self.monitor = JudgeMonitor(config.monitor, HALF if config.threshold is None else config.threshold)
@@ -142,12 +146,14 @@ class VideoScorer:
                 )
                 for episode, item, score in zip(episodes, items, answers.result(), strict=True)
             ]
+        self._note_controls()
         self._facts = {metrics.REWARD_WAIT_S: time.monotonic() - began}
         self._records += records
         weight = self._config.success_weight
         scores = np.array([self._value(one.score) + weight * one.item.is_success for one in records], np.float32)
         scores /= 1.0 + weight
-        self.monitor.show_controls(self._scorer, [one.item for one in records], [one.score for one in records])
+        told = [one.item for one in records], [one.score for one in records]
+        self._controls = self._pool.submit(self.monitor.show_controls, self._scorer, *told)
         known = [(one.score.value, one.item) for one in records if one.score.value is not None]
         self.monitor.note(
             [value for value, _ in known], [None if shown.is_undone else shown.is_success for _, shown in known]
@@ -172,13 +178,24 @@ class VideoScorer:
         return records
 
     def save_tree(self) -> dict[str, Any]:
-        """The monitor, and where a control's chance is; between rounds nothing is being asked."""
+        """The monitor, and where a control's chance is; between rounds only controls may be under way."""
+        self._note_controls()
         return {"monitor": self.monitor.save_tree(), "num_asked": self._scorer.num_asked}
 
     def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned."""
+        """Restores what `save_tree` returned; what is being asked is forgotten."""
+        wait([answers for *_, answers in self._waiting])
+        self._note_controls()
+        self._waiting.clear()
+        self._records = []
         self.monitor.load_tree(tree["monitor"])
         self._scorer.num_asked = int(tree["num_asked"])
+
+    def _note_controls(self) -> None:
+        """Has the monitor take in the controls that were shown last, once there are answers."""
+        shown, self._controls = self._controls, None
+        if shown is not None:
+            self.monitor.note_controls(shown.result())
 
     def _value(self, score: Score) -> float:
         config = self._config

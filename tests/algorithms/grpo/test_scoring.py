@@ -1,5 +1,6 @@
 """Scores of episodes: by success, and by a judge that looks at frames of the video."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +14,8 @@ from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoSco
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.rewards.config import MonitorConfig
-from rlvlm.rewards.scorers import JudgeScorer
+from rlvlm.rewards.scorers import JudgeScorer, RandomScorer
+from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.types.steps import FloatArray, Frames
@@ -156,6 +158,28 @@ def test_one_rollout_may_be_collected_while_the_next_is_looked_at() -> None:
     assert scorer.collect(1, 0).tolist() == pytest.approx([0.1])
     assert scorer.collect(2, 0).tolist() == pytest.approx([0.2, 0.3])
     assert [told.item.goal for told in scorer.drain_records()] == [episode(3).instruction] * 3
+
+
+def test_one_thread_asks_and_nobody_waits_for_controls() -> None:
+    """A control's chance hangs on the order of questions, so that no second thread may come in between."""
+    threads, may_go_on = set[int](), threading.Event()
+
+    class Slow(RandomScorer):
+        def score(self, items: Sequence[ScoringItem]) -> list[Score]:
+            threads.add(threading.get_ident())
+            if items[0].snapshots[0] > items[0].snapshots[-1]:  # backwards
+                assert may_go_on.wait(60)
+            return super().score(items)
+
+    scorer = VideoScorer(Slow(0), ScoreConfig(source="judged", monitor=MonitorConfig(controls=1)))
+    scorer.begin([episode(3), episode(4)])
+    scorer.begin([episode(5)])
+    assert len(scorer.collect(2, 0)) == 2  # while the control waits
+    assert metrics.JUDGE_CONTROL_SCORE not in scorer.report()
+    may_go_on.set()
+    assert len(scorer.collect(1, 0)) == 1 and metrics.JUDGE_CONTROL_SCORE in scorer.report()
+    scorer.save_tree()  # waits for the newest
+    assert len(threads) == 1 and threading.get_ident() not in threads
 
 
 def test_known_episodes_of_push_block_are_of_both_kinds() -> None:

@@ -270,7 +270,8 @@ class TurnLabeller:
         if self._config.per == "turn":
             area = area_under_curve([value for _, value in known], [outcome.gain > 0 for outcome, _ in known])
             self._facts |= {metrics.JUDGE_TURN_AUC: area} if math.isfinite(area) else {}
-        self.monitor.show_controls(self._scorer, [item for _, item, _ in scored], [score for _, _, score in scored])
+        items, scores = [item for _, item, _ in scored], [score for _, _, score in scored]
+        self.monitor.note_controls(self.monitor.show_controls(self._scorer, items, scores))
         ended = [(value, outcome.is_success) for outcome, value in known if outcome.is_end]
         if self._config.per == "turn":
             last = [one.outcome for row in rollout.turns for one in row if one is not None and one.outcome.is_end]
