@@ -35,7 +35,7 @@ from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule
 from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner, join
-from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes
+from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes, shown_frames
 from rlvlm.algorithms.learners import Learners, check_learners
 from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
 from rlvlm.algorithms.rllib import UNCHANGED, TaskConfig, gpus_of_learner, log_round
@@ -181,7 +181,8 @@ class VLAGRPO(CheckpointedAlgorithm):
         if self.config.scores.source == "judged":
             scores = self.config.scores
             scorer = make_scorer(
-                scores.teacher, self.config.make_judge, lambda snapshots: self.draw(snapshots, scores.frame_px),
+                scores.teacher, self.config.make_judge,
+                lambda snapshots: shown_frames(self.draw(snapshots, scores.frame_px), scores),
                 self.config.seed, remembers=False, flaw=scores.flaw,
                 make_last_resort=self.config.make_last_resort,
             )  # fmt: skip

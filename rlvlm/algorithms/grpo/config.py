@@ -120,6 +120,10 @@ class ScoreConfig:
     """Frames of an episode that the judge is shown, >= 2, the first and the last among them."""
     frame_px: int = 224
     """Side of those frames."""
+    flip_images: bool = False
+    """Whether frames are flipped, left to right, before the judge sees them. LIBERO's images are mirrored, as published
+    policies want them: what an instruction calls left is on their right. The pocket judges learned them so; any other
+    judge should see them as they are."""
     success_weight: float = 0.0
     """Weight of the env's success, >= 0, beside the judge's score, whose weight is 1; the result is their mean. With a
     judge of progress these are success and an episode's changes of potential, which add up without a discount to its

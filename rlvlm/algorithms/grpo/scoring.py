@@ -22,7 +22,7 @@ from rlvlm.rewards.scorers import Scorer
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem, spread
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.judging import Score
-from rlvlm.types.steps import FloatArray
+from rlvlm.types.steps import FloatArray, Frames
 
 HALF = 0.5
 """Scores from here on say that an episode is a success, where there is no threshold."""
@@ -207,6 +207,11 @@ class VideoScorer:
                 "look at the judge, then `rlvlm resume`; or choose --reward.without-answer drop_group",
             )
         return math.nan if config.without_answer == "drop_group" else config.neutral
+
+
+def shown_frames(frames: Frames, config: ScoreConfig) -> Frames:
+    """What a judge sees of `frames` [N, H, W, 3] that a world drew: these, or flipped left to right."""
+    return np.ascontiguousarray(frames[:, :, ::-1]) if config.flip_images else frames
 
 
 def item_of(episode: ChunkEpisode, num_frames: int) -> ScoringItem:

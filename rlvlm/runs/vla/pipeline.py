@@ -9,7 +9,7 @@ import torch
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.panel import ROWS
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
-from rlvlm.algorithms.grpo.scoring import HALF
+from rlvlm.algorithms.grpo.scoring import HALF, shown_frames
 from rlvlm.disk import write_whole
 from rlvlm.envs.registry import make_world
 from rlvlm.judges.agreement import wilson_interval
@@ -22,6 +22,7 @@ from rlvlm.runs.pipeline import Draw, Players
 from rlvlm.runs.session import built, last_resort
 from rlvlm.runs.vla.config import VLARunConfig
 from rlvlm.types.chunks import ChunkEpisode
+from rlvlm.types.steps import FloatArray, Frames
 
 _PAGE_EPISODES, _PAGE_PX = 24, 128
 """Episodes on the page, at most, and the side of their images."""
@@ -57,8 +58,12 @@ class VLAPipeline:
             self._algorithm = None
 
     def open_recorder(self, folder: RunFolder, config: VLARunConfig, draw: Draw) -> ScoreRecorder:
-        """Takes what was said of each episode."""
-        return ScoreRecorder(folder, draw, HALF if config.reward.threshold is None else config.reward.threshold)
+        """Takes what was said of each episode; examples are kept as the judge saw them."""
+
+        def drawn(snapshots: FloatArray, size_px: int) -> Frames:
+            return shown_frames(draw(snapshots, size_px), config.reward)
+
+        return ScoreRecorder(folder, drawn, HALF if config.reward.threshold is None else config.reward.threshold)
 
     def write_pages(self, folder: RunFolder, config: VLARunConfig) -> None:
         """`episodes.html`: the last evaluation's episodes, one image for each chunk and one for the end;

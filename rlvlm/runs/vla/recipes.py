@@ -33,10 +33,10 @@ def libero(task: str) -> VLARunConfig:
     """One task of LIBERO, its things moved by up to 2 cm so that the policy must look.
 
     About half of the usual time limit, half as much again as the script takes, so that failures cost less. Where a
-    judge is asked, it is the pocket video judge on the tasks that it was taught.
+    judge is asked, it is the pocket video judge on the tasks that it was taught, which learned mirrored images.
     """
     world = task_env(task)
-    judge, reward = JudgeConfig(), ScoreConfig()
+    judge, reward = JudgeConfig(), ScoreConfig(flip_images=True)
     if task in video.TASKS:
         judge, reward = JudgeConfig(model="video", score="success"), ScoreConfig(num_frames=2, frame_px=144)
     return VLARunConfig(
@@ -66,7 +66,7 @@ def libero_suite(suite: str) -> VLARunConfig:
         steps=2_000_000,
         env=replace(one.env, episode_steps=max(160, task_env(suite).episode_steps * 11 // 20)),
         judge=JudgeConfig(),
-        reward=ScoreConfig(),
+        reward=ScoreConfig(flip_images=True),
         sft=replace(one.sft, demonstrations=30 * num_tasks, steps=2_500),
         eval=replace(one.eval, every_steps=200_000, episodes=200),
     )

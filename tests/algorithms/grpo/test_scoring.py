@@ -10,7 +10,7 @@ import pytest
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import AdvantageConfig, ScoreConfig
 from rlvlm.algorithms.grpo.credit.groups import gathered, sifted
-from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes
+from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes, shown_frames
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.rewards.config import MonitorConfig
@@ -93,6 +93,12 @@ def test_the_judge_sees_the_first_and_the_last_moment_and_the_instruction() -> N
     assert judge.seen[0].goal == "push the red block onto the pad"
     records = scorer.drain_records()
     assert [record.env_step for record in records] == [7, 7] and scorer.drain_records() == []
+
+
+def test_a_judge_may_see_what_lies_left_on_the_left() -> None:
+    frames = np.arange(12, dtype=np.uint8).reshape(1, 1, 4, 3)
+    assert shown_frames(frames, ScoreConfig()) is frames
+    assert shown_frames(frames, ScoreConfig(flip_images=True))[0, 0, :, 0].tolist() == [9, 6, 3, 0]
 
 
 def test_a_judge_is_not_blamed_for_what_was_undone() -> None:

@@ -54,6 +54,12 @@ def test_a_video_is_not_asked_about_as_a_turn() -> None:
     assert not biased.asks_judge and biased.reward_name == "biased score of the video"
 
 
+def test_only_the_judge_that_learned_mirrored_images_is_shown_them() -> None:
+    for task, is_flipped in (("libero_10/4", True), ("libero_10", True), ("libero_object/0", False)):
+        config = recipe(task)
+        assert isinstance(config, VLARunConfig) and config.reward.flip_images == is_flipped
+
+
 def test_rounds_that_nobody_would_play_are_refused() -> None:
     judged = replace(recipe("push_block"), reward=ScoreConfig(source="judged"))
     assert isinstance(judged, VLARunConfig) and judged.algo.rounds == 3
