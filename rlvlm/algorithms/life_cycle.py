@@ -1,5 +1,6 @@
 """RLlib's public life cycle, over checkpoints: what works, and what is refused by name. Shared by all algorithms."""
 
+import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, NoReturn
@@ -12,18 +13,45 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN, NUM_EPISODES
 
 from rlvlm.algorithms.evaluation import Evaluation
-from rlvlm.errors import UsageError
+from rlvlm.algorithms.rllib import NotChosen
+from rlvlm.errors import MachineError, UsageError
 
-_TRAINING = (
-    "gamma",
-    "lr",
-    "grad_clip",
-    "_train_batch_size_per_learner",
-    "num_epochs",
-    "minibatch_size",
-    "shuffle_batch_per_epoch",
-)
-"""RLlib's own hyperparameters. Ours stand in the algorithm's config sections."""
+logger = logging.getLogger(__name__)
+
+_SET_UP_TRIES = 5
+
+_UNUSED = {
+    "training": (
+        "gamma",
+        "lr",
+        "grad_clip",
+        "train_batch_size",
+        "_train_batch_size_per_learner",
+        "num_epochs",
+        "minibatch_size",
+        "shuffle_batch_per_epoch",
+        "_learner_connector",
+        "_learner_class",
+    ),
+    "rl_module": ("_model_config", "_rl_module_spec", "algorithm_config_overrides_per_module"),
+    "environment": ("env", "env_config", "observation_space", "action_space", "clip_rewards", "render_env"),
+    "env_runners": (
+        "num_envs_per_env_runner",
+        "batch_mode",
+        "explore",
+        "_env_to_module_connector",
+        "_module_to_env_connector",
+        "observation_filter",
+        "compress_observations",
+        "gym_env_vectorize_mode",
+    ),
+    "multi_agent": ("policies_to_train", "policy_mapping_fn"),
+    "evaluation": ("evaluation_config", "offline_evaluation_interval"),
+    "reporting": ("metrics_num_episodes_for_smoothing", "keep_per_episode_custom_metrics"),
+    "checkpointing": ("export_native_model_files",),
+}
+"""Settings of RLlib that nothing here reads, by the method that sets them; they must be as RLlib has them."""
+_WORLDS = ".worlds(task=..., world=EnvConfig(...))"
 _EPISODE_CALLBACKS = (
     "on_episode_created",
     "on_episode_start",
@@ -53,10 +81,17 @@ def check_life_cycle(config: AlgorithmConfig, section: str, taken: tuple[str, ..
     Raises:
         ValueError: names a setting that would be ignored, and the one to use.
     """
+    if config.in_evaluation:  # RLlib's own copy, which it changes as it likes; nobody runs by it
+        return
     plain = AlgorithmConfig()
-    for name in _TRAINING:
-        if name not in taken and getattr(config, name) != getattr(plain, name):
-            raise ValueError(f"{name.lstrip('_')} of RLlib's .training() is not used here; set yours by {section}")
+    instead = {"training": section, "rl_module": section, "environment": _WORLDS, "env_runners": _WORLDS}
+    for method, names in _UNUSED.items():
+        for name in names:
+            now, default = getattr(config, name), getattr(plain, name)
+            is_chosen = not isinstance(now, NotChosen) if name in ("gamma", "lr") else now != default
+            if is_chosen and name not in taken:
+                fix = f"set yours by {instead[method]}" if method in instead else "leave it out"
+                raise ValueError(f"{name.strip('_')} of RLlib's .{method}() is not used here; {fix}")
     for name in _EPISODE_CALLBACKS:
         classes = config.callbacks_class if isinstance(config.callbacks_class, list) else [config.callbacks_class]
         inherited = [getattr(each, name, None) is getattr(plain.callbacks_class, name) for each in classes]
@@ -80,6 +115,29 @@ class CheckpointedAlgorithm(Algorithm):
     """
 
     config: Any
+
+    def setup(self, config: AlgorithmConfig) -> None:
+        """Builds what RLlib builds; called by RLlib.
+
+        RLlib asks its first env runner for the spaces, once, and raises an IndexError where that call is lost or the
+        runner dies as it begins. Then it builds again, with new runners, which begin as those did.
+
+        Raises:
+            MachineError: no try got an answer.
+        """
+        for number in range(_SET_UP_TRIES):
+            try:
+                return super().setup(config)
+            except IndexError:
+                group = self.env_runner_group
+                if group is None or self.spaces is not None:
+                    raise  # somebody else's
+                group.stop()
+                logger.warning("set-up, try %d of %d: the first env runner was lost", number + 1, _SET_UP_TRIES)
+        raise MachineError(
+            f"the first env runner was lost in each of {_SET_UP_TRIES} tries to set up the algorithm",
+            "look for what ends it (memory? network?), then start again, with fewer of them",
+        )
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Episodes of the present policy on the true task."""

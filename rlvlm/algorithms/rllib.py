@@ -25,6 +25,10 @@ _NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
 _QUIET = "ERROR"
 
 
+class NotChosen(float):
+    """RLlib's default of a hyperparameter that nobody has chosen: who chooses the same number chooses."""
+
+
 class TaskConfig(AlgorithmConfig):
     """An RLlib config with a task and its worlds. Ours hold frozen config sections, which a sweep may replace.
 
@@ -38,6 +42,7 @@ class TaskConfig(AlgorithmConfig):
         self.task = ""
         self.world = EnvConfig()
         self.seed = 0
+        self.gamma, self.lr = NotChosen(self.gamma), NotChosen(self.lr)
         self.env_runner_cls = runner
         self.num_env_runners = self.num_learners = 0
         self.create_local_env_runner = True

@@ -3,12 +3,14 @@
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from ray import tune
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN, EVALUATION_RESULTS, NUM_EPISODES
 
@@ -202,6 +204,18 @@ def test_the_step_size_and_the_discount_of_rllib_are_ours() -> None:
     assert (config.sac.actor_lr, config.sac.critic_lr, config.sac.alpha_lr, config.sac.gamma) == (1e-2, 1e-2, 1e-2, 0.5)
 
 
+def test_what_is_rllib_s_default_is_taken_too_where_somebody_chose_it() -> None:
+    plain = AlgorithmConfig()
+    ours = config_of().learning(sac=replace(SMALL, gamma=0.9))
+    ours.validate()
+    assert (ours.sac.critic_lr, ours.sac.gamma) == (SMALL.critic_lr, 0.9), "nobody chose"
+    config = ours.copy().training(lr=plain.lr, gamma=plain.gamma)
+    by_tune = SACPebbleConfig().update_from_dict(ours.to_dict() | {"lr": plain.lr, "gamma": plain.gamma})
+    for chosen in (config, by_tune):
+        chosen.validate()
+        assert (chosen.sac.critic_lr, chosen.sac.gamma) == (plain.lr, plain.gamma) == (1e-3, 0.99)
+
+
 class Listener(RLlibCallback):
     def on_episode_end(self, **kwargs: Any) -> None:
         pass
@@ -212,6 +226,12 @@ class Listener(RLlibCallback):
     [
         (lambda config: config.training(grad_clip=1.0), "grad_clip of RLlib's .*SACConfig"),
         (lambda config: config.training(train_batch_size_per_learner=64), "train_batch_size_per_learner"),
+        (lambda config: config.environment("CartPole-v1"), r"env of RLlib's .environment\(\) .* \.worlds"),
+        (lambda config: config.env_runners(num_envs_per_env_runner=4), "num_envs_per_env_runner .*EnvConfig"),
+        (lambda config: config.env_runners(explore=False), "explore of RLlib's"),
+        (lambda config: config.rl_module(model_config={"fcnet_hiddens": [8]}), "model_config .*SACConfig"),
+        (lambda config: config.multi_agent(policies_to_train=["default_policy"]), "policies_to_train .* leave it out"),
+        (lambda config: config.evaluation(evaluation_config={"explore": False}), "evaluation_config of RLlib's"),
         (lambda config: config.callbacks(on_sample_end=print), "on_sample_end would never be called"),
         (lambda config: config.callbacks(Listener), "on_episode_end would never be called"),
         (lambda config: config.evaluation(evaluation_num_env_runners=1), "evaluation_num_env_runners must stay 0"),
@@ -226,6 +246,8 @@ def test_what_would_be_ignored_is_refused_by_name(change: Any, says: str) -> Non
 def test_grpo_takes_over_nothing_of_rllib_s_training() -> None:
     with pytest.raises(ValueError, match=r"gamma of RLlib's .*GRPOConfig"):
         VLAGRPOConfig().worlds(task="push_block").training(gamma=0.5).validate()
+    with pytest.raises(ValueError, match=r"lr of RLlib's .*GRPOConfig"):
+        VLAGRPOConfig().worlds(task="push_block").training(lr=AlgorithmConfig().lr).validate()
 
 
 @pytest.mark.full

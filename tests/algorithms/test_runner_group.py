@@ -12,8 +12,10 @@ import torch
 from state_trees import assert_same
 
 from rlvlm import metrics
+from rlvlm.algorithms import life_cycle
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.algorithms.sac_pebble.runner import WorldRunner
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.task import Task
 from rlvlm.errors import MachineError
@@ -35,6 +37,19 @@ class JammedWorld(TinyWorld):
 
 
 JAMMED = Task(name="jammed", goal="push", maker="tests.algorithms.test_runner_group:JammedWorld")
+
+
+def lost_runner(marks, wanted):
+    """A class of runners whose process ends when it is asked for the spaces, until `wanted` files lie in `marks`."""
+
+    class LostRunner(WorldRunner):
+        def get_spaces(self):
+            if len(list(marks.iterdir())) < wanted:
+                (marks / str(os.getpid())).touch()
+                os._exit(1)
+            return super().get_spaces()
+
+    return LostRunner
 
 
 @pytest.fixture(scope="module")
@@ -211,3 +226,25 @@ def test_how_long_the_first_runner_is_waited_for_is_rllibs_own_setting(build, pa
     ray.kill(actor, no_restart=True)
     with pytest.raises(MachineError, match=r"none is back after 0.5 s \(`env_runner_restore_timeout_s`\)"):
         algorithm.train()
+
+
+@pytest.mark.parametrize("wanted", [1, 1_000])
+def test_a_runner_lost_in_rllib_s_set_up_is_replaced_a_few_times(local_ray, tmp_path, caplog, monkeypatch, wanted):
+    monkeypatch.setattr(life_cycle, "_SET_UP_TRIES", 2)
+    config = (
+        SACPebbleConfig()
+        .worlds(task="rlvlm.testing:TINY", world=EnvConfig(episode_steps=EPISODE_STEPS))
+        .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=20, env_runners=1))
+        .rewards(reward=RewardConfig(source="environment"))
+        .debugging(seed=0)
+    )
+    config.env_runner_cls = lost_runner(tmp_path, wanted)
+    if wanted > 2:
+        with pytest.raises(MachineError, match="lost in each of 2 tries"):
+            config.build_algo()
+        return
+    algorithm = config.build_algo()
+    assert "set-up, try 1 of 2: the first env runner was lost" in caplog.text
+    train(algorithm, 1)
+    assert algorithm.env_steps == EPISODE_STEPS
+    algorithm.stop()

@@ -157,3 +157,16 @@ def test_a_run_goes_on_while_the_network_flaps(tmp_path: Path) -> None:
         )
     assert steps_of(run)[-1] == STEPS
     assert "RpcError" in (run / "run.log").read_text(), "something was lost on the way"
+
+
+def test_a_run_goes_on_while_a_tenth_of_all_calls_are_lost(tmp_path: Path) -> None:
+    """Without end and from the first one on: env runners are lost all the time, in RLlib's set-up too."""
+    run = tmp_path / "run"
+    lossy = {"num_failures": -1, "req_failure_prob": 5, "resp_failure_prob": 5}
+    failures = json.dumps({"CoreWorkerService.grpc_client.PushTask": lossy})
+    words = "cartpole --reward.source environment --smoke --steps 2000 --algo.env-runners 2"
+    with cluster(RAY_testing_rpc_failure=failures) as (environment, _):
+        words = [sys.executable, "-m", "rlvlm.run", *words.split(), "--out", str(run)]
+        subprocess.run(words, env=environment, check=True, timeout=900)
+    assert steps_of(run)[-1] >= 2_000
+    assert "was lost" in (run / "run.log").read_text(), "something was lost on the way"

@@ -26,7 +26,7 @@ from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.evaluation import Evaluation, evaluate
 from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
-from rlvlm.algorithms.rllib import TaskConfig, gpus_of_learner, log_round, only_learner
+from rlvlm.algorithms.rllib import NotChosen, TaskConfig, gpus_of_learner, log_round, only_learner
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled
@@ -82,10 +82,9 @@ class SACPebbleConfig(TaskConfig):
 
     def _take_over(self) -> None:
         """RLlib's own discount and step size, where somebody has set them (a Tuner, PBT), for all three optimisers."""
-        plain = AlgorithmConfig()
-        if self.gamma != plain.gamma:
+        if not isinstance(self.gamma, NotChosen):
             self.sac = replace(self.sac, gamma=self.gamma)
-        if self.lr != plain.lr:
+        if not isinstance(self.lr, NotChosen):
             self.sac = replace(self.sac, actor_lr=self.lr, critic_lr=self.lr, alpha_lr=self.lr)
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
