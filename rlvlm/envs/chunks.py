@@ -22,6 +22,13 @@ FIRST_HELD_OUT_STATE = 1_000_000
 class ChunkWorlds(ABC):
     """N worlds whose episodes begin together and are driven side by side; finished ones are stepped no further."""
 
+    def batches(self, state_ids: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+        """The places of `state_ids` `[N]` in batches, each of which is begun and driven to its end before the next.
+
+        One batch of all, unless they take more memory together than a machine has.
+        """
+        return [np.arange(len(state_ids))]
+
     @abstractmethod
     def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
         """First observations of N new episodes, from the initial states `state_ids` `[N]`; N may differ each time."""
@@ -60,6 +67,9 @@ class ChunkWorld(gym.Env[ChunkObs, FloatArray]):
     """S."""
     episode_steps: int
     """Env steps of the longest episode."""
+    num_held_out: int | None = None
+    """Initial states for evaluation, where there are few: numbers from `FIRST_HELD_OUT_STATE` on that are so far apart
+    have the same one. None where each number has its own."""
 
     @abstractmethod
     def snapshot(self) -> FloatArray:

@@ -43,11 +43,17 @@ class ChunkPlayer:
         self._temperature = temperature
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
-        """An episode from the initial state of each seed."""
+        """An episode from the initial state of each seed.
+
+        Greedy episodes from one state are all the same: where seeds, which follow one another, come back to the first
+        state, there are no more.
+        """
         return [as_played(episode) for episode in self.roll(seeds)]
 
     def roll(self, seeds: Sequence[int]) -> list[ChunkEpisode]:
         """The same episodes, chunk by chunk."""
+        if self._temperature is None:
+            seeds = seeds[: self._world.num_held_out]
         if not seeds:
             return []
         ids = np.array(seeds, np.int64)

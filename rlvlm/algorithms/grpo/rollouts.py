@@ -151,7 +151,7 @@ def roll_out(
     """Whole episodes, in the order of `starts`; those that end early are neither driven nor looked at any more.
 
     Args:
-        worlds: driven side by side.
+        worlds: driven side by side, as many at once as they say.
         starts: initial states and groups.
         choose: gives the action tokens for what is observed.
         to_actions: bins [n, L * A] to actions [n, L, A] in the env's units.
@@ -159,6 +159,20 @@ def roll_out(
     Raises:
         NumericsError: what a world shows or gives is not finite.
     """
+    played: dict[int, ChunkEpisode] = {}
+    for places in worlds.batches(starts.state_ids):
+        own = InitialStates(task=starts.task, state_ids=starts.state_ids[places], groups=starts.groups[places])
+        played |= zip(places.tolist(), _driven(worlds, own, choose, to_actions), strict=True)
+    return [played[place] for place in range(len(played))]
+
+
+def _driven(
+    worlds: ChunkWorlds,
+    starts: InitialStates,
+    choose: Callable[[ChunkObs], Choice],
+    to_actions: Callable[[NDArray[np.int64]], FloatArray],
+) -> list[ChunkEpisode]:
+    """`roll_out` of a single batch."""
     obs = worlds.begin(starts.state_ids)
     first, rows = obs, np.arange(len(obs))
     told: list[tuple[NDArray[np.intp], ChunkObs, Choice, ChunkStep]] = []

@@ -69,9 +69,15 @@ class LiberoScene(RobosuiteScene):
         super().__init__(_compiled(suite, name), CAMERAS, mesh_cell)
         self.goals: Sequence[Sequence[str]] = self.env.parsed_problem["goal_state"]
         self._saved = _saved_starts(suite, name)
+        self._is_held_out = np.arange(len(self._saved)) % _EVERY_HELD_OUT == _EVERY_HELD_OUT - 1
         self._settled: dict[int, Doubles] = {}
         self._things = np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
         self._fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
+
+    @property
+    def num_held_out(self) -> int:
+        """Saved starts for evaluation alone."""
+        return int(self._is_held_out.sum())
 
     def start(self, state_id: int, moved_m: float) -> Doubles:
         """The start of episode `state_id`, settled: one of the benchmark's saved starts, with things moved.
@@ -83,8 +89,7 @@ class LiberoScene(RobosuiteScene):
             moved_m: largest shift of each thing along both sides of the table. What stands on or in another thing
                 moves with it, what stands on or in a fixture (stove, cabinet, ...) stays.
         """
-        is_held_out = np.arange(len(self._saved)) % _EVERY_HELD_OUT == _EVERY_HELD_OUT - 1
-        own = np.flatnonzero(is_held_out == (state_id >= FIRST_HELD_OUT_STATE))
+        own = np.flatnonzero(self._is_held_out == (state_id >= FIRST_HELD_OUT_STATE))
         index = int(own[state_id % len(own)])
         if index not in self._settled:
             self._settled[index] = self._settle_saved(self._saved[index])

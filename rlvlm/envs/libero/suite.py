@@ -4,7 +4,9 @@ All tasks have the same robot, cameras and actions, so one policy learns them to
 instruction and by what it sees. Made by the registry.
 """
 
+import gc
 import json
+import threading
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
@@ -56,18 +58,23 @@ class LiberoSuite(ChunkWorld):
         self.render_mode = None
         self._task = 0
         self._state_id = 0
+        self._turn = threading.RLock()  # a judge's images are drawn while others are rolled out
+        own = self.member(0).num_held_out
+        self.num_held_out = own and own * self._num_tasks
         self.reset(seed=seed)
 
     def member(self, task: int) -> LiberoWorld:
         """The world of the suite's task number `task`; the one that was asked for longest ago makes room for it, but
         never the one whose episode is under way.
         """
-        if task not in self._members:
-            if len(self._members) >= _KEPT:
-                self._members.pop(next(number for number in self._members if number != self._task)).close()
-            self._members[task] = LiberoWorld(self._config, 0, self._suite, str(task))
-        self._members.move_to_end(task)
-        return self._members[task]
+        with self._turn:
+            if task not in self._members:
+                if len(self._members) >= _KEPT:
+                    self._members.pop(next(number for number in self._members if number != self._task)).close()
+                    gc.collect()  # a compiled task refers to itself
+                self._members[task] = LiberoWorld(self._config, 0, self._suite, str(task))
+            self._members.move_to_end(task)
+            return self._members[task]
 
     def place_of(self, state_id: int) -> tuple[int, int]:
         """The task of an initial state of the suite, and which of that task's own initial states it is."""
@@ -100,8 +107,9 @@ class LiberoSuite(ChunkWorld):
         """Images [N, size_px, size_px, 3], each of its own task."""
         images = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         for task, rows in tasks_of(snapshots):
-            world = self.member(task)
-            images[rows] = world.draw(snapshots[rows, 1 : 1 + world.snapshot_size], size_px, camera)
+            with self._turn:  # so that nobody closes it meanwhile
+                world = self.member(task)
+                images[rows] = world.draw(snapshots[rows, 1 : 1 + world.snapshot_size], size_px, camera)
         return images
 
     def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
@@ -152,6 +160,13 @@ class LiberoSuiteWorlds(ChunkWorlds):
         self._worlds: dict[int, ChunkWorlds] = {}
         self._tasks = np.empty(0, np.int64)
         self._places = np.empty(0, np.intp)
+
+    def batches(self, state_ids: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+        """Each of so many tasks as stay compiled: one with all where the suite has no more."""
+        tasks = np.array([self._suite.place_of(state_id)[0] for state_id in state_ids.tolist()], np.int64)
+        distinct = np.unique(tasks)
+        parts = [distinct[first : first + _KEPT] for first in range(0, len(distinct), _KEPT)]
+        return [np.flatnonzero(np.isin(tasks, part)) for part in parts]
 
     def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
         """First observations of N new episodes."""

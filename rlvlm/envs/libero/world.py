@@ -152,6 +152,7 @@ class LiberoWorld(ChunkWorld):
         self.render_mode = None
         self.episode_steps = config.episode_steps
         self.snapshot_size = self._scene.num_positions
+        self.num_held_out = None if config.moved else self._scene.num_held_out
         self._one = LiberoWorlds(self._scene, config)
         self._state_id = 0
         self._seen = np.empty(self.snapshot_size, np.float32)

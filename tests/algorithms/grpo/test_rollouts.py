@@ -20,6 +20,7 @@ from rlvlm.algorithms.grpo.rollouts import (
     seen_at_chunks,
 )
 from rlvlm.algorithms.grpo.scoring import item_of
+from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block.world import PushBlock, PushBlocks, observed
 from rlvlm.errors import UsageError
@@ -197,6 +198,15 @@ def test_a_player_plays_the_same_states_again() -> None:
     assert [episode.env_return for episode in first] == [episode.env_return for episode in again]
     assert np.array_equal(first[0].snapshots, again[0].snapshots)
     assert len(first[0].snapshots) == len(first[0].env_rewards) == len(first[0].captions)
+
+
+def test_equal_greedy_episodes_are_no_evidence() -> None:
+    """Of three initial states a greedy policy has three episodes, however many are asked for; sampled ones differ."""
+    few = world()
+    few.num_held_out = 3
+    net, seeds = policy(), range(FIRST_HELD_OUT_STATE, FIRST_HELD_OUT_STATE + 5)
+    assert len(ChunkPlayer(net, few, SCALE).play(seeds)) == 3
+    assert len(ChunkPlayer(net, few, SCALE, temperature=1.0).play(seeds)) == 5
 
 
 def test_soft_targets_are_bells_and_a_width_of_zero_single_bins() -> None:

@@ -185,6 +185,8 @@ def test_held_out_states_have_saved_starts_of_their_own(world: LiberoWorld) -> N
     training = {arm(state_id) for state_id in range(40)}
     held_out = {arm(FIRST_HELD_OUT_STATE + index) for index in range(10)}
     assert (len(training), len(held_out)) == (40, 10) and not training & held_out
+    assert world.num_held_out == 10 and arm(FIRST_HELD_OUT_STATE + 10) == arm(FIRST_HELD_OUT_STATE)
+    assert make(moved=0.01).num_held_out is None  # each number moves things elsewhere
 
 
 @pytest.mark.slow

@@ -1,14 +1,18 @@
 """A suite as one task: which task an initial state is of, many of them at once, and the contract."""
 
+import weakref
+
 import numpy as np
 import pytest
 
+from rlvlm.algorithms.grpo.rollouts import InitialStates, roll_out
 from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.contracts.chunks import check_chunk_world
 from rlvlm.envs.libero import suite as module
 from rlvlm.envs.libero.suite import LiberoSuite
 from rlvlm.envs.registry import make_world, task_goal, task_kind
+from rlvlm.types.chunks import ChunkEpisode, ChunkObs
 
 pytestmark = pytest.mark.slow
 
@@ -61,3 +65,30 @@ def test_an_episode_survives_that_others_need_its_place(suite: LiberoSuite, monk
     suite.reset(options={"state_id": 17})
     suite.step(chunk)
     assert np.array_equal(few.step(chunk)[0].snapshots, suite.step(chunk)[0].snapshots)
+
+
+def test_no_more_tasks_stay_compiled_than_there_is_room_for(
+    suite: LiberoSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make()
+    ids = FIRST_HELD_OUT_STATE + np.array([9, 7, 19, 8, 9])
+    starts = InitialStates(task="libero_object", state_ids=ids, groups=np.array([0, 1, 2, 3, 0]))
+
+    def rolled(suite: LiberoSuite) -> list[ChunkEpisode]:
+        def choose(obs: ChunkObs) -> tuple[np.ndarray, np.ndarray]:
+            return np.zeros((len(obs), 56), np.int64), np.zeros((len(obs), 56), np.float32)
+
+        return roll_out(suite.many(), starts, choose, lambda bins: np.full((len(bins), 8, 7), 0.5, np.float32))
+
+    at_once = rolled(whole)
+    del whole
+    monkeypatch.setattr(module, "_KEPT", 2)
+    few = make()
+    assert [batch.tolist() for batch in few.many().batches(ids)] == [[1, 3], [0, 2, 4]]
+    for one, other in zip(rolled(few), at_once, strict=True):
+        assert one.instruction == other.instruction and np.array_equal(one.snapshots, other.snapshots)
+    held = list(suite._members)  # by the other tests
+    gone = weakref.ref(few.member(next(task for task in range(10) if task not in held))._scene)
+    for task in held[:2]:
+        few.member(task)
+    assert gone() is None
