@@ -8,6 +8,8 @@ every file in it carries a SHA-256 that is verified before anything is restored.
 import errno
 import json
 import math
+import os
+import re
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -19,8 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.lib import format as npy
+from safetensors import SafetensorError
 from safetensors.torch import load_file as load_safetensors
-from safetensors.torch import save_file as save_safetensors
+from safetensors.torch import save_file
 
 from rlvlm.algorithms.manifest import CorruptCheckpoint, check_file, read_manifest, write_manifest
 from rlvlm.disk import replace_folder, sync_tree
@@ -72,7 +75,7 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile) -> None:
         (partial / _STATE).write_text(json.dumps(state))
         (partial / _CARD).write_text(json.dumps({"kind": policy.kind, "card": dict(policy.card)}, indent=1))
         np.savez(partial / _ARRAYS, allow_pickle=False, **arrays)
-        save_safetensors(weights, partial / POLICY_FILE)
+        write_tensors(weights, partial / POLICY_FILE)
         write_manifest(partial, _FILES)
         sync_tree(partial)
         replace_folder(partial, folder)
@@ -83,6 +86,21 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile) -> None:
             f"cannot write the checkpoint {folder}: {cause}",
             "free some disk space, then `rlvlm resume` from the last checkpoint",
         ) from error
+
+
+def write_tensors(weights: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Writes a safetensors file.
+
+    Raises:
+        OSError: the disk refused; safetensors has an error of its own for that, which nobody expects of a disk.
+    """
+    try:
+        save_file(dict(weights), file)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
 
 
 def load_tree(folder: Path) -> dict[str, Any]:

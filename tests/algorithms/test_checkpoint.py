@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import resource
 
 import numpy as np
 import pytest
@@ -121,6 +122,22 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path, policy
     with pytest.raises(MachineError, match="the disk is full"):
         save_tree(tmp_path / "one", {"steps": 2}, policy)
     monkeypatch.undo()
+    assert load_tree(tmp_path / "one") == {"steps": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("tree", "num_weights"), [({"replay": np.zeros(10_000)}, 1), ({"steps": 2}, 10_000)], ids=["arrays", "weights"]
+)
+def test_a_disk_that_takes_no_more_bytes_leaves_the_old_checkpoint(tmp_path, policy, tree, num_weights):
+    save_tree(tmp_path / "one", {"steps": 1}, policy)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8_192, before[1]))  # the kernel itself refuses what lies beyond
+    try:
+        with pytest.raises(MachineError, match="File too large"):
+            save_tree(tmp_path / "one", tree, PolicyFile(kind="none", weights={"w": torch.zeros(num_weights)}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert load_tree(tmp_path / "one") == {"steps": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 

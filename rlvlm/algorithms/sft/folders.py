@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
+from rlvlm.algorithms.checkpoint import write_tensors
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import to_turn_episode
 from rlvlm.disk import write_json
@@ -154,7 +156,7 @@ def load_trained(policy: VLMPolicy, folder: Path) -> None:
     """
     try:
         policy.load_trained_state(load_file(folder / BODY_FILE) | load_file(folder / HEADS_FILE))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UsageError(
             f"{folder} holds no weights for this policy: {error}",
             "make them with rlvlm sft and the same --policy options",
@@ -162,8 +164,12 @@ def load_trained(policy: VLMPolicy, folder: Path) -> None:
 
 
 def save_trained(policy: VLMPolicy, folder: Path) -> None:
-    """Writes what is trained of `policy` into `folder`, the heads apart."""
+    """Writes what is trained of `policy` into `folder`, the heads apart.
+
+    Raises:
+        OSError: the disk refused.
+    """
     state = {name: value.cpu().contiguous() for name, value in policy.trained_state().items()}
     heads = {name: value for name, value in state.items() if name.startswith(("value_head.", "action_head."))}
-    save_file(heads, folder / HEADS_FILE)
-    save_file({name: value for name, value in state.items() if name not in heads}, folder / BODY_FILE)
+    write_tensors(heads, folder / HEADS_FILE)
+    write_tensors({name: value for name, value in state.items() if name not in heads}, folder / BODY_FILE)

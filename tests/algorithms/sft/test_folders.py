@@ -43,6 +43,9 @@ def test_weights_of_another_policy_are_refused(tmp_path: Path):
         load_trained(other, tmp_path)
     with pytest.raises(UsageError, match="holds no weights for this policy"):
         load_trained(other, tmp_path / "nowhere")
+    (tmp_path / BODY_FILE).write_bytes(b"torn")
+    with pytest.raises(UsageError, match="holds no weights for this policy"):
+        load_trained(other, tmp_path)
 
 
 def test_what_was_taught_is_known_and_compared_by_hand(tmp_path: Path):
