@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import mujoco
 import numpy as np
@@ -21,8 +21,8 @@ from rlvlm.errors import MachineError
 from rlvlm.types.steps import FloatArray, Frames
 
 _MAX_GEOMS = 1_000
-_STILL, _MOVING, _EVERYTHING, _UNSEEN = (0,), (1,), (0, 1), 5
-"""Geom groups as the renderer's own model uses them."""
+_STILL, _MOVING, _GLASS, _UNSEEN = 0, 1, 2, 5
+"""Geom groups as the renderer's own model uses them; glass stands still and lets light through."""
 _PIXEL = np.dtype("V3")
 """Three bytes that are copied as one: thirty times as fast as a mask over channels."""
 _SEEN_BY_DEFAULT = 3
@@ -51,6 +51,8 @@ class _Layer:
     """[H, W, 3]."""
     depths: FloatArray
     """[H, W] 0 at the near plane, 1 where nothing was drawn."""
+    is_glass: NDArray[np.bool_] | Literal[False] = False
+    """[H, W] where something lets light through."""
 
 
 class Renderer:
@@ -62,8 +64,9 @@ class Renderer:
 
     Shadows, multisampling and reflections are off: on a CPU they cost several times what the rest of the picture does.
     What never moves is drawn once per size and kept with its depth; a picture then costs its moving parts alone. It is
-    the same picture to the bit, but where a moving surface lies exactly in one that stands still. A camera that moves
-    with the scene sees nothing stand still.
+    the same picture to the bit, but where a moving surface lies exactly in one that stands still. Where something that
+    moves meets something that lets light through, everything is drawn. A camera that moves with the scene sees nothing
+    stand still: for it geoms outside of its view are left out.
 
     Args:
         model: what is drawn; copied, so later changes to the original do not show.
@@ -89,6 +92,7 @@ class Renderer:
         self._placed = [self._model.body(name).id for name in placed_bodies]
         self._num_mocaps = self._model.nmocap if has_mocaps else 0
         self._has_still_layer = _sort_geoms(self._model, hidden_geoms, self._placed)
+        self._groups = self._model.geom_group.copy()
         self._model.vis.quality.offsamples = 0
         self._model.vis.quality.shadowsize = 0  # no shadow map: 64 MB less
         self._views = (
@@ -116,14 +120,16 @@ class Renderer:
             MachineError: no off-screen renderer works here.
         """
         view = self._views[camera or next(iter(self._views))]
-        in_layers = self._has_still_layer and self._model.body_weldid[self._model.cam_bodyid[view.fixedcamid]] == 0
+        is_fixed = self._model.body_weldid[self._model.cam_bodyid[view.fixedcamid]] == 0
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         with self._turn:
             self._open(size_px)
             for row, frame in zip(snapshots, frames, strict=True):
                 self._pose(row)
-                whole = not in_layers
-                frame[:] = self._paint(view, _EVERYTHING, size_px).colours if whole else self._composed(view, size_px)
+                if self._has_still_layer and is_fixed:
+                    frame[:] = self._composed(view, size_px)
+                else:
+                    frame[:] = self._whole(view, size_px)
             _let_go()
         return np.ascontiguousarray(frames[:, ::-1])  # OpenGL's first row is the lowest
 
@@ -151,12 +157,44 @@ class Renderer:
         """The moving parts [H, W, 3], in front of or behind what stands still."""
         key = (view.fixedcamid, size_px)
         if key not in self._still:
-            self._still[key] = self._paint(view, _STILL, size_px)
-        still, moving = self._still[key], self._paint(view, _MOVING, size_px)
-        colours = still.colours.copy()
+            self._still[key] = self._still_layer(view, size_px)
+        still, moving = self._still[key], self._paint(view, (_MOVING,), size_px)
         is_in_front = moving.depths < still.depths
+        if (is_in_front & still.is_glass).any():
+            return self._whole(view, size_px)
+        colours = still.colours.copy()
         np.copyto(colours.view(_PIXEL)[:, :, 0], moving.colours.view(_PIXEL)[:, :, 0], where=is_in_front)
         return colours
+
+    def _still_layer(self, view: mujoco.MjvCamera, size_px: int) -> "_Layer":
+        """What stands still, with the depths of what is opaque in it."""
+        layer = self._paint(view, (_STILL, _GLASS), size_px)
+        if not (self._groups == _GLASS).any():
+            return layer
+        opaque = self._paint(view, (_STILL,), size_px)
+        colours, materials = self._model.geom_rgba[:, 3].copy(), self._model.mat_rgba[:, 3].copy()
+        self._model.geom_rgba[:, 3] = self._model.mat_rgba[:, 3] = 1.0
+        is_glass = self._paint(view, (_GLASS,), size_px).depths < 1
+        self._model.geom_rgba[:, 3], self._model.mat_rgba[:, 3] = colours, materials
+        return _Layer(layer.colours, opaque.depths, is_glass)
+
+    def _whole(self, view: mujoco.MjvCamera, size_px: int) -> Frames:
+        """Everything [H, W, 3] that the camera may see."""
+        self._model.geom_group[:] = np.where(self._is_in_view(view.fixedcamid), self._groups, _UNSEEN)
+        colours = self._paint(view, (_STILL, _MOVING, _GLASS), size_px).colours
+        self._model.geom_group[:] = self._groups
+        return colours
+
+    def _is_in_view(self, camera: int) -> NDArray[np.bool_]:
+        """[ngeom] False where a geom's bounding sphere lies beside a square picture, or behind the camera."""
+        model, data = self._model, self._data
+        if model.cam_orthographic[camera] or model.cam_sensorsize[camera].any():
+            return np.ones(model.ngeom, bool)
+        offsets = (data.geom_xpos - data.cam_xpos[camera]) @ data.cam_xmat[camera].reshape(3, 3)  # looks along -z
+        depths, slope = -offsets[:, 2], np.tan(np.deg2rad(model.cam_fovy[camera]) / 2)
+        radii = np.where(model.geom_rbound > 0, model.geom_rbound, np.inf)  # a plane has none
+        beside = (np.abs(offsets[:, :2]).max(axis=1) - slope * depths) / np.hypot(1.0, slope)  # metres from the edge
+        return (beside <= radii) & (depths >= -radii)
 
     def _paint(self, view: mujoco.MjvCamera, groups: tuple[int, ...], size_px: int) -> "_Layer":
         """The geoms of `groups`, as posed; the sky belongs to what stands still."""
@@ -165,7 +203,7 @@ class Renderer:
         option = mujoco.MjvOption()
         option.sitegroup[:] = 0
         option.geomgroup[:] = [group in groups for group in range(mujoco.mjNGROUP)]
-        self._scene.flags[mujoco.mjtRndFlag.mjRND_SKYBOX] = _STILL[0] in groups
+        self._scene.flags[mujoco.mjtRndFlag.mjRND_SKYBOX] = _STILL in groups
         mujoco.mjv_updateScene(self._model, self._data, option, None, view, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
         mujoco.mjr_render(corner, self._scene, context)
         layer = _Layer(np.empty((size_px, size_px, 3), np.uint8), np.empty((size_px, size_px), np.float32))
@@ -187,17 +225,18 @@ class Renderer:
 
 
 def _sort_geoms(model: mujoco.MjModel, hidden: NDArray[np.bool_], placed: list[int]) -> bool:
-    """Puts the visible geoms into the groups `_STILL` and `_MOVING`; says whether drawing them apart is exact.
+    """Puts visible geoms into the groups `_STILL`, `_MOVING` and `_GLASS`; says whether drawing them apart is exact.
 
-    It is not where something lets light through, and it is of no use where what deforms makes the picture.
+    It is not where something that moves lets light through, and it is of no use where what deforms makes the picture.
     """
     visible = (model.geom_group < _SEEN_BY_DEFAULT) & ~hidden
     moves = (model.body_weldid != 0) | np.isin(model.body_rootid, model.body_rootid[placed])
     moves |= model.body_mocapid[model.body_rootid] >= 0
-    model.geom_group[:] = np.where(visible, np.where(moves[model.geom_bodyid], _MOVING[0], _STILL[0]), _UNSEEN)
     alphas = np.where(model.geom_matid >= 0, model.mat_rgba[model.geom_matid, 3] if model.nmat else 1.0, 1.0)
-    lets_through = visible & (0 < model.geom_rgba[:, 3]) & (np.minimum(alphas, model.geom_rgba[:, 3]) < 1)
-    return not lets_through.any() and model.nflex == 0 and model.nskin == 0
+    is_glass = (0 < model.geom_rgba[:, 3]) & (np.minimum(alphas, model.geom_rgba[:, 3]) < 1)
+    groups = np.where(moves[model.geom_bodyid], _MOVING, np.where(is_glass, _GLASS, _STILL))
+    model.geom_group[:] = np.where(visible, groups, _UNSEEN)
+    return not (visible & is_glass & (groups == _MOVING)).any() and model.nflex == 0 and model.nskin == 0
 
 
 def _open_canvas(model: mujoco.MjModel, size_px: int) -> tuple[Any, mujoco.MjrContext]:

@@ -1,6 +1,7 @@
 """LIBERO's worlds: names, the benchmark's own step and test, starts, moved things, silence, and the contract."""
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -100,6 +101,23 @@ def test_steps_as_robosuite_does(world: LiberoWorld) -> None:
     for action, positions in zip(actions, theirs, strict=True):
         scene.arm.step(action)
         np.testing.assert_allclose(scene.data.qpos, positions, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_things_touch_where_robosuite_says_so(world: LiberoWorld) -> None:
+    scene, rng = world._scene, np.random.default_rng(0)
+    scene.load(scene.start(3, 0.0))
+    things = [scene.env.get_object(name) for name in scene.env.obj_body_id]
+    said = []
+    for _ in range(40):  # the soup comes down on something
+        soup = int(scene.model.jnt_qposadr[scene.model.body_jntadr[scene.env.obj_body_id["alphabet_soup_1"]]])
+        other = things[rng.integers(len(things))].name
+        scene.data.qpos[soup : soup + 3] = scene.place_of(other) + rng.uniform(-0.03, 0.06, 3)
+        mujoco.mj_forward(scene.model, scene.data)
+        for one, two in itertools.product(things, things):
+            said.append(scene.env.check_contact(one, two))
+            assert said[-1] == type(scene.env).check_contact(scene.env, one, two), (one.name, two.name)
+    assert 0.02 < np.mean(said) < 0.5
 
 
 @pytest.mark.slow

@@ -109,12 +109,12 @@ ROOM = """
     <camera name="any"/>
     <light pos="0 0 5"/>
     <geom name="floor" type="box" size="1 1 .05" rgba=".5 .5 .2 1"/>
-    <geom name="bar" type="box" pos="0 0 .8" size=".1 1 .05" rgba=".2 .8 .2 {alpha}"/>
+    <geom name="bar" type="box" pos="0 0 .8" size=".1 1 .05" rgba=".2 .8 .2 {bar}"/>
     <body name="ball" pos="0 0 .4">
       <joint type="slide" axis="1 0 0"/>
       <geom type="sphere" size=".2" rgba="1 0 0 1"/>
     </body>
-    <body name="stand" pos="0 .6 .3"><geom type="box" size=".1 .1 .1" rgba="0 0 1 1"/></body>
+    <body name="stand" pos="0 .6 .3"><geom type="box" size=".1 .1 .1" rgba="0 0 1 {stand}"/></body>
   </worldbody>
 </mujoco>
 """
@@ -122,24 +122,26 @@ PASSING = np.array([[x, 0.1 * x, 0.6, 0.3] for x in np.linspace(-0.7, 0.7, 9)], 
 """The ball passes under the bar, the stand moves from episode to episode."""
 
 
-def room_renderer(alpha: float) -> Renderer:
-    model = mujoco.MjModel.from_xml_string(ROOM.format(alpha=alpha))
+def room_renderer(bar: float = 1.0, stand: float = 1.0) -> Renderer:
+    """The room; how opaque the bar and the stand are."""
+    model = mujoco.MjModel.from_xml_string(ROOM.format(bar=bar, stand=stand))
     return Renderer(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",))
 
 
-def test_drawing_the_still_parts_once_gives_the_same_pictures() -> None:
-    in_layers, whole = room_renderer(alpha=1.0), room_renderer(alpha=1.0)
+@pytest.mark.parametrize("bar", [1.0, 0.5])
+def test_drawing_the_still_parts_once_gives_the_same_pictures(bar: float) -> None:
+    in_layers, whole = room_renderer(bar), room_renderer(bar)
     assert in_layers._has_still_layer
     whole._has_still_layer = False
     for size_px in (40, 111):
         pictures = in_layers.draw(PASSING, size_px)
         assert (pictures == whole.draw(PASSING, size_px)).all()
         red = (pictures[..., 0] > 100) & (pictures[..., 1] < 50)  # [N, H, W]
-        assert red[4].sum() < red[0].sum()  # the bar hides part of the ball
+        assert red[4].sum() < red[0].sum()  # the bar hides part of the ball, or colours it
 
 
-def test_what_lets_light_through_is_drawn_whole() -> None:
-    assert not room_renderer(alpha=0.5)._has_still_layer
+def test_glass_that_moves_is_drawn_with_everything() -> None:
+    assert not room_renderer(stand=0.5)._has_still_layer
 
 
 CORD = """
@@ -194,3 +196,16 @@ def test_a_camera_that_rides_along_sees_what_it_passes(copies: bool) -> None:
     fixed = renderer.draw(snapshots, 32)
     renderer.draw(snapshots, 32, "rider")
     np.testing.assert_array_equal(renderer.draw(snapshots, 32), fixed)
+
+
+def test_what_lies_beside_the_view_is_left_out_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mujoco.MjModel.from_xml_string(RIDING)
+    renderer = Renderer(model, ("fixed", "rider"), np.zeros(model.ngeom, bool), ())
+    snapshots = np.linspace(-3, 3, 61, dtype=np.float32)[:, None]
+    pictures, shares = renderer.draw(snapshots, 32, "rider"), []
+    for snapshot in snapshots:
+        renderer._pose(snapshot)
+        shares.append(renderer._is_in_view(model.camera("rider").id)[model.geom("mark").id])
+    assert 0.2 < np.mean(shares) < 0.8, "the cart comes by the mark"
+    monkeypatch.setattr(renderer, "_is_in_view", lambda _: np.ones(model.ngeom, bool))
+    np.testing.assert_array_equal(renderer.draw(snapshots, 32, "rider"), pictures)
