@@ -153,7 +153,7 @@ def imitate(
         for group in optimizer.param_groups:
             group["lr"] = config.lr * _share_of_lr(step, config.steps)
         rows = torch.from_numpy(rng.integers(len(bins), size=config.batch_size))
-        logits = policy(images[rows], words[rows], proprio[rows]).logits.view(*bins[rows].shape, -1)
+        logits = policy(images[rows], words[rows], proprio[rows]).view(*bins[rows].shape, -1)
         loss = imitation_loss(logits, bins[rows].to(logits.device), targets.to(logits.device), is_soft)
         optimizer.zero_grad()
         loss.backward()

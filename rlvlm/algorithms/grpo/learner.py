@@ -215,12 +215,12 @@ class GRPOLearner(OwnLearner):
         config, temperature = self._grpo.loss, self._grpo.temperature
         seen = (train_batch.images[train_batch.drawn[rows]], train_batch.words[rows], train_batch.proprio[rows])
         bins, old, weights = train_batch.bins[rows], train_batch.old_log_probs[rows], train_batch.weights[rows]
-        logits = self.policy(*seen).logits
+        logits = self.policy(*seen)
         log_probs = log_probs_of(logits, bins, temperature)
         reference = None
         if self._reference is not None:
             with torch.no_grad():
-                reference = log_probs_of(self._reference(*seen).logits, bins, temperature)
+                reference = log_probs_of(self._reference(*seen), bins, temperature)
         loss = update_loss(
             log_probs, old, train_batch.advantages[rows], weights, config, len(self._world.action_low), reference
         )

@@ -115,7 +115,7 @@ class Sampler:
         Raises:
             NumericsError: the policy's numbers are not finite.
         """
-        logits = self._policy(*self._obs_processor.look(obs)).logits
+        logits = self._policy(*self._obs_processor.look(obs))
         if self._temperature is None:
             bins = likeliest_bins(logits)
             return bins.cpu().numpy(), np.zeros(bins.shape, np.float32)

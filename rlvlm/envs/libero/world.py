@@ -29,8 +29,11 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def to_robosuite(action: FloatArray) -> FloatArray:
-    """`[7]` as robosuite takes it: the gripper, 1 open and 0 closed in a policy's actions, is -1 open and 1 closed."""
-    return np.append(action[:_GRIPPER], -np.sign(2.0 * action[_GRIPPER] - 1.0)).astype(np.float32)
+    """`[7]` as robosuite takes it: the gripper, 1 open and 0 closed in a policy's actions, is -1 open and 1 closed.
+
+    Source: OpenVLA's LIBERO evaluation, -sign(2 g - 1). Departure: exactly 0.5, whose sign is 0 there, opens.
+    """
+    return np.append(action[:_GRIPPER], -1.0 if action[_GRIPPER] >= 0.5 else 1.0).astype(np.float32)
 
 
 class LiberoWorlds(ChunkWorlds):

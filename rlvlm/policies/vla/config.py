@@ -62,6 +62,9 @@ class OpenVLAConfig:
     """A fresh adapter's part is scaled by lora_alpha / lora_rank."""
     lora_targets: str = LINEAR_LAYERS
     """Regular expression on the full names of the layers that a fresh adapter is put beside."""
+    at_once: int = 64
+    """Observations that go through it at once where nothing is learned, >= 1: rollouts and evaluations hold all of
+    theirs, and a smaller GPU less. Updates have `algo.micro_batch`."""
     recompute: bool = False
     """Compute the language model's layers a second time in the update and keep less in memory."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -70,8 +73,8 @@ class OpenVLAConfig:
     """auto, cpu, cuda or cuda:N."""
 
     def __post_init__(self) -> None:
-        if min(self.cameras, self.image_px, self.lora_rank) < 1 or not self.lora_alpha > 0:
-            raise ValueError(f"need cameras, image_px and lora_rank >= 1 and lora_alpha > 0, got {self}")
+        if min(self.cameras, self.image_px, self.lora_rank, self.at_once) < 1 or not self.lora_alpha > 0:
+            raise ValueError(f"need cameras, image_px, lora_rank and at_once >= 1 and lora_alpha > 0, got {self}")
         if self.learns == "all" and self.adapter:
             raise ValueError(f"{self.section}.adapter has no effect where learns is all; merge it into the weights")
         if self.learns == "all" and self.dtype == "bfloat16":

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlvlm.policies.vla.config import PocketVLAConfig
-from rlvlm.policies.vla.policy import VLAOutput
 from rlvlm.policies.vla.tokens import NUM_BINS
 
 _WORDS = 32
@@ -29,15 +28,12 @@ class PocketVLA(nn.Module):
         num_cameras: images of each observation.
         proprio_size: P.
         num_tokens: L * A action tokens of a chunk.
-        has_value: whether there is a value head.
     """
 
     scale = None
     places: Tensor
 
-    def __init__(
-        self, config: PocketVLAConfig, *, num_cameras: int, proprio_size: int, num_tokens: int, has_value: bool = False
-    ) -> None:
+    def __init__(self, config: PocketVLAConfig, *, num_cameras: int, proprio_size: int, num_tokens: int) -> None:
         super().__init__()
         self.image_px = config.image_px
         self._vocabulary, self._num_tokens = config.vocabulary, num_tokens
@@ -60,7 +56,6 @@ class PocketVLA(nn.Module):
         middles = (torch.arange(NUM_BINS) + 0.5) / NUM_BINS
         self.bins = nn.Parameter(torch.cos(middles[:, None] * torch.arange(config.token_width) * math.pi))
         self.bias = nn.Parameter(torch.zeros(num_tokens, NUM_BINS))
-        self.value = nn.Linear(config.hidden, 1) if has_value else None
 
     def read(self, instructions: Sequence[str]) -> Tensor:
         """[B, 32] rows of the table of words: of each word and each pair of neighbours, lower-cased."""
@@ -73,8 +68,8 @@ class PocketVLA(nn.Module):
         rows = [zlib.crc32(text.encode()) % self._vocabulary for text in texts][:_WORDS]
         return rows + [self._vocabulary] * (_WORDS - len(rows))
 
-    def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> VLAOutput:
-        """Logits [B, L * A, 256] and values [B] of `images` [B, C, H, W, 3], `words` [B, 32] and `proprio` [B, P]."""
+    def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+        """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `words` [B, 32] and `proprio` [B, P]."""
         num, cameras = images.shape[:2]
         counted = (words != self._vocabulary).sum(dim=1, keepdim=True).clamp(min=1)
         said = self.words(words).sum(dim=1) / counted
@@ -87,8 +82,7 @@ class PocketVLA(nn.Module):
         seen = torch.cat([where, maps.mean(dim=2)], dim=1).view(num, -1)
         hidden = self.trunk(torch.cat([seen, said, proprio], dim=1))
         tokens = self.norm(self.queries(hidden).view(num, self._num_tokens, -1))
-        values = None if self.value is None else self.value(hidden)[:, 0]
-        return VLAOutput(tokens @ self.bins.T + self.bias, values)
+        return tokens @ self.bins.T + self.bias
 
 
 def _film(maps: Tensor, scale_and_shift: Tensor) -> Tensor:

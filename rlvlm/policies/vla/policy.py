@@ -1,7 +1,7 @@
 """What rollouts and learners need of a VLA, whatever its size."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -9,15 +9,6 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from rlvlm.policies.vla.tokens import ActionScale
-
-
-class VLAOutput(NamedTuple):
-    """What one forward pass over B observations gives."""
-
-    logits: Tensor
-    """[B, L * A, 256] one distribution over bins for each dimension of each action of the chunk, A before L."""
-    values: Tensor | None
-    """[B] expected score of the episode; None without a value head."""
 
 
 class VLAPolicy(Protocol):
@@ -35,8 +26,10 @@ class VLAPolicy(Protocol):
         """`[B, W]` int64: the instructions as the network takes them, on its device."""
         ...
 
-    def __call__(self, images: Tensor, words: Tensor, proprio: Tensor) -> VLAOutput:
-        """One forward pass.
+    def __call__(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+        """Logits [B, L * A, 256] in one forward pass: a distribution over bins for each dimension of each action.
+
+        They stand action after action, each with its A dimensions.
 
         Args:
             images: [B, cameras, H, W, 3] uint8, H = W = `image_px`.

@@ -114,11 +114,3 @@ class ActionScale:
         """The text of a `dataset_statistics.json` with this scale under `key`."""
         action = {"q01": list(self.low), "q99": list(self.high), "mask": list(self.scaled)}
         return json.dumps({key: {"action": action}}, indent=1)
-
-
-def libero_gripper(opening: FloatArray) -> FloatArray:
-    """LIBERO's gripper command for a policy's in [0, 1]: -1 opens, 1 closes.
-
-    Source: OpenVLA's LIBERO evaluation: -sign(2 g - 1). Departure: exactly 0.5, whose sign is 0 there, opens.
-    """
-    return np.where(opening >= 0.5, -1.0, 1.0).astype(np.float32)

@@ -51,7 +51,7 @@ def sample(learner: GRPOLearner, runner: GroupRunner) -> UpdateBatch:
 
 def log_prob_of_good_tokens(learner: GRPOLearner, update: UpdateBatch) -> float:
     train_batch = learner._train_batch(update)
-    logits = learner.policy(train_batch.images, train_batch.words, train_batch.proprio).logits
+    logits = learner.policy(train_batch.images, train_batch.words, train_batch.proprio)
     found = log_probs_of(logits, train_batch.bins, 1.0) * train_batch.weights * train_batch.advantages[:, None]
     return found.sum().item()
 
@@ -163,7 +163,7 @@ def test_a_weight_on_kl_pulls_back_to_the_start() -> None:
     def moved(one: GRPOLearner) -> float:
         train_batch = one._train_batch(update)
         now = log_probs_of(
-            one.policy(train_batch.images, train_batch.words, train_batch.proprio).logits, train_batch.bins, 1.0
+            one.policy(train_batch.images, train_batch.words, train_batch.proprio), train_batch.bins, 1.0
         )
         return (now - train_batch.old_log_probs).abs().mean().item()
 

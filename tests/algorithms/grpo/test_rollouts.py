@@ -104,7 +104,7 @@ def test_stored_log_probs_are_those_of_the_stored_tokens_where_they_were_seen() 
     obs_processor = ObsProcessor(net, one)
     sampler = Sampler(net, obs_processor, 1.6, torch.Generator().manual_seed(1))
     episodes = roll_out(one.many(), starts(5, 6, 7), sampler.choose, decoded_by(SCALE, 8))
-    logits = net(*obs_processor.look(seen_at_chunks(episodes))).logits
+    logits = net(*obs_processor.look(seen_at_chunks(episodes)))
     bins = torch.from_numpy(np.concatenate([episode.bins for episode in episodes]).astype(np.int64))
     stored = np.concatenate([episode.log_probs for episode in episodes])
     assert np.abs(log_probs_of(logits, bins, 1.6).detach().numpy() - stored).max() < 1e-4

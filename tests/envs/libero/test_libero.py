@@ -56,6 +56,7 @@ def test_tasks_are_found_by_number_and_by_words() -> None:
 def test_the_gripper_is_turned_round() -> None:
     opened, closed = (to_robosuite(np.array([0.5] * 6 + [grip], np.float32)) for grip in (OPEN, CLOSE))
     assert (opened[6], closed[6]) == (-1, 1) and opened[0] == 0.5
+    assert [to_robosuite(np.full(7, grip, np.float32))[6] for grip in (0.49, 0.5)] == [1, -1]  # there is no third
 
 
 def test_without_the_packages_the_line_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:

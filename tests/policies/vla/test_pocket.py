@@ -12,9 +12,9 @@ from tests.oracles import pocket_vla as oracle
 TOKENS = 8 * 7
 
 
-def pocket(**chosen: bool) -> PocketVLA:
+def pocket() -> PocketVLA:
     torch.manual_seed(0)
-    return PocketVLA(PocketVLAConfig(), num_cameras=2, proprio_size=3, num_tokens=TOKENS, **chosen)
+    return PocketVLA(PocketVLAConfig(), num_cameras=2, proprio_size=3, num_tokens=TOKENS)
 
 
 def seen(num: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,11 +26,8 @@ def seen(num: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 def test_one_pass_gives_all_tokens_of_a_chunk() -> None:
     policy = pocket()
     images, proprio = seen(5)
-    output = policy(images, policy.read(["push it"] * 5), proprio)
-    assert output.logits.shape == (5, TOKENS, 256) and output.values is None
+    assert policy(images, policy.read(["push it"] * 5), proprio).shape == (5, TOKENS, 256)
     assert 0.5e6 < sum(parameter.numel() for parameter in policy.parameters()) < 3e6
-    with_value = pocket(has_value=True)(images, policy.read(["push it"] * 5), proprio)
-    assert with_value.values is not None and with_value.values.shape == (5,)
 
 
 def test_the_pass_is_that_of_a_plain_program() -> None:
@@ -45,7 +42,7 @@ def test_the_pass_is_that_of_a_plain_program() -> None:
     images = torch.randint(0, 256, (3, 2, 12, 12, 3), dtype=torch.uint8, generator=generator)
     proprio = torch.randn(3, 3, generator=generator)
     said = ["push the red block to the pad", "", "lift"]
-    found = policy(images, policy.read(said), proprio).logits.detach()
+    found = policy(images, policy.read(said), proprio).detach()
     weights = {name: value.double().numpy() for name, value in policy.state_dict().items()}
     for row, text in enumerate(said):
         expected = oracle.logits(weights, images[row].numpy(), text, proprio[row].double().numpy())
@@ -56,9 +53,9 @@ def test_a_batch_is_its_rows_one_by_one() -> None:
     policy = pocket()
     images, proprio = seen(4)
     words = policy.read(["push the red block", "push", "", "lift the red block and the blue one"])
-    together = policy(images, words, proprio).logits
+    together = policy(images, words, proprio)
     for row in range(4):
-        alone = policy(images[row : row + 1], words[row : row + 1], proprio[row : row + 1]).logits
+        alone = policy(images[row : row + 1], words[row : row + 1], proprio[row : row + 1])
         assert torch.allclose(together[row], alone[0], atol=1e-4)
 
 
@@ -67,7 +64,7 @@ def test_it_reads_words_and_their_order_and_looks_through_each_camera() -> None:
     images, proprio = seen(1)
 
     def logits(text: str, pixels: torch.Tensor = images) -> torch.Tensor:
-        return policy(pixels, policy.read([text]), proprio).logits
+        return policy(pixels, policy.read([text]), proprio)
 
     base = logits("put the cup on the plate")
     assert torch.equal(base, logits("PUT the cup on  the plate"))
@@ -83,8 +80,8 @@ def test_log_probs_of_what_was_drawn_are_recomputed_alike() -> None:
     images, proprio = seen(6)
     words = policy.read(["push"] * 6)
     with torch.no_grad():
-        bins, drawn = draw_bins(policy(images, words, proprio).logits, 1.6, torch.Generator().manual_seed(0))
-    again = log_probs_of(policy(images, words, proprio).logits, bins, 1.6)
+        bins, drawn = draw_bins(policy(images, words, proprio), 1.6, torch.Generator().manual_seed(0))
+    again = log_probs_of(policy(images, words, proprio), bins, 1.6)
     assert (again - drawn).abs().max() < 1e-5
 
 
@@ -97,7 +94,7 @@ def test_it_learns_a_batch_by_heart() -> None:
     optimizer = torch.optim.Adam(policy.parameters(), 3e-3)
     losses = []
     for _ in range(80):
-        loss = functional.cross_entropy(policy(images, words, proprio).logits.flatten(0, 1), target.flatten())
+        loss = functional.cross_entropy(policy(images, words, proprio).flatten(0, 1), target.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

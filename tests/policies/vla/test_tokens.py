@@ -13,7 +13,6 @@ from rlvlm.policies.vla.tokens import (
     bins_of,
     decode,
     encode,
-    libero_gripper,
     token_ids,
 )
 
@@ -73,7 +72,3 @@ def test_scale_of_demonstrations_is_their_quantiles() -> None:
     actions = np.stack([np.linspace(0, 1, 101), np.linspace(-2, 2, 101)], axis=1).astype(np.float32)
     scale = ActionScale.of_actions(actions, (True, True))
     assert scale.low == pytest.approx((0.01, -1.96)) and scale.high == pytest.approx((0.99, 1.96))
-
-
-def test_gripper_closes_below_a_half_and_has_no_zero() -> None:
-    assert libero_gripper(np.array([0.0, 0.49, 0.5, 1.0], np.float32)).tolist() == [1.0, 1.0, -1.0, -1.0]

@@ -58,7 +58,8 @@ def _cropped(images: Tensor, size_px: int) -> Tensor:
     reach = torch.linspace(-(_AREA**0.5), _AREA**0.5, size_px, device=images.device)
     down, right = torch.meshgrid(reach, reach, indexing="ij")
     grid = torch.stack([right, down], dim=-1).expand(len(pixels), -1, -1, -1)
-    return functional.grid_sample(pixels, grid, mode="bilinear", align_corners=True).clamp(0, 255).round()
+    middle = functional.grid_sample(pixels, grid, mode="bilinear", align_corners=True).clamp(0, 255)
+    return (middle * (255.5 / 255)).floor()  # as TensorFlow makes bytes of numbers, which is not to the nearest
 
 
 def _through_jpeg(image: NDArray[np.uint8], size_px: int) -> NDArray[np.uint8]:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from rlvlm.policies.vla.config import OpenVLAConfig
 from rlvlm.policies.vla.openvla.images import to_pixels
-from rlvlm.policies.vla.policy import VLAOutput
 from rlvlm.policies.vla.tokens import ActionScale
 
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
@@ -76,15 +75,18 @@ class OpenVLAPolicy(nn.Module):
             self._prompts[instruction] = [*start, *ids, *end]
         return self._prompts[instruction]
 
-    def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> VLAOutput:
-        """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `words` [B, W] and `proprio` [B, P]; no values."""
+    def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+        """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `words` [B, W] and `proprio` [B, P]."""
+        if not torch.is_grad_enabled() and len(images) > self._config.at_once:
+            parts = (tensor.split(self._config.at_once) for tensor in (images, words, proprio))
+            return torch.cat([self(*part) for part in zip(*parts, strict=True)])
         pixels = to_pixels(images[:, : self._config.cameras], self._config.images, self._encoder_px)
         felt = None
         if self._proprio_scale is not None:
             normal = self._proprio_scale.from_env(proprio.detach().cpu().numpy().astype(np.float32))
             felt = torch.from_numpy(normal).to(proprio.device)
         is_word = words != _PAD
-        logits = self.network(
+        return self.network(
             pixels,
             words.clamp(min=0),
             is_word,
@@ -92,4 +94,3 @@ class OpenVLAPolicy(nn.Module):
             num_tokens=self._num_tokens,
             has_stop=self._config.has_stop,
         )
-        return VLAOutput(logits, None)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from rlvlm.errors import ModelUnavailable
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.policies.vla.openvla import images as image_paths
 from rlvlm.policies.vla.openvla.images import to_pixels
 from rlvlm.policies.vla.openvla.loading import load_openvla
 from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
@@ -108,7 +109,7 @@ def test_the_pass_is_that_of_a_plain_program(tmp_path: Path, proprio_size: int, 
     policy = load(tmp_path, cameras=cameras, has_stop=has_stop, images="whole")
     images, proprio = seen(2)
     words = policy.read(["push the red block onto the pad", "push"])
-    found = policy(images, words, proprio).logits.detach().double().numpy()
+    found = policy(images, words, proprio).detach().double().numpy()
     weights = {name: value for file in tmp_path.glob("*.safetensors") for name, value in load_file(file).items()}
     for file in tmp_path.glob("*.pt"):
         weights |= {
@@ -145,11 +146,11 @@ def test_a_batch_is_its_rows_one_by_one_and_every_place_sees_every_other(folder:
     policy = load(folder)
     images, proprio = seen(2)
     said = ["push the red block onto the pad", "push"]
-    together = policy(images, policy.read(said), proprio).logits
+    together = policy(images, policy.read(said), proprio)
     for row in range(2):
-        alone = policy(images[row : row + 1], policy.read(said[row : row + 1]), proprio[row : row + 1]).logits[0]
+        alone = policy(images[row : row + 1], policy.read(said[row : row + 1]), proprio[row : row + 1])[0]
         torch.testing.assert_close(together[row], alone, atol=1e-5, rtol=1e-5)
-    longer = load(folder, num_tokens=3 * 7)(images, policy.read(said), proprio).logits[:, :TOKENS]
+    longer = load(folder, num_tokens=3 * 7)(images, policy.read(said), proprio)[:, :TOKENS]
     assert (longer - together).abs().max() > 1e-3  # a causal model could not know that more places follow
 
 
@@ -168,13 +169,37 @@ def test_images_are_made_as_either_stack_does() -> None:
     torch.testing.assert_close(whole, torch.arange(224.0), atol=1e-3, rtol=0)
 
 
+def test_bytes_are_made_of_numbers_as_tensorflow_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It multiplies shares of 1 by 255.5 and cuts: 100.6 becomes 100, and 201.6 becomes 201."""
+    monkeypatch.setattr(image_paths, "_through_jpeg", lambda image, size_px: image)
+    ramp = torch.arange(224).repeat_interleave(3).view(1, 224, 3).expand(224, -1, -1)[None].to(torch.uint8)
+    found = ((to_pixels(ramp, "cropped", 224)[0, 1, 0, 112] * 0.5 + 0.5) * 255).round()
+    margin = 223 * (1 - 0.9**0.5) / 2
+    exact = torch.linspace(margin, 223 - margin, 224)
+    assert (found == (exact / 255 * 255.5).floor()).float().mean() > 0.98  # a rounding error decides where it is close
+    assert (found == exact.round()).float().mean() < 0.8
+
+
+def test_few_go_through_at_once_where_nothing_is_learned(folder: Path) -> None:
+    images, proprio = seen(5)
+    whole, small = load(folder), load(folder, at_once=2)
+    sizes: list[int] = []
+    small.network.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    words = whole.read(["push the red block", "push", "lift it", "push", "push"])
+    with torch.no_grad():
+        torch.testing.assert_close(small(images, words, proprio), whole(images, words, proprio), atol=1e-5, rtol=1e-5)
+    assert sizes == [2, 2, 1]
+    small(images, words, proprio)
+    assert sizes[3:] == [5]
+
+
 def test_actions_and_log_probs_are_of_exactly_the_action_tokens(folder: Path) -> None:
     policy = load(folder)
     images, proprio = seen(3)
-    logits = policy(images, policy.read(["push"] * 3), proprio).logits
+    logits = policy(images, policy.read(["push"] * 3), proprio)
     assert logits.shape == (3, TOKENS, 256)
     bins, log_probs = draw_bins(logits.detach(), 1.6, torch.Generator().manual_seed(0))
-    again = log_probs_of(policy(images, policy.read(["push"] * 3), proprio).logits, bins, 1.6)
+    again = log_probs_of(policy(images, policy.read(["push"] * 3), proprio), bins, 1.6)
     assert again.dtype == torch.float32
     assert (again.exp() / log_probs.exp() - 1).abs().mean() <= 1e-5
     assert policy.scale.low == tuple(STATISTICS["action"]["q01"]) and not policy.scale.scaled[6]
@@ -188,23 +213,21 @@ def test_an_adapter_learns_goes_on_and_leaves_the_weights_alone(folder: Path, tm
     before = {name: value.clone() for name, value in policy.named_parameters()}
     images, proprio = seen(2)
     words = policy.read(["push"] * 2)
-    start = policy(images, words, proprio).logits.detach()
+    start = policy(images, words, proprio).detach()
     optimizer = torch.optim.Adam(policy.parameters(), 1e-2)
     for _ in range(2):
         optimizer.zero_grad()
-        (
-            -log_probs_of(policy(images, words, proprio).logits, torch.zeros(2, TOKENS, dtype=torch.long), 1.0)
-        ).mean().backward()
+        (-log_probs_of(policy(images, words, proprio), torch.zeros(2, TOKENS, dtype=torch.long), 1.0)).mean().backward()
         optimizer.step()
-    moved = policy(images, words, proprio).logits.detach()
+    moved = policy(images, words, proprio).detach()
     assert (moved - start).abs().max() > 1e-3
     changed = {name for name, value in policy.named_parameters() if not torch.equal(value, before[name])}
     assert changed and changed <= set(learns)
     other = load(folder, lora_rank=2)
     take_weights(other, {name: value.numpy() for name, value in trained_weights(policy).items()})
-    torch.testing.assert_close(other(images, words, proprio).logits, moved)
+    torch.testing.assert_close(other(images, words, proprio), moved)
     save_adapter(policy.network, tmp_path / "adapter")
-    torch.testing.assert_close(load(folder, adapter=str(tmp_path / "adapter"))(images, words, proprio).logits, moved)
+    torch.testing.assert_close(load(folder, adapter=str(tmp_path / "adapter"))(images, words, proprio), moved)
     with pytest.raises(ValueError, match="another policy's"):
         take_weights(other, {"nothing": 1})
 
@@ -212,7 +235,7 @@ def test_an_adapter_learns_goes_on_and_leaves_the_weights_alone(folder: Path, tm
 def test_all_weights_learn_in_full_precision(folder: Path) -> None:
     policy = load(folder, learns="all", recompute=True)
     images, proprio = seen(1)
-    policy(images, policy.read(["push"]), proprio).logits.sum().backward()
+    policy(images, policy.read(["push"]), proprio).sum().backward()
     idle = {name for name, value in policy.named_parameters() if value.grad is None}
     assert idle and all(re.search(r"blocks\.2\.|featurizer\.norm\.|attn_pool\.", name) for name in idle)
     assert {value.dtype for value in policy.parameters()} == {torch.float32}
