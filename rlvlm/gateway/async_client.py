@@ -7,21 +7,19 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ray import serve
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from rlvlm.errors import ModelUnavailable, UsageError
+from rlvlm.serving.calls import DIED
 from rlvlm.serving.refusal import Refusal, overloaded
 from rlvlm.serving.replicas.policy import ReplyCall, ReplyReceipt
 from rlvlm.types.judging import Clip, Query, Score, Verdict
 from rlvlm.vlms.chats import Chat
 
 logger = logging.getLogger(__name__)
-
-_DIED = (RayActorError, DeploymentUnavailableError)
-"""A replica died while it was answering, or is just being replaced: another try may meet a living one."""
 
 
 class AsyncJudge(Protocol):
@@ -81,7 +79,7 @@ class AsyncAppClient:
         retrying = AsyncRetrying(
             stop=stop_after_attempt(1 + self._retries),
             wait=wait_random_exponential(multiplier=0.2, max=5.0),
-            retry=retry_if_exception_type(_DIED),
+            retry=retry_if_exception_type(DIED),
             reraise=True,
         )
         try:
@@ -110,15 +108,18 @@ class AsyncAppClient:
 
     async def _try_once(self, method: str, *args: Any) -> Any:
         start = time.monotonic()
-        if self._handle is None:
-            self._handle = await asyncio.to_thread(serve.get_app_handle, self._app)
-        response = getattr(self._handle, method).remote(*args)
+        handle = self._handle  # another request may take it away
+        if handle is None:
+            handle = self._handle = await asyncio.to_thread(serve.get_app_handle, self._app)
+        response = getattr(handle, method).remote(*args)
         try:
             return await response
         except asyncio.CancelledError:
             response.cancel()
             raise
-        except _DIED:
+        except DIED as error:
+            if isinstance(error, DeploymentUnavailableError):
+                self._handle = None  # it names a deployment, and an app that was deployed anew may have another one
             died = time.monotonic() - start
             logger.warning("%s app %s: a replica died after %.1f s", self._what, self._app, died)
             raise

@@ -175,7 +175,10 @@ def _score_statement(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
         return Reading(value=value, text=TRUE_AND_FALSE[int(reply.log_p.argmax())])
     value = None
     if reply.first_tokens and not reply.is_refusal:
-        value = min(1.0, fsum(p for token, p in reply.first_tokens if token.strip(_MARKS) == TRUE_AND_FALSE[0]))
+        true, false = (
+            fsum(p for token, p in reply.first_tokens if token.strip(_MARKS) == word) for word in TRUE_AND_FALSE
+        )
+        value = min(1.0, true) if true + false >= MIN_CHOICE_MASS else None
     elif not reply.is_refusal:
         value = {"true": 1.0, "false": 0.0}.get(reply.readable.strip(_MARKS).lower())
     return Reading(value=value, text=_told(reply))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
@@ -20,7 +20,9 @@ REFUSED = "refused"
 MAX_BACKOFF_S = 10.0
 REFUSED_WAIT_S = (0.1, 0.5)
 """Least and longest pause after a request met a full queue."""
-_PASSING = (RayActorError, BackPressureError, DeploymentUnavailableError, TimeoutError, ModelUnavailable)
+DIED = (RayActorError, NodeDiedError, ObjectLostError, DeploymentUnavailableError)
+"""A replica died, its node with the answer on it, or the app has a deployment of another name by now."""
+_PASSING = (*DIED, BackPressureError, TimeoutError, ModelUnavailable)
 """Failures that another try may mend: a replica died or is overloaded, slow, or about to be replaced."""
 _LOOK_UP_S = 1.0
 """How soon a request that waits sees that nobody wants its answer any more."""
@@ -88,12 +90,12 @@ class AppCalls:
             before_sleep=self._before_sleep,
             reraise=True,
         )
-        handle = self.connect()
+        self.connect()  # an app that is not there is told at once, and not tried again
         try:
-            return retrying(self._try_once, getattr(handle, method), args, check)
+            return retrying(self._try_once, method, args, check)
         except ModelUnavailable:
             raise
-        except (*_PASSING, RayTaskError, RayServeException) as error:
+        except (TimeoutError, RayError, RayServeException) as error:
             section = self._section
             raise self._unavailable(
                 f"{self._what} app {self.app!r} gave no answer in {1 + self._retries} tries: "
@@ -102,17 +104,20 @@ class AppCalls:
                 f"--{section}.num-replicas",
             ) from error
 
-    def _try_once(self, method: DeploymentHandle, args: tuple[Any, ...], check: Callable[[Any], Any] | None) -> Any:
+    def _try_once(self, method: str, args: tuple[Any, ...], check: Callable[[Any], Any] | None) -> Any:
         """One try. A full queue is no failure: it is met again soon, until the try's time is over."""
         give_up = time.monotonic() + self._timeout_s
         while True:
             if self._is_over:
                 raise self._unavailable(f"{self._what} app {self.app!r} is not asked any more: the run is over", "")
-            response = method.remote(*args)
+            response = getattr(self.connect(), method).remote(*args)
             try:
                 outcome = self._wait(response)
             except TimeoutError:
                 response.cancel()
+                raise
+            except DeploymentUnavailableError:
+                self.handle = None  # it names a deployment, and an app that was deployed anew may have another one
                 raise
             except BackPressureError:
                 self._note(REFUSED)
@@ -145,15 +150,16 @@ class AppCalls:
         Raises:
             ModelUnavailable: there is no such app; of the kind that was asked for.
         """
-        if self.handle is None:
+        handle = self.handle  # another thread may take it away
+        if handle is None:
             try:
-                self.handle = serve.get_app_handle(self.app)
+                handle = self.handle = serve.get_app_handle(self.app)
             except RayServeException as error:
                 raise self._unavailable(
                     f"no Serve app {self.app!r} on this cluster",
                     "start one with `rlvlm serve` or `serve deploy serve_apps/pocket.yaml`, or leave out --serve.app",
                 ) from error
-        return self.handle
+        return handle
 
     def _before_sleep(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None

@@ -16,7 +16,7 @@ from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import TokenRules
 from rlvlm.serving.calls import REFUSED, AppCalls
 from rlvlm.serving.config import EngineConfig
-from rlvlm.serving.replicas.policy import ReplyCall, ReplyReceipt, Sampled, Sampling
+from rlvlm.serving.replicas.policy import ReplyCall, ReplyReceipt, Sampling
 from rlvlm.serving.replicas.tokens import TokenCall
 from rlvlm.serving.weights import Weights, exported, packed
 from rlvlm.types.sampling import ReplyRequest, ReplyTokens, SampledAction, SampledReply
@@ -131,7 +131,11 @@ class ServedEngine:
     def _asked(self, requests: Sequence[ReplyRequest], sampling: Sampling) -> list[Any]:
         size = max(1, -(-len(requests) // self._num_replicas))
         calls = [self._call(requests[begin : begin + size], sampling) for begin in range(0, len(requests), size)]
-        answers = [answer for answers in self._pool.map(self._answers, calls) for answer in answers]
+        receipts = list(self._pool.map(self._receipt, calls))
+        if self.version != self._measured:
+            self._sync_error, self._measured = 0.0, self.version
+        self._sync_error = max([self._sync_error, *(receipt.sync_error for receipt in receipts)])
+        answers = [answer for receipt in receipts for answer in receipt.answers]
         return self._completed(answers) if self._by_tokens else answers  # pyright: ignore[reportArgumentType] - replies
 
     def _see(self, requests: Sequence[ReplyRequest]) -> None:
@@ -184,20 +188,17 @@ class ServedEngine:
             weights=self._weights,
         )
 
-    def _answers(self, call: ReplyCall | TokenCall) -> list[Sampled]:
-        """The answers to one piece, once they are known to be those that were asked for."""
+    def _receipt(self, call: ReplyCall | TokenCall) -> ReplyReceipt:
+        """The answers to one piece, once they are known to be those that were asked for; in a thread of the pool."""
 
-        def checked(receipt: ReplyReceipt) -> list[Sampled]:
+        def checked(receipt: ReplyReceipt) -> ReplyReceipt:
             version, answers = 0 if call.weights is None else call.weights.version, receipt.answers
             asked = [one.image for one in (call.requests if isinstance(call, ReplyCall) else call.prompts)]
             if [answer.tokens.image for answer in answers] != asked:
                 raise ModelUnavailable("the policy's app answered a turn that was not asked about")
             if any(answer.version != version for answer in answers):
                 raise ModelUnavailable(f"the policy's app answered with other weights than version {version}")
-            if version != self._measured:
-                self._sync_error, self._measured = 0.0, version
-            self._sync_error = max(self._sync_error, receipt.sync_error)
-            return answers
+            return receipt
 
         return self._calls.call("ask", call, check=checked)
 

@@ -5,6 +5,7 @@ import pytest
 from http_edge import Edge, FakeLine, movie, png, text
 
 from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.gateway import async_client
 from rlvlm.gateway.async_client import AsyncAppClient
 from rlvlm.serving.refusal import Refusal
 from rlvlm.types.judging import Score, Stamp, Status, Verdict
@@ -211,6 +212,15 @@ def test_a_line_retries_what_died_and_refuses_the_rest_by_kind():
         with pytest.raises(Refusal) as caught:
             ask_line(*outcomes)
         assert caught.value.status == status and "secret" not in str(caught.value)
+
+
+def test_a_line_finds_an_app_that_was_deployed_anew(monkeypatch):
+    from ray.serve._private.common import DeploymentID
+    from ray.serve.exceptions import DeploymentUnavailableError
+
+    gone = DeploymentUnavailableError(DeploymentID(name="judge-old", app_name="app"))
+    monkeypatch.setattr(async_client.serve, "get_app_handle", lambda app: FakeHandle(["verdict"]))
+    assert ask_line(gone) == ["verdict"]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 0.001, 2.1, -1])

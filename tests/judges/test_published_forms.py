@@ -11,9 +11,10 @@ from rlvlm.judges import prompts
 from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.dialogues import score_dialogue
 from rlvlm.judges.reading.verdicts import parse_change
 from rlvlm.types.judging import Clip, Status
-from rlvlm.vlms.chats import pictures_of
+from rlvlm.vlms.chats import Reply, pictures_of
 
 CLIP = Clip(
     goal="open the drawer", frames=np.arange(3, dtype=np.uint8)[:, None, None, None] * np.ones((1, 8, 8, 3), np.uint8)
@@ -34,6 +35,19 @@ def test_a_statement_is_worth_its_probability_of_true_among_all_words() -> None:
     assert parts[-1]["text"].endswith("The answer is:") and "open the drawer" in parts[-1]["text"]
     lost = judge_of(ScriptedModel(log_p=lambda count: [[-20.0, -20.0]] * count), "statement").score([CLIP])[0]
     assert lost.status is Status.INVALID
+
+
+def test_a_statement_behind_an_api_that_tells_its_likeliest_tokens() -> None:
+    for tokens, value in (
+        ([("True", 0.3), (" True", 0.2), ("False", 0.4)], 0.5),
+        ([("False", 0.999)], 0.0),
+        ([("The", 0.9), ("Sure", 0.1)], None),  # no answer at all, so not certainly a failure
+    ):
+        dialogue = score_dialogue("statement")(CLIP)
+        next(dialogue)
+        with pytest.raises(StopIteration) as end:
+            dialogue.send(Reply(text=tokens[0][0], first_tokens=tuple(tokens)))
+        assert end.value.value.value == pytest.approx(value), tokens
 
 
 def test_a_rubric_is_answered_in_five_steps() -> None:

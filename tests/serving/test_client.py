@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
-from ray.serve.exceptions import BackPressureError
+from ray.exceptions import ActorDiedError, ObjectLostError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from stub_judge import StubJudge, stub_queries
 
 from rlvlm.errors import JudgeUnavailable
@@ -40,6 +41,10 @@ class Handle:
         return outcome
 
 
+def lost_object() -> ObjectLostError:
+    return ObjectLostError("00" * 28, "", "here")
+
+
 def right(request: Request) -> Receipt:
     return Receipt(answers=StubJudge().compare(request.items), digests=[digest(item) for item in request.items])
 
@@ -71,6 +76,23 @@ def test_a_request_is_sent_again_under_its_key(ask):
     judge, handle = ask(lambda request, number: ActorDiedError() if number < 3 else right(request))
     assert len(judge.compare(stub_queries(2, 0))) == 2
     assert len(handle.requests) == 3 and len({request.key for request in handle.requests}) == 1
+
+
+def test_an_answer_that_was_lost_with_its_node_is_asked_for_again(ask):
+    judge, handle = ask(lambda request, number: lost_object() if number < 3 else right(request))
+    assert len(judge.compare(stub_queries(2, 0))) == 2 and len(handle.requests) == 3
+    judge, _ = ask(lambda *_: lost_object())
+    with pytest.raises(JudgeUnavailable, match="no answer in 3 tries: ObjectLostError"):
+        judge.compare(stub_queries(2, 0))
+
+
+def test_an_app_that_was_deployed_anew_is_looked_up_again(ask, monkeypatch):
+    gone = DeploymentUnavailableError(DeploymentID(name="judge-old", app_name="app"))
+    judge, old = ask(lambda *_: gone)
+    new = Handle(lambda request, _: right(request))
+    monkeypatch.setattr(module.serve, "get_app_handle", lambda app: new)
+    assert len(judge.compare(stub_queries(2, 0))) == 2
+    assert (len(old.requests), len(new.requests)) == (1, 1) and judge._calls.handle is new
 
 
 def test_the_same_question_twice_is_two_requests(ask):
