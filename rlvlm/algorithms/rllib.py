@@ -73,6 +73,8 @@ class TaskConfig(AlgorithmConfig):
             super().validate()
         if not self.task:
             raise ValueError("no task was chosen; call .worlds(task=...), `rlvlm check-task --list` has their names")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed!r}; runs repeat, so there is no random one")
 
     def build_algo(self, *arguments: Any, **settings: Any) -> Algorithm:
         """The algorithm, as RLlib builds it; what RLlib logs from then on is up to `log_level`, if that was chosen."""

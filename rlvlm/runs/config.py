@@ -156,6 +156,13 @@ class RunConfig:
         """Folders that the run reads, by the setting that names each."""
         return {}
 
+    def check_files(self) -> None:
+        """Passes where the files that settings name can be read.
+
+        Raises:
+            UsageError: says which cannot, and what it should hold.
+        """
+
     @property
     def networks(self) -> dict[str, Network]:
         """What the run's own process holds, by the section of the command line that names it."""

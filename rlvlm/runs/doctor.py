@@ -16,14 +16,15 @@ def check_before_run(config: RunConfig) -> None:
 
     Raises:
         UsageError: the judge knows nothing of this task, a model's folder is missing or holds none, another folder is
-            missing, the hub does not have a policy's model or cannot be reached, or the judge's store is none that can
-            be used.
+            missing, a file cannot be read, the hub does not have a policy's model or cannot be reached, or the judge's
+            store is none that can be used.
         JudgeUnavailable: the pocket judge's weights are missing.
         MachineError: no renderer, a GPU is named that is not there, or the dashboard's port is taken.
     """
     if config.asks_judge:
         _check_judge(config)
     _check_folders(config)
+    config.check_files()
     for section, network in config.networks.items():
         check_network(section, network)
     if config.track.dashboard and not port_is_free(config.track.dashboard_port):

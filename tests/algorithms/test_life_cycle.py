@@ -228,6 +228,8 @@ class Listener(RLlibCallback):
         (lambda config: config.training(train_batch_size_per_learner=64), "train_batch_size_per_learner"),
         (lambda config: config.environment("CartPole-v1"), r"env of RLlib's .environment\(\) .* \.worlds"),
         (lambda config: config.env_runners(num_envs_per_env_runner=4), "num_envs_per_env_runner .*EnvConfig"),
+        (lambda config: config.debugging(seed=-1), "seed must be 0 to"),
+        (lambda config: config.debugging(seed=None), "seed must be 0 to .*, got None"),
         (lambda config: config.env_runners(explore=False), "explore of RLlib's"),
         (lambda config: config.rl_module(model_config={"fcnet_hiddens": [8]}), "model_config .*SACConfig"),
         (lambda config: config.multi_agent(policies_to_train=["default_policy"]), "policies_to_train .* leave it out"),

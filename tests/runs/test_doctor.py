@@ -91,6 +91,18 @@ def test_a_folder_of_another_kind_is_refused_before_anything_starts(setting: str
         check_before_run(wrong)
 
 
+@pytest.mark.parametrize("content", [None, "not,a,report\n1,2,3\n"])
+def test_a_table_of_a_judge_that_cannot_be_read_is_refused_before_anything_starts(
+    content: str | None, tmp_path: Path
+) -> None:
+    table = tmp_path / "judge_report.csv"
+    if content is not None:
+        table.write_text(content)
+    words = ["drawer_open", "--reward.teacher", "measured", "--feedback.measured", str(table)]
+    with pytest.raises(UsageError, match="is no table of a judge"):
+        check_before_run(parse_run(words, "run").config)
+
+
 @pytest.mark.parametrize(
     ("task", "options", "told", "fix"),
     [

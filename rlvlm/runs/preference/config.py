@@ -4,9 +4,11 @@ Imports only the rooms' config files, never torch or ray: `rlvlm --help` starts 
 """
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import ClassVar, Self
 
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.errors import UsageError
 from rlvlm.pocket.judge.config import trained_tasks
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
 from rlvlm.rewards.config import RewardConfig
@@ -58,6 +60,16 @@ class PreferenceRunConfig(RunConfig):
             f"nobody will be asked: the first feedback is due at step {self.feedback.first_step:,} "
             f"(--feedback.first-step), and the run ends at step {self.steps:,} (--steps)",
         )
+
+    def check_files(self) -> None:
+        """Passes where the table of a measured judge can be read; raises UsageError where it cannot."""
+        if self.feedback.measured:
+            from rlvlm.preferences.answers.measured import read_shares  # numpy is not for those who only ask for help
+
+            try:
+                read_shares(Path(self.feedback.measured))
+            except ValueError as error:
+                raise UsageError(str(error), "rlvlm judge-report writes one") from error
 
     @property
     def judge_knows(self) -> list[str]:
