@@ -73,6 +73,10 @@ class LocalRunnerGroup(Generic[Sample]):
         """Acts the turn that was started."""
         return self._runner.sample(**self._turn)
 
+    def alive(self) -> tuple[int, ...]:
+        """Numbers of the runners that a turn may be shared out to; none where there is one alone."""
+        return ()
+
     def revive(self) -> list[int]:
         """No runner here can be lost without the rest."""
         return []
@@ -137,6 +141,10 @@ class RemoteRunnerGroup(Generic[Sample]):
             self.start(self._turn)
             return self.collect()
         return self._join([samples[index] for index in sorted(samples)])
+
+    def alive(self) -> tuple[int, ...]:
+        """Numbers of the runners that a turn may be shared out to, as far as is known: one may just have died."""
+        return tuple(sorted(self._group.healthy_env_runner_ids()))
 
     def revive(self) -> list[int]:
         """Takes runners that were lost and started again back in; returns their numbers.

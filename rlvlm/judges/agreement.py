@@ -28,6 +28,29 @@ def area_under_curve(scores: ArrayLike, truths: ArrayLike) -> float:
     return float((ranks[is_true].sum() - num_true * (num_true + 1) / 2) / (num_true * num_false))
 
 
+def best_threshold(scores: ArrayLike, truths: ArrayLike) -> tuple[float, float]:
+    """The threshold from which on a score is best called a success, and how many more of the true cases than of the
+    false ones then are.
+
+    Args:
+        scores: [N].
+        truths: [N] bool, of both kinds.
+
+    Returns:
+        A threshold halfway between two neighbouring scores, the lowest of those that do equally well; and the share of
+        true cases above it less that of false ones, in [0, 1].
+
+    Source: Youden 1950, Cancer 3(1): the index J.
+    """
+    values, is_true = np.asarray(scores, np.float64), np.asarray(truths, bool)
+    distinct = np.unique(values)
+    thresholds = np.append(distinct[:1], (distinct[1:] + distinct[:-1]) / 2)
+    claims = values >= thresholds[:, None]
+    index = claims[:, is_true].mean(axis=1) - claims[:, ~is_true].mean(axis=1)
+    best = int(index.argmax())
+    return float(thresholds[best]), float(index[best])
+
+
 def calibration_error(scores: ArrayLike, truths: ArrayLike, num_bins: int = 10) -> float:
     """Mean distance of the scores from the share that is true, over bins of equal width, weighted by their counts.
 

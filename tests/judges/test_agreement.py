@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from rlvlm.judges.agreement import area_under_curve, calibration_error, wilson_interval
+from rlvlm.judges.agreement import area_under_curve, best_threshold, calibration_error, wilson_interval
 
 
 def test_area_by_hand():
@@ -17,6 +17,13 @@ def test_scores_that_know_nothing_have_half_the_area():
     rng = np.random.default_rng(0)
     assert area_under_curve(rng.random(20_000), rng.random(20_000) < 0.3) == pytest.approx(0.5, abs=0.02)
     assert area_under_curve(np.zeros(10), [1] * 5 + [0] * 5) == 0.5
+
+
+def test_threshold_by_hand():
+    # successes .9, .7 and .3, failures .1, .2 and .4: from .55 on two of three and none; from .25 on all and one
+    assert best_threshold([0.9, 0.7, 0.3, 0.1, 0.2, 0.4], [1, 1, 1, 0, 0, 0]) == pytest.approx((0.25, 2 / 3))
+    assert best_threshold([0.5, 0.5], [1, 0]) == (0.5, 0)
+    assert best_threshold([0.1, 0.9], [1, 0]) == pytest.approx((0.1, 0))  # it has them the wrong way round
 
 
 def test_calibration_by_hand():

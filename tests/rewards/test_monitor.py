@@ -149,7 +149,20 @@ def test_the_other_goal_is_anothers_where_there_is_one() -> None:
 def test_a_judge_that_cannot_tell_success_from_failure_is_refused(scorer: Scorer, passes: bool) -> None:
     known = [shown(number, number + 1, success=number < 40) for number in range(80)]
     if passes:
-        assert check_judge(scorer, known, MonitorConfig()) > 0.85
+        assert check_judge(scorer, known, MonitorConfig()).area > 0.85
         return
     with pytest.raises(JudgeUnavailable, match="cannot tell successes from failures"):
         check_judge(scorer, known, MonitorConfig())
+
+
+def test_a_judge_that_answers_little_is_refused_however_right_it_is() -> None:
+    class Seldom(LastMoment):
+        def score(self, items: Sequence[ScoringItem]) -> list[Score]:
+            failed = Score(status=Status.FAILED, value=None, stamp=STAMP)
+            return [score if place % 3 == 0 else failed for place, score in enumerate(super().score(items))]
+
+    known = [shown(0.0, 0.9 if number < 6 else 0.1, success=number < 6) for number in range(12)]
+    found = check_judge(LastMoment(), known, MonitorConfig())
+    assert (found.area, found.threshold, found.gain) == pytest.approx((1, 0.5, 1))
+    with pytest.raises(JudgeUnavailable, match="1.00 and 4 answers that can be read on 12"):
+        check_judge(Seldom(), known, MonitorConfig())

@@ -238,9 +238,11 @@ class VLAGRPO(CheckpointedAlgorithm):
             tell("the judge is not tried on known episodes: the task has no script that succeeds and fails")
             return
         tell(f"trying the judge on {len(known)} episodes whose outcome is known")
-        area = self._scorer.try_on(known)
-        self._stats.note({metrics.JUDGE_PREFLIGHT_AUC: area})
-        tell(f"the judge tells successes from failures: area under the curve {area:.2f}")
+        preflight = self._scorer.try_on(known)
+        self._stats.note(
+            {metrics.JUDGE_PREFLIGHT_AUC: preflight.area, metrics.JUDGE_PREFLIGHT_THRESHOLD: preflight.threshold}
+        )
+        tell(f"the judge tells successes from failures: {preflight}")
 
     def training_step(self) -> None:
         """One update: roll out groups, score their episodes, learn from those groups that teach something."""
@@ -296,15 +298,17 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._learn_from(self._scored(waiting))
 
     def _played(self) -> list[ChunkEpisode]:
-        """A rollout, handed over to be scored."""
+        """A rollout, handed over to be scored; groups of a runner that is lost are played by the others."""
         episodes: list[ChunkEpisode] = []
-        began = time.monotonic()
-        for num_groups in self._parts():
-            self._runner_group.start({"num_groups": num_groups, "scale": self._scale})
-            rollout = self._runner_group.collect()
-            self._obs_processor.take(rollout.images)
-            self._scorer.begin(rollout.episodes)
-            episodes += rollout.episodes
+        began, runners = time.monotonic(), self._runner_group
+        for num_missing in self._parts():
+            while num_missing > 0:
+                runners.start({"num_groups": num_missing, "scale": self._scale, "players": runners.alive()})
+                rollout = runners.collect()
+                self._obs_processor.take(rollout.images)
+                self._scorer.begin(rollout.episodes)
+                episodes += rollout.episodes
+                num_missing -= len(rollout.episodes) // self.config.grpo.group_size
         self._seconds[metrics.GRPO_ROLLOUT_S] = time.monotonic() - began
         return episodes
 
@@ -318,9 +322,10 @@ class VLAGRPO(CheckpointedAlgorithm):
         return kept
 
     def _parts(self) -> list[int]:
-        """Groups of each part of a rollout: all at once where nobody has to look."""
+        """Groups of each part of a rollout: all at once where nobody has to look, and some for each env runner."""
         groups, scores = self.config.grpo.groups, self.config.scores
-        parts = min(scores.parts, groups) if scores.source == "judged" else 1
+        most = max(1, groups // max(1, self.config.grpo.env_runners))
+        parts = min(scores.parts, most) if scores.source == "judged" else 1
         return [len(part) for part in np.array_split(np.arange(groups), parts)]
 
     def _take_in(self, episodes: list[ChunkEpisode], scores: FloatArray, kept: float) -> None:

@@ -142,7 +142,8 @@ class ScoreConfig:
     noise: float = 0.0
     """Of the teacher progress: standard deviation of its noise, >= 0."""
     parts: int = 4
-    """A rollout is played in so many parts, >= 1: a judge looks at one while the next is played."""
+    """A rollout is played in so many parts, >= 1: a judge looks at one while the next is played. There are fewer where
+    a part would not have a group for each env runner."""
     ahead: bool = False
     """Whether an update learns from the rollout before the newest one, at which the judge looks meanwhile: nobody waits
     for it unless it takes longer than all the rest, and episodes are learned from one update late. Checkpoints and

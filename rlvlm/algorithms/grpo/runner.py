@@ -81,16 +81,22 @@ class GroupRunner(EnvRunner):
         self._next_group = (own[0] * 1_000_000 + restart) * 1_000_000_000
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
-        self, *, num_groups: int, scale: ActionScale
+        self, *, num_groups: int, scale: ActionScale, players: Sequence[int] = ()
     ) -> Rollout:
         """Whole episodes, a group of each of some initial states.
 
         Args:
-            num_groups: of all runners together; each plays its share.
+            num_groups: of all players together.
             scale: of the policy's actions.
+            players: numbers of the runners that share the groups out; empty: this one plays all.
         """
-        grpo, num_runners = self.config.grpo, max(self.config.num_env_runners, 1)
-        own = len(range(max(self.worker_index - 1, 0), num_groups, num_runners))
+        grpo, own = self.config.grpo, num_groups
+        if players:
+            own = (
+                len(range(players.index(self.worker_index), num_groups, len(players)))
+                if self.worker_index in players
+                else 0
+            )
         if not own:
             return Rollout(episodes=[], images={})
         state_ids = self._states.integers(FIRST_HELD_OUT_STATE, size=own)
@@ -103,12 +109,12 @@ class GroupRunner(EnvRunner):
         episodes = roll_out(self._worlds, starts, sampler.choose, decoded_by(scale, self.world.chunk_steps))
         return Rollout(episodes=episodes, images=self.obs_processor.give() if self.worker_index else {})
 
-    def act(self, *, values: FloatArray, num_groups: int, scale: ActionScale) -> Rollout:
+    def act(self, *, values: FloatArray, num_groups: int, scale: ActionScale, players: Sequence[int] = ()) -> Rollout:
         """`sample` with the policy whose weights that learn are `values` `[P]`; for actors."""
         weights = list(trained_weights(self.policy).values())
         for own, came in zip(weights, torch.tensor(values).split([own.numel() for own in weights]), strict=True):
             own.copy_(came.view_as(own))
-        return self.sample(num_groups=num_groups, scale=scale)
+        return self.sample(num_groups=num_groups, scale=scale, players=players)
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """Snapshots and chunks, for RLlib; policies see images and words instead."""

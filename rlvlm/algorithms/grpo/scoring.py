@@ -17,7 +17,7 @@ from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import ScoreConfig
 from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld
 from rlvlm.errors import JudgeUnavailable
-from rlvlm.rewards.monitor import JudgeMonitor, check_judge
+from rlvlm.rewards.monitor import JudgeMonitor, Preflight, check_judge
 from rlvlm.rewards.scorers import Scorer
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem, spread
 from rlvlm.types.chunks import ChunkEpisode
@@ -160,8 +160,8 @@ class VideoScorer:
         )
         return scores
 
-    def try_on(self, known: Sequence[ScoringItem]) -> float:
-        """The area under the curve on episodes whose outcome is known.
+    def try_on(self, known: Sequence[ScoringItem]) -> Preflight:
+        """How the judge tells episodes apart whose outcome is known.
 
         Raises:
             JudgeUnavailable: it cannot tell them apart.

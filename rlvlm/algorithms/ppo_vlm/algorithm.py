@@ -294,9 +294,11 @@ class PPOVLM(CheckpointedAlgorithm):
             known = known_turns(world, monitor.preflight, self.config.seed, self.config.goal)
         else:
             known = known_episodes(world, monitor.preflight, reward.num_frames, self.config.seed, self.config.goal)
-        area = self._labeller.try_on(known)
-        self._stats.note({metrics.JUDGE_PREFLIGHT_AUC: area})
-        tell(f"the judge tells better from worse {reward.per}s: area under the curve {area:.2f}")
+        preflight = self._labeller.try_on(known)
+        self._stats.note(
+            {metrics.JUDGE_PREFLIGHT_AUC: preflight.area, metrics.JUDGE_PREFLIGHT_THRESHOLD: preflight.threshold}
+        )
+        tell(f"the judge tells better from worse {reward.per}s: {preflight}")
 
     def training_step(self) -> None:
         """A rollout, each turn's credit, some epochs of updates."""

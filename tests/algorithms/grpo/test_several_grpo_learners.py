@@ -63,7 +63,7 @@ def update_of(algorithm: VLAGRPO, seed: int) -> UpdateBatch:
 def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tmp_path: Path) -> None:
     algorithm = make(env_runners=2, groups=5)
     algorithm.prepare(lambda line: None)
-    algorithm._runner_group.start({"num_groups": 5, "scale": algorithm._scale})
+    algorithm._runner_group.start({"num_groups": 5, "scale": algorithm._scale, "players": (1, 2)})
     rollout = algorithm._runner_group.collect()
     groups = [episode.group for episode in rollout.episodes]
     assert [groups.count(group) for group in dict.fromkeys(groups)] == [3] * 5 and max(groups) >= 1_000_000_000_000_000
@@ -88,15 +88,17 @@ def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tm
     assert repeated == alone
     manager = algorithm.env_runner_group._worker_manager
     ray.kill(manager.actors()[1], no_restart=False)
-    gained = 0.0
-    for _ in range(40):  # without it, until it is back
+    seen_alone = False
+    for _ in range(40):  # the other one plays its groups, until it is back
         before = algorithm.report()[metrics.EPISODES]
         algorithm.train()
-        gained = algorithm.report()[metrics.EPISODES] - before
-        if gained == 15:
+        assert algorithm.report()[metrics.EPISODES] - before == 15
+        alive = algorithm._runner_group.alive()
+        seen_alone |= alive == (2,)
+        if seen_alone and alive == (1, 2):
             break
         time.sleep(0.5)
-    assert gained == 15
+    assert seen_alone and algorithm._runner_group.alive() == (1, 2)
 
 
 def test_two_learners_have_the_gradient_of_one(make: Any) -> None:

@@ -18,7 +18,7 @@ from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges.agreement import area_under_curve
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.judged import to_reward
-from rlvlm.rewards.monitor import JudgeMonitor, check_judge
+from rlvlm.rewards.monitor import JudgeMonitor, Preflight, check_judge
 from rlvlm.rewards.scorers import Scorer
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem, spread
 from rlvlm.rewards.temporal import TemporalNovelty
@@ -130,8 +130,8 @@ class TurnLabeller:
             self._novelty.learn(rollout.episodes)
         return labelled_rollout
 
-    def try_on(self, known: Sequence[ScoringItem]) -> float:
-        """The area under the curve of the judge on items whose truth is known.
+    def try_on(self, known: Sequence[ScoringItem]) -> Preflight:
+        """How the judge tells items apart whose truth is known.
 
         Raises:
             JudgeUnavailable: it cannot tell them apart.
