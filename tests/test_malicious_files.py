@@ -62,7 +62,7 @@ def use_store(folder: Path) -> None:
     items = list(store.answers())
     for item in items:
         store.picture(item.question.left[0])
-    counts = store.census()
+    counts = store.count_lines()
     if counts["damaged"] or counts["unfinished"] or len(store) > len(items):
         raise MissingPicture("a line is not believed")
 

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from rlvlm.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.dialogues import Ask, ChoiceLogProbs, Dialogue, Reading
+from rlvlm.judges.dialogues import ChoiceLogProbs, Dialogue, ModelRequest, ParsedReply
 from rlvlm.types.judging import Stamp, Usage
 from rlvlm.types.steps import Frames
 from rlvlm.vlms.chats import TOP_P, Chat, ContinuousEngine, Engine, Reply
@@ -23,10 +23,10 @@ Given = TypeVar("Given")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class DialogueOutcome:
     """How one question went."""
 
-    reading: Reading | None = None
+    parsed: ParsedReply | None = None
     """None where no answer came."""
     failure: str = ""
     """Why it did not."""
@@ -43,7 +43,7 @@ class Asker(Protocol):
         """Where the answers come from."""
         ...
 
-    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Asked]:
+    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueOutcome]:
         """How the dialogue about each item went, in order.
 
         Raises:
@@ -78,10 +78,10 @@ class BatchAsker:
         self._batch_size = config.batch_size
         self.stamp = _local_stamp(engine, config)
 
-    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Asked]:
+    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueOutcome]:
         """See `Asker`."""
         converse = partial(self._converse, dialogue)
-        return _some_answered(self._in_batches(items, converse, lambda reason: Asked(failure=reason)))
+        return _some_answered(self._in_batches(items, converse, lambda reason: DialogueOutcome(failure=reason)))
 
     def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
         """See `Asker`."""
@@ -100,27 +100,27 @@ class BatchAsker:
         shrink = getattr(self._engine, "shrink", None)
         return frames if shrink is None else shrink(frames)
 
-    def _converse(self, dialogue: Callable[[Item], Dialogue], items: Sequence[Item]) -> list[Asked]:
+    def _converse(self, dialogue: Callable[[Item], Dialogue], items: Sequence[Item]) -> list[DialogueOutcome]:
         """Leads the dialogues about a batch of items, turn by turn: each turn is one batch for the model."""
         start = time.perf_counter()
         dialogues = [dialogue(item) for item in items]
-        asks = {place: next(each) for place, each in enumerate(dialogues)}
-        readings: dict[int, Reading] = {}
-        while asks:
-            following: dict[int, Ask] = {}
-            for place, reply in zip(asks, self._replies(list(asks.values())), strict=True):
+        requests = {place: next(each) for place, each in enumerate(dialogues)}
+        parsed: dict[int, ParsedReply] = {}
+        while requests:
+            following: dict[int, ModelRequest] = {}
+            for place, reply in zip(requests, self._replies(list(requests.values())), strict=True):
                 try:
                     following[place] = dialogues[place].send(reply)
                 except StopIteration as end:
-                    readings[place] = end.value
-            asks = following
+                    parsed[place] = end.value
+            requests = following
         elapsed = time.perf_counter() - start
-        return [Asked(reading=readings[place], latency_s=elapsed) for place in range(len(items))]
+        return [DialogueOutcome(parsed=parsed[place], latency_s=elapsed) for place in range(len(items))]
 
-    def _replies(self, asks: Sequence[Ask]) -> Sequence[Reply | ChoiceLogProbs]:
+    def _replies(self, requests: Sequence[ModelRequest]) -> Sequence[Reply | ChoiceLogProbs]:
         """The replies to one turn of a batch; dialogues of one form ask alike, so the first speaks for all."""
-        chats, choices = [ask.chat for ask in asks], asks[0].choices
-        if asks[0].wants_log_probs:
+        chats, choices = [request.chat for request in requests], requests[0].choices
+        if requests[0].wants_log_probs:
             return [ChoiceLogProbs(log_p=row) for row in self._engine.choice_log_p(chats, choices)]
         config = self._config
         return self._engine.generate(
@@ -169,7 +169,7 @@ class ContinuousAsker:
         self._config = config
         self.stamp = _local_stamp(engine, config)
 
-    async def ask(self, dialogue: Dialogue) -> Asked:
+    async def ask(self, dialogue: Dialogue) -> DialogueOutcome:
         """How one dialogue went; cancelled, the engine computes no further.
 
         Raises:
@@ -191,17 +191,17 @@ class ContinuousAsker:
                     )
                 ask = dialogue.send(reply)
         except StopIteration as end:
-            return Asked(reading=end.value, latency_s=time.perf_counter() - start)
+            return DialogueOutcome(parsed=end.value, latency_s=time.perf_counter() - start)
         except ModelUnavailable as error:
             raise JudgeUnavailable(str(error), error.fix) from error
         except (ValueError, RuntimeError) as error:
             logger.warning("the judge failed on a question: %s", error)
-            return Asked(failure=f"{type(error).__name__}: {error}")
+            return DialogueOutcome(failure=f"{type(error).__name__}: {error}")
 
-    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Asked]:
+    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueOutcome]:
         """See `Asker`."""
 
-        async def ask_all() -> list[Asked]:
+        async def ask_all() -> list[DialogueOutcome]:
             return await asyncio.gather(*(self.ask(dialogue(item)) for item in items))
 
         return _some_answered(self._engine.run(ask_all()))
@@ -229,9 +229,9 @@ class ContinuousAsker:
         return frames
 
 
-def _some_answered(asked: list[Asked]) -> list[Asked]:
+def _some_answered(asked: list[DialogueOutcome]) -> list[DialogueOutcome]:
     """The same, once it is known that not all of them failed."""
-    if asked and all(one.reading is None for one in asked):
+    if asked and all(one.parsed is None for one in asked):
         raise JudgeUnavailable(
             f"the judge failed on every one of {len(asked)} questions: {asked[0].failure}",
             "run `rlvlm doctor`; with a big model try --judge.quantization nf4",

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from rlvlm.errors import UnsupportedQuestion
 from rlvlm.judges import prompts
-from rlvlm.judges.asking import Asked, Asker, ContinuousAsker
+from rlvlm.judges.asking import Asker, ContinuousAsker, DialogueOutcome
 from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.dialogues import Dialogue, label_dialogue, score_dialogue
 from rlvlm.judges.reading.verdicts import status_of
@@ -48,11 +48,11 @@ class ChatJudge:
             JudgeUnavailable: not one of those that could be asked was answered.
         """
         self._check_compares()
-        return [self._verdict(asked) for asked in self._ask(queries, label_dialogue(self._config.prompt))]
+        return [self._verdict(outcome) for outcome in self._ask(queries, label_dialogue(self._config.prompt))]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order. Raises as `compare` does."""
-        return [self._score(asked) for asked in self._ask(clips, self._score_dialogue)]
+        return [self._score(outcome) for outcome in self._ask(clips, self._score_dialogue)]
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
         """The model's reply to each chat, in order.
@@ -105,42 +105,42 @@ class ChatJudge:
                 "use a judge that compares, e.g. the pocket judge: leave out --judge.model",
             )
 
-    def _verdict(self, asked: Asked) -> Verdict:
-        reading = asked.reading
-        label = reading.value if reading and isinstance(reading.value, Label) else None
+    def _verdict(self, outcome: DialogueOutcome) -> Verdict:
+        parsed = outcome.parsed
+        label = parsed.value if parsed and isinstance(parsed.value, Label) else None
         return Verdict(
-            status=status_of(label) if reading else Status.FAILED,
+            status=status_of(label) if parsed else Status.FAILED,
             label=label,
             stamp=self.stamp,
-            probabilities=reading.probabilities if reading else None,
-            text=reading.text if reading else asked.failure,
-            latency_s=asked.latency_s,
-            usage=asked.usage,
+            probabilities=parsed.probabilities if parsed else None,
+            text=parsed.text if parsed else outcome.failure,
+            latency_s=outcome.latency_s,
+            usage=outcome.usage,
         )
 
-    def _score(self, asked: Asked) -> Score:
-        reading = asked.reading
-        value = reading.value if reading and isinstance(reading.value, float) else None
+    def _score(self, outcome: DialogueOutcome) -> Score:
+        parsed = outcome.parsed
+        value = parsed.value if parsed and isinstance(parsed.value, float) else None
         status = Status.INVALID if value is None else Status.OK
         return Score(
-            status=status if reading else Status.FAILED,
+            status=status if parsed else Status.FAILED,
             value=value,
             stamp=self.stamp,
-            text=reading.text if reading else asked.failure,
-            latency_s=asked.latency_s,
-            usage=asked.usage,
+            text=parsed.text if parsed else outcome.failure,
+            latency_s=outcome.latency_s,
+            usage=outcome.usage,
         )
 
-    async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue]) -> Asked:
+    async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue]) -> DialogueOutcome:
         problem = self._problem(item)
-        return Asked(failure=problem) if problem else await self._continuous.ask(dialogue(item))
+        return DialogueOutcome(failure=problem) if problem else await self._continuous.ask(dialogue(item))
 
-    def _ask(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Asked]:
+    def _ask(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueOutcome]:
         """How each item went; those that cannot be asked have failed already."""
         problems = [self._problem(item) for item in items]
         good = [item for item, problem in zip(items, problems, strict=True) if problem is None]
         in_order = iter(self._asker.run(good, dialogue) if good else [])
-        return [next(in_order) if problem is None else Asked(failure=problem) for problem in problems]
+        return [next(in_order) if problem is None else DialogueOutcome(failure=problem) for problem in problems]
 
     def _problem(self, item: Query | Clip) -> str | None:
         """Why an item cannot be asked; None where it can."""

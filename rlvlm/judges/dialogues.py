@@ -38,7 +38,7 @@ Tokens = Sequence[tuple[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
+class ModelRequest:
     """What the model is to be asked next."""
 
     chat: Chat
@@ -53,11 +53,11 @@ class ChoiceLogProbs:
     """A model's answer in log-probabilities of the choices, where it can give them exactly."""
 
     log_p: NDArray[np.float64]
-    """[C], as `Ask.choices`."""
+    """[C], as `ModelRequest.choices`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class ParsedReply:
     """What a dialogue came to."""
 
     value: Label | float | None
@@ -68,7 +68,7 @@ class Reading:
     """Of left, right and tie, where the model gives them."""
 
 
-Dialogue = Generator[Ask, Reply | ChoiceLogProbs, Reading]
+Dialogue = Generator[ModelRequest, Reply | ChoiceLogProbs, ParsedReply]
 
 
 def label_dialogue(mode: Mode) -> Callable[[Query], Dialogue]:
@@ -88,9 +88,9 @@ def score_dialogue(mode: ScoreMode, sentences: Mapping[str, str] = prompts.SENTE
     parse = {"progress": parse_score, "rating": parse_rating, "video": parse_video_score}[mode]
 
     def score(clip: Clip) -> Dialogue:
-        reply = yield Ask(chat=prompts.score_messages(mode, clip))
+        reply = yield ModelRequest(chat=prompts.score_messages(mode, clip))
         assert isinstance(reply, Reply)
-        return Reading(value=None if reply.is_refusal else parse(reply.readable), text=_told(reply))
+        return ParsedReply(value=None if reply.is_refusal else parse(reply.readable), text=_told(reply))
 
     return score
 
@@ -98,49 +98,49 @@ def score_dialogue(mode: ScoreMode, sentences: Mapping[str, str] = prompts.SENTE
 def _label_directly(query: Query) -> Dialogue:
     """From the probabilities of the label texts, without a text; from the text where a server gives no odds."""
     choices = prompts.LABEL_TEXTS
-    reply = yield Ask(chat=prompts.compare_messages("direct", query), choices=choices, wants_log_probs=True)
+    reply = yield ModelRequest(chat=prompts.compare_messages("direct", query), choices=choices, wants_log_probs=True)
     if isinstance(reply, ChoiceLogProbs):
         left, right, tie = _normalised(reply.log_p)
         choice = int(reply.log_p.argmax())
         label = _LABELS[choice] if np.exp(reply.log_p).sum() >= MIN_CHOICE_MASS else None
-        return Reading(value=label, text=choices[choice], probabilities=(left, right, tie))
+        return ParsedReply(value=label, text=choices[choice], probabilities=(left, right, tie))
     probabilities = label_probabilities(reply.first_tokens) if reply.first_tokens and not reply.is_refusal else None
     if probabilities is None:
         return _label_of(reply)
-    return Reading(
+    return ParsedReply(
         value=_LABELS[max(range(3), key=probabilities.__getitem__)], text=reply.text, probabilities=probabilities
     )
 
 
 def _label_in_one(query: Query) -> Dialogue:
     """From one answer that holds the analysis and the label."""
-    reply = yield Ask(chat=prompts.compare_messages("single_stage", query))
+    reply = yield ModelRequest(chat=prompts.compare_messages("single_stage", query))
     return _label_of(reply)
 
 
 def _label_in_two(query: Query) -> Dialogue:
     """From a report on the pictures and a second, text-only question about the report."""
-    report = yield Ask(chat=prompts.compare_messages("two_stage", query))
+    report = yield ModelRequest(chat=prompts.compare_messages("two_stage", query))
     assert isinstance(report, Reply)
     if report.is_refusal or not report.text.strip():  # nothing to ask about
         return _label_of(report)
     chat = prompts.label_messages(query.goal, report.text.rpartition("</think>")[2])
-    answer = yield Ask(chat=chat, choices=prompts.LABEL_TEXTS)
+    answer = yield ModelRequest(chat=chat, choices=prompts.LABEL_TEXTS)
     return _label_of(answer, f"{report.text}\n\n")
 
 
 def _score_success(clip: Clip) -> Dialogue:
     """The share of yes among yes and no; without probabilities a plain yes is 1 and a plain no is 0."""
-    reply = yield Ask(chat=prompts.score_messages("success", clip), choices=YES_AND_NO, wants_log_probs=True)
+    reply = yield ModelRequest(chat=prompts.score_messages("success", clip), choices=YES_AND_NO, wants_log_probs=True)
     if isinstance(reply, ChoiceLogProbs):
         p_yes = min(1.0, float(sum(_normalised(reply.log_p)[: len(prompts.ANSWERS_YES)])))  # sums of shares round up
         is_answer = np.exp(reply.log_p).sum() >= MIN_CHOICE_MASS
-        return Reading(value=p_yes if is_answer else None, text=YES_AND_NO[int(reply.log_p.argmax())])
+        return ParsedReply(value=p_yes if is_answer else None, text=YES_AND_NO[int(reply.log_p.argmax())])
     value = None
     if not reply.is_refusal:
         value = yes_probability(reply.first_tokens) if reply.first_tokens else None
         value = {"yes": 1.0, "no": 0.0}.get(reply.readable.strip(" \n.!*").lower()) if value is None else value
-    return Reading(value=value, text=_told(reply))
+    return ParsedReply(value=value, text=_told(reply))
 
 
 def _score_utility(clip: Clip) -> Dialogue:
@@ -150,15 +150,15 @@ def _score_utility(clip: Clip) -> Dialogue:
     likeliest of them.
     """
     choices = prompts.RATING_TEXTS
-    reply = yield Ask(chat=prompts.score_messages("utility", clip), choices=choices, wants_log_probs=True)
+    reply = yield ModelRequest(chat=prompts.score_messages("utility", clip), choices=choices, wants_log_probs=True)
     if isinstance(reply, ChoiceLogProbs):
         is_answer = np.exp(reply.log_p).sum() >= MIN_CHOICE_MASS
         value = _mean_rating(_normalised(reply.log_p))
-        return Reading(value=value if is_answer else None, text=choices[int(reply.log_p.argmax())])
+        return ParsedReply(value=value if is_answer else None, text=choices[int(reply.log_p.argmax())])
     probabilities = rating_probabilities(reply.first_tokens) if reply.first_tokens and not reply.is_refusal else None
     if probabilities is not None:
-        return Reading(value=_mean_rating(probabilities), text=_told(reply))
-    return Reading(value=None if reply.is_refusal else parse_rating(reply.readable), text=_told(reply))
+        return ParsedReply(value=_mean_rating(probabilities), text=_told(reply))
+    return ParsedReply(value=None if reply.is_refusal else parse_rating(reply.readable), text=_told(reply))
 
 
 def _score_statement(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
@@ -168,11 +168,11 @@ def _score_statement(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
     end the user's, and it is the probability that is given, not its logarithm: the same order, in [0, 1].
     """
     chat = prompts.worded_messages("statement", clip, sentences)
-    reply = yield Ask(chat=chat, choices=TRUE_AND_FALSE, wants_log_probs=True)
+    reply = yield ModelRequest(chat=chat, choices=TRUE_AND_FALSE, wants_log_probs=True)
     if isinstance(reply, ChoiceLogProbs):
         shares = np.exp(reply.log_p)
         value = min(1.0, float(shares[0])) if shares.sum() >= MIN_CHOICE_MASS else None
-        return Reading(value=value, text=TRUE_AND_FALSE[int(reply.log_p.argmax())])
+        return ParsedReply(value=value, text=TRUE_AND_FALSE[int(reply.log_p.argmax())])
     value = None
     if reply.first_tokens and not reply.is_refusal:
         true, false = (
@@ -181,7 +181,7 @@ def _score_statement(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
         value = min(1.0, true) if true + false >= MIN_CHOICE_MASS else None
     elif not reply.is_refusal:
         value = {"true": 1.0, "false": 0.0}.get(reply.readable.strip(_MARKS).lower())
-    return Reading(value=value, text=_told(reply))
+    return ParsedReply(value=value, text=_told(reply))
 
 
 def _score_rubric(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
@@ -189,9 +189,9 @@ def _score_rubric(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
 
     Source: RoboReward, arXiv:2601.00675. Departure: what is no rating is invalid, and not 1.
     """
-    reply = yield Ask(chat=prompts.worded_messages("rubric", clip, sentences))
+    reply = yield ModelRequest(chat=prompts.worded_messages("rubric", clip, sentences))
     assert isinstance(reply, Reply)
-    return Reading(value=None if reply.is_refusal else parse_rating(reply.readable), text=_told(reply))
+    return ParsedReply(value=None if reply.is_refusal else parse_rating(reply.readable), text=_told(reply))
 
 
 def _score_delta(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
@@ -203,14 +203,14 @@ def _score_delta(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
     frames, value, texts = prompts.thin(clip.frames), 0.0, []
     for number in range(max(1, len(frames) - 1)):
         pair = replace(clip, frames=frames[[number, min(number + 1, len(frames) - 1)]])
-        reply = yield Ask(chat=prompts.worded_messages("delta", pair, sentences))
+        reply = yield ModelRequest(chat=prompts.worded_messages("delta", pair, sentences))
         assert isinstance(reply, Reply)
         texts.append(_told(reply))
         change = None if reply.is_refusal else parse_change(reply.readable)
         if change is None:
-            return Reading(value=None, text=" | ".join(texts))
+            return ParsedReply(value=None, text=" | ".join(texts))
         value += (1 - value) * change if change > 0 else value * change
-    return Reading(value=value, text=" | ".join(texts))
+    return ParsedReply(value=value, text=" | ".join(texts))
 
 
 def _mean_rating(shares: Sequence[float]) -> float:
@@ -245,10 +245,10 @@ def yes_probability(tokens: Tokens) -> float | None:
     return yes / (yes + no) if MIN_TOKEN_MASS <= yes + no <= _ROUNDING else None
 
 
-def _label_of(reply: Reply | ChoiceLogProbs, before: str = "") -> Reading:
+def _label_of(reply: Reply | ChoiceLogProbs, before: str = "") -> ParsedReply:
     """The label that a written reply holds; one that was refused holds none."""
     assert isinstance(reply, Reply)
-    return Reading(value=None if reply.is_refusal else parse_label(reply.readable), text=before + _told(reply))
+    return ParsedReply(value=None if reply.is_refusal else parse_label(reply.readable), text=before + _told(reply))
 
 
 def _told(reply: Reply) -> str:

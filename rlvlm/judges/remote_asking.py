@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from rlvlm.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion
-from rlvlm.judges.asking import Asked, stamp_of
+from rlvlm.judges.asking import DialogueOutcome, stamp_of
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import Dialogue
 from rlvlm.types.steps import Frames
@@ -39,30 +39,30 @@ class RemoteAsker:
         name = f"{config.backend}:{config.model}" + (f"@{server}" if server else "")
         self.stamp = stamp_of(config, name, config.revision)
 
-    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Asked]:
+    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueOutcome]:
         """See `asking.Asker`; with its price, where that is known.
 
         Once the API is known to answer nobody (wrong key, no such model, budget spent) the rest stays unsent.
         """
         fatal: list[ModelUnavailable] = []
 
-        async def ask(item: Item) -> Asked:
+        async def ask(item: Item) -> DialogueOutcome:
             async with self._engine.gate:
                 if fatal:
-                    return Asked(failure=str(fatal[0]))
+                    return DialogueOutcome(failure=str(fatal[0]))
                 try:
                     return await self._converse(dialogue(item))
                 except ModelUnavailable as error:
                     fatal.append(error)
-                    return Asked(failure=str(error))
+                    return DialogueOutcome(failure=str(error))
                 except (TransientError, Refused) as error:
-                    return Asked(failure=str(error))
+                    return DialogueOutcome(failure=str(error))
 
-        async def ask_all() -> list[Asked]:
+        async def ask_all() -> list[DialogueOutcome]:
             return await asyncio.gather(*map(ask, items))
 
         asked = self._engine.run(ask_all())
-        num_failed = sum(one.reading is None for one in asked)
+        num_failed = sum(one.parsed is None for one in asked)
         if asked and num_failed == len(asked):
             if fatal:
                 raise JudgeUnavailable(str(fatal[0]), fatal[0].fix)
@@ -90,7 +90,7 @@ class RemoteAsker:
         """The frames as they are: what a provider makes of them is not known."""
         return frames
 
-    async def _converse(self, dialogue: Dialogue) -> Asked:
+    async def _converse(self, dialogue: Dialogue) -> DialogueOutcome:
         """Leads one dialogue; all of it, pauses included, must be over by the deadline."""
         config, start, usage = self._config, time.perf_counter(), None
         deadline = time.monotonic() + config.api.deadline_s
@@ -108,4 +108,4 @@ class RemoteAsker:
             try:
                 ask = dialogue.send(reply)
             except StopIteration as end:
-                return Asked(reading=end.value, latency_s=time.perf_counter() - start, usage=usage)
+                return DialogueOutcome(parsed=end.value, latency_s=time.perf_counter() - start, usage=usage)

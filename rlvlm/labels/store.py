@@ -185,7 +185,7 @@ class LabelStore:
             }
         )
 
-    def census(self) -> Counter[str]:
+    def count_lines(self) -> Counter[str]:
         """How many lines there are of each kind, damaged and unfinished ones among them."""
         reader, counts = SegmentReader(self.folder / "lines"), Counter[str]()
         for item in self._items(reader):

@@ -114,7 +114,7 @@ def test_the_truth_is_a_line_of_its_own(tmp_path):
     (truth,) = filled.truths().values()
     assert truth.progress == truth.values == (0.1, 0.2) and truth.origin == ORIGIN
     assert "progress" not in next((tmp_path / "s" / "lines").iterdir()).read_text().splitlines()[0]
-    assert filled.census() == {"verdict": 1, "truth": 3}
+    assert filled.count_lines() == {"verdict": 1, "truth": 3}
 
 
 def test_what_is_there_twice_counts_once(tmp_path):

@@ -57,7 +57,7 @@ def show(arguments: ShowArguments) -> str:
     from rlvlm.labels.store import open_store
 
     store = open_store(arguments.store)
-    counts = store.census()
+    counts = store.count_lines()
     lines = [
         f"{counts['verdict']:,} verdicts, {counts['score']:,} scores, {counts['truth']:,} truths, "
         f"{counts['damaged']:,} damaged and {counts['unfinished']:,} unfinished lines; "

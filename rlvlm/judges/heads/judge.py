@@ -121,6 +121,7 @@ class HeadJudge:
 
         def look(piece: Sequence[Item]) -> Tensor:
             values, words = answer(piece)
+            values = values.cpu()  # where a GPU's memory runs out, the piece comes again: before its words are kept
             told.extend(words)
             return values
 

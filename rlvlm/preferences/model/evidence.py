@@ -17,7 +17,9 @@ def log_odds(num_right: int, num: int) -> float:
     odds are a martingale that starts at 1, so that they ever reach 100 has a probability of at most 1 / 100, however
     often one looks.
 
-    Source: Ville's inequality; Shafer 2021, Testing by betting, sec. 2.
+    In statistics' words: a test martingale (an e-process) of the null hypothesis that each answer is a fair coin's.
+
+    Source: Ville's inequality; Shafer 2021, "Testing by betting", sec. 2.
     """
     upper_half = float(betaincc(num_right + 1, num - num_right + 1, 0.5))  # underflows where a coin is far likelier
     if upper_half == 0:

@@ -23,7 +23,7 @@ _FIX = "lower reward_model.lr in the run's config.yaml, then `rlvlm resume`"
 
 
 @dataclass(frozen=True, slots=True)
-class _Lesson:
+class _ExampleTensors:
     """Examples as tensors."""
 
     rows: Tensor
@@ -33,9 +33,9 @@ class _Lesson:
     targets: Tensor
     """[N]."""
 
-    def part(self, chosen: Tensor) -> "_Lesson":
+    def part(self, chosen: Tensor) -> "_ExampleTensors":
         """Those examples where `chosen` `[N]` is true."""
-        return _Lesson(self.rows, self.places[chosen], self.targets[chosen])
+        return _ExampleTensors(self.rows, self.places[chosen], self.targets[chosen])
 
 
 class RewardModel:
@@ -44,14 +44,17 @@ class RewardModel:
     Weights and Adam's state live on from fit to fit.
 
     Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, and the code of Lee et al. 2021 (PEBBLE): early stop on
-    training accuracy, no bootstrap samples. Departures: a fit is also bounded in gradient steps, from above and from
-    below. The lower bound matters when the teacher is good: its labels are ordered right within an epoch or two, and a
-    fit that stops there leaves all rewards within a thousandth of one another, too flat for SAC to see. And it is
-    trusted only once it has foretold answers: labels given by a coin can be fitted, and would send the agent after a
-    reward that means nothing. Each answer is foretold once, by the model as it was before it trained on it, so that
-    asking again in every session does not make chance likelier to pass. Of the first session one half is foretold by a
-    fit to the other, from which the fit to all goes on: the first labels are few, and with half the steps the rewards
-    were too flat to learn from on one of the drawer's seeds (docs/LOG.md).
+    training accuracy, no bootstrap samples. Departures:
+
+    1. A fit is also bounded in gradient steps, from above and from below. The lower bound matters when the teacher is
+       good: its labels are ordered right within an epoch or two, and a fit that stops there leaves all rewards within a
+       thousandth of one another, too flat for SAC to see.
+    2. It is trusted only once it has foretold answers: labels given by a coin can be fitted, and would send the agent
+       after a reward that means nothing. Each answer is foretold once, by the model as it was before it trained on it
+       (a prequential test), so that asking again in every session does not make chance likelier to pass.
+    3. Of the first session one half is foretold by a fit to the other, from which the fit to all goes on: the first
+       labels are few, and with half the steps the rewards were too flat to learn from on one of the drawer's seeds
+       (docs/LOG.md).
 
     Args:
         inputs: what the networks look at.
@@ -93,21 +96,22 @@ class RewardModel:
             NumericsError: the loss is not finite.
         """
         targets = torch.from_numpy(examples.targets).to(self.ensemble.device)
-        whole = _Lesson(*self.ensemble.rows(examples), targets)
-        every, places = self._config.hold_out_every, torch.arange(len(examples))
-        is_held_out = places < 0
+        whole = _ExampleTensors(*self.ensemble.rows(examples), targets)
+        every, numbers = self._config.hold_out_every, torch.arange(len(examples))
+        is_held_out = torch.zeros(len(examples), dtype=torch.bool)
         if every and self._objective.ends_on_held_out:
             # By its place in the list, so an example that is held out once is held out in every later fit.
-            is_held_out = places % every == every - 1
+            is_held_out = numbers % every == every - 1
         if self.num_fits:
-            told = self._foretell(whole.part(places >= self._num_seen))
+            told = self._foretell(whole.part(numbers >= self._num_seen))
         else:
             for member in self.ensemble.members:
                 member.calibrate(whole.rows)
             told = {}
             if every and len(examples) > 1:
-                self._train(whole.part((places % 2 == 0) & ~is_held_out), whole.part(places < 0))
-                told = self._foretell(whole.part(places % 2 == 1))
+                is_even, nothing = numbers % 2 == 0, whole.part(numbers < 0)
+                self._train(whole.part(is_even & ~is_held_out), held_out=nothing)
+                told = self._foretell(whole.part(~is_even))
         self.ensemble.forget()
         held_out = whole.part(is_held_out)
         told |= self._train(whole.part(~is_held_out), held_out)
@@ -149,13 +153,13 @@ class RewardModel:
         self.evidence.set_state(state["evidence"])
         self._num_seen = int(state["num_seen"])
 
-    def _train(self, lesson: _Lesson, held_out: _Lesson) -> dict[str, float]:
-        """Epochs over `lesson` until the objective has enough or they are used up; returns what the last one gave."""
+    def _train(self, given: _ExampleTensors, held_out: _ExampleTensors) -> dict[str, float]:
+        """Epochs over `given` until the objective has enough or they are used up; returns what the last one gave."""
         config, losses, is_reached, quality, updates, epoch = self._config, [], False, 0.0, 0, 0
         while updates < config.min_updates or (
             epoch < config.max_epochs and updates < config.max_updates and not is_reached
         ):
-            losses, quality = self._run_epoch(lesson, config.max_updates - updates)
+            losses, quality = self._run_epoch(given, config.max_updates - updates)
             updates += len(losses)
             epoch += 1
             is_reached = self._objective.is_reached(quality, partial(self._quality, held_out), config)
@@ -165,7 +169,7 @@ class RewardModel:
             metrics.REWARD_EPOCHS: float(epoch),
         }
 
-    def _foretell(self, unseen: _Lesson) -> dict[str, float]:
+    def _foretell(self, unseen: _ExampleTensors) -> dict[str, float]:
         """Counts which answers of `unseen` the members' mean gets right; returns their share, where any was decided."""
         if not len(unseen.targets):
             return {}
@@ -173,14 +177,14 @@ class RewardModel:
         self.evidence.add(is_right)
         return {metrics.REWARD_FORETOLD: sum(is_right) / len(is_right)} if is_right else {}
 
-    def _quality(self, lesson: _Lesson) -> float:
-        """The objective's quality of the members' mean on `lesson`; NaN where that is empty."""
-        if not len(lesson.targets):
+    def _quality(self, given: _ExampleTensors) -> float:
+        """The objective's quality of the members' mean on `given`; NaN where that is empty."""
+        if not len(given.targets):
             return math.nan
-        total, num = self._objective.grade(self.ensemble.mean_returns(lesson.rows, lesson.places), lesson.targets)
+        total, num = self._objective.grade(self.ensemble.mean_returns(given.rows, given.places), given.targets)
         return total / num if num else math.nan
 
-    def _run_epoch(self, lesson: _Lesson, max_updates: int) -> tuple[list[float], float]:
+    def _run_epoch(self, given: _ExampleTensors, max_updates: int) -> tuple[list[float], float]:
         """One pass over the examples, each member in its own order.
 
         Returns:
@@ -188,16 +192,16 @@ class RewardModel:
         """
         members = self.ensemble.members
         self.ensemble.train(True)
-        orders = torch.stack([torch.randperm(len(lesson.targets), generator=self._rng) for _ in members])  # [K, N]
+        orders = torch.stack([torch.randperm(len(given.targets), generator=self._rng) for _ in members])  # [K, N]
         epoch_losses, total, counted = [], 0.0, 0
         for chosen in orders.split(self._config.batch_size, dim=1)[:max_updates]:
             returns = []
             for member, which in zip(members, chosen, strict=True):
                 # Each row that the batch shows is read once, in however many steps it is shown.
-                shown, place = lesson.places[which].unique(return_inverse=True)  # [V], [B, S, L]
-                rewards = member(lesson.rows[shown])
+                shown, place = given.places[which].unique(return_inverse=True)  # [V], [B, S, L]
+                rewards = member(given.rows[shown])
                 returns.append(rewards.index_select(0, place.flatten()).view(place.shape).sum(-1))
-            predicted, targets = torch.stack(returns), lesson.targets[chosen]  # [K, B, S], [K, B]
+            predicted, targets = torch.stack(returns), given.targets[chosen]  # [K, B, S], [K, B]
             losses = self._objective.loss(predicted, targets)  # [K]
             epoch_losses.append(float(losses.detach().mean()))
             if not math.isfinite(epoch_losses[-1]):

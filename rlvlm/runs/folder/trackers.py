@@ -47,13 +47,20 @@ class Trackers:
         self._to_board(finite)
         self._figures.publish(finite)
         if self._wandb is not None:
-            self._wandb.log(finite, step=int(row[ENV_STEPS]))
+            try:
+                self._wandb.log(finite, step=int(row[ENV_STEPS]))
+            except Exception as error:  # its own process may die; as in `_start_wandb`
+                logger.warning("Weights & Biases takes no more metrics, going on without it: %s", error)
+                self._wandb = None
 
     def close(self) -> None:
         """Flushes and closes."""
         self._board.close()
         if self._wandb is not None:
-            self._wandb.finish()
+            try:
+                self._wandb.finish()
+            except Exception as error:
+                logger.warning("Weights & Biases does not end well: %s", error)
 
     def _to_board(self, row: Mapping[str, float]) -> None:
         for key, value in row.items():
