@@ -165,6 +165,9 @@ class RewardModelConfig:
     stop_error: float = 0.05
     """A session's fit to scores ends once the members' mean misses held-out ones by less than this, root mean square;
     scores lie in [0, 1]."""
+    label_smoothing: float = 0.0
+    """Share of each label that is spread evenly over both sides, in [0, 1): 0.2 has the fit be 90 % sure of a label.
+    At 0 rewards grow until they reach their bound, where near and nearer are worth the same."""
     hold_out_every: int = 5
     """One score in this many never trains; a fit ends once these are met. 0 holds out none, and trusts every fit: else
     the agent explores until so many answers were foretold, before they trained, that a coin would manage it in one run
@@ -183,6 +186,8 @@ class RewardModelConfig:
         for name in ("stop_accuracy", "stop_error"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"reward_model.{name} must be in (0, 1], got {getattr(self, name)}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"reward_model.label_smoothing must be in [0, 1), got {self.label_smoothing}")
         if self.lr <= 0:
             raise ValueError(f"reward_model.lr must be > 0, got {self.lr}")
 
@@ -211,6 +216,8 @@ def check_learning(reward: RewardConfig, feedback: FeedbackConfig, reward_model:
         )
     if reward.source != "score":
         return
+    if reward_model.label_smoothing:
+        raise ValueError("reward_model.label_smoothing is of pairs; reward.source score has none")
     if feedback.segment_steps != 1:
         raise ValueError(
             "reward.source score learns from single pictures, so feedback.segment_steps must be 1, "

@@ -66,7 +66,7 @@ class Objective(Protocol):
     ends_on_held_out: bool
     """Whether `is_reached` looks at answers that never train."""
 
-    def loss(self, returns: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, returns: Tensor, targets: Tensor, config: RewardModelConfig) -> Tensor:
         """[K] mean loss of each member; `returns` are [K, B, S], `targets` [K, B]."""
         ...
 
@@ -99,9 +99,9 @@ class PreferenceObjective:
     quality = metrics.REWARD_ACCURACY
     ends_on_held_out = False
 
-    def loss(self, returns: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, returns: Tensor, targets: Tensor, config: RewardModelConfig) -> Tensor:
         """[K] nats per comparison."""
-        return preference_loss(returns[..., 0], returns[..., 1], targets)
+        return preference_loss(returns[..., 0], returns[..., 1], targets + config.label_smoothing * (0.5 - targets))
 
     def grade(self, returns: Tensor, targets: Tensor) -> tuple[float, int]:
         """How many decided labels are met, and how many there are."""
@@ -127,7 +127,7 @@ class ScoreObjective:
     quality = metrics.REWARD_TRAIN_ERROR
     ends_on_held_out = True
 
-    def loss(self, returns: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, returns: Tensor, targets: Tensor, config: RewardModelConfig) -> Tensor:
         """[K] reward units squared."""
         return score_loss(returns[..., 0], targets)
 

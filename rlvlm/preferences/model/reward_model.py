@@ -202,7 +202,7 @@ class RewardModel:
                 rewards = member(given.rows[shown])
                 returns.append(rewards.index_select(0, place.flatten()).view(place.shape).sum(-1))
             predicted, targets = torch.stack(returns), given.targets[chosen]  # [K, B, S], [K, B]
-            losses = self._objective.loss(predicted, targets)  # [K]
+            losses = self._objective.loss(predicted, targets, self._config)  # [K]
             epoch_losses.append(float(losses.detach().mean()))
             if not math.isfinite(epoch_losses[-1]):
                 raise NumericsError(

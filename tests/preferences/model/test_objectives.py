@@ -41,6 +41,19 @@ def test_returns_of_different_shapes_are_refused() -> None:
         preference_loss(torch.zeros(3, 4), torch.zeros(3, 5), torch.zeros(4))
 
 
+def test_smoothed_labels_want_a_margin_that_is_bounded() -> None:
+    config = RewardModelConfig(label_smoothing=0.2)  # right in 9 of 10: a margin of ln 9 is enough
+    margins = torch.tensor([1.0, math.log(9), 4.0], requires_grad=True)
+    returns = torch.stack([torch.zeros(3), margins], dim=-1).unsqueeze(1)  # [K, 1, 2]
+    losses = PREFERENCE.loss(returns, torch.ones(3, 1), config)
+    torch.testing.assert_close(losses[1], torch.tensor(-0.9 * math.log(0.9) - 0.1 * math.log(0.1)))
+    losses.sum().backward()
+    assert margins.grad is not None
+    assert margins.grad[0] < 0 < margins.grad[2] and abs(margins.grad[1]) < 1e-6
+    plain = PREFERENCE.loss(returns, torch.ones(3, 1), RewardModelConfig())
+    torch.testing.assert_close(plain, preference_loss(returns[..., 0], returns[..., 1], torch.ones(3, 1)))
+
+
 def test_a_label_is_foretold_by_the_larger_return_and_by_nothing_that_says_the_same_of_both() -> None:
     returns = torch.tensor([[0.0, 1.0], [0.0, 1.0], [2.0, 2.0], [2.0, 2.0], [0.0, 1.0]])
     labels = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.5])
