@@ -7,7 +7,9 @@ from rlvlm.envs.registry import register
 from rlvlm.envs.task import Kind, Task
 from rlvlm.errors import UsageError
 from rlvlm.pocket.video import TASKS
+from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.runs.folder.settings import override
+from rlvlm.runs.policy.config import PolicyRunConfig
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.runs.recipes import RECIPES, recipe
 from rlvlm.runs.vla.config import VLARunConfig
@@ -78,3 +80,12 @@ def test_smoke_only_ever_makes_a_run_smaller_and_every_part_of_it_still_happens(
     assert small.steps // small.eval.every_steps >= 3
     assert small.steps // small.track.log_every_steps <= 20  # the console stays under 40 lines
     assert small.smoke() == small
+
+
+@pytest.mark.parametrize("task", [name for name, make in RECIPES.items() if make().pipeline == "policy"])
+def test_the_policy_of_every_recipe_loads(task: str) -> None:
+    config = recipe(task)
+    assert isinstance(config, PolicyRunConfig)
+    policy = load_policy(config.policy, num_actions=3)
+    for word in config.policy.new_words:
+        assert len(policy.processor.tokenizer(word, add_special_tokens=False)["input_ids"]) == 1

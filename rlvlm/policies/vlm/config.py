@@ -73,6 +73,10 @@ class PolicyConfig(VLMConfig):
         """This policy in a run with `seed`: what is drawn of it, heads and a new adapter, is another in each run."""
         return replace(self, seed=self.seed + seed)
 
+    def named(self, pocket: str) -> Self:
+        """This policy with its weights named, the folder `pocket` where none are; what learns stays what it was."""
+        return replace(self, model=self.model or pocket, learns="lora" if self.has_adapter else "all")
+
     @property
     def has_adapter(self) -> bool:
         """Whether an adapter learns, and not the model's own weights."""

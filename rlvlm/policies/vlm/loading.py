@@ -25,7 +25,7 @@ def load_policy(config: PolicyConfig, num_actions: int = 0) -> VLMPolicy:
         ModelUnavailable: the model or the adapter cannot be loaded.
         UsageError: its vision encoder is to learn, and the adapter has nothing there.
     """
-    named = config if config.model else dataclasses.replace(config, model=str(weights_folder("policy")))
+    named = config.named(str(weights_folder("policy")))
     if config.dtype == "auto" and not config.has_adapter:
         named = dataclasses.replace(named, dtype="float32")  # PEFT keeps an adapter in float32 by itself
     loaded = load_vlm(named, trainable=True)

@@ -107,7 +107,7 @@ class VllmSampler:
             logprobs_mode="processed_logprobs",
         )
         self._core = VllmCore(
-            replace(config, model=config.model or str(weights_folder("policy")), dtype=dtype, adapter=""),
+            replace(config.named(str(weights_folder("policy"))), dtype=dtype, adapter=""),
             settings,
             max_requests=max_requests,
             max_pictures=1,
