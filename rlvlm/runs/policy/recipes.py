@@ -77,6 +77,15 @@ def doorkey_6x6() -> PolicyRunConfig:
     )  # fmt: skip
 
 
+def doorkey_8x8() -> PolicyRunConfig:
+    """As doorkey_6x6, with larger rooms: more demonstrations, and more steps to learn them."""
+    return _recipe(
+        "doorkey_8x8", steps=4_096, gamma=0.97, final_lr=0.05,
+        world=replace(task_env("doorkey_8x8"), episode_steps=70, split="training", shows_last=True),
+        sft=SFTConfig(turns=40_000, p_stray=0.3, updates=3_000),
+    )  # fmt: skip
+
+
 def pick_place_can() -> PolicyRunConfig:
     """The robot arm with the can, by an action head.
 
@@ -142,6 +151,7 @@ RECIPES: dict[str, Callable[[], PolicyRunConfig]] = {
     "pick_place_can": pick_place_can,
     "empty_random_6x6": empty_random_6x6,
     "doorkey_6x6": doorkey_6x6,
+    "doorkey_8x8": doorkey_8x8,
 }
 FAMILY_RECIPES: dict[str, Callable[[str], PolicyRunConfig]] = {"minigrid": general}
 """For tasks named FAMILY/NAME, called with the task."""
