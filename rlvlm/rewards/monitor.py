@@ -199,7 +199,7 @@ class Preflight:
     """Share of the successes from there on, less that of the failures."""
 
     def __str__(self) -> str:
-        return f"area under the curve {self.area:.2f}, best told apart at {self.threshold:.2f} ({self.gain:.2f} of 1)"
+        return f"area under the curve {self.area:.2f}, best threshold {self.threshold:.2f} (Youden's J {self.gain:.2f})"
 
 
 def check_judge(scorer: Scorer, items: Sequence[ScoringItem], config: MonitorConfig) -> Preflight:
