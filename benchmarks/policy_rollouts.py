@@ -248,7 +248,7 @@ def update_rates(config: Config, algorithm: PPOVLM) -> dict[str, float]:
     return medians(pairs)
 
 
-_PASSES = ("_values", "_reference_log_probs", "_token_values")
+_PASSES = ("_values", "reference_log_probs", "_token_values")
 _TIMED = ("reply", "_step", "show", *_PASSES)
 
 
@@ -260,7 +260,7 @@ def step_parts(config: Config, algorithm: PPOVLM) -> dict[str, float]:
     clock.wrap(learner, "_step", "gradient steps")
     clock.wrap(algorithm._policy, "show", "encoding images")
     for method in _PASSES:
-        clock.wrap(learner, method, "other passes of the model")
+        clock.wrap(learner.reader, method, "other passes of the model")
     began, steps = clock.now(), 0.0
     for _ in range(config.rounds):
         algorithm.train()
@@ -268,7 +268,7 @@ def step_parts(config: Config, algorithm: PPOVLM) -> dict[str, float]:
     total = clock.now() - began
     parts = {name: seconds / total for name, seconds in clock.cpu_s.items()}
     shares = {name: round(share, 4) for name, share in (parts | {"the rest": 1 - sum(parts.values())}).items()}
-    for owner in (algorithm._engine, algorithm._policy, learner):
+    for owner in (algorithm._engine, algorithm._policy, learner, learner.reader):
         for method in [name for name in vars(owner) if name in _TIMED]:
             delattr(owner, method)
     return shares | {"gradient steps of an update": steps / config.rounds}
