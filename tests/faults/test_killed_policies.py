@@ -16,7 +16,7 @@ from chaos import send
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1_500)]
 
 KILLS = 10
-WORDS = "number_line --smoke --steps 2560 --algo.num-learners 2 --engine.num-replicas 2 --eval.episodes 8".split()
+WORDS = "number_line --smoke --steps 3584 --algo.num-learners 2 --engine.num-replicas 2 --eval.episodes 8".split()
 
 
 def replicas_of(run: psutil.Process) -> list[int]:
