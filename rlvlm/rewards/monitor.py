@@ -48,7 +48,7 @@ class JudgeMonitor:
 
     def __init__(self, config: MonitorConfig, claim: float) -> None:
         self._config = config
-        self._claim = claim
+        self.claim = claim
         self._first: list[list[float]] = []
         self._recent: deque[list[float]] = deque(maxlen=config.window)
         self._controls: deque[list[float]] = deque(maxlen=config.window)
@@ -131,7 +131,7 @@ class JudgeMonitor:
         if len(scores):
             figures[metrics.JUDGE_CALIBRATION] = calibration_error(scores, truths)
             figures[metrics.JUDGE_AUC] = area_under_curve(scores, truths)
-        claims = scores >= self._claim
+        claims = scores >= self.claim
         if (~truths).any():
             figures[metrics.JUDGE_FALSE_POSITIVES] = float(claims[~truths].mean())
         if truths.any():
@@ -183,7 +183,7 @@ class JudgeMonitor:
 
     def _called_successes(self, rows: Sequence[list[float]] | deque[list[float]]) -> tuple[int, int]:
         """How many failures among `rows` are claimed as successes, and how many failures there are."""
-        claims = [score >= self._claim for score, truth in rows if not truth]
+        claims = [score >= self.claim for score, truth in rows if not truth]
         return sum(claims), len(claims)
 
 

@@ -51,6 +51,8 @@ class ScoredItem:
     """Unix time of the answer, seconds."""
     truth: float
     """What would have been right, on the scale of the score, by the simulator."""
+    claim: float
+    """Scores from here on say that it is a success."""
     group: int = 0
     """Of episodes that are compared with each other; a turn's is 0."""
     env_return: float = 0.0

@@ -77,7 +77,7 @@ class ChunkEpisode:
     bins: NDArray[np.int16]
     """[C, L * A] the action tokens that were drawn, as bins 0 to 255."""
     log_probs: FloatArray
-    """[C, L * A] of them, under the policy and temperature that drew them; 0 where no policy drew them."""
+    """[C, L * A] of them, under the policy and temperature that drew them; 0 where a token was taken and not drawn."""
     steps: NDArray[np.int64]
     """[C] env steps that were run of each chunk; their sum is T, the step at which the episode was done."""
     env_rewards: FloatArray

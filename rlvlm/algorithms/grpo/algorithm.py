@@ -33,7 +33,7 @@ from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, read_demonstrations
 from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule
 from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file
-from rlvlm.algorithms.grpo.rollouts import ObsProcessor
+from rlvlm.algorithms.grpo.rollouts import ObsProcessor, explored_dimensions
 from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner, join
 from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes, shown_frames
 from rlvlm.algorithms.learners import Learners, check_learners
@@ -42,6 +42,7 @@ from rlvlm.algorithms.rllib import UNCHANGED, TaskConfig, gpus_of_learner, log_r
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.envs.registry import make_world
+from rlvlm.errors import UsageError
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import VLAConfig
@@ -200,6 +201,11 @@ class VLAGRPO(CheckpointedAlgorithm):
             self._imitate(tell)
         else:
             self._use_scale(self._policy.scale)
+        assert self._scale is not None, "just set"
+        is_explored = explored_dimensions(self._scale, self._viewer, self.config.grpo.least_range)
+        if not is_explored.all():
+            still = ", ".join(map(str, np.flatnonzero(~is_explored)))
+            tell(f"dimensions {still} of the actions are not explored: demonstrations hardly use their range")
         if self._learner is None:  # all learners begin as the policy that plays here, fresh adapters too
             weights = {name: value.cpu() for name, value in trained_weights(self._policy).items()}
             self._learners.call_all("take_weights", weights)
@@ -227,6 +233,7 @@ class VLAGRPO(CheckpointedAlgorithm):
 
         Raises:
             JudgeUnavailable: it cannot.
+            UsageError: a threshold is to be calibrated, and no episodes are known.
         """
         scores = self.config.scores
         count = scores.monitor.preflight if scores.asks_judge else 0
@@ -234,6 +241,11 @@ class VLAGRPO(CheckpointedAlgorithm):
             return
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(7,)))
         known = known_episodes(self._viewer, count, scores.num_frames, rng)
+        if not known and scores.threshold == "calibrated":
+            raise UsageError(
+                f"nothing calibrates the threshold: {self.config.task} has no script that succeeds and fails",
+                "--reward.threshold with a number, or None",
+            )
         if not known:
             tell("the judge is not tried on known episodes: the task has no script that succeeds and fails")
             return

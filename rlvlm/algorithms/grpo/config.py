@@ -129,8 +129,9 @@ class ScoreConfig:
     judge of progress these are success and an episode's changes of potential, which add up without a discount to its
     last potential less its first, which a group shares. Departure from Ng et al. 1999, whose potential is 0 where an
     episode ends: then all of it would cancel within a group. So the judge does change which policy is best."""
-    threshold: float | None = None
-    """Scores from here on count as 1, others as 0; None takes them as they are."""
+    threshold: float | Literal["calibrated"] | None = None
+    """Scores from here on count as 1, others as 0; None takes them as they are. calibrated: where the judge told known
+    episodes apart best before anything was learned, see `monitor.preflight`."""
     without_answer: Literal["stop", "drop_group", "neutral"] = "drop_group"
     """Where the judge has no answer: end the run, leave the episode's group out, or score it `neutral`."""
     neutral: float = 0.5
@@ -156,8 +157,8 @@ class ScoreConfig:
             raise ValueError(f"need frame_px and parts >= 1, got {self.frame_px} and {self.parts}")
         if self.noise < 0 or (self.noise and self.teacher != "progress"):
             raise ValueError(f"noise must be >= 0 and goes with the teacher progress, got {self.noise}")
-        if self.threshold is not None and not 0 < self.threshold <= 1:
-            raise ValueError(f"threshold must be in (0, 1] or None, got {self.threshold}")
+        if isinstance(self.threshold, float | int) and not 0 < self.threshold <= 1:
+            raise ValueError(f"threshold must be in (0, 1], calibrated or None, got {self.threshold}")
         if self.success_weight < 0:
             raise ValueError(f"success_weight must be >= 0, got {self.success_weight}")
         rest = (
@@ -172,6 +173,8 @@ class ScoreConfig:
             raise ValueError("the other settings of a score have no effect unless source is judged")
         if self.ahead and self.source == "success":
             raise ValueError("ahead has no effect unless source is judged")
+        if self.threshold == "calibrated" and not (self.asks_judge and self.monitor.preflight):
+            raise ValueError("a calibrated threshold needs a judge, and monitor.preflight episodes to calibrate it on")
         if self.last_resort and not self.asks_judge:
             raise ValueError("last_resort has no effect where no judge is asked")
         if self.without_answer != "neutral" and self.neutral != 0.5:
@@ -238,6 +241,11 @@ class GRPOConfig:
     """Of the random numbers that rollouts are sampled with. token: one for each token; chunk: one for each dimension of
     the action, for all steps of a chunk, so that a chunk strays to one side as a whole and does not tremble. Each token
     has the same distribution in both; evaluations always draw one for each token."""
+    least_range: float = 0.0
+    """Dimensions of the action of whose range demonstrations use less than this share, from the 1st to the 99th
+    percentile, are not explored: their likeliest token is taken, and no update learns from it. What a script hardly
+    turns decides nothing when it is turned at random, and adds noise to the gradient. 0: all are explored, as
+    evaluations always do. Dimensions that are not scaled (grippers) always are."""
     lr: float = 6e-4
     """First step size of Adam."""
     final_lr: float = 1.0
@@ -293,6 +301,8 @@ class GRPOConfig:
             raise ValueError("gpus_per_learner has no effect without num_learners; set both or neither")
         if not 0 < self.final_lr <= 1:
             raise ValueError(f"final_lr must be in (0, 1], got {self.final_lr}")
+        if not 0 <= self.least_range < 1:
+            raise ValueError(f"least_range must be in [0, 1), got {self.least_range}; 0 explores all dimensions")
         if self.kl_target is not None and not self.kl_target > 0:
             raise ValueError(f"kl_target must be > 0 or None, got {self.kl_target}")
         if self.kl_target is not None and self.epochs * self.minibatches == 1:

@@ -82,7 +82,7 @@ class TrainBatch:
     advantages: Tensor
     """[B] of the episode."""
     weights: Tensor
-    """[B, L * A] as `losses.token_weights` gives them."""
+    """[B, L * A] as `losses.token_weights` gives them, and 0 for tokens that were taken and not drawn."""
 
 
 class GRPOLearner(OwnLearner):
@@ -191,7 +191,7 @@ class GRPOLearner(OwnLearner):
             )
         self._optimizer.step()
         return {
-            "kl": kl / total * train_batch.bins.shape[1],
+            "kl": kl / total * float((train_batch.weights > 0).sum(dim=1).amax()),  # of a chunk that is played whole
             "ratio": ratio / total,
             "clipped": clipped / total,
             "entropy": disorder / disorder_total,
@@ -268,13 +268,15 @@ class GRPOLearner(OwnLearner):
             average=self._grpo.loss.average,
             longest_steps=self._world.episode_steps,
         )
+        old_log_probs = torch.from_numpy(np.concatenate([episode.log_probs for episode in update.episodes]))
+        weights *= old_log_probs < 0  # what was taken, not drawn, teaches nothing
         return TrainBatch(
             images=images,
             drawn=drawn.to(images.device),
             words=words,
             proprio=torch.from_numpy(obs.proprio).to(device),
             bins=torch.from_numpy(np.concatenate([e.bins for e in update.episodes]).astype(np.int64)).to(device),
-            old_log_probs=torch.from_numpy(np.concatenate([e.log_probs for e in update.episodes])).to(device),
+            old_log_probs=old_log_probs.to(device),
             advantages=torch.from_numpy(update.advantages).to(device),
             weights=weights.to(device),
         )

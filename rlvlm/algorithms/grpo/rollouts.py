@@ -91,7 +91,7 @@ class Sampler:
         obs_processor: what it is shown.
         temperature: > 0, or None for the likeliest token of each distribution.
         generator: of the draws, on the CPU.
-        shared: see `draw_bins`.
+        shared, explored: see `draw_bins`.
     """
 
     def __init__(
@@ -101,12 +101,14 @@ class Sampler:
         temperature: float | None,
         generator: torch.Generator | None = None,
         shared: int = 1,
+        explored: Tensor | None = None,
     ) -> None:
         self._policy = policy
         self._obs_processor = obs_processor
         self._temperature = temperature
         self._generator = generator or torch.Generator().manual_seed(0)
         self._shared = shared
+        self._explored = explored
 
     @torch.no_grad()
     def choose(self, obs: ChunkObs) -> Choice:
@@ -119,7 +121,7 @@ class Sampler:
         if self._temperature is None:
             bins = likeliest_bins(logits)
             return bins.cpu().numpy(), np.zeros(bins.shape, np.float32)
-        bins, log_probs = draw_bins(logits, self._temperature, self._generator, self._shared)
+        bins, log_probs = draw_bins(logits, self._temperature, self._generator, self._shared, self._explored)
         # groups of a broken policy may all end alike: nothing would be learned from them, and nobody told
         check_finite("the policy, sampled", "go on from the last checkpoint: `rlvlm resume`", {"log-probs": log_probs})
         return bins.cpu().numpy(), log_probs.cpu().numpy()
@@ -224,6 +226,11 @@ def _episode(
         progress=float(last.progress[place]),
         terminated=bool(last.terminated[place]),
     )
+
+
+def explored_dimensions(scale: ActionScale, world: ChunkWorld, least_range: float) -> NDArray[np.bool_]:
+    """[A] those dimensions of `world`'s actions of whose range demonstrations use `least_range` or more."""
+    return scale.share_used(world.action_low, world.action_high) >= least_range
 
 
 def decoded_by(scale: ActionScale, chunk_steps: int) -> Callable[[NDArray[np.int64]], FloatArray]:

@@ -10,7 +10,15 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner import EnvRunner
 
-from rlvlm.algorithms.grpo.rollouts import Drawn, InitialStates, ObsProcessor, Sampler, decoded_by, roll_out
+from rlvlm.algorithms.grpo.rollouts import (
+    Drawn,
+    InitialStates,
+    ObsProcessor,
+    Sampler,
+    decoded_by,
+    explored_dimensions,
+    roll_out,
+)
 from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.policies.vla.build import build_policy
@@ -105,7 +113,10 @@ class GroupRunner(EnvRunner):
         size = grpo.group_size
         starts = InitialStates(task=self.config.task, state_ids=state_ids.repeat(size), groups=groups.repeat(size))
         shared = self.world.chunk_steps if grpo.draws == "chunk" else 1
-        sampler = Sampler(self.policy, self.obs_processor, grpo.temperature, self._tokens, shared)
+        explored = np.tile(explored_dimensions(scale, self.world, grpo.least_range), self.world.chunk_steps)
+        sampler = Sampler(
+            self.policy, self.obs_processor, grpo.temperature, self._tokens, shared, torch.from_numpy(explored)
+        )
         episodes = roll_out(self._worlds, starts, sampler.choose, decoded_by(scale, self.world.chunk_steps))
         return Rollout(episodes=episodes, images=self.obs_processor.give() if self.worker_index else {})
 

@@ -24,7 +24,7 @@ from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.judging import Score
 from rlvlm.types.steps import FloatArray, Frames
 
-HALF = 0.5
+_HALF = 0.5
 """Scores from here on say that an episode is a success, where there is no threshold."""
 _MOST_TRIES = 20
 """Episodes of the script per known success that is looked for."""
@@ -116,7 +116,8 @@ class VideoScorer:
         self._controls: Future[list[list[float]]] | None = None
         self._records: list[ScoredItem] = []
         self._facts: dict[str, float] = {}
-        self.monitor = JudgeMonitor(config.monitor, HALF if config.threshold is None else config.threshold)
+        self._threshold = None if config.threshold == "calibrated" else config.threshold
+        self.monitor = JudgeMonitor(config.monitor, _HALF if self._threshold is None else self._threshold)
 
     def begin(self, episodes: Sequence[ChunkEpisode]) -> None:
         """See `EpisodeScorer`."""
@@ -141,6 +142,7 @@ class VideoScorer:
                     env_step=env_step,
                     timestamp=time.time(),
                     truth=episode.progress,
+                    claim=self.monitor.claim,
                     group=episode.group,
                     env_return=float(episode.env_rewards.sum()),
                 )
@@ -161,12 +163,15 @@ class VideoScorer:
         return scores
 
     def try_on(self, known: Sequence[ScoringItem]) -> Preflight:
-        """How the judge tells episodes apart whose outcome is known.
+        """How the judge tells episodes apart whose outcome is known; that calibrates the threshold where it is to be.
 
         Raises:
             JudgeUnavailable: it cannot tell them apart.
         """
-        return check_judge(self._scorer, known, self._config.monitor)
+        preflight = check_judge(self._scorer, known, self._config.monitor)
+        if self._config.threshold == "calibrated":
+            self._threshold = self.monitor.claim = preflight.threshold
+        return preflight
 
     def report(self) -> dict[str, float]:
         """How long the last rollout waited for its scores, and the monitor's figures."""
@@ -180,7 +185,12 @@ class VideoScorer:
     def save_tree(self) -> dict[str, Any]:
         """The monitor, and where a control's chance is; between rounds only controls may be under way."""
         self._note_controls()
-        return {"monitor": self.monitor.save_tree(), "num_asked": self._scorer.num_asked}
+        return {
+            "monitor": self.monitor.save_tree(),
+            "num_asked": self._scorer.num_asked,
+            "threshold": self._threshold,
+            "claim": self.monitor.claim,
+        }
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned; what is being asked is forgotten."""
@@ -189,6 +199,7 @@ class VideoScorer:
         self._waiting.clear()
         self._records = []
         self.monitor.load_tree(tree["monitor"])
+        self._threshold, self.monitor.claim = tree["threshold"], float(tree["claim"])
         self._scorer.num_asked = int(tree["num_asked"])
 
     def _note_controls(self) -> None:
@@ -200,7 +211,7 @@ class VideoScorer:
     def _value(self, score: Score) -> float:
         config = self._config
         if score.value is not None:
-            return score.value if config.threshold is None else float(score.value >= config.threshold)
+            return score.value if self._threshold is None else float(score.value >= self._threshold)
         if config.without_answer == "stop":
             raise JudgeUnavailable(
                 f"the judge gave no score for an episode: {score.status}",

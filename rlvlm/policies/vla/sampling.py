@@ -27,7 +27,9 @@ def log_probs_of(logits: Tensor, bins: Tensor, temperature: float) -> Tensor:
     return chosen - scaled.logsumexp(dim=-1)
 
 
-def draw_bins(logits: Tensor, temperature: float, generator: torch.Generator, shared: int = 1) -> tuple[Tensor, Tensor]:
+def draw_bins(
+    logits: Tensor, temperature: float, generator: torch.Generator, shared: int = 1, explored: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """One bin for each token, and its log-probability.
 
     Args:
@@ -37,6 +39,8 @@ def draw_bins(logits: Tensor, temperature: float, generator: torch.Generator, sh
         shared: so many equal parts of the last row of tokens are drawn with the same numbers: with the env steps of a
             chunk as parts, each dimension of its actions strays to the same side in all of them. Each token has the
             same distribution whatever this is.
+        explored: [the last row of tokens] bool, those that are drawn; of the others the likeliest is taken, whose
+            log-probability is then 0. None: all are drawn.
 
     Returns:
         Bins [...] from 0 to 254, and their log-probabilities [...], float32.
@@ -51,8 +55,11 @@ def draw_bins(logits: Tensor, temperature: float, generator: torch.Generator, sh
     bins = torch.searchsorted(rising, uniform[..., None] * total).clamp(max=TOP_BIN)  # the alias becomes the top
     chosen = scaled.gather(-1, bins)
     top = torch.logaddexp(scaled[..., TOP_BIN], scaled[..., ALIAS])[..., None]
-    log_probs = torch.where(bins == TOP_BIN, top, chosen) - total.log()
-    return bins[..., 0], log_probs[..., 0]
+    log_probs = (torch.where(bins == TOP_BIN, top, chosen) - total.log())[..., 0]
+    bins = bins[..., 0]
+    if explored is not None:
+        bins[..., ~explored], log_probs[..., ~explored] = likeliest_bins(logits[..., ~explored, :]), 0.0
+    return bins, log_probs
 
 
 def likeliest_bins(logits: Tensor) -> Tensor:

@@ -83,6 +83,10 @@ class ActionScale:
         normalised = np.clip(2.0 * (actions - low) / (high - low + 1e-8) - 1.0, -1.0, 1.0)
         return np.where(self.scaled, normalised, actions).astype(np.float32)
 
+    def share_used(self, least: FloatArray, most: FloatArray) -> FloatArray:
+        """[A] how much of the range from `least` to `most` [A] lies between `low` and `high`; 1 where not scaled."""
+        return np.where(self.scaled, (np.array(self.high) - np.array(self.low)) / (most - least), 1.0)
+
     @classmethod
     def of_actions(cls, actions: FloatArray, scaled: tuple[bool, ...]) -> "ActionScale":
         """The scale of demonstrations: `actions` [N, A] in the env's units."""

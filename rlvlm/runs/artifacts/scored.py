@@ -61,22 +61,18 @@ class ScoreRecorder:
     Args:
         folder: of the run.
         draw: makes the images of the examples.
-        claim: a score from here on says that it is a success.
     """
 
-    def __init__(self, folder: RunFolder, draw: Draw, claim: float) -> None:
+    def __init__(self, folder: RunFolder, draw: Draw) -> None:
         self._folder = folder
         self._draw = draw
-        self._claim = claim
 
     def keep(self, records: Iterable[ScoredItem]) -> None:
         """Writes down what the algorithm's `drain_records` gave."""
         records = list(records)
         if records:
             self._folder.scores.append(scored_row(record, index) for index, record in enumerate(records))
-            self._folder.samples.append(
-                example_rows(records, lambda snapshots: self._draw(snapshots, PAGE_PX), self._claim)
-            )
+            self._folder.samples.append(example_rows(records, lambda snapshots: self._draw(snapshots, PAGE_PX)))
 
 
 def scored_row(record: ScoredItem, index: int) -> dict[str, Any]:
@@ -97,9 +93,7 @@ def scored_row(record: ScoredItem, index: int) -> dict[str, Any]:
     }
 
 
-def example_rows(
-    records: Sequence[ScoredItem], draw: Callable[[FloatArray], Frames], claim: float
-) -> list[dict[str, Any]]:
+def example_rows(records: Sequence[ScoredItem], draw: Callable[[FloatArray], Frames]) -> list[dict[str, Any]]:
     """What the judge's page needs of a few of the records; which are taken depends on their order alone."""
     rows = []
     for record in _some(records):
@@ -112,7 +106,7 @@ def example_rows(
                 "action": item.action,
                 "truth": round(record.truth, 4),
                 "progress": round(item.progress, 4),
-                "outcome": outcome_of(score.value, str(score.status), item, claim),
+                "outcome": outcome_of(score.value, str(score.status), item, record.claim),
                 **_said(score),
             }
         )

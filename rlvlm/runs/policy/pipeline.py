@@ -20,7 +20,6 @@ from rlvlm.algorithms.ppo_vlm.algorithm import (
 from rlvlm.algorithms.ppo_vlm.panel import ROWS
 from rlvlm.algorithms.ppo_vlm.play import Actor
 from rlvlm.algorithms.ppo_vlm.player import ScriptPlayer, TurnsPlayer, stands_still
-from rlvlm.algorithms.ppo_vlm.reward.label import EPISODE_CLAIM, TURN_CLAIM
 from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.demonstrations.players import RandomPlayer, ScriptedExpert
 from rlvlm.disk import write_whole
@@ -77,7 +76,7 @@ class PolicyPipeline:
 
     def open_recorder(self, folder: RunFolder, config: PolicyRunConfig, draw: Draw) -> ScoreRecorder:
         """Takes what was said of turns and episodes."""
-        return ScoreRecorder(folder, draw, TURN_CLAIM if config.reward.per == "turn" else EPISODE_CLAIM)
+        return ScoreRecorder(folder, draw)
 
     def write_pages(self, folder: RunFolder, config: PolicyRunConfig) -> None:
         """`episodes.html`: the last evaluation's episodes, image by image, with what the policy said; and the judge's

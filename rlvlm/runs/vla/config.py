@@ -75,7 +75,8 @@ class VLARunConfig(RunConfig):
             return "env success"
         who = self.judge.backend if self.asks_judge else self.reward.teacher
         marked = " (random weights)" if self.asks_judge and self.judge.is_random else ""
-        kind = "score" if self.reward.threshold is None else f"score >= {self.reward.threshold:g}"
+        bound = self.reward.threshold
+        kind = "score" if bound is None else f"score >= {bound if isinstance(bound, str) else format(bound, 'g')}"
         added = f" + {self.reward.success_weight:g} env success" if self.reward.success_weight else ""
         return f"{who} {kind} of the video{added}{marked}"
 

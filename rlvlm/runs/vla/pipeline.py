@@ -9,7 +9,7 @@ import torch
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.panel import ROWS
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
-from rlvlm.algorithms.grpo.scoring import HALF, shown_frames
+from rlvlm.algorithms.grpo.scoring import shown_frames
 from rlvlm.disk import write_whole
 from rlvlm.envs.registry import make_world
 from rlvlm.judges.agreement import wilson_interval
@@ -63,7 +63,7 @@ class VLAPipeline:
         def drawn(snapshots: FloatArray, size_px: int) -> Frames:
             return shown_frames(draw(snapshots, size_px), config.reward)
 
-        return ScoreRecorder(folder, drawn, HALF if config.reward.threshold is None else config.reward.threshold)
+        return ScoreRecorder(folder, drawn)
 
     def write_pages(self, folder: RunFolder, config: VLARunConfig) -> None:
         """`episodes.html`: the last evaluation's episodes, one image for each chunk and one for the end;

@@ -42,9 +42,9 @@ def make(seed: int = 0, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
     return learner, runner
 
 
-def sample(learner: GRPOLearner, runner: GroupRunner) -> UpdateBatch:
+def sample(learner: GRPOLearner, runner: GroupRunner, scale: ActionScale = SCALE) -> UpdateBatch:
     runner.policy, runner.obs_processor = learner.policy, learner.obs_processor
-    episodes = runner.sample(num_groups=2, scale=SCALE).episodes
+    episodes = runner.sample(num_groups=2, scale=scale).episodes
     advantages = np.array([1, -1, 0.5, -0.5] * 2, np.float32)
     return UpdateBatch(episodes=episodes, advantages=advantages.repeat([len(episode.steps) for episode in episodes]))
 
@@ -84,6 +84,29 @@ def test_chunks_that_are_not_chosen_teach_nothing() -> None:
         weights.append(learner.weights())
     for name, value in weights[0].items():
         np.testing.assert_array_equal(weights[1][name], value, err_msg=name)
+
+
+def test_dimensions_that_demonstrations_hardly_use_are_not_explored_and_teach_nothing() -> None:
+    still = ActionScale(
+        low=(-1.0, -1.0, -0.1, -0.2, -0.2, -0.2, 0.0), high=(1.0, 0.0, 0.1, 0.19, 0.21, 0.0, 1.0), scaled=SCALE.scaled
+    )
+    is_explored = np.tile([True, True, False, False, True, False, True], 8)
+    assert still.share_used(-np.ones(7), np.ones(7)).tolist() == pytest.approx([1, 0.5, 0.1, 0.195, 0.205, 0.1, 1])
+    learner, runner = make(least_range=0.2)
+    update = sample(learner, runner, still)
+    drawn = np.concatenate([episode.log_probs for episode in update.episodes])
+    assert (drawn[:, is_explored] < 0).all() and (drawn[:, ~is_explored] == 0).all()
+    weights = learner._train_batch(update).weights
+    assert (weights[:, ~is_explored] == 0).all() and (weights[:, is_explored] > 0).any()
+    learner.learn(update, 0.0)
+    assert learner.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5
+
+    other, _ = make(least_range=0.2)  # whatever was taken in the other dimensions: the gradient is of what was drawn
+    bins = [np.where(is_explored, one.bins, 7).astype(np.int16) for one in update.episodes]
+    episodes = [replace(one, bins=own) for one, own in zip(update.episodes, bins, strict=True)]
+    other.learn(replace(update, episodes=episodes), 0.0)
+    for name, value in learner.weights().items():
+        np.testing.assert_array_equal(other.weights()[name], value, err_msg=name)
 
 
 @pytest.mark.slow

@@ -10,7 +10,14 @@ import pytest
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import AdvantageConfig, ScoreConfig
 from rlvlm.algorithms.grpo.credit.groups import gathered, sifted
-from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes, shown_frames
+from rlvlm.algorithms.grpo.scoring import (
+    EpisodeScorer,
+    SuccessScorer,
+    VideoScorer,
+    item_of,
+    known_episodes,
+    shown_frames,
+)
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.rewards.config import MonitorConfig
@@ -115,6 +122,18 @@ def test_a_threshold_makes_scores_binary() -> None:
     assert score(scorer, [episode(12), episode(11)], 0).tolist() == [0, 1]
 
 
+def test_a_calibrated_threshold_is_where_known_episodes_were_told_apart_best() -> None:
+    known = [item_of(episode(steps, success=steps > 10), 4) for steps in (12, 11, 9, 8)]
+    scorer, _ = judged([0.3, 0.4, 0.1, 0.2, 0.24, 0.26], threshold="calibrated")
+    assert scorer.try_on(known).threshold == pytest.approx(0.25)
+    assert score(scorer, [episode(12), episode(11, success=True)]).tolist() == [0, 1]
+    assert scorer.report()[metrics.JUDGE_FALSE_POSITIVES] == 0, "the monitor goes by it too"
+    assert [record.claim for record in scorer.drain_records()] == pytest.approx([0.25, 0.25])
+    resumed, _ = judged([0.24, 0.26], threshold="calibrated")
+    resumed.load_tree(scorer.save_tree())
+    assert score(resumed, [episode(12), episode(11)]).tolist() == [0, 1]
+
+
 def test_an_episode_without_an_answer_never_gets_the_truth() -> None:
     successes = [episode(12, success=True), episode(11, success=True)]
     assert score(judged([None, None], without_answer="neutral")[0], successes, 0).tolist() == [0.5, 0.5]
@@ -140,6 +159,9 @@ def test_settings_without_effect_are_refused() -> None:
         ScoreConfig(source="judged", noise=0.1)
     with pytest.raises(ValueError, match="no effect unless without_answer is neutral"):
         ScoreConfig(source="judged", neutral=0.1)
+    for rest in ({"teacher": "progress"}, {"monitor": MonitorConfig(preflight=0)}):
+        with pytest.raises(ValueError, match="a calibrated threshold needs a judge"):
+            ScoreConfig(source="judged", threshold="calibrated", **rest)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="threshold must be in"):
         ScoreConfig(source="judged", threshold=0.0)
 

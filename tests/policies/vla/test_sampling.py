@@ -52,3 +52,14 @@ def test_the_likeliest_action_may_be_the_top_bin_by_its_two_names() -> None:
     logits = torch.full((1, 256), -30.0)
     logits[0, 5], logits[0, 254], logits[0, 255] = math.log(0.4), math.log(0.3), math.log(0.3)
     assert likeliest_bins(logits).tolist() == [254]
+
+
+def test_tokens_that_are_not_explored_are_the_likeliest() -> None:
+    logits = torch.randn(500, 6, 256, generator=torch.Generator().manual_seed(2))
+    explored = torch.tensor([True, False, True] * 2)
+    bins, log_probs = draw_bins(logits, 1.0, torch.Generator().manual_seed(3), explored=explored)
+    every, their_log_probs = draw_bins(logits, 1.0, torch.Generator().manual_seed(3))
+    assert torch.equal(bins[:, explored], every[:, explored])  # the same numbers are drawn
+    assert torch.equal(log_probs[:, explored], their_log_probs[:, explored])
+    assert torch.equal(bins[:, ~explored], likeliest_bins(logits)[:, ~explored])
+    assert not torch.equal(bins, every) and (log_probs[:, ~explored] == 0).all()

@@ -35,7 +35,7 @@ def told(value: float | None, success: bool, step: int) -> ScoredItem:
     return ScoredItem(
         item=ScoringItem(goal="go <b>on</b>", snapshots=snapshots, action="+", is_success=success, progress=0.5),
         score=Score(status=Status.INVALID if value is None else Status.OK, value=value, stamp=STAMP, text="5 <i>"),
-        env_step=step, timestamp=0.0, truth=0.75,
+        env_step=step, timestamp=0.0, truth=0.75, claim=0.875,
     )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_outcomes_by_hand() -> None:
 
 
 def test_every_score_is_in_the_log_and_some_on_the_page(empty: RunFolder) -> None:
-    recorder = ScoreRecorder(empty, draw, claim=0.875)
+    recorder = ScoreRecorder(empty, draw)
     recorder.keep([told(0.9, False, 7) for _ in range(9)])
     recorder.keep([told(None, False, 8)])
     recorder.keep([])

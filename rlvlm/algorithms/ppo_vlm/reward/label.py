@@ -25,7 +25,7 @@ from rlvlm.rewards.temporal import TemporalNovelty
 from rlvlm.types.judging import Score
 from rlvlm.types.steps import FloatArray
 
-TURN_CLAIM, EPISODE_CLAIM = 0.875, 0.5
+_TURN_CLAIM, _EPISODE_CLAIM = 0.875, 0.5
 """Scores from here on say that an episode is a success. A turn's utility lies at 0.75 for a turn that only comes nearer
 and at 1 for the one that reaches the goal."""
 AWAY, SAME, NEARER, REACHED = 0.0, 0.25, 0.75, 1.0
@@ -73,7 +73,7 @@ class TurnLabeller:
         self._records: list[ScoredItem] = []
         self._facts: dict[str, float] = {}
         is_per_turn = config.per == "turn"
-        self.monitor = JudgeMonitor(config.monitor, TURN_CLAIM if is_per_turn else EPISODE_CLAIM)
+        self.monitor = JudgeMonitor(config.monitor, _TURN_CLAIM if is_per_turn else _EPISODE_CLAIM)
 
     def watch(self, row: Sequence[PlayedTurn | None]) -> None:
         """Begins to ask about a row of turns that was just played."""
@@ -210,6 +210,7 @@ class TurnLabeller:
                 record = ScoredItem(
                     item=item, score=score, env_step=env_step, timestamp=time.time(),
                     env_return=float(true_reward), truth=self._truth(played),
+                    claim=self.monitor.claim,
                 )  # fmt: skip
                 self._records.append(record)
         return grid, scored
