@@ -86,6 +86,13 @@ class ChunkWorld(gym.Env[ChunkObs, FloatArray]):
     def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """`[N, P]`: snapshots with equal keys look the same, to well under a pixel at any size in use."""
 
+    def landmarks(self, snapshots: FloatArray) -> FloatArray:
+        """`[N, K, D]` where the hand is in space and the things that the task is about, the hand first; for critics.
+
+        Where there are none, as by default (K = 0), a critic goes by the snapshots themselves.
+        """
+        return np.empty((len(snapshots), 0, 3), np.float32)
+
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
         """The full state as arrays, numbers and strings: after `set_state` the future is bit-identical."""

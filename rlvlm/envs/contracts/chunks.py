@@ -121,10 +121,14 @@ def _check_images(world: ChunkWorld, twin: ChunkWorld, num_chunks: int) -> None:
     for i, j in zip(*np.triu_indices(len(seen), 1), strict=True):
         if np.array_equal(keys[i], keys[j]):
             assert np.array_equal(images[i], images[j]), "equal keys look equal"
+    places = world.landmarks(seen)
+    assert places.ndim == 3 and len(places) == len(seen), f"landmarks are [N, K, D], got {places.shape}"
+    assert np.array_equal(places[::-1], twin.landmarks(seen[::-1])), "any instance finds the same landmarks"
     future = _drive(world, num_chunks, seed=6)
     world.set_state(state)
     world.draw(seen, 32)
-    _assert_same(_drive(world, num_chunks, seed=6), future, "drawing disturbs nothing")
+    world.landmarks(seen)
+    _assert_same(_drive(world, num_chunks, seed=6), future, "drawing and finding landmarks disturb nothing")
 
 
 def _check_side_by_side(world: ChunkWorld, num_chunks: int) -> None:

@@ -19,6 +19,7 @@ from rlvlm.envs.libero.suites import SUITES, instruction_of
 from rlvlm.envs.robosuite.loading import load, silence
 from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene
 from rlvlm.errors import MachineError
+from rlvlm.types.steps import FloatArray
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 NO_OP = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
@@ -75,6 +76,7 @@ class LiberoScene(RobosuiteScene):
         self._things = np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
         self._fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
         self.env.check_contact = _contact_check(self.model, self.data)
+        self._aside = mujoco.MjData(self.model)  # the state that is lent stays as it is
 
     @property
     def num_held_out(self) -> int:
@@ -126,6 +128,21 @@ class LiberoScene(RobosuiteScene):
         if name in self.env.object_sites_dict:
             return self.data.site(name).xpos
         return self.data.xpos[self.env.obj_body_id[name]]
+
+    def landmarks(self, positions: FloatArray) -> FloatArray:
+        """[N, 1 + things, 3] where the hand is and what the goals name, from joint positions [N, nq]; metres."""
+        data, env = self._aside, self.env
+        names = list(dict.fromkeys(name for goal in self.goals for name in goal[1:]))
+        sites = {name: self.model.site(name).id for name in names if name in env.object_sites_dict}
+        places = np.empty((len(positions), 1 + len(names), 3), np.float32)
+        for own, row in zip(places, positions, strict=True):
+            data.qpos[:] = row
+            mujoco.mj_kinematics(self.model, data)
+            own[0] = data.site_xpos[self.arm.site]
+            own[1:] = [
+                data.site_xpos[sites[name]] if name in sites else data.xpos[env.obj_body_id[name]] for name in names
+            ]
+        return places
 
     def _settle_saved(self, saved: Doubles) -> Doubles:
         """A saved start after it has come to rest.

@@ -27,6 +27,9 @@ _KEPT = 12
 """Tasks that stay compiled, 0.4 GB each: all of the suites of ten, some of libero_90."""
 
 
+_LANDMARKS = 5
+
+
 class LiberoSuite(ChunkWorld):
     """One world, of one task after the other.
 
@@ -120,6 +123,18 @@ class LiberoSuite(ChunkWorld):
             size = self.member(task).snapshot_size
             keys[rows, 1 : 1 + size] = self.member(task).picture_key(snapshots[rows, 1 : 1 + size])
         return keys
+
+    def landmarks(self, snapshots: FloatArray) -> FloatArray:
+        """[N, 5, 3]: the hand, and up to four that the goals of each task name, the last of them again where there are
+        fewer.
+        """
+        places = np.empty((len(snapshots), _LANDMARKS, 3), np.float32)
+        for task, rows in tasks_of(snapshots):
+            with self._turn:
+                world = self.member(task)
+                own = world.landmarks(snapshots[rows, 1 : 1 + world.snapshot_size])
+            places[rows] = own[:, np.minimum(np.arange(_LANDMARKS), own.shape[1] - 1)]
+        return places
 
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
         """[L, 7] of the present task's script; None where it has none."""

@@ -207,6 +207,10 @@ class LiberoWorld(ChunkWorld):
         """[N, S]: snapshots in steps of a quarter of a millimetre (or of a milliradian)."""
         return picture_key(snapshots)
 
+    def landmarks(self, snapshots: FloatArray) -> FloatArray:
+        """[N, K, 3]: the hand, and what the goals name."""
+        return self._scene.landmarks(snapshots)
+
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
         """[L, 7] of the script that picks up and puts down; None where a task asks for more.
 

@@ -156,6 +156,10 @@ class PushBlock(ChunkWorld):
         """[N, 10]."""
         return table.picture_key(snapshots)
 
+    def landmarks(self, snapshots: FloatArray) -> FloatArray:
+        """[N, 3, 2]: the hand, the block that is asked for, and the pad."""
+        return np.stack([snapshots[:, part] for part in (table.HAND, table.ASKED, table.PAD)], axis=1)
+
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray:
         """[L, 7]: round the block to its left side, then straight to the pad; the gripper stays open."""
         state, chunk = self._tables.states.copy(), np.zeros((CHUNK_STEPS, ACTION_SIZE), np.float32)

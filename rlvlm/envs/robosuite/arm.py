@@ -47,7 +47,7 @@ class Arm:
         self.model: mujoco.MjModel = env.sim.model._model
         self.data: mujoco.MjData = env.sim.data._data
         self.control_step_s: float = env.control_timestep
-        self._site: int = env.sim.model.site_name2id(controller.eef_name)
+        self.site: int = env.sim.model.site_name2id(controller.eef_name)
         self._hand: int = env.sim.model.body_name2id(robot.robot_model.eef_name)
         self._joints, self._dofs = np.asarray(controller.qpos_index), np.asarray(controller.qvel_index)
         self.gripper_joints = np.asarray(robot._ref_gripper_joint_pos_indexes)
@@ -68,12 +68,12 @@ class Arm:
     @property
     def place(self) -> Doubles:
         """[3] of the point between the finger tips, metres, as of the latest kinematics."""
-        return self.data.site_xpos[self._site]
+        return self.data.site_xpos[self.site]
 
     @property
     def turn(self) -> Doubles:
         """[3, 3] of the hand, columns are its axes."""
-        return self.data.site_xmat[self._site].reshape(3, 3)
+        return self.data.site_xmat[self.site].reshape(3, 3)
 
     def proprio(self) -> FloatArray:
         """[8] place of the hand, its turn as an axis times an angle, and both fingers' joints, as LIBERO's datasets."""
@@ -130,7 +130,7 @@ class Arm:
     def _torques(self) -> Doubles:
         """[7] of the joints, cut to their limits."""
         data, dofs = self.data, self._dofs
-        mujoco.mj_jacSite(self.model, data, self._jacobian[:3], self._jacobian[3:], self._site)
+        mujoco.mj_jacSite(self.model, data, self._jacobian[:3], self._jacobian[3:], self.site)
         speed = self._jacobian @ data.qvel
         mujoco.mj_fullM(self.model, self._mass, data.qM)
         mass, jacobian = self._mass[self._block], self._jacobian[:, dofs]

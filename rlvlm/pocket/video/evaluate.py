@@ -45,7 +45,8 @@ class EvaluateConfig:
 def measure(judge: Judge, clips: Clips, num_frames: int) -> Figures:
     """How a judge tells held-out successes from failures, at `num_frames` frames of each.
 
-    Failures are of three kinds: as they were played, the first halves of successes, and both together.
+    Failures are of three kinds: as they were played, the first halves of successes, and both together. What the judge
+    gave no score for is counted, and is in no other figure.
     """
     moments = np.linspace(0, MOMENTS - 1, num_frames).round().astype(int)
     halves = np.linspace(0, MOMENTS // 2, num_frames).round().astype(int)
@@ -59,23 +60,27 @@ def measure(judge: Judge, clips: Clips, num_frames: int) -> Figures:
 
     whole, success = ask(moments), clips.success
     cut = ask(halves)[success]
-    scores, truths = np.concatenate([whole, cut]), np.concatenate([success, np.zeros(len(cut), bool)])
+    told = np.isfinite(whole)
+    asked, answered = len(whole) + len(cut), cut[np.isfinite(cut)]
+    right, wrong = whole[told & success], whole[told & ~success]
+    both = np.concatenate([wrong, answered])
+    scores, truths = np.concatenate([right, both]), np.repeat([True, False], [len(right), len(both)])
     return {
-        "success above failure": area_under_curve(whole, success),
+        "success above failure": area_under_curve(whole[told], success[told]),
         "success above its first half": area_under_curve(
-            np.concatenate([whole[success], cut]), np.repeat([True, False], len(cut))
+            np.concatenate([right, answered]), np.repeat([True, False], [len(right), len(answered)])
         ),
         "success above both": area_under_curve(scores, truths),
         "calibration error": calibration_error(scores, truths),
-        "false positives": float((scores[~truths] >= 0.5).mean()),
-        "false negatives": float((scores[truths] < 0.5).mean()),
-        "mean of successes": float(whole[success].mean()),
-        "mean of failures": float(scores[~truths].mean()),
-        "successes turned round": float(ask(moments[::-1])[success].mean()),
-        "successes, another thing asked for": float(ask(moments, others)[success & other_goals].mean())
+        "false positives": float((both >= 0.5).mean()),
+        "false negatives": float((right < 0.5).mean()),
+        "mean of successes": float(right.mean()),
+        "mean of failures": float(both.mean()),
+        "successes turned round": float(np.nanmean(ask(moments[::-1])[success])),
+        "successes, another thing asked for": float(np.nanmean(ask(moments, others)[success & other_goals]))
         if other_goals.any()
         else math.nan,
-        "unanswered": float(np.isnan(scores).mean()),
+        "unanswered": 1.0 - len(scores) / asked,
         "successes": float(success.sum()),
         "failures": float((~success).sum()),
     }

@@ -254,3 +254,16 @@ assert os.environ["MUJOCO_GL"] in ("egl", "osmesa")
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert (child.returncode, child.stdout, child.stderr) == (0, "", "")
     assert [path for path in tmp_path.rglob("*") if "matplotlib" not in str(path) and path.is_file()] == []
+
+
+@pytest.mark.slow
+def test_landmarks_are_the_hand_and_what_the_goals_name(world: LiberoWorld) -> None:
+    world.reset(options={"state_id": 3})
+    world.step(np.tile(np.array([0.4, -0.2, -0.5, 0, 0, 0, OPEN], np.float32), (8, 1)))
+    scene = world._scene
+    assert scene.goals == [["in", "alphabet_soup_1", "basket_1_contain_region"]]
+    found = world.landmarks(world.snapshot()[None])[0]
+    scene.load(world._one.states[0])
+    mujoco.mj_kinematics(scene.model, scene.data)
+    expected = [scene.arm.place, scene.place_of("alphabet_soup_1"), scene.place_of("basket_1_contain_region")]
+    assert found == pytest.approx(np.array(expected), abs=1e-6)

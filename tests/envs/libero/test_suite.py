@@ -44,6 +44,10 @@ def test_an_episode_is_that_of_its_task(suite: LiberoSuite) -> None:
     assert np.array_equal(obs.snapshots[0, 1 : 1 + alone.snapshot_size], one.snapshots[0])
     assert np.array_equal(suite.draw(obs.snapshots, 32), alone.draw(one.snapshots, 32))
     other, _ = suite.reset(options={"state_id": 18})
+    landmarks = alone.landmarks(one.snapshots)
+    assert landmarks.shape == (1, 3, 3) and np.array_equal(
+        suite.landmarks(obs.snapshots), landmarks[:, [0, 1, 2, 2, 2]]
+    )
     both = np.concatenate([obs.snapshots, other.snapshots])
     assert np.array_equal(suite.draw(both, 32)[0], alone.draw(one.snapshots, 32)[0])
 

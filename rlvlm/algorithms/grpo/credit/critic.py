@@ -40,9 +40,10 @@ class Critic:
 
     def __init__(self, config: AdvantageConfig, world: ChunkWorld, seed: int) -> None:
         self._config = config
-        self._episode_steps = world.episode_steps
+        self._world = world
         self._generator = torch.Generator().manual_seed(seed)
-        size, width = world.snapshot_size + world.proprio_size + 1, config.critic.hidden
+        size = self._seen(np.zeros((1, world.snapshot_size), np.float32)).shape[1] + world.proprio_size + 1
+        width = config.critic.hidden
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._network = nn.Sequential(
@@ -95,8 +96,20 @@ class Critic:
 
     def _features_of(self, episode: ChunkEpisode) -> FloatArray:
         """[C, F] before each chunk: the simulator's state, what the robot feels, and the share of time that is gone."""
-        gone = (np.cumsum(episode.steps) - episode.steps)[:, None] / self._episode_steps
-        return np.concatenate([episode.chunk_snapshots, episode.proprio, gone], axis=1, dtype=np.float32)
+        gone = (np.cumsum(episode.steps) - episode.steps)[:, None] / self._world.episode_steps
+        return np.concatenate([self._seen(episode.chunk_snapshots), episode.proprio, gone], axis=1, dtype=np.float32)
+
+    def _seen(self, snapshots: FloatArray) -> FloatArray:
+        """[C, F] of the state: ways and distances from landmark to landmark, or all of it where there are none.
+
+        A hand that misses by a centimetre shows in the way from it to the thing, and hardly in the places of both.
+        """
+        places = self._world.landmarks(snapshots)
+        one, other = np.triu_indices(places.shape[1], 1)
+        if not len(one):
+            return snapshots
+        ways = places[:, other] - places[:, one]
+        return np.concatenate([ways.reshape(len(ways), -1), np.linalg.norm(ways, axis=2)], axis=1)
 
     def _scaled(self, features: FloatArray) -> Tensor:
         return ((torch.from_numpy(features) - self._middle) / self._spread).clamp(-_WIDE, _WIDE)

@@ -19,6 +19,7 @@ SMALL = CriticConfig(trace=0.9, hidden=16, steps=60, batch_size=64, episodes=128
 def critic(config: CriticConfig = SMALL) -> Critic:
     world = PushBlock(EnvConfig(episode_steps=32), 0)
     world.snapshot_size = 1
+    world.landmarks = lambda snapshots: np.empty((len(snapshots), 0, 2), np.float32)
     return Critic(AdvantageConfig(baseline="critic", divide_by_std=False, critic=config), world, seed=0)
 
 
@@ -59,3 +60,27 @@ def test_a_continuation_repeats_to_the_bit() -> None:
         left, right = one.weigh(groups(seed)), other.weigh(groups(seed))
         assert left is not None and right is not None
         np.testing.assert_array_equal(left.advantages, right.advantages)
+
+
+def test_landmarks_show_what_places_hide() -> None:
+    """Whether the hand is above or below the block decides, and both may be anywhere."""
+
+    def rolled(seed: int) -> list[Group]:
+        rng, played = np.random.default_rng(seed), []
+        for _ in range(60):
+            block, miss = rng.uniform(-1, 1, 2), rng.uniform(-0.05, 0.05)
+            state = np.array([block[0], block[1] + miss, *block, 0, 0, 0, 0, 0, 0], np.float32)
+            one = episode(int(rng.integers(1_000_000_000)), 3, miss > 0)
+            played.append(replace(one, snapshots=np.tile(state, (12, 1))))
+        return gathered(played, np.array([one.success for one in played], np.float32))
+
+    explained = []
+    for is_blind in (False, True):
+        world = PushBlock(EnvConfig(episode_steps=32), 0)
+        if is_blind:
+            world.landmarks = lambda snapshots: np.empty((len(snapshots), 0, 2), np.float32)
+        taught = Critic(AdvantageConfig(baseline="critic", critic=replace(SMALL, episodes=300)), world, seed=0)
+        for seed in range(6):
+            taught.weigh(rolled(seed))
+        explained.append(taught.report()[metrics.GRPO_EXPLAINED])
+    assert explained[0] > 0.6 > explained[1] + 0.2
