@@ -72,22 +72,8 @@ class Trial:
 
 
 def main(task: str, trial: Trial) -> None:
-    torch.set_num_threads(trial.grpo.threads)
-    torch.manual_seed(trial.seed)
-    config = (
-        VLAGRPOConfig()
-        .worlds(task=task, world=trial.env)
-        .learning(policy=trial.policy, sft=trial.sft, grpo=trial.grpo)
-        .debugging(seed=trial.seed)
-    )
-    runner = GroupRunner(config=config)
-    learner = GRPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
-    learner.build()
-    viewer = make_world(task, trial.env.for_evaluation(), trial.seed)
-    policy: Any = learner.policy
-    obs_processor = ObsProcessor(policy, viewer, IMAGE_BYTES)
-    learner.watch(obs_processor, viewer)
-    runner.policy, runner.obs_processor = policy, obs_processor
+    runner, learner, viewer = set_up(task, trial)
+    policy, obs_processor = runner.policy, runner.obs_processor
     scorer: EpisodeScorer = SuccessScorer()
     if trial.reward.source == "judged":
         teacher = make_scorer(
@@ -141,6 +127,27 @@ def main(task: str, trial: Trial) -> None:
         update_s += time.process_time() - before
 
 
+def set_up(task: str, trial: Trial) -> tuple[GroupRunner, GRPOLearner, ChunkWorld]:
+    """Who plays, who learns, and a world for everything else; all of one policy."""
+    torch.set_num_threads(trial.grpo.threads)
+    torch.manual_seed(trial.seed)
+    config = (
+        VLAGRPOConfig()
+        .worlds(task=task, world=trial.env)
+        .learning(policy=trial.policy, sft=trial.sft, grpo=trial.grpo)
+        .debugging(seed=trial.seed)
+    )
+    runner = GroupRunner(config=config)
+    learner = GRPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
+    learner.build()
+    viewer = make_world(task, trial.env.for_evaluation(), trial.seed)
+    policy: Any = learner.policy
+    obs_processor = ObsProcessor(policy, viewer, IMAGE_BYTES)
+    learner.watch(obs_processor, viewer)
+    runner.policy, runner.obs_processor = policy, obs_processor
+    return runner, learner, viewer
+
+
 def rolled(
     runner: GroupRunner, scale: ActionScale, grpo: GRPOConfig, scorer: EpisodeScorer
 ) -> tuple[list[Group], FloatArray, int]:
@@ -181,6 +188,14 @@ def supervised(
     return scale, {"demonstrations_s": round(shown_s, 1), metrics.SFT_LOSS: round(loss, 3)}
 
 
+def told(task: str, args: list[str]) -> tuple[str, Trial]:
+    """A task by its full name, and its recipe's settings but for those of the command line."""
+    own = recipe(task)
+    assert isinstance(own, VLARunConfig), f"{own.task} is no task in chunks"
+    default = Trial(env=own.env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=ScoreConfig())
+    return own.task, tyro.cli(Trial, default=default, args=args)
+
+
 def save(policy: Any, scale: ActionScale, file: Path) -> None:
     torch.save({"policy": policy.state_dict(), "scale": scale.write("task")}, file)
 
@@ -188,7 +203,4 @@ def save(policy: Any, scale: ActionScale, file: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
-    own = recipe(sys.argv[1])
-    assert isinstance(own, VLARunConfig), f"{own.task} is no task in chunks"
-    default = Trial(env=own.env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=ScoreConfig())
-    main(own.task, tyro.cli(Trial, default=default, args=sys.argv[2:]))
+    main(*told(sys.argv[1], sys.argv[2:]))

@@ -17,14 +17,14 @@ class CriticConfig:
     Only training has it: the policy still acts on images.
     """
 
-    trace: float = 0.9
+    trace: float = 0.5
     """Lambda of the generalised advantage estimate over chunks, in [0, 1]. 1: a chunk is credited with all that comes
     after it; 0: with nothing but the change in what is foretold from before it to after it."""
     hidden: int = 128
     """Width of its two layers."""
     lr: float = 1e-3
     """Step size of AdamW."""
-    steps: int = 200
+    steps: int = 100
     """Gradient steps before each update."""
     batch_size: int = 256
     """Chunks in a step."""

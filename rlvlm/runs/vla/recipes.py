@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
+from rlvlm.algorithms.grpo.config import AdvantageConfig, GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.envs.libero.suites import SUITES
 from rlvlm.envs.registry import task_env
 from rlvlm.judges.config import JudgeConfig
@@ -50,7 +50,16 @@ def libero(task: str) -> VLARunConfig:
         judge=judge,
         reward=reward,
         algo=GRPOConfig(
-            groups=16, rounds=1, temperature=0.25, draws="chunk", kl_target=1.0, lr=3e-4, warm_up=4, final_lr=0.15
+            groups=16,
+            rounds=1,
+            temperature=0.25,
+            draws="chunk",
+            least_range=0.2,
+            kl_target=1.0,
+            lr=5e-4,
+            warm_up=4,
+            final_lr=0.15,
+            advantage=AdvantageConfig(baseline="critic"),
         ),
         eval=EvalConfig(every_steps=100_000, episodes=100),
         track=TrackConfig(log_every_steps=10_000, checkpoint_every_steps=50_000),
