@@ -90,7 +90,7 @@ def main(task: str, trial: Trial) -> None:
     learner.begin()
 
     def success(temperature: float | None) -> float:
-        player = ChunkPlayer(policy, viewer, scale, temperature)
+        player = ChunkPlayer(policy, viewer, scale, temperature, trial.grpo.least_range)
         return float(np.mean([one.is_success for one in player.play(range(FIRST_SEED, FIRST_SEED + trial.episodes))]))
 
     episodes, env_steps, updates = 0, 0, 0

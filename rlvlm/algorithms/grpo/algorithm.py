@@ -373,7 +373,7 @@ class VLAGRPO(CheckpointedAlgorithm):
 
     def _player(self, temperature: float | None) -> ChunkPlayer:
         assert self._scale is not None, "there is a policy to evaluate once it has been prepared"
-        return ChunkPlayer(self._policy, self._viewer, self._scale, temperature)
+        return ChunkPlayer(self._policy, self._viewer, self._scale, temperature, self.config.grpo.least_range)
 
     def finish(self) -> None:
         """Learns from the last rollout, where scores are waited for one update later."""

@@ -243,9 +243,9 @@ class GRPOConfig:
     has the same distribution in both; evaluations always draw one for each token."""
     least_range: float = 0.0
     """Dimensions of the action of whose range demonstrations use less than this share, from the 1st to the 99th
-    percentile, are not explored: their likeliest token is taken, and no update learns from it. What a script hardly
-    turns decides nothing when it is turned at random, and adds noise to the gradient. 0: all are explored, as
-    evaluations always do. Dimensions that are not scaled (grippers) always are."""
+    percentile, are not explored: their likeliest token is taken, in sampled evaluations too, and no update learns from
+    it. What a script hardly turns decides nothing when it is turned at random, and adds noise to the gradient. 0: all
+    are explored. Dimensions that are not scaled (grippers) always are."""
     lr: float = 6e-4
     """First step size of Adam."""
     final_lr: float = 1.0

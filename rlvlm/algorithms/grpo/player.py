@@ -10,7 +10,14 @@ import torch
 
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file
 from rlvlm.algorithms.evaluation import PlayedEpisode
-from rlvlm.algorithms.grpo.rollouts import InitialStates, ObsProcessor, Sampler, decoded_by, roll_out
+from rlvlm.algorithms.grpo.rollouts import (
+    InitialStates,
+    ObsProcessor,
+    Sampler,
+    decoded_by,
+    explored_dimensions,
+    roll_out,
+)
 from rlvlm.envs.chunks import ChunkWorld
 from rlvlm.errors import ModelUnavailable
 from rlvlm.policies.vla.build import build_policy
@@ -32,15 +39,22 @@ class ChunkPlayer:
         world: draws, and makes the worlds; not one that training uses.
         scale: of its actions.
         temperature: of sampling; None takes the likeliest token of each distribution.
+        least_range: see `GRPOConfig`; what rollouts do not explore is not sampled here either.
     """
 
     def __init__(
-        self, policy: VLAPolicy, world: ChunkWorld, scale: ActionScale, temperature: float | None = None
+        self,
+        policy: VLAPolicy,
+        world: ChunkWorld,
+        scale: ActionScale,
+        temperature: float | None = None,
+        least_range: float = 0.0,
     ) -> None:
         self._policy = policy
         self._world = world
         self._scale = scale
         self._temperature = temperature
+        self._explored = explored_dimensions(scale, world, least_range)
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
         """An episode from the initial state of each seed.
@@ -57,7 +71,8 @@ class ChunkPlayer:
         if not seeds:
             return []
         ids = np.array(seeds, np.int64)
-        sampler = Sampler(self._policy, ObsProcessor(self._policy, self._world), self._temperature)
+        obs_processor = ObsProcessor(self._policy, self._world)
+        sampler = Sampler(self._policy, obs_processor, self._temperature, explored=self._explored)
         starts = InitialStates(task="", state_ids=ids, groups=np.arange(len(ids)))
         return roll_out(self._world.many(), starts, sampler.choose, decoded_by(self._scale, self._world.chunk_steps))
 

@@ -91,7 +91,8 @@ class Sampler:
         obs_processor: what it is shown.
         temperature: > 0, or None for the likeliest token of each distribution.
         generator: of the draws, on the CPU.
-        shared, explored: see `draw_bins`.
+        shared: see `draw_bins`.
+        explored: [A] the dimensions of an action that are drawn; of the others the likeliest token is taken. None: all.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Sampler:
         temperature: float | None,
         generator: torch.Generator | None = None,
         shared: int = 1,
-        explored: Tensor | None = None,
+        explored: NDArray[np.bool_] | None = None,
     ) -> None:
         self._policy = policy
         self._obs_processor = obs_processor
@@ -121,7 +122,10 @@ class Sampler:
         if self._temperature is None:
             bins = likeliest_bins(logits)
             return bins.cpu().numpy(), np.zeros(bins.shape, np.float32)
-        bins, log_probs = draw_bins(logits, self._temperature, self._generator, self._shared, self._explored)
+        explored = self._explored
+        if explored is not None:
+            explored = torch.from_numpy(np.tile(explored, logits.shape[-2] // len(explored)))
+        bins, log_probs = draw_bins(logits, self._temperature, self._generator, self._shared, explored)
         # groups of a broken policy may all end alike: nothing would be learned from them, and nobody told
         check_finite("the policy, sampled", "go on from the last checkpoint: `rlvlm resume`", {"log-probs": log_probs})
         return bins.cpu().numpy(), log_probs.cpu().numpy()

@@ -113,10 +113,8 @@ class GroupRunner(EnvRunner):
         size = grpo.group_size
         starts = InitialStates(task=self.config.task, state_ids=state_ids.repeat(size), groups=groups.repeat(size))
         shared = self.world.chunk_steps if grpo.draws == "chunk" else 1
-        explored = np.tile(explored_dimensions(scale, self.world, grpo.least_range), self.world.chunk_steps)
-        sampler = Sampler(
-            self.policy, self.obs_processor, grpo.temperature, self._tokens, shared, torch.from_numpy(explored)
-        )
+        explored = explored_dimensions(scale, self.world, grpo.least_range)
+        sampler = Sampler(self.policy, self.obs_processor, grpo.temperature, self._tokens, shared, explored)
         episodes = roll_out(self._worlds, starts, sampler.choose, decoded_by(scale, self.world.chunk_steps))
         return Rollout(episodes=episodes, images=self.obs_processor.give() if self.worker_index else {})
 

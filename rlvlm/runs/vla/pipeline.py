@@ -86,7 +86,7 @@ class VLAPipeline:
         torch.set_num_threads(config.algo.threads)
         world = make_world(config.task, config.env.for_evaluation(), config.seed)
         policy, scale = load_policy(checkpoint, world)
-        sampled = ChunkPlayer(policy, world, scale, config.algo.temperature)
+        sampled = ChunkPlayer(policy, world, scale, config.algo.temperature, config.algo.least_range)
         own = ChunkPlayer(policy, world, scale)
         return Players(own=own, name="policy, greedy", draw=world.draw, others={"policy, sampled": sampled})
 

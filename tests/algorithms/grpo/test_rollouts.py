@@ -200,6 +200,13 @@ def test_a_player_plays_the_same_states_again() -> None:
     assert len(first[0].snapshots) == len(first[0].env_rewards) == len(first[0].captions)
 
 
+def test_a_player_samples_what_rollouts_explore() -> None:
+    still = ActionScale(low=(-1.0, -1.0, -0.1, 0, 0, 0, 0), high=(1.0, 1.0, 0.1, 0, 0, 0, 1.0), scaled=SCALE.scaled)
+    player = ChunkPlayer(policy(), world(), still, temperature=1.0, least_range=0.2)
+    log_probs = np.concatenate([one.log_probs for one in player.roll([1_000_000, 1_000_001])]).reshape(-1, 7)
+    assert ((log_probs == 0).all(axis=0)).tolist() == [False, False, True, True, True, True, False]
+
+
 def test_equal_greedy_episodes_are_no_evidence() -> None:
     """Of three initial states a greedy policy has three episodes, however many are asked for; sampled ones differ."""
     few = world()
