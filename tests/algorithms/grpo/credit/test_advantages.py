@@ -90,7 +90,7 @@ def test_settings_without_effect_are_refused() -> None:
     with pytest.raises(ValueError, match="set divide_by_std to False"):
         AdvantageConfig(baseline="leave_one_out")
     with pytest.raises(ValueError, match="no effect unless baseline is critic"):
-        AdvantageConfig(critic=CriticConfig(trace=0.5))
+        AdvantageConfig(critic=CriticConfig(trace=0.9))
     with pytest.raises(ValueError, match="no effect with a critic"):
         AdvantageConfig(baseline="critic", scorer_noise=0.1)
     with pytest.raises(ValueError, match="chunk_share has no effect with a critic"):
