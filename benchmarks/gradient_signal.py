@@ -2,10 +2,10 @@
 
     python benchmarks/gradient_signal.py libero_goal/8 --start goal8.pt --most-episodes 2048
 
-The policy stays as it is. From the first half of the episodes critics learn; of the second, each block of 64 gives a
-gradient. Printed is the mean cosine between two blocks', and its standard error if there were no signal: of the
-gradient itself, and of the gradient as Adam follows it, divided by its size in each parameter. Options are those of
-`vla_grpo.py`; the recipe's `algo.least-range` is in force, and beside it stands what all dimensions give.
+The policy stays as it is. Critics learn from all episodes, one block of 64 after the other, and each block of the
+second half gives a gradient. Printed is the mean cosine between two blocks', and its standard error if there were no
+signal: of the gradient itself, and of the gradient as Adam follows it, divided by its size in each parameter. Options
+are those of `vla_grpo.py`; the recipe's `algo.least-range` is in force (`--grpo.least-range 0`: all dimensions).
 """
 
 import sys

@@ -62,7 +62,7 @@ def log_ratios(
     Args:
         log_probs: [B, L * D] of the sampled tokens under the present policy.
         old_log_probs: [B, L * D] under the policy that sampled them.
-        mask: [B, L * D] 1 for tokens of steps that were run; the others have no part in a chunk's ratio.
+        mask: [B, L * D] 1 for tokens that were drawn, of steps that were run; others have no part in a chunk's ratio.
         granularity: over how many tokens probabilities are multiplied.
         action_size: D.
 

@@ -130,10 +130,19 @@ class LiberoScene(RobosuiteScene):
         return self.data.xpos[self.env.obj_body_id[name]]
 
     def landmarks(self, positions: FloatArray) -> FloatArray:
-        """[N, 1 + things, 3] where the hand is and what the goals name, from joint positions [N, nq]; metres."""
+        """[N, 1 + things, 3] where the hand is and what the goals name, from joint positions [N, nq]; metres.
+
+        A knob or a door that a goal names stays where it is when it turns: it counts as higher by as many metres as it
+        has turned radians.
+        """
         data, env = self._aside, self.env
         names = list(dict.fromkeys(name for goal in self.goals for name in goal[1:]))
         sites = {name: self.model.site(name).id for name in names if name in env.object_sites_dict}
+        turning = {
+            1 + names.index(name): self.model.joint(env.get_object(name).joints[0]).qposadr[0]
+            for name in (goal[1] for goal in self.goals if len(goal) == 2)
+            if name not in sites
+        }
         places = np.empty((len(positions), 1 + len(names), 3), np.float32)
         for own, row in zip(places, positions, strict=True):
             data.qpos[:] = row
@@ -142,6 +151,8 @@ class LiberoScene(RobosuiteScene):
             own[1:] = [
                 data.site_xpos[sites[name]] if name in sites else data.xpos[env.obj_body_id[name]] for name in names
             ]
+            for place, address in turning.items():
+                own[place, 2] += row[address]
         return places
 
     def _settle_saved(self, saved: Doubles) -> Doubles:

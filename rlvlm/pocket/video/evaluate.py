@@ -46,7 +46,10 @@ def measure(judge: Judge, clips: Clips, num_frames: int) -> Figures:
     """How a judge tells held-out successes from failures, at `num_frames` frames of each.
 
     Failures are of three kinds: as they were played, the first halves of successes, and both together. What the judge
-    gave no score for is counted, and is in no other figure.
+    gave no score for is counted (of wholes and halves), and no figure of scores has it.
+
+    Raises:
+        ValueError: it scored no whole success or no failure.
     """
     moments = np.linspace(0, MOMENTS - 1, num_frames).round().astype(int)
     halves = np.linspace(0, MOMENTS // 2, num_frames).round().astype(int)
@@ -64,6 +67,8 @@ def measure(judge: Judge, clips: Clips, num_frames: int) -> Figures:
     asked, answered = len(whole) + len(cut), cut[np.isfinite(cut)]
     right, wrong = whole[told & success], whole[told & ~success]
     both = np.concatenate([wrong, answered])
+    if not (len(right) and len(both)):
+        raise ValueError(f"of {asked} clips the judge scored {len(right)} successes and {len(both)} failures, too few")
     scores, truths = np.concatenate([right, both]), np.repeat([True, False], [len(right), len(both)])
     return {
         "success above failure": area_under_curve(whole[told], success[told]),

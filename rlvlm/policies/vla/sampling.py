@@ -40,7 +40,7 @@ def draw_bins(
             chunk as parts, each dimension of its actions strays to the same side in all of them. Each token has the
             same distribution whatever this is.
         explored: [the last row of tokens] bool, those that are drawn; of the others the likeliest is taken, whose
-            log-probability is then 0. None: all are drawn.
+            log-probability is then 0, as no other token's is. None: all are drawn.
 
     Returns:
         Bins [...] from 0 to 254, and their log-probabilities [...], float32.
@@ -56,6 +56,7 @@ def draw_bins(
     chosen = scaled.gather(-1, bins)
     top = torch.logaddexp(scaled[..., TOP_BIN], scaled[..., ALIAS])[..., None]
     log_probs = (torch.where(bins == TOP_BIN, top, chosen) - total.log())[..., 0]
+    log_probs.clamp_(max=-torch.finfo(log_probs.dtype).tiny)  # what was certain was drawn all the same
     bins = bins[..., 0]
     if explored is not None:
         bins[..., ~explored], log_probs[..., ~explored] = likeliest_bins(logits[..., ~explored, :]), 0.0

@@ -1,5 +1,6 @@
 """A run's configuration as YAML text and back; unknown keys and wrong types are errors that name the place."""
 
+import contextlib
 import dataclasses
 import difflib
 import types
@@ -139,7 +140,7 @@ def _read(kind: Any, value: Any, place: str) -> Any:
             return None
         if any(hasattr(_bare(member), _CHOICE) for member in members):
             return _read_choice([_bare(member) for member in members], value, place)
-        return _read(next(member for member in members if member is not type(None)), value, place)
+        return _read_any([member for member in members if member is not type(None)], value, place)
     if origin is tuple:
         _checked(isinstance(value, list), value, place, "a list")
         return tuple(_read(members[0], item, f"{place}[{i}]") for i, item in enumerate(value))
@@ -147,6 +148,17 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         _checked(isinstance(value, Mapping), value, place, "a mapping")
         return {str(key): _read(members[1], item, f"{place}.{key}") for key, item in value.items()}
     return _read_leaf(kind, value, place)
+
+
+def _read_any(members: list[Any], value: Any, place: str) -> Any:
+    """`value` as the first member of a union of plain types that takes it; else what the first one says."""
+    try:
+        return _read(members[0], value, place)
+    except UsageError:
+        for member in members[1:]:
+            with contextlib.suppress(UsageError):
+                return _read(member, value, place)
+        raise
 
 
 def _bare(kind: Any) -> Any:

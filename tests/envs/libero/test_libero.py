@@ -267,3 +267,16 @@ def test_landmarks_are_the_hand_and_what_the_goals_name(world: LiberoWorld) -> N
     mujoco.mj_kinematics(scene.model, scene.data)
     expected = [scene.arm.place, scene.place_of("alphabet_soup_1"), scene.place_of("basket_1_contain_region")]
     assert found == pytest.approx(np.array(expected), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_knob_that_is_turned_shows_in_the_landmarks() -> None:
+    stove = LiberoWorld(EnvConfig(episode_steps=40), 0, "libero_goal", "7")
+    scene = stove._scene
+    assert scene.goals == [["turnon", "flat_stove_1"]]
+    before = stove.snapshot()
+    after = before.copy()
+    after[scene.model.joint(scene.env.get_object("flat_stove_1").joints[0]).qposadr[0]] += 0.5
+    moved = stove.landmarks(np.stack([before, after]))
+    assert moved.shape == (2, 2, 3)
+    assert moved[1] - moved[0] == pytest.approx(np.array([[0, 0, 0], [0, 0, 0.5]]), abs=1e-6)

@@ -1,6 +1,8 @@
 """The pocket video judge: what is read in a frame, which answer is right, and that a trained one tells clips apart."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from rlvlm.pocket.video.evaluate import measure
 from rlvlm.pocket.video.play import PlayConfig, play
 from rlvlm.pocket.video.train import TrainConfig, Trainer
 from rlvlm.testing import FakeJudge
+from rlvlm.types.judging import Clip, Score
 from rlvlm.vlms.shipped import weights_folder
 
 MAX_BYTES = 6_000_000
@@ -68,6 +71,32 @@ def test_a_judge_is_measured_on_wholes_halves_turned_round_and_another_task() ->
     figures = measure(judge, clips(), 8)
     assert figures["successes"] == figures["failures"] == 2 and figures["unanswered"] == 0
     assert 0 <= figures["success above both"] <= 1
+
+
+class Reticent(FakeJudge):
+    """Has no answer about one clip in four."""
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        asked = super().score(clips)
+        return [replace(one, value=None) if index % 4 == 1 else one for index, one in enumerate(asked)]
+
+
+def test_clips_without_an_answer_are_counted_and_in_no_figure() -> None:
+    shown = clips()
+    figures, whole = (
+        measure(Reticent(), shown, 8),
+        FakeJudge().score([Clip(goal=SOUP, frames=frames) for frames in shown.frames]),
+    )
+    told = [index for index in range(len(whole)) if index % 4 != 1 and shown.success[index]]
+    assert figures["mean of successes"] == pytest.approx(np.mean([whole[index].value for index in told]), abs=1e-6)
+    assert 0 < figures["unanswered"] < 1 and all(np.isfinite(value) for value in figures.values())
+
+    class Silent(FakeJudge):
+        def score(self, clips: Sequence[Clip]) -> list[Score]:
+            return [replace(one, value=None) for one in super().score(clips)]
+
+    with pytest.raises(ValueError, match="scored 0 successes and 0 failures"):
+        measure(Silent(), shown, 8)
 
 
 @pytest.mark.slow

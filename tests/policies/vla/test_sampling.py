@@ -63,3 +63,7 @@ def test_tokens_that_are_not_explored_are_the_likeliest() -> None:
     assert torch.equal(log_probs[:, explored], their_log_probs[:, explored])
     assert torch.equal(bins[:, ~explored], likeliest_bins(logits)[:, ~explored])
     assert not torch.equal(bins, every) and (log_probs[:, ~explored] == 0).all()
+    sure = torch.zeros(1, 6, 256)
+    sure[..., 9] = 1_000.0  # certain, and drawn all the same: only what was taken has a log-probability of 0
+    bins, log_probs = draw_bins(sure, 1.0, torch.Generator().manual_seed(3), explored=explored)
+    assert (bins == 9).all() and torch.equal(log_probs[0] < 0, explored) and log_probs.min() > -1e-30

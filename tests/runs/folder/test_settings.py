@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import pytest
 
+from rlvlm.algorithms.grpo.config import ScoreConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.errors import UsageError
 from rlvlm.runs.folder.settings import differences, flat, from_yaml, override, to_yaml
@@ -22,6 +23,11 @@ def test_a_round_trip_changes_nothing() -> None:
     config = PreferenceRunConfig(task="drawer_open", out=Path("runs/x"), env=EnvConfig(start="random", num_envs=3))
     assert from_yaml(PreferenceRunConfig, to_yaml(config)) == config
     assert from_yaml(PreferenceRunConfig, to_yaml(replace(config, out=None))).out is None
+    for threshold in (0.25, "calibrated", None):
+        scores = ScoreConfig(source="judged", threshold=threshold)
+        assert from_yaml(ScoreConfig, to_yaml(scores)) == scores
+    with pytest.raises(UsageError, match="must be of type float"):
+        from_yaml(ScoreConfig, "{source: judged, threshold: guessed}")
 
 
 def test_differences_worked_by_hand() -> None:

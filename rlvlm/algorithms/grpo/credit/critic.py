@@ -42,7 +42,9 @@ class Critic:
         self._config = config
         self._world = world
         self._generator = torch.Generator().manual_seed(seed)
+        self._asked = {text: place for place, text in enumerate(world.instructions)}
         size = self._seen(np.zeros((1, world.snapshot_size), np.float32)).shape[1] + world.proprio_size + 1
+        size += len(self._asked)
         width = config.critic.hidden
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -73,6 +75,8 @@ class Critic:
         if not len(self._scores):
             self._middle, self._spread = (torch.from_numpy(part(features, axis=0)) for part in (np.mean, np.std))
             self._spread[self._spread < _LEAST_STD] = torch.inf
+            first = features.shape[1] - len(self._asked)
+            self._middle[first:], self._spread[first:] = 0.0, 1.0  # other instructions come later
         self._remember(scores, lengths, features)
         self._learn()
         return update
@@ -95,9 +99,14 @@ class Critic:
         return UpdateBatch(episodes=episodes, advantages=advantages)
 
     def _features_of(self, episode: ChunkEpisode) -> FloatArray:
-        """[C, F] before each chunk: the simulator's state, what the robot feels, and the share of time that is gone."""
+        """[C, F] before each chunk: the simulator's state, what the robot feels, the share of time that is gone, and
+        which of the world's instructions it follows.
+        """
         gone = (np.cumsum(episode.steps) - episode.steps)[:, None] / self._world.episode_steps
-        return np.concatenate([self._seen(episode.chunk_snapshots), episode.proprio, gone], axis=1, dtype=np.float32)
+        asked = np.zeros((len(gone), len(self._asked)))
+        asked[:, [self._asked[text] for text in (episode.instruction,) if text in self._asked]] = 1.0
+        seen = self._seen(episode.chunk_snapshots)
+        return np.concatenate([seen, episode.proprio, gone, asked], axis=1, dtype=np.float32)
 
     def _seen(self, snapshots: FloatArray) -> FloatArray:
         """[C, F] of the state: ways and distances from landmark to landmark, or all of it where there are none.

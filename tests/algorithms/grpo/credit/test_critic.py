@@ -51,6 +51,21 @@ def test_the_chunk_that_decides_is_credited_and_the_rest_is_not() -> None:
     assert taught.report()[metrics.GRPO_EXPLAINED] > 0.4  # nearly all before second chunks, nothing before first ones
 
 
+def test_the_instruction_decides_where_nothing_else_differs() -> None:
+    """One of the tasks of a suite is solved and the other is not; the first update has met only one of them."""
+    taught = critic()
+    texts = list(taught._asked)[:2]
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        solved = [bool(rng.integers(2)) or seed == 0 for _ in range(40)]
+        played = [
+            replace(episode(number, 3, one), snapshots=np.zeros((12, 1), np.float32), instruction=texts[one])
+            for number, one in enumerate(solved)
+        ]
+        taught.weigh(gathered(played, np.array(solved, np.float32)))
+    assert taught.report()[metrics.GRPO_EXPLAINED] > 0.5
+
+
 def test_a_continuation_repeats_to_the_bit() -> None:
     one, other = critic(), critic()
     for seed in range(3):
