@@ -58,8 +58,10 @@ def draw_bins(
     log_probs = (torch.where(bins == TOP_BIN, top, chosen) - total.log())[..., 0]
     log_probs.clamp_(max=-torch.finfo(log_probs.dtype).tiny)  # what was certain was drawn all the same
     bins = bins[..., 0]
-    if explored is not None:
-        bins[..., ~explored], log_probs[..., ~explored] = likeliest_bins(logits[..., ~explored, :]), 0.0
+    if explored is not None and not explored.all():
+        explored = explored.to(logits.device)
+        bins = torch.where(explored, bins, likeliest_bins(logits))
+        log_probs = torch.where(explored, log_probs, 0.0)
     return bins, log_probs
 
 

@@ -104,7 +104,8 @@ class Critic:
         """
         gone = (np.cumsum(episode.steps) - episode.steps)[:, None] / self._world.episode_steps
         asked = np.zeros((len(gone), len(self._asked)))
-        asked[:, [self._asked[text] for text in (episode.instruction,) if text in self._asked]] = 1.0
+        if episode.instruction in self._asked:
+            asked[:, self._asked[episode.instruction]] = 1.0
         seen = self._seen(episode.chunk_snapshots)
         return np.concatenate([seen, episode.proprio, gone, asked], axis=1, dtype=np.float32)
 
