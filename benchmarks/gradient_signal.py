@@ -53,6 +53,8 @@ def main(task: str, trial: Trial) -> None:
                 gradients[name] += [] if update is None else [gradient(learner, update, trial.grpo.temperature)]
     sys.stderr.write("\n")
     for name, found in gradients.items():
+        if not found:  # groups of one episode, or all alike
+            continue
         rows = np.stack(found).astype(np.float64)
         size = np.sqrt((rows**2).mean(axis=0))
         sys.stdout.write(

@@ -31,8 +31,8 @@ _UP = np.array([0.0, 0.0, 1.0])
 def is_drawer(scene: LiberoScene, name: str) -> bool:
     """Whether the region `name` is the inside of a drawer, open or shut."""
     region = scene.env.object_sites_dict.get(name)
-    joints = () if region is None else region.joints
-    return any(scene.model.joint(joint).type[0] == _SLIDE for joint in joints)
+    joints = None if region is None else region.joints
+    return any(scene.model.joint(joint).type[0] == _SLIDE for joint in joints or ())
 
 
 class _Jointed:
