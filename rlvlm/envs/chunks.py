@@ -65,6 +65,10 @@ class ChunkWorld(gym.Env[ChunkObs, FloatArray]):
     """P."""
     snapshot_size: int
     """S."""
+    num_ways: int = 0
+    """W, numbers in the ways from the hand to the other landmarks."""
+    way_unit: float = 1.0
+    """How far the hand typically is from things, in the units of `landmarks`: what ways are counted in."""
     episode_steps: int
     """Env steps of the longest episode."""
     num_held_out: int | None = None
@@ -87,11 +91,17 @@ class ChunkWorld(gym.Env[ChunkObs, FloatArray]):
         """`[N, P]`: snapshots with equal keys look the same, to well under a pixel at any size in use."""
 
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
-        """`[N, K, D]` where the hand is in space and the things that the task is about, the hand first; for critics.
+        """`[N, K, D]` where the hand is in space and the things that the task is about, the hand first; for what learns
+        from the simulator's truth: critics, and auxiliary tasks of policies.
 
         Where there are none, as by default (K = 0), a critic goes by the snapshots themselves.
         """
         return np.empty((len(snapshots), 0, 3), np.float32)
+
+    def ways(self, snapshots: FloatArray) -> FloatArray:
+        """`[N, W]` from the hand to each other landmark, one after the other, in multiples of `way_unit`."""
+        places = self.landmarks(snapshots)
+        return (places[:, 1:] - places[:, :1]).reshape(len(places), -1) / np.float32(self.way_unit)
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:

@@ -10,17 +10,17 @@ import zlib
 import numpy as np
 
 
-def _conv(image, weight, bias, stride, padding):
+def _conv(image, weight, bias, stride, padding, dilation=1):
     """[C, H, W] to [O, H', W']."""
     padded = np.pad(image, ((0, 0), (padding, padding), (padding, padding)))
-    size = weight.shape[2]
+    size = (weight.shape[2] - 1) * dilation + 1
     height = (padded.shape[1] - size) // stride + 1
     width = (padded.shape[2] - size) // stride + 1
     out = np.zeros((len(weight), height, width))
     for o in range(len(weight)):
         for y in range(height):
             for x in range(width):
-                patch = padded[:, y * stride : y * stride + size, x * stride : x * stride + size]
+                patch = padded[:, y * stride : y * stride + size : dilation, x * stride : x * stride + size : dilation]
                 out[o, y, x] = (patch * weight[o]).sum() + bias[o]
     return out
 
@@ -35,8 +35,8 @@ def _conditioned(w, name, maps, said):
     return np.maximum(maps * (1 + both[:count, None, None]) + both[count:, None, None], 0)
 
 
-def logits(w, images, instruction, proprio):
-    """[tokens, 256] of images [cameras, H, W, 3], an instruction and proprioception [P].
+def logits_and_ways(w, images, instruction, proprio):
+    """[tokens, 256] and [ways] of images [cameras, H, W, 3], an instruction and proprioception [P].
 
     Args:
         w: weights by name, float64.
@@ -53,6 +53,9 @@ def logits(w, images, instruction, proprio):
     for image in images:
         pixels = image.transpose(2, 0, 1) / 127.5 - 1
         maps = _conditioned(w, "look_for", _conv(pixels, w["look.weight"], w["look.bias"], 2, 2), said)
+        for number in range(sum(name.startswith("look_around.") for name in w) // 2):
+            weight, bias, reach = w[f"look_around.{number}.weight"], w[f"look_around.{number}.bias"], 2 ** (number + 1)
+            maps = maps + _conditioned(w, f"look_around_for.{number}", _conv(maps, weight, bias, 1, reach, reach), said)
         maps = _conditioned(w, "find_for", _conv(maps, w["find.weight"], w["find.bias"], 1, 1), said)
         side = maps.shape[1]
         line = np.linspace(-1, 1, side)
@@ -68,4 +71,4 @@ def logits(w, images, instruction, proprio):
     centred = tokens - tokens.mean(1, keepdims=True)
     normed = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
     normed = normed * w["norm.weight"] + w["norm.bias"]
-    return normed @ w["bins"].T + w["bias"]
+    return normed @ w["bins"].T + w["bias"], _linear(w, "ways", hidden)

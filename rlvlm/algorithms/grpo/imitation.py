@@ -5,10 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rlvlm.algorithms.grpo.config import SFTConfig
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
@@ -18,6 +20,7 @@ from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.envs.chunks import ChunkWorld
 from rlvlm.envs.config import EnvConfig
 from rlvlm.errors import NumericsError, UsageError
+from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.tokens import NUM_BINS, ActionScale, encode
 from rlvlm.types.chunks import ChunkObs
@@ -138,7 +141,8 @@ def imitate(
 ) -> float:
     """Teaches the policy the demonstrations' action tokens; returns the last ten steps' mean loss, nats per token.
 
-    The steps that a chunk still holds after the episode's end are learned too: they are what the script would do.
+    The steps that a chunk still holds after the episode's end are learned too: they are what the script would do. A
+    policy that tells ways learns them beside, where the demonstrations have snapshots.
 
     Raises:
         NumericsError: the loss is not finite.
@@ -147,16 +151,24 @@ def imitate(
     targets = soft_targets(config.label_width)
     is_soft = torch.tensor(scale.scaled) & (torch.tensor(scale.high) > torch.tensor(scale.low))
     images, words, proprio = obs_processor.look(demonstrations.obs, demonstrations.images)
+    tells_ways = policy.tells_ways and demonstrations.obs.snapshots.shape[1] > 0
+    ways = obs_processor.true_ways(demonstrations.obs) if tells_ways else None
     optimizer = torch.optim.AdamW(policy.parameters(), config.lr, weight_decay=config.weight_decay)
     losses: list[float] = []
     for step in range(config.steps):
         for group in optimizer.param_groups:
             group["lr"] = config.lr * _share_of_lr(step, config.steps)
         rows = torch.from_numpy(rng.integers(len(bins), size=config.batch_size))
-        logits = policy(images[rows], words[rows], proprio[rows]).view(*bins[rows].shape, -1)
+        seen, loss_of_ways = (images[rows], words[rows], proprio[rows]), 0.0
+        if ways is None:
+            logits = policy(*seen)
+        else:
+            logits, told = cast(PocketVLA, policy).act_and_tell(*seen)
+            loss_of_ways = functional.mse_loss(told, ways[rows])
+        logits = logits.view(*bins[rows].shape, -1)
         loss = imitation_loss(logits, bins[rows].to(logits.device), targets.to(logits.device), is_soft)
         optimizer.zero_grad()
-        loss.backward()
+        (loss + loss_of_ways).backward()
         optimizer.step()
         losses.append(loss.item())
         if not math.isfinite(losses[-1]):

@@ -68,6 +68,10 @@ class ObsProcessor:
         words = self._policy.read(obs.instructions)
         return torch.from_numpy(images).to(device), words, torch.from_numpy(obs.proprio).to(device)
 
+    def true_ways(self, obs: ChunkObs) -> Tensor:
+        """[N, W] as `ChunkWorld.ways` at N moments, on the policy's device."""
+        return torch.from_numpy(self._world.ways(obs.snapshots)).to(next(self._policy.parameters()).device)
+
     def _images(self, snapshots: FloatArray, camera: str) -> Frames:
         """[N, H, W, 3] by one camera; of snapshots that are equal to the bit one is drawn."""
         size_px = self._policy.image_px

@@ -123,6 +123,8 @@ def _check_images(world: ChunkWorld, twin: ChunkWorld, num_chunks: int) -> None:
             assert np.array_equal(images[i], images[j]), "equal keys look equal"
     places = world.landmarks(seen)
     assert places.ndim == 3 and len(places) == len(seen), f"landmarks are [N, K, D], got {places.shape}"
+    ways = world.ways(seen)
+    assert ways.shape == (len(seen), world.num_ways), f"ways are [N, {world.num_ways}], got {ways.shape}"
     assert np.array_equal(places[::-1], twin.landmarks(seen[::-1])), "any instance finds the same landmarks"
     future = _drive(world, num_chunks, seed=6)
     world.set_state(state)

@@ -70,6 +70,7 @@ class LiberoScene(RobosuiteScene):
         self.instruction = instruction_of(name)
         super().__init__(_compiled(suite, name), CAMERAS, mesh_cell)
         self.goals: Sequence[Sequence[str]] = self.env.parsed_problem["goal_state"]
+        self.named = tuple(dict.fromkeys(name for goal in self.goals for name in goal[1:]))
         self._saved = _saved_starts(suite, name)
         self._is_held_out = np.arange(len(self._saved)) % _EVERY_HELD_OUT == _EVERY_HELD_OUT - 1
         self._settled: dict[int, Doubles] = {}
@@ -136,7 +137,7 @@ class LiberoScene(RobosuiteScene):
         has turned radians.
         """
         data, env = self._aside, self.env
-        names = list(dict.fromkeys(name for goal in self.goals for name in goal[1:]))
+        names = self.named
         sites = {name: self.model.site(name).id for name in names if name in env.object_sites_dict}
         turning = {
             1 + names.index(name): self.model.joint(env.get_object(name).joints[0]).qposadr[0]

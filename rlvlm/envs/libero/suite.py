@@ -52,6 +52,8 @@ class LiberoSuite(ChunkWorld):
     scaled_actions = LiberoWorld.scaled_actions
     proprio_size = LiberoWorld.proprio_size
     snapshot_size = 1 + _MOST_POSITIONS
+    num_ways = 3 * (_LANDMARKS - 1)
+    way_unit = LiberoWorld.way_unit
 
     def __init__(self, config: EnvConfig, seed: int, suite: str) -> None:
         self._config, self._suite = config, suite

@@ -112,6 +112,7 @@ class PushBlock(ChunkWorld):
     scaled_actions = (True,) * _GRIPPER + (False,)
     proprio_size = 2
     snapshot_size = table.STATE_SIZE
+    num_ways = 4
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
         self.render_mode = None

@@ -24,5 +24,9 @@ def build_policy(config: VLAConfig, world: ChunkWorld) -> Union[PocketVLA, "Open
             config, num_cameras=len(world.cameras), proprio_size=world.proprio_size, num_tokens=num_tokens
         )
     return PocketVLA(
-        config.pocket, num_cameras=len(world.cameras), proprio_size=world.proprio_size, num_tokens=num_tokens
+        config.pocket,
+        num_cameras=len(world.cameras),
+        proprio_size=world.proprio_size,
+        num_tokens=num_tokens,
+        num_ways=world.num_ways,
     )

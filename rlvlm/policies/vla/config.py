@@ -14,6 +14,13 @@ class PocketVLAConfig:
     """Side of the square images it looks at, even."""
     channels: tuple[int, int] = (16, 24)
     """Of its two convolutions; the first halves the image."""
+    dilated: int = 0
+    """Convolutions between these two, each added to what came in, that look 2, 4, 8, ... places around: what a thing
+    is shows farther off than the nine pixels that two convolutions see."""
+    ways: bool = False
+    """Whether it learns, beside its actions, to tell the ways from the hand to the things of the task (an auxiliary
+    task, Jaderberg et al. 2016, arXiv:1611.05397). The simulator gives them while it learns; it acts on images alone.
+    Demonstrations teach them, and each update's episodes with `algo.ways.passes`."""
     hidden: int = 256
     """Width of the trunk."""
     token_width: int = 32
@@ -25,8 +32,8 @@ class PocketVLAConfig:
 
     def __post_init__(self) -> None:
         sizes = (self.image_px, *self.channels, self.hidden, self.token_width, self.vocabulary, self.word_width)
-        if min(sizes) < 1 or self.image_px % 2:
-            raise ValueError(f"all sizes must be >= 1 and image_px even, got {self}")
+        if min(sizes) < 1 or self.image_px % 2 or self.dilated < 0:
+            raise ValueError(f"all sizes must be >= 1, image_px even and dilated >= 0, got {self}")
 
 
 LINEAR_LAYERS = r".*\.(qkv|proj|fc1|fc2|fc3|q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"

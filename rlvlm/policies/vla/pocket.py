@@ -1,7 +1,7 @@
 """The pocket VLA: a small network with OpenVLA-OFT's interface, made by SFT within a run.
 
 Source: Kim et al. 2025, arXiv:2502.19645 (OpenVLA-OFT), for parallel decoding of a chunk's action tokens and for FiLM
-by the instruction. Departures: two convolutions and a spatial softmax (Levine et al. 2016, arXiv:1504.00702) stand in
+by the instruction. Departures: a few convolutions and a spatial softmax (Levine et al. 2016, arXiv:1504.00702) stand in
 for DINOv2, SigLIP and Llama 2; words are hashed, so there is no tokenizer.
 """
 
@@ -28,12 +28,15 @@ class PocketVLA(nn.Module):
         num_cameras: images of each observation.
         proprio_size: P.
         num_tokens: L * A action tokens of a chunk.
+        num_ways: numbers in the ways from the hand to the things of the task, see `ChunkWorld.ways`.
     """
 
     scale = None
     places: Tensor
 
-    def __init__(self, config: PocketVLAConfig, *, num_cameras: int, proprio_size: int, num_tokens: int) -> None:
+    def __init__(
+        self, config: PocketVLAConfig, *, num_cameras: int, proprio_size: int, num_tokens: int, num_ways: int = 0
+    ) -> None:
         super().__init__()
         self.image_px = config.image_px
         self._vocabulary, self._num_tokens = config.vocabulary, num_tokens
@@ -56,6 +59,13 @@ class PocketVLA(nn.Module):
         middles = (torch.arange(NUM_BINS) + 0.5) / NUM_BINS
         self.bins = nn.Parameter(torch.cos(middles[:, None] * torch.arange(config.token_width) * math.pi))
         self.bias = nn.Parameter(torch.zeros(num_tokens, NUM_BINS))
+        self.look_around = nn.ModuleList(
+            nn.Conv2d(first, first, 3, padding=2**n, dilation=2**n) for n in range(1, config.dilated + 1)
+        )
+        self.look_around_for = nn.ModuleList(nn.Linear(config.word_width, 2 * first) for _ in range(config.dilated))
+        self.tells_ways = config.ways and num_ways > 0
+        if self.tells_ways:
+            self.ways = nn.Linear(config.hidden, num_ways)
 
     def read(self, instructions: Sequence[str]) -> Tensor:
         """[B, 32] rows of the table of words: of each word and each pair of neighbours, lower-cased."""
@@ -70,18 +80,31 @@ class PocketVLA(nn.Module):
 
     def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
         """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `words` [B, 32] and `proprio` [B, P]."""
+        return self._act(self._see(images, words, proprio))
+
+    def act_and_tell(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits, and [B, num_ways] the ways from the hand to the things of the task, as it sees them."""
+        hidden = self._see(images, words, proprio)
+        return self._act(hidden), self.ways(hidden)
+
+    def _see(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+        """[B, hidden] what the trunk makes of it all."""
         num, cameras = images.shape[:2]
         counted = (words != self._vocabulary).sum(dim=1, keepdim=True).clamp(min=1)
         said = self.words(words).sum(dim=1) / counted
         pixels = images.flatten(0, 1).permute(0, 3, 1, 2).float() / 127.5 - 1.0
         filters = said.repeat_interleave(cameras, dim=0)
         maps = functional.relu(_film(self.look(pixels), self.look_for(filters)))
+        for look, look_for in zip(self.look_around, self.look_around_for, strict=True):
+            maps = maps + functional.relu(_film(look(maps), look_for(filters)))
         maps = functional.relu(_film(self.find(maps), self.find_for(filters))).flatten(2)  # [B * C, channels, places]
         attention = (maps * self.log_sharpness.exp()).softmax(dim=2)
         where = (attention @ self.places).flatten(1)
         seen = torch.cat([where, maps.mean(dim=2)], dim=1).view(num, -1)
-        hidden = self.trunk(torch.cat([seen, said, proprio], dim=1))
-        tokens = self.norm(self.queries(hidden).view(num, self._num_tokens, -1))
+        return self.trunk(torch.cat([seen, said, proprio], dim=1))
+
+    def _act(self, hidden: Tensor) -> Tensor:
+        tokens = self.norm(self.queries(hidden).view(len(hidden), self._num_tokens, -1))
         return tokens @ self.bins.T + self.bias
 
 

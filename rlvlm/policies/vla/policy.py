@@ -17,6 +17,9 @@ class VLAPolicy(Protocol):
     image_px: int
     """Side of the square images it looks at."""
 
+    tells_ways: bool
+    """Whether it learns to tell the ways from the hand to the things of the task, as a pocket VLA may."""
+
     @property
     def scale(self) -> ActionScale | None:
         """Of its actions, where it comes trained; None where the run's demonstrations give it one."""

@@ -46,6 +46,7 @@ class OpenVLAPolicy(nn.Module):
     ) -> None:
         super().__init__()
         self.network = network
+        self.tells_ways = False
         self.image_px = config.image_px
         self.scale = scale
         self._proprio_scale = proprio_scale
