@@ -45,7 +45,7 @@ def libero(task: str) -> VLARunConfig:
         env=replace(
             world, moved=0.02, physics="fast", mesh_cell=0.012, episode_steps=max(160, world.episode_steps * 11 // 20)
         ),
-        policy=VLAConfig(pocket=PocketVLAConfig(image_px=64)),
+        policy=VLAConfig(pocket=PocketVLAConfig(image_px=64, dilated=1, ways=True)),
         sft=SFTConfig(demonstrations=100, noise=0.02, label_width=0.05, steps=800),
         judge=judge,
         reward=reward,
