@@ -124,10 +124,14 @@ def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
 
 
 def test_two_learners_see_as_one_after_the_phase_of_ways(make: Any) -> None:
-    ways = WaysConfig(passes=2, batch_size=7)  # the last lesson of a pass may leave a learner without rows
-    one, two = make(ways=ways, lr=1e-5), make(ways=ways, lr=1e-5, num_learners=2)
+    # An Adam makes whole steps of rounding errors where a gradient is 0: steps are short, so that gradients compare.
+    settings: dict[str, Any] = {"ways": WaysConfig(passes=2, batch_size=4, lr=1e-9), "lr": 1e-9}
+    one, two = make(**settings), make(**settings, num_learners=2)
     one.prepare(lambda line: None)
-    update = update_of(one, 0)
+    whole = update_of(one, 0)
+    counts = np.cumsum([len(episode.steps) for episode in whole.episodes])
+    few = next(number for number, count in enumerate(counts, start=1) if count % 4 == 1 or number == len(counts))
+    update = UpdateBatch(episodes=whole.episodes[:few], advantages=whole.advantages[: counts[few - 1]])
     two._learners.call_all("take_weights", one._learners.call("weights"))
     two._learners.call_all("begin")
     for algorithm in (one, two):
@@ -135,9 +139,15 @@ def test_two_learners_see_as_one_after_the_phase_of_ways(make: Any) -> None:
     left, right = two._learners.call_all("weights")
     assert all(np.array_equal(value, right[name]) for name, value in left.items()), "they take the same step"
     alone, both = one._learners.call("report"), two._learners.call("report")
-    assert alone[metrics.GRPO_WAYS] > 0 and alone[metrics.GRPO_STRAYED] > 0
-    for name in (metrics.GRPO_WAYS, metrics.GRPO_STRAYED):
-        assert both[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-5), name
+    assert alone[metrics.GRPO_WAYS] > 0
+    assert both[metrics.GRPO_WAYS] == pytest.approx(alone[metrics.GRPO_WAYS], rel=1e-5)
+    first, *others = (
+        answer.get() for algorithm in (one, two) for answer in algorithm.learner_group.foreach_learner(gradients)
+    )
+    assert float(first["ways.weight"].abs().max()) > 1e-3
+    for name, gradient in first.items():  # of the last lesson; the divergence's is all rounding here
+        for other in others:
+            assert (other[name] - gradient).abs().max() <= 1e-4, name
 
 
 def test_a_checkpoint_of_two_learners_goes_on_to_the_bit(make: Any, tmp_path: Path) -> None:
