@@ -299,7 +299,7 @@ class GRPOConfig:
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     ways: WaysConfig = field(default_factory=WaysConfig)
-    """The policy's eye, taught by the simulator."""
+    """Of the auxiliary phase."""
 
     def __post_init__(self) -> None:
         counts = (self.groups, self.rounds, self.epochs, self.minibatches, self.threads)

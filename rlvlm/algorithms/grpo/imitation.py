@@ -153,6 +153,8 @@ def imitate(
     images, words, proprio = obs_processor.look(demonstrations.obs, demonstrations.images)
     tells_ways = policy.tells_ways and demonstrations.obs.snapshots.shape[1] > 0
     ways = obs_processor.true_ways(demonstrations.obs) if tells_ways else None
+    if policy.tells_ways and not tells_ways:
+        tell("the demonstrations keep images and no states: the policy does not learn to tell ways from them")
     optimizer = torch.optim.AdamW(policy.parameters(), config.lr, weight_decay=config.weight_decay)
     losses: list[float] = []
     for step in range(config.steps):

@@ -1,8 +1,8 @@
 """The auxiliary phase after an update: the policy learns to see where things are, and acts as before.
 
 Source: Cobbe et al. 2020, arXiv:2009.04416 (phasic policy gradient), section 2. Departure: it foretells the ways from
-the hand to the things of the task, which the simulator knows while it trains, in place of returns. One bit of success
-teaches a picture encoder next to nothing; every chunk that was played has a true way to teach it.
+the hand to the things of the task, which the simulator knows while it trains, in place of returns. On LIBERO it was not
+shown to help (docs/LOG.md).
 """
 
 import copy
