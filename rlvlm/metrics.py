@@ -107,8 +107,6 @@ GRPO_UPDATES = "grpo/updates"
 GRPO_ROLLOUT_S = "grpo/rollout_s"
 GRPO_UPDATE_S = "grpo/update_s"
 GRPO_EXPLAINED = "grpo/critic_explains"
-GRPO_WAYS = "grpo/ways_loss"
-GRPO_STRAYED = "grpo/ways_kl"
 
 REWARD_ENVIRONMENT = "reward/environment"
 REWARD_JUDGED = "reward/judged"

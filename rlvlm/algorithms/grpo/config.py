@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlvlm.policies.vla.config import PocketVLAConfig
 from rlvlm.rewards.config import MonitorConfig, ScoreTeacher, check_scoring
 
 GroupBaseline = Literal["mean", "leave_one_out"]
@@ -226,24 +225,6 @@ class SFTConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WaysConfig:
-    """The auxiliary phase after each update, in which a policy with `policy.pocket.ways` learns to see where things are
-    from the update's episodes, failures too, and acts as before (Cobbe et al. 2020, arXiv:2009.04416, section 2).
-    """
-
-    passes: int = 0
-    """Over the chunks of the update; 0: there is no such phase."""
-    lr: float = 5e-4
-    """Step size of its own AdamW; it rises and falls as the update's."""
-    batch_size: int = 64
-    """Chunks in a step."""
-
-    def __post_init__(self) -> None:
-        if self.passes < 0 or self.batch_size < 1 or not self.lr > 0:
-            raise ValueError(f"need ways.passes >= 0, batch_size >= 1 and lr > 0, got {self}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GRPOConfig:
     """Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300) on the policy that SFT made."""
 
@@ -298,8 +279,6 @@ class GRPOConfig:
     """GPUs that Ray sets aside for each learner of `num_learners`."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
-    ways: WaysConfig = field(default_factory=WaysConfig)
-    """Of the auxiliary phase."""
 
     def __post_init__(self) -> None:
         counts = (self.groups, self.rounds, self.epochs, self.minibatches, self.threads)
@@ -333,10 +312,8 @@ class GRPOConfig:
             )
 
 
-def check_together(scores: ScoreConfig, grpo: GRPOConfig, pocket: PocketVLAConfig) -> None:
+def check_together(scores: ScoreConfig, grpo: GRPOConfig) -> None:
     """Raises ValueError where settings of one of them leave settings of another without effect."""
-    if grpo.ways.passes and not pocket.ways:
-        raise ValueError("algo.ways.passes has no effect on a policy that tells no ways; set --policy.pocket.ways too")
     if scores.ahead and grpo.rounds > 1:
         raise ValueError(
             f"algo.rounds {grpo.rounds} has no effect with reward.ahead, which learns from one rollout at a time; "

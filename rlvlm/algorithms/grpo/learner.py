@@ -24,14 +24,11 @@ from rlvlm.algorithms.grpo.config import GRPOConfig
 from rlvlm.algorithms.grpo.credit.groups import UpdateBatch
 from rlvlm.algorithms.grpo.losses import kl_k3, token_weights, update_loss
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor, seen_at_chunks
-from rlvlm.algorithms.grpo.ways import Seen, WaysPhase
 from rlvlm.algorithms.learners import add_up, add_up_gradients, check_weights, own_share
-from rlvlm.algorithms.moments import moments_of, take_moments
 from rlvlm.algorithms.rllib import OwnLearner
 from rlvlm.envs.chunks import ChunkWorld
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import NumericsError
-from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.policy import take_weights, trained_weights
 from rlvlm.policies.vla.sampling import entropy, log_probs_of
 from rlvlm.types.chunks import ChunkObs
@@ -87,10 +84,6 @@ class TrainBatch:
     weights: Tensor
     """[B, L * A] as `losses.token_weights` gives them, and 0 for tokens that were taken and not drawn."""
 
-    def seen(self, rows: Tensor) -> Seen:
-        """What the policy was shown at `rows`, which are among those that this learner goes through."""
-        return self.images[self.drawn[rows]], self.words[rows], self.proprio[rows]
-
 
 class GRPOLearner(OwnLearner):
     """The clipped update of GRPO, with a step size that follows how far updates move the policy."""
@@ -115,10 +108,6 @@ class GRPOLearner(OwnLearner):
     def begin(self) -> None:
         """Starts anew from the policy as it is now: a fresh optimiser, and a copy of the policy where KL is charged."""
         self._optimizer = torch.optim.Adam(self.policy.parameters(), self._grpo.lr, betas=(0.9, 0.99))
-        self._ways: WaysPhase | None = None
-        if self._grpo.ways.passes and self.policy.tells_ways:
-            policy = cast(PocketVLA, self.policy)
-            self._ways = WaysPhase(policy, self._grpo.ways, self._grpo.temperature, self._seed)
         self.num_updates, self._lr_scale = 0, 1.0
         if self._grpo.loss.kl_weight > 0:
             self._reference = copy.deepcopy(self.policy)
@@ -160,8 +149,7 @@ class GRPOLearner(OwnLearner):
         """
         grpo, chosen = self._grpo, torch.from_numpy(update.rows)
         minibatches = self._minibatches(chosen)
-        lessons = self._ways.lessons(len(update.advantages)) if self._ways else []
-        train_batch = self._train_batch(update, torch.cat([own_share(rows) for rows in minibatches + lessons]).unique())
+        train_batch = self._train_batch(update, torch.cat([own_share(rows) for rows in minibatches]).unique())
         warmth = min(1.0, (self.num_updates + 1) / (grpo.warm_up + 1))
         fall = grpo.final_lr + (1 - grpo.final_lr) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         share, target = 1.0, grpo.kl_target
@@ -179,10 +167,6 @@ class GRPOLearner(OwnLearner):
         check_weights(list(self.policy.parameters()), _FIX)
         self._follow([reading["kl"] for reading in readings], target)
         self._note(readings, len(chosen))
-        if self._ways:
-            ways = self.obs_processor.true_ways(seen_at_chunks(update.episodes))
-            self._ways.learn(lessons, train_batch.seen, ways, warmth * fall)
-            check_weights(list(self.policy.parameters()), _FIX)
 
     def _minibatches(self, chosen: Tensor) -> list[Tensor]:
         """Rows of each gradient step, in an order drawn anew for each pass."""
@@ -229,7 +213,7 @@ class GRPOLearner(OwnLearner):
         if not len(rows):
             return torch.zeros(7, device=train_batch.bins.device)
         config, temperature = self._grpo.loss, self._grpo.temperature
-        seen = train_batch.seen(rows)
+        seen = (train_batch.images[train_batch.drawn[rows]], train_batch.words[rows], train_batch.proprio[rows])
         bins, old, weights = train_batch.bins[rows], train_batch.old_log_probs[rows], train_batch.weights[rows]
         logits = self.policy(*seen)
         log_probs = log_probs_of(logits, bins, temperature)
@@ -326,16 +310,18 @@ class GRPOLearner(OwnLearner):
 
     def report(self) -> dict[str, float]:
         """The newest update's numbers, none before the first, and the number of updates so far."""
-        ways = self._ways.report() if self._ways else {}
-        return {**self._latest, **ways, metrics.GRPO_UPDATES: float(self.num_updates)}
+        return {**self._latest, metrics.GRPO_UPDATES: float(self.num_updates)}
 
     def save_tree(self) -> dict[str, Any]:
         """Everything a bit-identical continuation needs, as a state tree."""
+        named = dict(self.policy.named_parameters())
+        adam = {name: self._optimizer.state.get(parameter, {}) for name, parameter in named.items()}
         return {
             "policy": _arrays(self.policy),
             "reference": None if self._reference is None else _arrays(self._reference),
-            "adam": moments_of(self._optimizer, self.policy),
-            "ways": None if self._ways is None else self._ways.save_tree(),
+            "adam": {
+                name: {key: value.cpu().numpy() for key, value in moments.items()} for name, moments in adam.items()
+            },
             "order": self._order.bit_generator.state,
             "num_updates": self.num_updates,
             "lr_scale": self._lr_scale,
@@ -348,9 +334,14 @@ class GRPOLearner(OwnLearner):
         self.begin()
         if self._reference is not None:
             take_weights(self._reference, tree["reference"])
-        take_moments(self._optimizer, self.policy, tree["adam"])
-        if self._ways is not None:
-            self._ways.load_tree(tree["ways"])
+        for name, parameter in self.policy.named_parameters():
+            moments = tree["adam"][name]
+            if moments:
+                self._optimizer.state[parameter] = {
+                    # copied: the tree may lie in memory that other learners read too, and Adam writes in place
+                    key: torch.as_tensor(value).clone().to(parameter.device if np.ndim(value) else "cpu")
+                    for key, value in moments.items()
+                }
         self._order.bit_generator.state = tree["order"]
         self.num_updates, self._lr_scale = tree["num_updates"], tree["lr_scale"]
         self._latest = dict(tree["latest"])

@@ -19,8 +19,8 @@ class PocketVLAConfig:
     is shows farther off than the nine pixels that two convolutions see."""
     ways: bool = False
     """Whether it learns, beside its actions, to tell the ways from the hand to the things of the task (an auxiliary
-    task, Jaderberg et al. 2016, arXiv:1611.05397). The simulator gives them while it learns; it acts on images alone.
-    Demonstrations teach them, and each update's episodes with `algo.ways.passes`."""
+    task, Jaderberg et al. 2016, arXiv:1611.05397). The simulator gives them with the demonstrations; it acts on images
+    alone."""
     hidden: int = 256
     """Width of the trunk."""
     token_width: int = 32

@@ -28,7 +28,7 @@ class VLARunConfig(RunConfig):
                 "judge.score utility is that of one turn; an episode's video is asked about with judge.score success, "
                 "progress, rating or video"
             )
-        check_together(self.reward, self.algo, self.policy.pocket)
+        check_together(self.reward, self.algo)
         if self.sft.data and self.policy.model:
             raise ValueError("sft.data has no effect on policy.model, which comes trained; leave one of them out")
 

@@ -11,7 +11,7 @@ import torch
 
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import GRPOConfig, LossConfig, SFTConfig, WaysConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, LossConfig, SFTConfig
 from rlvlm.algorithms.grpo.credit.groups import UpdateBatch
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
@@ -30,7 +30,7 @@ def make(local_ray: None):
             VLAGRPOConfig()
             .worlds(task="push_block", world=EnvConfig(episode_steps=16))
             .learning(
-                policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32, ways=True)),
+                policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
                 sft=SFTConfig(demonstrations=8, steps=10),
                 grpo=GRPOConfig(**settings),
             )
@@ -123,41 +123,14 @@ def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
         assert reports[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
 
-def test_two_learners_see_as_one_after_the_phase_of_ways(make: Any) -> None:
-    # An Adam makes whole steps of rounding errors where a gradient is 0: steps are short, so that gradients compare.
-    settings: dict[str, Any] = {"ways": WaysConfig(passes=2, batch_size=4, lr=1e-9), "lr": 1e-9}
-    one, two = make(**settings), make(**settings, num_learners=2)
-    one.prepare(lambda line: None)
-    whole = update_of(one, 0)
-    counts = np.cumsum([len(episode.steps) for episode in whole.episodes])
-    few = next(number for number, count in enumerate(counts, start=1) if count % 4 == 1 or number == len(counts))
-    update = UpdateBatch(episodes=whole.episodes[:few], advantages=whole.advantages[: counts[few - 1]])
-    two._learners.call_all("take_weights", one._learners.call("weights"))
-    two._learners.call_all("begin")
-    for algorithm in (one, two):
-        algorithm._learners.call_all("learn", update, 0.0)
-    left, right = two._learners.call_all("weights")
-    assert all(np.array_equal(value, right[name]) for name, value in left.items()), "they take the same step"
-    alone, both = one._learners.call("report"), two._learners.call("report")
-    assert alone[metrics.GRPO_WAYS] > 0
-    assert both[metrics.GRPO_WAYS] == pytest.approx(alone[metrics.GRPO_WAYS], rel=1e-5)
-    first, *others = (
-        answer.get() for algorithm in (one, two) for answer in algorithm.learner_group.foreach_learner(gradients)
-    )
-    assert float(first["ways.weight"].abs().max()) > 1e-3
-    for name, gradient in first.items():  # of the last lesson; the divergence's is all rounding here
-        for other in others:
-            assert (other[name] - gradient).abs().max() <= 1e-4, name
-
-
 def test_a_checkpoint_of_two_learners_goes_on_to_the_bit(make: Any, tmp_path: Path) -> None:
-    first = make(num_learners=2, ways=WaysConfig(passes=1))
+    first = make(num_learners=2)
     first.prepare(lambda line: None)
     first._learners.call_all("learn", update_of(first, 0), 0.0)
     first._take_over()
     assert first.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5, "the learners must see what was sampled here"
     first.save_checkpoint(str(tmp_path / "saved"))
-    second = make(num_learners=2, ways=WaysConfig(passes=1))
+    second = make(num_learners=2)
     second.load_checkpoint(str(tmp_path / "saved"))
     for algorithm in (first, second):
         algorithm._learners.call_all("learn", update_of(algorithm, 1), 0.0)

@@ -1,17 +1,12 @@
-"""The ways from the hand to the things: learned from demonstrations and after each update."""
-
-import copy
-from typing import Any
+"""The ways from the hand to the things, which demonstrations teach beside actions."""
 
 import numpy as np
 import pytest
 import torch
 
-from rlvlm import metrics
-from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig, WaysConfig, check_together
+from rlvlm.algorithms.grpo.config import SFTConfig
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
-from rlvlm.algorithms.grpo.ways import WaysPhase
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
 from rlvlm.policies.vla.build import build_policy
@@ -41,23 +36,6 @@ def error(net: PocketVLA) -> float:
     return (net.act_and_tell(*seen)[1] - ways).square().mean().item()
 
 
-def strayed(net: PocketVLA, before: PocketVLA) -> float:
-    """Divergence of a chunk, nats."""
-    seen, _ = seen_by(net)
-    acted, acts = (one(*seen).log_softmax(dim=-1) for one in (before, net))
-    return (acted.exp() * (acted - acts)).sum(dim=(1, 2)).mean().item()
-
-
-def phase(net: PocketVLA, **settings: Any) -> WaysPhase:
-    return WaysPhase(net, WaysConfig(**{"passes": 200, "batch_size": 16, "lr": 3e-3, **settings}), 1.0, seed=3)
-
-
-def taught(one: WaysPhase, net: PocketVLA, share: float = 1.0) -> dict[str, float]:
-    (images, words, proprio), ways = seen_by(net)
-    one.learn(one.lessons(len(ways)), lambda rows: (images[rows], words[rows], proprio[rows]), ways, share)
-    return one.report()
-
-
 def test_true_ways_lead_from_the_hand_to_each_thing() -> None:
     _, ways = seen_by(policy())
     places = WORLD.landmarks(SHOWN.obs.snapshots)
@@ -80,52 +58,3 @@ def test_demonstrations_teach_ways_where_the_policy_tells_them() -> None:
     assert error(tells) < 0.3 * ways.var(dim=0).mean()
     assert not silent.tells_ways and "ways.weight" not in silent.state_dict()
     assert told_loss == pytest.approx(silent_loss, rel=0.2)  # the loss that is told is of actions alone
-
-
-def test_the_phase_learns_ways_and_acts_as_before() -> None:
-    net = policy()
-    before, wrong = copy.deepcopy(net), error(net)
-    report = taught(phase(net), net)
-    assert error(net) < 0.5 * wrong and report[metrics.GRPO_WAYS] < 0.5
-    kept = strayed(net, before)
-    free = copy.deepcopy(before)
-    (images, words, proprio), ways = seen_by(free)
-    optimizer = torch.optim.AdamW(free.parameters(), 3e-3, weight_decay=1e-4)
-    for rows in phase(free).lessons(len(ways)):
-        optimizer.zero_grad()
-        told = free.act_and_tell(images[rows], words[rows], proprio[rows])[1]
-        (told - ways[rows]).square().mean().backward()
-        optimizer.step()
-    assert kept < 0.2 * strayed(free, before)
-
-
-def test_a_share_of_the_step_size_moves_less() -> None:
-    errors = []
-    for share in (0.0, 0.1, 1.0):
-        net = policy()
-        taught(phase(net, passes=1), net, share)
-        errors.append(error(net))
-    assert errors[0] == error(policy()) > errors[1] > errors[2]
-
-
-def test_a_saved_phase_goes_on_to_the_bit() -> None:
-    net = policy()
-    one = phase(net, passes=2)
-    taught(one, net)
-    tree, other_net = copy.deepcopy(one.save_tree()), copy.deepcopy(net)
-    other = phase(other_net, passes=2)
-    other.load_tree(tree)
-    assert other.report() == one.report()
-    assert taught(one, net) == taught(other, other_net)
-    for name, value in net.state_dict().items():
-        assert torch.equal(value, other_net.state_dict()[name]), name
-
-
-def test_passes_need_a_policy_that_tells_ways() -> None:
-    grpo = GRPOConfig(ways=WaysConfig(passes=1))
-    with pytest.raises(ValueError, match=r"algo\.ways\.passes has no effect .* --policy\.pocket\.ways"):
-        check_together(ScoreConfig(), grpo, PocketVLAConfig())
-    check_together(ScoreConfig(), grpo, PocketVLAConfig(ways=True))
-    for odd in ({"passes": -1}, {"batch_size": 0}, {"lr": 0.0}):
-        with pytest.raises(ValueError, match=r"need ways\.passes >= 0"):
-            WaysConfig(**odd)
