@@ -47,7 +47,7 @@ class Trial:
     """One run."""
 
     seed: int = 0
-    """Of everything."""
+    """Of everything, the starts of training too: to go on from a `--start` that GRPO made, take another one."""
     cpu_s: float = 300.0
     """Most processor time, demonstrations and imitation included, evaluations not."""
     most_episodes: int = 10_000_000
