@@ -2,14 +2,14 @@
 #   make run [ARGS="--smoke"]   learn to open the drawer
 #   make vllm                   build the environment of vLLM
 #   make check                  style and types
-#   make test                   style, then all tests, types among them;  make fast: the tests without Ray and long ones
+#   make test                   check, then all tests;  make fast: the tests without Ray and long ones
 #   make hooks                  check at every commit, by pre-commit
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup run test fast check style hooks clean
+.PHONY: setup run test fast check hooks clean
 setup: $(STAMP) rendering
 
 $(BIN)/python:
@@ -44,17 +44,15 @@ run: setup
 CORES    := $(shell nproc)
 PARALLEL  = --dist loadfile --no-loadscope-reorder
 
-test: style
+test: check
 	$(BIN)/python -m pytest -n $$(( $(CORES) + 1 )) $(PARALLEL) $(ARGS)
 
 fast: setup
 	$(BIN)/python -m pytest -n $(CORES) $(PARALLEL) -m "not ray and not slow and not gpu and not full and not vllm" $(ARGS)
 
-style: setup
+check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-
-check: style
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
 hooks: setup

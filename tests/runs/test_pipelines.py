@@ -90,8 +90,8 @@ def test_a_sweep_takes_runs_of_any_pipeline(tmp_path: Path) -> None:
     file = tmp_path / "stubs.yaml"
     file.write_text(
         f"title: stubs\ntasks: {json.dumps(TASKS)}\nseeds: [0]\nbudget: {{steps: 100}}\n"
-        "sources:\n  lucky: {title: lucky, settings: {luck: 1.0}}\n"
+        "sources:\n  plain: {title: plain}\n  lucky: {title: lucky, settings: {luck: 1.0}}\n"
     )
     finish(start("rlvlm.cli", "sweep", str(file), "--out", str(tmp_path / "sweep")))
     with open(tmp_path / "sweep" / "trials.csv") as stream:
-        assert [row["state"] for row in csv.DictReader(stream)] == ["done"] * 2
+        assert [row["state"] for row in csv.DictReader(stream)] == ["done"] * 4

@@ -33,8 +33,8 @@ def load_episodes() -> Any:
     return demonstrate(make_slot(), SFTConfig(turns=24), 0)
 
 
-@pytest.mark.parametrize(("learns", "stops"), [("lora", [4, 8]), ("all", [8])])
-def test_a_job_learns_saves_apart_and_goes_on_where_it_stopped(local_ray: Any, tmp_path: Path, learns: Any, stops: Any):
+@pytest.mark.parametrize("learns", ["lora", "all"])
+def test_a_job_learns_saves_apart_and_goes_on_where_it_stopped(local_ray: Any, tmp_path: Path, learns: Any):
     folder = str(save_tiny_vlm(tmp_path / "model", "qwen3_vl"))
     out = tmp_path / "out"
 
@@ -51,10 +51,10 @@ def test_a_job_learns_saves_apart_and_goes_on_where_it_stopped(local_ray: Any, t
             out,
         )
 
-    losses = [job(updates)[metrics.SFT_HELD_OUT_LOSS] for updates in stops]
-    assert losses == sorted(losses, reverse=True)
+    first, second = job(4), job(8)
+    assert second[metrics.SFT_HELD_OUT_LOSS] < first[metrics.SFT_HELD_OUT_LOSS]
     states = [json.loads(file.read_text()) for file in out.glob("job/*/checkpoint/trainer_state.json")]
-    assert sorted(state["global_step"] for state in states) == [4, 8], "a second job went on from the first's fourth"
+    assert sorted(state["global_step"] for state in states) == [4, 8], "the second job went on from the first's fourth"
     fresh = make_policy(folder, learns)
     before = {name: value.clone() for name, value in fresh.trained_state().items()}
     load_trained(fresh, out)
