@@ -44,7 +44,7 @@ def main(task: str, trial: Trial) -> None:
         groups = gathered(episodes, np.array([episode.success for episode in episodes], np.float32))
         updates = {name: critic.weigh(groups) for name, critic in critics.items()}
         plain = AdvantageConfig()
-        mixed = sifted(groups, plain)
+        mixed = sifted(groups, plain, 0.0)
         updates["groups"] = weighed(mixed, plain) if mixed else None
         successes.append(float(np.mean([episode.success for episode in episodes])))
         sys.stderr.write(f"\rblock {block + 1} of {num_blocks}, success {np.mean(successes):.2f}")

@@ -75,6 +75,9 @@ def main(task: str, trial: Trial) -> None:
     runner, learner, viewer = set_up(task, trial)
     policy, obs_processor = runner.policy, runner.obs_processor
     scorer: EpisodeScorer = SuccessScorer()
+    noise = trial.grpo.advantage.scorer_noise
+    if noise == "measured":
+        raise SystemExit("error: a trial gives its noise as a number; `python -m rlvlm.run` measures it")
     if trial.reward.source == "judged":
         teacher = make_scorer(
             trial.reward.teacher, None, lambda snapshots: viewer.draw(snapshots, 64), trial.seed, remembers=False,
@@ -114,7 +117,7 @@ def main(task: str, trial: Trial) -> None:
         if is_over:
             break
         before, row = time.process_time(), {}
-        found, successes, num_steps = rolled(runner, scale, trial.grpo, scorer)
+        found, successes, num_steps = rolled(runner, scale, trial.grpo, scorer, noise)
         episodes, env_steps = episodes + len(successes), env_steps + num_steps
         row |= {"train": round(float(successes.mean()), 3), "found": len(found)}
         rollouts_s += time.process_time() - before
@@ -149,7 +152,7 @@ def set_up(task: str, trial: Trial) -> tuple[GroupRunner, GRPOLearner, ChunkWorl
 
 
 def rolled(
-    runner: GroupRunner, scale: ActionScale, grpo: GRPOConfig, scorer: EpisodeScorer
+    runner: GroupRunner, scale: ActionScale, grpo: GRPOConfig, scorer: EpisodeScorer, noise: float
 ) -> tuple[list[Group], FloatArray, int]:
     """Groups that teach something, successes of all episodes, and how many env steps they took."""
     found: list[Group] = []
@@ -160,7 +163,7 @@ def rolled(
         successes.append(np.array([episode.success for episode in played], np.float32))
         num_steps += sum(len(episode) for episode in played)
         scorer.begin(played)
-        found += sifted(gathered(played, scorer.collect(len(played), 0)), grpo.advantage)
+        found += sifted(gathered(played, scorer.collect(len(played), 0)), grpo.advantage, noise)
         if len(found) >= grpo.groups:
             break
     return found, np.concatenate(successes), num_steps

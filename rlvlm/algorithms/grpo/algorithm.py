@@ -178,6 +178,8 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._critic: Critic | None = None
         if self.config.grpo.advantage.baseline == "critic":
             self._critic = Critic(self.config.grpo.advantage, self._viewer, self.config.seed)
+        noise = self.config.grpo.advantage.scorer_noise
+        self._scorer_noise = 0.0 if noise == "measured" else noise
         self._scorer: EpisodeScorer = SuccessScorer()
         if self.config.scores.source == "judged":
             scores = self.config.scores
@@ -229,14 +231,15 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._stats.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
 
     def _try_judge(self, tell: Callable[[str], None]) -> None:
-        """Has a judge tell known successes from known failures, before anything is learned from it.
+        """Has a judge tell known successes from known failures, and repeat itself, before anything is learned from it.
 
         Raises:
-            JudgeUnavailable: it cannot.
-            UsageError: a threshold is to be calibrated, and no episodes are known.
+            JudgeUnavailable: it cannot tell them apart.
+            UsageError: a threshold is to be calibrated, or noise measured, and no episodes are known.
         """
-        scores = self.config.scores
-        count = scores.monitor.preflight if scores.asks_judge else 0
+        scores, advantage = self.config.scores, self.config.grpo.advantage
+        is_measured = advantage.scorer_noise == "measured"
+        count = scores.monitor.preflight if scores.asks_judge or is_measured else 0
         if not count or not isinstance(self._scorer, VideoScorer):
             return
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(7,)))
@@ -246,15 +249,30 @@ class VLAGRPO(CheckpointedAlgorithm):
                 f"nothing calibrates the threshold: {self.config.task} has no script that succeeds and fails",
                 "--reward.threshold with a number, or None",
             )
+        if not known and is_measured:
+            raise UsageError(
+                f"nothing to measure the judge's noise on: {self.config.task} has no script that succeeds and fails",
+                "--algo.advantage.scorer-noise with a number",
+            )
         if not known:
             tell("the judge is not tried on known episodes: the task has no script that succeeds and fails")
             return
-        tell(f"trying the judge on {len(known)} episodes whose outcome is known")
-        preflight = self._scorer.try_on(known)
-        self._stats.note(
-            {metrics.JUDGE_PREFLIGHT_AUC: preflight.area, metrics.JUDGE_PREFLIGHT_THRESHOLD: preflight.threshold}
-        )
-        tell(f"the judge tells successes from failures: {preflight}")
+        if scores.asks_judge:
+            tell(f"trying the judge on {len(known)} episodes whose outcome is known")
+            preflight = self._scorer.try_on(known)
+            self._stats.note(
+                {metrics.JUDGE_PREFLIGHT_AUC: preflight.area, metrics.JUDGE_PREFLIGHT_THRESHOLD: preflight.threshold}
+            )
+            tell(f"the judge tells successes from failures: {preflight}")
+        if is_measured:
+            tell(f"having {len(known)} episodes scored twice")
+            self._scorer_noise = self._scorer.measure_noise(known)
+            self._stats.note({metrics.JUDGE_PREFLIGHT_NOISE: self._scorer_noise})
+            least = advantage.noise_factor * self._scorer_noise
+            tell(
+                f"an episode's score has a standard deviation of {self._scorer_noise:.3f}: groups whose own is not "
+                f"above {least:.3f} teach nothing"
+            )
 
     def training_step(self) -> None:
         """One update: roll out groups, score their episodes, learn from those groups that teach something."""
@@ -329,7 +347,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         if not episodes:
             return []
         scores = self._scorer.collect(len(episodes), self.env_steps)
-        kept = sifted(gathered(episodes, scores), self.config.grpo.advantage)
+        kept = sifted(gathered(episodes, scores), self.config.grpo.advantage, self._scorer_noise)
         self._take_in(episodes, scores, len(kept) / self.config.grpo.groups)
         return kept
 
@@ -402,6 +420,7 @@ class VLAGRPO(CheckpointedAlgorithm):
             "iteration": self._iteration,
             "tally": self._stats.save_tree(),
             "scorer": self._scorer.save_tree(),
+            "scorer_noise": self._scorer_noise,
             "critic": None if self._critic is None else self._critic.save_tree(),
         }
         save_tree(Path(checkpoint_dir), tree, policy_file(self._policy, self.config.policy, self._scale))
@@ -421,6 +440,8 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._stats.load_tree(tree["tally"])
         self._waiting = []
         self._scorer.load_tree(tree["scorer"])
+        if self.config.grpo.advantage.scorer_noise == "measured":
+            self._scorer_noise = float(tree["scorer_noise"])
         if self._critic is not None:
             self._critic.load_tree(tree["critic"])
 

@@ -51,9 +51,10 @@ class AdvantageConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)
     min_spread: float = 1e-3
     """Groups whose largest and smallest score differ by less teach nothing and are dropped; > 0."""
-    scorer_noise: float = 0.0
+    scorer_noise: float | Literal["measured"] = 0.0
     """Standard deviation of the scorer when asked again about the same episode; a group whose own standard deviation is
-    not above `noise_factor` times this is dropped. 0: the scorer repeats itself, as the env's own test does."""
+    not above `noise_factor` times this is dropped. 0: the scorer repeats itself, as the env's own test does. measured:
+    it is asked twice about the episodes of `monitor.preflight` before anything is learned."""
     noise_factor: float = 2.0
     """See `scorer_noise`; > 0."""
     chunk_share: float = 1.0
@@ -63,9 +64,10 @@ class AdvantageConfig:
     def __post_init__(self) -> None:
         if not self.min_spread > 0:
             raise ValueError(f"min_spread must be > 0, got {self.min_spread}; a group of equal scores teaches nothing")
-        if self.scorer_noise < 0 or not self.noise_factor > 0:
+        if (self.scorer_noise != "measured" and self.scorer_noise < 0) or not self.noise_factor > 0:
             raise ValueError(
-                f"need scorer_noise >= 0 and noise_factor > 0, got {self.scorer_noise} and {self.noise_factor}"
+                f"need scorer_noise >= 0, or measured, and noise_factor > 0, got {self.scorer_noise} and "
+                f"{self.noise_factor}"
             )
         if self.scorer_noise == 0 and self.noise_factor != 2.0:
             raise ValueError("noise_factor has no effect without scorer_noise; set both or neither")
@@ -318,4 +320,9 @@ def check_together(scores: ScoreConfig, grpo: GRPOConfig) -> None:
         raise ValueError(
             f"algo.rounds {grpo.rounds} has no effect with reward.ahead, which learns from one rollout at a time; "
             "set --algo.rounds 1"
+        )
+    if grpo.advantage.scorer_noise == "measured" and not (scores.source == "judged" and scores.monitor.preflight):
+        raise ValueError(
+            "algo.advantage.scorer_noise measured needs reward.source judged, and reward.monitor.preflight episodes to "
+            "measure it on"
         )

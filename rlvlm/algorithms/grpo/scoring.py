@@ -173,6 +173,16 @@ class VideoScorer:
             self._threshold = self.monitor.claim = preflight.threshold
         return preflight
 
+    def measure_noise(self, known: Sequence[ScoringItem]) -> float:
+        """Standard deviation of what an episode is worth by the judge's word, when it is asked again: of `known`, all
+        of which are scored twice. Those without an answer are left out.
+
+        Raises:
+            JudgeUnavailable: there is no answer about an episode, and the config says to stop then.
+        """
+        first, again = (np.array([self._value(score) for score in self._scorer.score(known)]) for _ in range(2))
+        return float(np.sqrt(np.nanmean((first - again) ** 2) / 2)) / (1.0 + self._config.success_weight)
+
     def report(self) -> dict[str, float]:
         """How long the last rollout waited for its scores, and the monitor's figures."""
         return self._facts | self.monitor.report()

@@ -43,7 +43,7 @@ def build(local_ray: None) -> Iterator[Build]:
                 sft=SFTConfig(demonstrations=20, steps=60, data=data),
                 grpo=GRPOConfig(**{"groups": 6, "group_size": 4, "rounds": 2, **grpo}),  # pyright: ignore[reportArgumentType]
             )
-            .rewards(scores=scores, make_judge=FakeJudge if scores.source == "judged" else None)
+            .rewards(scores=scores, make_judge=FakeJudge if scores.asks_judge else None)
             .debugging(seed=seed)
         )
         algorithm = config.build_algo()
@@ -199,6 +199,34 @@ def test_a_judge_that_cannot_tell_success_from_failure_starts_nothing(build: Bui
     with pytest.raises(JudgeUnavailable, match="cannot tell successes from failures") as caught:
         algorithm.prepare(lambda line: None)
     assert caught.value.exit_code == 5 and "preflight 0" in caught.value.fix
+
+
+def test_a_die_whose_noise_is_measured_teaches_nothing(build: Build, tmp_path: Path) -> None:
+    scores = ScoreConfig(source="judged", teacher="random")
+    gated = AdvantageConfig(scorer_noise="measured")
+    algorithm = build(scores=scores, advantage=gated, rounds=1)
+    algorithm.prepare(lambda line: None)
+    assert algorithm.report()[metrics.JUDGE_PREFLIGHT_NOISE] == pytest.approx(1 / np.sqrt(12), abs=0.06)
+    algorithm.save_checkpoint(str(tmp_path / "start"))
+    resumed = build(scores=scores, advantage=gated, rounds=1)
+    resumed.load_checkpoint(str(tmp_path / "start"))
+    for one in (algorithm, resumed):
+        one.train()
+        assert (one.report()[metrics.GRPO_UPDATES], one.report()[metrics.GRPO_KEPT]) == (0, 0)
+    ungated = build(scores=scores, rounds=1)
+    ungated.prepare(lambda line: None)
+    ungated.train()
+    assert (ungated.report()[metrics.GRPO_UPDATES], ungated.report()[metrics.GRPO_KEPT]) == (1, 1)
+
+
+def test_noise_is_measured_where_somebody_scores_known_episodes() -> None:
+    measured = GRPOConfig(advantage=AdvantageConfig(scorer_noise="measured"))
+    config = VLAGRPOConfig().worlds(task="push_block").learning(grpo=measured)
+    with pytest.raises(ValueError, match="measured needs reward.source judged"):
+        config.validate()
+    unmeasured = ScoreConfig(source="judged", teacher="random", monitor=MonitorConfig(preflight=0))
+    with pytest.raises(ValueError, match="and reward.monitor.preflight episodes"):
+        config.copy(copy_frozen=False).rewards(scores=unmeasured).validate()
 
 
 def test_a_judge_and_judged_scores_go_together() -> None:

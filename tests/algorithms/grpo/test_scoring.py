@@ -1,5 +1,6 @@
 """Scores of episodes: by success, and by a judge that looks at frames of the video."""
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -134,6 +135,16 @@ def test_a_calibrated_threshold_is_where_known_episodes_were_told_apart_best() -
     assert score(resumed, [episode(12), episode(11)]).tolist() == [0, 1]
 
 
+def test_noise_is_how_far_scores_of_one_episode_lie_apart() -> None:
+    known = [item_of(episode(steps), 4) for steps in (12, 11, 10)]
+    answers: list[float | None] = [0.2, 0.9, None, 0.4, 0.7, 0.5]
+    assert judged([*answers])[0].measure_noise(known) == pytest.approx(math.sqrt(0.04 / 2))
+    assert judged([*answers], success_weight=1.0)[0].measure_noise(known) == pytest.approx(math.sqrt(0.04 / 2) / 2)
+    assert judged([*answers], threshold=0.8)[0].measure_noise(known) == pytest.approx(math.sqrt((0 + 1) / 2 / 2))
+    die = VideoScorer(RandomScorer(seed=0), ScoreConfig(source="judged", teacher="random"))
+    assert die.measure_noise(known * 300) == pytest.approx(1 / math.sqrt(12), abs=0.02)
+
+
 def test_an_episode_without_an_answer_never_gets_the_truth() -> None:
     successes = [episode(12, success=True), episode(11, success=True)]
     assert score(judged([None, None], without_answer="neutral")[0], successes, 0).tolist() == [0.5, 0.5]
@@ -146,7 +157,7 @@ def test_an_episode_without_an_answer_never_gets_the_truth() -> None:
 def test_only_the_group_of_an_unscored_episode_is_left_out() -> None:
     episodes = [episode(12, group=0), episode(11, group=0), episode(10, group=1), episode(9, group=1)]
     scores = score(judged([None, 0.9, 0.1, 0.8])[0], episodes, 0)
-    kept = sifted(gathered(episodes, scores), AdvantageConfig())
+    kept = sifted(gathered(episodes, scores), AdvantageConfig(), 0.0)
     assert [group.episodes[0].group for group in kept] == [1]
 
 

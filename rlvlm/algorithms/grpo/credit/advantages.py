@@ -62,12 +62,13 @@ def group_advantages(scores: FloatArray, *, baseline: GroupBaseline, divide_by_s
     return differences.astype(np.float32)
 
 
-def informative_groups(scores: FloatArray, config: AdvantageConfig) -> NDArray[np.bool_]:
+def informative_groups(scores: FloatArray, config: AdvantageConfig, scorer_noise: float) -> NDArray[np.bool_]:
     """`[N]` which groups teach something: a spread above `min_spread`, and above what the scorer's noise explains.
 
     Args:
         scores: [N, G] of N groups.
-        config: the two bounds.
+        config: least spread, and how many times the noise.
+        scorer_noise: standard deviation of the scorer, as it was set or measured.
 
     Departure: fixed bounds on the group's mean (RLinf, SimpleVLA-RL: success in [0.1, 0.9]) keep a group of failures
     that a continuous scorer calls 8, 10, 10 and 12 percent; division by its standard deviation would then train on
@@ -75,7 +76,7 @@ def informative_groups(scores: FloatArray, config: AdvantageConfig) -> NDArray[n
     """
     spread = scores.max(axis=1) - scores.min(axis=1)
     std = scores.astype(np.float64).std(axis=1, ddof=1)
-    return (spread >= config.min_spread) & (std > config.noise_factor * config.scorer_noise)
+    return (spread >= config.min_spread) & (std > config.noise_factor * scorer_noise)
 
 
 def chunk_advantages(values: FloatArray, score: float, trace: float) -> FloatArray:

@@ -56,13 +56,15 @@ def gathered(episodes: Sequence[ChunkEpisode], scores: FloatArray) -> list[Group
     ]
 
 
-def sifted(groups: Sequence[Group], config: AdvantageConfig) -> list[Group]:
+def sifted(groups: Sequence[Group], config: AdvantageConfig, scorer_noise: float) -> list[Group]:
     """Those of `groups` that teach something; to a critic, all whose episodes have scores do."""
     if not groups:
         return []
     scores = np.stack([group.scores for group in groups])
     is_scored = np.isfinite(scores).all(axis=1)
-    keeps = is_scored if config.baseline == "critic" else is_scored & informative_groups(scores, config)
+    keeps = is_scored
+    if config.baseline != "critic":
+        keeps = is_scored & informative_groups(scores, config, scorer_noise)
     return [groups[place] for place in np.flatnonzero(keeps).tolist()]
 
 

@@ -40,7 +40,7 @@ def test_equal_scores_teach_nothing(score: float, baseline: str, divide_by_std: 
     scores = np.full((3, 8), score, np.float32)
     found = group_advantages(scores, baseline=baseline, divide_by_std=divide_by_std)  # pyright: ignore[reportArgumentType]
     assert np.abs(found).max() < 1e-6
-    assert not informative_groups(scores, AdvantageConfig()).any()
+    assert not informative_groups(scores, AdvantageConfig(), 0.0).any()
 
 
 def test_the_units_of_the_score_do_not_matter_where_it_is_divided_by_its_deviation() -> None:
@@ -73,20 +73,23 @@ def test_one_episode_is_no_group_and_scores_must_be_numbers() -> None:
 
 def test_a_group_of_failures_that_a_noisy_scorer_calls_different_is_dropped() -> None:
     scores = np.array([[0.08, 0.10, 0.10, 0.12], [0.1, 0.1, 0.1, 0.9]], np.float32)
-    assert informative_groups(scores, AdvantageConfig()).tolist() == [True, True]
-    assert informative_groups(scores, AdvantageConfig(scorer_noise=0.02)).tolist() == [False, True]
+    assert informative_groups(scores, AdvantageConfig(), 0.0).tolist() == [True, True]
+    assert informative_groups(scores, AdvantageConfig(), 0.02).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.05, 0.1, 0.2])
 def test_the_gate_stops_nearly_all_groups_of_pure_noise(noise: float) -> None:
     scores = (0.1 + noise * np.random.default_rng(2).normal(size=(2_000, 8))).astype(np.float32)
-    assert informative_groups(scores, AdvantageConfig()).mean() > 0.99
-    assert informative_groups(scores, AdvantageConfig(scorer_noise=noise)).mean() < 0.01
+    assert informative_groups(scores, AdvantageConfig(), 0.0).mean() > 0.99
+    assert informative_groups(scores, AdvantageConfig(), noise).mean() < 0.01
 
 
 def test_settings_without_effect_are_refused() -> None:
     with pytest.raises(ValueError, match="no effect without scorer_noise"):
         AdvantageConfig(noise_factor=3.0)
+    with pytest.raises(ValueError, match="need scorer_noise >= 0, or measured"):
+        AdvantageConfig(scorer_noise=-0.1)
+    AdvantageConfig(scorer_noise="measured", noise_factor=3.0)
     with pytest.raises(ValueError, match="set divide_by_std to False"):
         AdvantageConfig(baseline="leave_one_out")
     with pytest.raises(ValueError, match="no effect unless baseline is critic"):

@@ -36,7 +36,7 @@ def test_by_hand() -> None:
     scores = np.array([e.success for e in episodes], np.float32)
     groups = gathered(episodes, scores)
     assert [group.scores.tolist() for group in groups] == [[1, 0], [0, 0]]
-    kept = sifted(groups, AdvantageConfig())
+    kept = sifted(groups, AdvantageConfig(), 0.0)
     assert [group.episodes[0].state_id for group in kept] == [40]
     update = weighed(kept, AdvantageConfig(divide_by_std=False))
     assert update.episodes == [episodes[1], episodes[3]]
@@ -95,4 +95,4 @@ def test_an_episode_whose_parts_do_not_fit_is_refused() -> None:
 
 
 def test_nothing_in_nothing_out() -> None:
-    assert sifted([], AdvantageConfig()) == []
+    assert sifted([], AdvantageConfig(), 0.0) == []
