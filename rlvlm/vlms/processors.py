@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 
 from rlvlm.errors import ModelUnavailable, first_line
 from rlvlm.vlms.config import VLMConfig
@@ -114,6 +113,8 @@ def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> Pillow
 
 
 def _from_files(folder: Path, model_config: Any) -> PillowProcessor | AutoProcessorAdapter:
+    from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer  # slow, and not needed to place a model
+
     try:
         if importlib.util.find_spec("torchvision") or not hasattr(model_config, "image_token_id"):
             return AutoProcessorAdapter(AutoProcessor.from_pretrained(folder, trust_remote_code=False))

@@ -343,6 +343,6 @@ def test_weights_that_learn_are_not_rounded(
         assert (config.dtype, trainable) == (dtype, True)
         raise EnoughSeen
 
-    monkeypatch.setattr(loading, "load_vlm", look)
+    monkeypatch.setattr("rlvlm.vlms.loading.load_vlm", look)
     with pytest.raises(EnoughSeen):
         loading.load_policy(PolicyConfig(**settings))

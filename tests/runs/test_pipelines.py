@@ -51,6 +51,13 @@ def test_a_config_names_its_own_pipeline(task: str) -> None:
         read_config_text(config_text(config).replace(config.pipeline, "alchemy"))
 
 
+@pytest.mark.slow
+def test_a_run_that_loads_no_chat_model_does_not_import_them() -> None:
+    code = "import sys, rlvlm.runs.train, rlvlm.runs.vla.pipeline; print('transformers.modeling_utils' in sys.modules)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == "False", "seconds of every command's start"
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)

@@ -1,15 +1,16 @@
-"""From a `PolicyConfig` to a policy in memory."""
+"""From a `PolicyConfig` to a policy in memory.
+
+Whoever places policies imports this and loads none, so transformers, slow to import, waits until one is loaded.
+"""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AddedToken
 
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.vlms.loading import load_vlm
 from rlvlm.vlms.lora import LoraConfig, add_adapter
 from rlvlm.vlms.shipped import weights_folder
 
@@ -25,6 +26,8 @@ def load_policy(config: PolicyConfig, num_actions: int = 0) -> VLMPolicy:
         ModelUnavailable: the model or the adapter cannot be loaded.
         UsageError: its vision encoder is to learn, and the adapter has nothing there.
     """
+    from rlvlm.vlms.loading import load_vlm
+
     named = config.named(str(weights_folder("policy")))
     if config.dtype == "auto" and not config.has_adapter:
         named = dataclasses.replace(named, dtype="float32")  # PEFT keeps an adapter in float32 by itself
@@ -43,6 +46,8 @@ def load_policy(config: PolicyConfig, num_actions: int = 0) -> VLMPolicy:
 @torch.no_grad()
 def _add_words(model: Any, tokenizer: Any, words: Sequence[str]) -> None:
     """Makes each of `words` that is none yet a token; its vectors begin as the mean of those it was written with."""
+    from transformers import AddedToken
+
     parts = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word in dict.fromkeys(words)}
     new = {word: ids for word, ids in parts.items() if len(ids) > 1}
     if not new:
