@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.errors import UsageError
 from rlvlm.types.chunks import ChunkObs, ChunkStep
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -102,6 +103,15 @@ class ChunkWorld(gym.Env[ChunkObs, FloatArray]):
         """`[N, W]` from the hand to each other landmark, one after the other, in multiples of `way_unit`."""
         places = self.landmarks(snapshots)
         return (places[:, 1:] - places[:, :1]).reshape(len(places), -1) / np.float32(self.way_unit)
+
+    def rearranged(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """`[N, S]` scenes that nobody has played: the robot of `snapshots` `[N, S]` among the things of `starts`
+        `[N, S]`, each of them moved a little; for what learns to see.
+
+        Raises:
+            UsageError: this world has none, as by default.
+        """
+        raise UsageError(f"{type(self).__name__} has no scenes but those that are played", "--sft.scenes 0")
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:

@@ -29,6 +29,11 @@ class ChunkObs:
     def __len__(self) -> int:
         return len(self.instructions)
 
+    def at(self, rows: NDArray[np.intp]) -> "ChunkObs":
+        """What is given in the worlds `rows` [n], in their order."""
+        instructions = tuple(self.instructions[row] for row in rows.tolist())
+        return ChunkObs(snapshots=self.snapshots[rows], instructions=instructions, proprio=self.proprio[rows])
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkStep:

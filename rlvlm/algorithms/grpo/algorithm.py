@@ -120,7 +120,7 @@ class VLAGRPOConfig(TaskConfig):
                 f"scores.source is {self.scores.source}, teacher {self.scores.teacher}, make_judge {self.make_judge}: "
                 "judged scores need one, and no others do"
             )
-        check_together(self.scores, self.grpo)
+        check_together(self.scores, self.grpo, self.sft, self.policy)
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """The policy, sized by `policy` and by the task's world."""

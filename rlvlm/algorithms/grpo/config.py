@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.rewards.config import MonitorConfig, ScoreTeacher, check_scoring
 
 GroupBaseline = Literal["mean", "leave_one_out"]
@@ -209,6 +210,10 @@ class SFTConfig:
     actions; 0 teaches the single bin. It decides how widely the policy tries things out: much less and the episodes of
     a group are all alike; much more and sampled actions miss. Dimensions that never change, and those that are not
     scaled, are always taught as single bins."""
+    scenes: int = 0
+    """Scenes that nobody has played, drawn for a policy that learns to tell ways: the robot of a demonstrated moment
+    among the things of an episode's start, each moved a little. Demonstrations show the hand where it should be, so
+    what they teach alone is lost where it is elsewhere. Each gradient step has two of them for each of its chunks."""
     steps: int = 600
     """Gradient steps; 0 starts from the policy as it is."""
     batch_size: int = 32
@@ -219,7 +224,8 @@ class SFTConfig:
     """Of AdamW."""
 
     def __post_init__(self) -> None:
-        for name, least in (("demonstrations", 1), ("batch_size", 1), ("steps", 0), ("noise", 0), ("label_width", 0)):
+        counts = {"demonstrations": 1, "batch_size": 1, "steps": 0, "scenes": 0}
+        for name, least in (counts | {"noise": 0, "label_width": 0}).items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"sft.{name} must be >= {least}, got {getattr(self, name)}")
         if not self.weight_decay >= 0 or not self.lr > 0:
@@ -314,8 +320,13 @@ class GRPOConfig:
             )
 
 
-def check_together(scores: ScoreConfig, grpo: GRPOConfig) -> None:
+def check_together(scores: ScoreConfig, grpo: GRPOConfig, sft: SFTConfig, policy: VLAConfig) -> None:
     """Raises ValueError where settings of one of them leave settings of another without effect."""
+    if sft.scenes and not (policy.model or policy.pocket.ways):
+        raise ValueError(
+            f"sft.scenes {sft.scenes} has no effect on a policy that does not learn to tell ways; set "
+            "--policy.pocket.ways, or --sft.scenes 0"
+        )
     if scores.ahead and grpo.rounds > 1:
         raise ValueError(
             f"algo.rounds {grpo.rounds} has no effect with reward.ahead, which learns from one rollout at a time; "

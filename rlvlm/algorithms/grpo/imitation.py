@@ -9,6 +9,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,6 +29,8 @@ from rlvlm.types.steps import FloatArray, Frames
 
 _WARM_UP = 20
 """Gradient steps over which the step size rises."""
+_SCENES_PER_CHUNK = 2
+"""Scenes that nobody has played in a gradient step, for each of its chunks."""
 _SHAPES_PLAY = ("episode_steps", "moved")
 """Settings of a world in chunks that demonstrations depend on: physics are always exact, and they end at success."""
 
@@ -40,11 +43,17 @@ class Demonstrations:
     """Of N chunks; without snapshots where there are images."""
     actions: FloatArray
     """[N, L, A] in the env's units."""
-    num_episodes: int
+    begins: NDArray[np.intp]
+    """[E] row of each episode's first chunk."""
     num_failures: int
     """Episodes that failed, left out."""
     images: Frames | None = None
     """[N, cameras, H, W, 3] where they were kept; None where they are drawn."""
+
+    @property
+    def num_episodes(self) -> int:
+        """E."""
+        return len(self.begins)
 
 
 def demonstrate(
@@ -124,7 +133,7 @@ def _gathered(records: Sequence[EpisodeRecord], num_failures: int, images: Frame
     return Demonstrations(
         obs=obs,
         actions=np.concatenate([one["actions"] for one in arrays]).astype(np.float32),
-        num_episodes=len(records),
+        begins=np.cumsum([0, *counts[:-1]]),
         num_failures=num_failures,
         images=images,
     )
@@ -142,10 +151,12 @@ def imitate(
     """Teaches the policy the demonstrations' action tokens; returns the last ten steps' mean loss, nats per token.
 
     The steps that a chunk still holds after the episode's end are learned too: they are what the script would do. A
-    policy that tells ways learns them beside, where the demonstrations have snapshots.
+    policy that tells ways learns them beside, where the demonstrations have snapshots: at the demonstrated moments, and
+    in `config.scenes` that nobody has played.
 
     Raises:
         NumericsError: the loss is not finite.
+        UsageError: the world cannot rearrange its scenes.
     """
     bins = torch.from_numpy(encode(scale.from_env(demonstrations.actions)))  # [N, L, A]
     targets = soft_targets(config.label_width)
@@ -153,6 +164,11 @@ def imitate(
     images, words, proprio = obs_processor.look(demonstrations.obs, demonstrations.images)
     tells_ways = policy.tells_ways and demonstrations.obs.snapshots.shape[1] > 0
     ways = obs_processor.true_ways(demonstrations.obs) if tells_ways else None
+    unplayed = None
+    if tells_ways and config.scenes:
+        scenes = rearranged(demonstrations, config.scenes, obs_processor, rng)
+        tell(f"drawing {config.scenes} scenes that nobody has played, to learn to see from")
+        unplayed = (*obs_processor.look(scenes), obs_processor.true_ways(scenes))
     if policy.tells_ways and not tells_ways:
         tell("the demonstrations keep images and no states: the policy does not learn to tell ways from them")
     optimizer = torch.optim.AdamW(policy.parameters(), config.lr, weight_decay=config.weight_decay)
@@ -167,6 +183,10 @@ def imitate(
         else:
             logits, told = cast(PocketVLA, policy).act_and_tell(*seen)
             loss_of_ways = functional.mse_loss(told, ways[rows])
+        if unplayed is not None:
+            drawn = torch.from_numpy(rng.integers(config.scenes, size=_SCENES_PER_CHUNK * config.batch_size))
+            *seen, true_ways = (part[drawn] for part in unplayed)
+            loss_of_ways = loss_of_ways + functional.mse_loss(cast(PocketVLA, policy).tell(*seen), true_ways)
         logits = logits.view(*bins[rows].shape, -1)
         loss = imitation_loss(logits, bins[rows].to(logits.device), targets.to(logits.device), is_soft)
         optimizer.zero_grad()
@@ -178,6 +198,24 @@ def imitate(
         if (step + 1) % 200 == 0:
             tell(f"imitation: step {step + 1} of {config.steps}, loss {np.mean(losses[-10:]):.2f} nats per token")
     return float(np.mean(losses[-10:])) if losses else math.nan
+
+
+def rearranged(
+    demonstrations: Demonstrations, num: int, obs_processor: ObsProcessor, rng: np.random.Generator
+) -> ChunkObs:
+    """`num` scenes that nobody has played: the robot of a demonstrated moment among the things of an episode's start,
+    each moved a little; both of one instruction, as which things there are may depend on it.
+
+    Raises:
+        UsageError: the world cannot rearrange its scenes.
+    """
+    obs, begins = demonstrations.obs, demonstrations.begins
+    moments, starts = rng.integers(len(obs), size=num), np.empty(num, np.intp)
+    told = np.array(obs.instructions)
+    for instruction in np.unique(told):
+        rows = np.flatnonzero(told[moments] == instruction)
+        starts[rows] = rng.choice(begins[told[begins] == instruction], len(rows))
+    return obs_processor.rearranged(obs.at(moments), obs.at(starts), rng)
 
 
 def soft_targets(width: float) -> Tensor:

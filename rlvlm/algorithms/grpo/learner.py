@@ -31,7 +31,6 @@ from rlvlm.envs.registry import make_world
 from rlvlm.errors import NumericsError
 from rlvlm.policies.vla.policy import take_weights, trained_weights
 from rlvlm.policies.vla.sampling import entropy, log_probs_of
-from rlvlm.types.chunks import ChunkObs
 
 _FIX = "lower algo.lr in the run's config.yaml, then `rlvlm resume`"
 _LR_FACTOR = 1.3
@@ -247,13 +246,7 @@ class GRPOLearner(OwnLearner):
         rows = torch.arange(len(obs)) if own is None else own
         drawn = torch.zeros(len(obs), dtype=torch.long)
         drawn[rows] = torch.arange(len(rows))
-        images, _, _ = self.obs_processor.look(
-            ChunkObs(
-                snapshots=obs.snapshots[rows.numpy()],
-                instructions=tuple(obs.instructions[row] for row in rows.tolist()),
-                proprio=obs.proprio[rows.numpy()],
-            )
-        )
+        images, _, _ = self.obs_processor.look(obs.at(rows.numpy()))
         words = cast(Any, self.policy).read(obs.instructions)
         device = images.device  # the policy's own, which need not be the learner's
         counts = [len(episode.steps) for episode in update.episodes]

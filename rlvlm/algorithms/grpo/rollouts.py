@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -67,6 +67,11 @@ class ObsProcessor:
             images = np.stack([self._images(obs.snapshots, camera) for camera in self._world.cameras], axis=1)
         words = self._policy.read(obs.instructions)
         return torch.from_numpy(images).to(device), words, torch.from_numpy(obs.proprio).to(device)
+
+    def rearranged(self, obs: ChunkObs, starts: ChunkObs, rng: np.random.Generator) -> ChunkObs:
+        """Scenes as `ChunkWorld.rearranged` at N moments and N starts; words and proprioception are the moments'."""
+        scenes = self._world.rearranged(obs.snapshots, starts.snapshots, rng)
+        return replace(obs, snapshots=scenes)
 
     def true_ways(self, obs: ChunkObs) -> Tensor:
         """[N, W] as `ChunkWorld.ways` at N moments, on the policy's device."""
@@ -194,11 +199,7 @@ def _driven(
         told.append((rows, obs, choice, came))
         running = np.flatnonzero(~came.ended)
         rows = rows[running]
-        obs = ChunkObs(
-            snapshots=came.obs.snapshots[running],
-            instructions=tuple(came.obs.instructions[index] for index in running),
-            proprio=came.obs.proprio[running],
-        )
+        obs = came.obs.at(running)
     episodes = [_episode(row, starts, first, told) for row in range(len(first))]
     rewards = np.concatenate([episode.env_rewards for episode in episodes])
     check_finite(f"the world {starts.task}", _FIX, {"rewards": rewards}, {"state_ids": starts.state_ids})

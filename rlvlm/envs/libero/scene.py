@@ -36,6 +36,8 @@ _ALMOST = 0.9
 """Progress of a goal that is as near as can be, and not reached."""
 _TRIES = 20
 """For a place that is free."""
+_ASTRAY_M = 0.03
+"""How far things are moved, along both sides of the table, in scenes that nobody has played."""
 
 _scenes: "weakref.WeakValueDictionary[tuple[str, int, float], LiberoScene]" = weakref.WeakValueDictionary()
 
@@ -75,6 +77,8 @@ class LiberoScene(RobosuiteScene):
         self._is_held_out = np.arange(len(self._saved)) % _EVERY_HELD_OUT == _EVERY_HELD_OUT - 1
         self._settled: dict[int, Doubles] = {}
         self._things = np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
+        joints = [self.model.joint(number) for number in range(self.model.njnt)]
+        self._robot = [joint.qposadr[0] for joint in joints if joint.name.startswith(("robot0_", "gripper0_"))]
         self._fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
         self.env.check_contact = _contact_check(self.model, self.data)
         self._aside = mujoco.MjData(self.model)  # the state that is lent stays as it is
@@ -155,6 +159,18 @@ class LiberoScene(RobosuiteScene):
             for place, address in turning.items():
                 own[place, 2] += row[address]
         return places
+
+    def rearranged(self, positions: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """[N, nq] the robot of `positions` [N, nq] among the things of `starts` [N, nq], moved by up to 3 cm.
+
+        Nothing is simulated: things may reach into each other and into the robot.
+        """
+        scenes = starts.copy()
+        for address in self.model.jnt_qposadr[self._things].tolist():
+            shifts = rng.uniform(-_ASTRAY_M, _ASTRAY_M, (len(scenes), 2))
+            scenes[:, address : address + 2] += shifts.astype(np.float32)
+        scenes[:, self._robot] = positions[:, self._robot]
+        return scenes
 
     def _settle_saved(self, saved: Doubles) -> Doubles:
         """A saved start after it has come to rest.

@@ -139,6 +139,16 @@ class LiberoSuite(ChunkWorld):
             places[rows] = own[:, np.minimum(np.arange(_LANDMARKS), own.shape[1] - 1)]
         return places
 
+    def rearranged(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """[N, S]: the arm of `snapshots` among the things of `starts`, which are of the same tasks, row by row."""
+        scenes = starts.copy()
+        for task, rows in tasks_of(starts):
+            with self._turn:
+                world = self.member(task)
+                own = slice(1, 1 + world.snapshot_size)
+                scenes[rows, own] = world.rearranged(snapshots[rows, own], starts[rows, own], rng)
+        return scenes
+
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
         """[L, 7] of the present task's script; None where it has none."""
         return self.member(self._task).scripted_chunk(noise, rng)
@@ -248,9 +258,8 @@ def numbered(obs: ChunkObs, task: int) -> ChunkObs:
 def _gathered(parts: list[tuple[NDArray[np.intp], ChunkObs]]) -> ChunkObs:
     """Observations of several tasks, each with the rows that it has in the whole."""
     order = np.argsort(np.concatenate([rows for rows, _ in parts]))
-    instructions = [text for _, obs in parts for text in obs.instructions]
     return ChunkObs(
-        snapshots=np.concatenate([obs.snapshots for _, obs in parts])[order],
-        instructions=tuple(instructions[row] for row in order.tolist()),
-        proprio=np.concatenate([obs.proprio for _, obs in parts])[order],
-    )
+        snapshots=np.concatenate([obs.snapshots for _, obs in parts]),
+        instructions=tuple(text for _, obs in parts for text in obs.instructions),
+        proprio=np.concatenate([obs.proprio for _, obs in parts]),
+    ).at(order)

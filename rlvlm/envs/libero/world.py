@@ -213,6 +213,10 @@ class LiberoWorld(ChunkWorld):
         """[N, K, 3]: the hand, and what the goals name."""
         return self._scene.landmarks(snapshots)
 
+    def rearranged(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """[N, S]: the arm of `snapshots` among the things of `starts`, each moved by up to 3 cm."""
+        return self._scene.rearranged(snapshots, starts, rng)
+
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
         """[L, 7] of the script that picks up and puts down; None where a task asks for more.
 

@@ -161,6 +161,14 @@ class PushBlock(ChunkWorld):
         """[N, 3, 2]: the hand, the block that is asked for, and the pad."""
         return np.stack([snapshots[:, part] for part in (table.HAND, table.ASKED, table.PAD)], axis=1)
 
+    def rearranged(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """[N, 10] hands of `snapshots` on tables of `starts`, blocks and pad moved by up to 0.1."""
+        scenes = starts.copy()
+        places = slice(table.ASKED.start, table.PAD.stop)
+        scenes[:, places] += rng.uniform(-0.1, 0.1, scenes[:, places].shape).astype(np.float32)
+        scenes[:, table.HAND] = snapshots[:, table.HAND]
+        return scenes
+
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray:
         """[L, 7]: round the block to its left side, then straight to the pad; the gripper stays open."""
         state, chunk = self._tables.states.copy(), np.zeros((CHUNK_STEPS, ACTION_SIZE), np.float32)

@@ -87,6 +87,10 @@ class PocketVLA(nn.Module):
         hidden = self._see(images, words, proprio)
         return self._act(hidden), self.ways(hidden)
 
+    def tell(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+        """[B, num_ways] the ways alone."""
+        return self.ways(self._see(images, words, proprio))
+
     def _see(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
         """[B, hidden] what the trunk makes of it all."""
         num, cameras = images.shape[:2]

@@ -28,7 +28,7 @@ class VLARunConfig(RunConfig):
                 "judge.score utility is that of one turn; an episode's video is asked about with judge.score success, "
                 "progress, rating or video"
             )
-        check_together(self.reward, self.algo)
+        check_together(self.reward, self.algo, self.sft, self.policy)
         if self.sft.data and self.policy.model:
             raise ValueError("sft.data has no effect on policy.model, which comes trained; leave one of them out")
 
@@ -85,7 +85,7 @@ class VLARunConfig(RunConfig):
         share = min(1.0, 32 / self.env.episode_steps)
         return replace(
             at_most(self, steps=int(30_000 * share)),
-            sft=at_most(self.sft, demonstrations=int(100 * share), steps=300),
+            sft=at_most(self.sft, demonstrations=int(100 * share), scenes=200, steps=300),
             algo=at_most(self.algo, groups=max(2, int(16 * share)), rounds=1),
             eval=at_most(self.eval, every_steps=int(10_000 * share), episodes=max(4, int(20 * share))),
             track=at_most(

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from rlvlm.algorithms.grpo.config import SFTConfig
-from rlvlm.algorithms.grpo.imitation import demonstrate, imitate
+from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, rearranged
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.push_block.table import HAND
 from rlvlm.envs.registry import make_world
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
@@ -34,6 +35,34 @@ def seen_by(net: PocketVLA) -> tuple[Seen, torch.Tensor]:
 def error(net: PocketVLA) -> float:
     seen, ways = seen_by(net)
     return (net.act_and_tell(*seen)[1] - ways).square().mean().item()
+
+
+def test_scenes_that_nobody_played_have_a_hand_of_one_moment_and_things_of_a_start() -> None:
+    net = policy()
+    scenes = rearranged(SHOWN, 200, ObsProcessor(net, WORLD), np.random.default_rng(0))
+    shown, starts = SHOWN.obs.snapshots, SHOWN.obs.snapshots[SHOWN.begins]
+    assert len(SHOWN.begins) == 6 and SHOWN.begins[0] == 0 and (np.diff(SHOWN.begins) > 0).all()
+    told = np.array(SHOWN.obs.instructions)
+    for snapshot, instruction in zip(scenes.snapshots, scenes.instructions, strict=True):
+        assert (shown[told == instruction][:, HAND] == snapshot[HAND]).all(axis=1).any(), "of a demonstrated moment"
+        apart = np.abs(starts[told[SHOWN.begins] == instruction] - snapshot)[:, HAND.stop :].max(axis=1)
+        assert apart.min() <= 0.1, "of a start with this instruction, and moved"
+    assert len(np.unique(scenes.snapshots, axis=0)) == 200
+
+
+def test_such_scenes_teach_to_see_where_the_hand_should_not_be() -> None:
+    scale = ActionScale.of_actions(SHOWN.actions.reshape(-1, 7), WORLD.scaled_actions)
+    errors = []
+    for count in (0, 400):
+        net = policy()
+        obs_processor = ObsProcessor(net, WORLD)
+        config = SFTConfig(steps=300, batch_size=16, scenes=count)
+        imitate(net, obs_processor, SHOWN, scale, config, np.random.default_rng(0), print)
+        other = rearranged(SHOWN, 200, obs_processor, np.random.default_rng(1))
+        with torch.no_grad():
+            told = net.tell(*obs_processor.look(other))
+        errors.append((told - obs_processor.true_ways(other)).square().mean().item())
+    assert errors[1] < 0.5 * errors[0]
 
 
 def test_true_ways_lead_from_the_hand_to_each_thing() -> None:

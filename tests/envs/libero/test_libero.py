@@ -272,6 +272,21 @@ def test_landmarks_are_the_hand_and_what_the_goals_name(world: LiberoWorld) -> N
 
 
 @pytest.mark.slow
+def test_scenes_that_nobody_played_have_the_arm_of_one_moment_among_the_things_of_another(world: LiberoWorld) -> None:
+    starts = [world.reset(options={"state_id": number})[0].snapshots[0] for number in (3, 4)]
+    world.step(np.tile(np.array([0.4, -0.2, -0.5, 0, 0, 0, OPEN], np.float32), (8, 1)))
+    moments = np.tile(world.snapshot(), (2, 1))
+    scenes = world.rearranged(moments, np.stack(starts), np.random.default_rng(0))
+    assert np.array_equal(scenes[:, :9], moments[:, :9])  # seven joints and two fingers come first
+    model = world._scene.model
+    shifts = (scenes - starts)[:, 9:].reshape(2, -1, 7)  # of things, each with a place and a quaternion
+    assert shifts.shape[1] == 7 and model.nq == 58
+    assert (shifts[..., 2:] == 0).all() and 0.02 < np.abs(shifts[..., :2]).max() <= 0.0301
+    hand = world.landmarks(moments)[:, 0]
+    assert np.array_equal(world.landmarks(scenes)[:, 0], hand) and not np.array_equal(*world.draw(scenes, 32))
+
+
+@pytest.mark.slow
 def test_a_knob_that_is_turned_shows_in_the_landmarks() -> None:
     stove = LiberoWorld(EnvConfig(episode_steps=40), 0, "libero_goal", "7")
     scene = stove._scene

@@ -52,6 +52,15 @@ def test_an_episode_is_that_of_its_task(suite: LiberoSuite) -> None:
     assert np.array_equal(suite.draw(both, 32)[0], alone.draw(one.snapshots, 32)[0])
 
 
+def test_scenes_that_nobody_played_are_of_the_tasks_of_their_starts(suite: LiberoSuite) -> None:
+    starts = np.concatenate([suite.reset(options={"state_id": number})[0].snapshots for number in (17, 8)])
+    scenes = suite.rearranged(starts, starts, np.random.default_rng(0))
+    assert scenes[:, 0].tolist() == [7, 8]
+    alone = suite.member(7)
+    own = slice(1, 1 + alone.snapshot_size)
+    assert np.array_equal(scenes[:1, own], alone.rearranged(starts[:1, own], starts[:1, own], np.random.default_rng(0)))
+
+
 def test_keeps_the_contract(suite: LiberoSuite) -> None:
     check_chunk_world(make(), make(), num_chunks=2)
 

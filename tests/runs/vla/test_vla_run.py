@@ -67,6 +67,13 @@ def test_rounds_that_nobody_would_play_are_refused() -> None:
         replace(judged, reward=replace(judged.reward, ahead=True))
 
 
+def test_scenes_for_a_policy_that_tells_no_ways_are_refused() -> None:
+    config = recipe("push_block")
+    assert isinstance(config, VLARunConfig) and not config.policy.pocket.ways
+    with pytest.raises(ValueError, match="sft.scenes 100 has no effect"):
+        replace(config, sft=replace(config.sft, scenes=100))
+
+
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=300, check=False)
 
