@@ -9,7 +9,7 @@ import torch
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_policy_file
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import GRPOConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, LossConfig
 from rlvlm.algorithms.grpo.credit.groups import UpdateBatch
 from rlvlm.algorithms.grpo.learner import GRPOLearner
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
@@ -68,6 +68,23 @@ def test_an_update_begins_at_ratios_of_one_and_moves_the_adapter_alone(checkpoin
     other.load_tree(tree)
     for name, value in learner.policy.named_parameters():
         assert torch.equal(value, dict(other.policy.named_parameters())[name]), name
+
+
+@pytest.mark.slow
+def test_the_policy_that_kl_is_charged_to_shares_what_does_not_learn(checkpoint: Path) -> None:
+    learner, runner = make(checkpoint, loss=LossConfig(kl_weight=0.1))
+    assert learner._reference is not None
+    start = {name: weight.clone() for name, weight in learner.policy.named_parameters()}
+    runner.policy, runner.obs_processor = learner.policy, learner.obs_processor
+    episodes = runner.sample(num_groups=2, scale=SCALE).episodes
+    advantages = np.array([1, -1, 0.5, -0.5] * 2, np.float32).repeat([len(one.steps) for one in episodes])
+    learner.learn(UpdateBatch(episodes=episodes, advantages=advantages), 0.0)
+    own, shared = dict(learner._reference.named_parameters()), 0
+    for name, weight in learner.policy.named_parameters():
+        assert torch.equal(own[name], start[name]), f"{name} is as it was"
+        assert (own[name] is weight) == (not weight.requires_grad), name
+        shared += own[name] is weight
+    assert 0 < shared < len(own)
 
 
 @pytest.mark.slow
