@@ -50,6 +50,7 @@ def test_scenes_that_nobody_played_have_a_hand_of_one_moment_and_things_of_a_sta
     assert len(np.unique(scenes.snapshots, axis=0)) == 200
 
 
+@pytest.mark.slow
 def test_such_scenes_teach_to_see_where_the_hand_should_not_be() -> None:
     scale = ActionScale.of_actions(SHOWN.actions.reshape(-1, 7), WORLD.scaled_actions)
     errors = []
@@ -74,6 +75,7 @@ def test_true_ways_lead_from_the_hand_to_each_thing() -> None:
         np.testing.assert_allclose(ways[:, 2 * thing - 2 : 2 * thing].numpy(), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_demonstrations_teach_ways_where_the_policy_tells_them() -> None:
     scale = ActionScale.of_actions(SHOWN.actions.reshape(-1, 7), WORLD.scaled_actions)
     config = SFTConfig(steps=300, batch_size=16)
