@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from rlvlm.algorithms.grpo.config import SFTConfig
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
+from rlvlm.algorithms.grpo.ways import WaysLessons
 from rlvlm.demonstrations.chunks import folder_form, form_of, is_whole, kept_images, scripted_episodes
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import EpisodeRecord
@@ -29,8 +29,6 @@ from rlvlm.types.steps import FloatArray, Frames
 
 _WARM_UP = 20
 """Gradient steps over which the step size rises."""
-_SCENES_PER_CHUNK = 2
-"""Scenes that nobody has played in a gradient step, for each of its chunks."""
 _SHAPES_PLAY = ("episode_steps", "moved")
 """Settings of a world in chunks that demonstrations depend on: physics are always exact, and they end at success."""
 
@@ -162,14 +160,11 @@ def imitate(
     targets = soft_targets(config.label_width)
     is_soft = torch.tensor(scale.scaled) & (torch.tensor(scale.high) > torch.tensor(scale.low))
     images, words, proprio = obs_processor.look(demonstrations.obs, demonstrations.images)
-    tells_ways = policy.tells_ways and demonstrations.obs.snapshots.shape[1] > 0
-    ways = obs_processor.true_ways(demonstrations.obs) if tells_ways else None
-    unplayed = None
-    if tells_ways and config.scenes:
-        scenes = rearranged(demonstrations, config.scenes, obs_processor, rng)
-        tell(f"drawing {config.scenes} scenes that nobody has played, to learn to see from")
-        unplayed = (*obs_processor.look(scenes), obs_processor.true_ways(scenes))
-    if policy.tells_ways and not tells_ways:
+    lessons = None
+    if policy.tells_ways and demonstrations.images is None:
+        net = cast(PocketVLA, policy)
+        lessons = WaysLessons(net, obs_processor, demonstrations.obs, demonstrations.begins, config.scenes, rng, tell)
+    elif policy.tells_ways:
         tell("the demonstrations keep images and no states: the policy does not learn to tell ways from them")
     optimizer = torch.optim.AdamW(policy.parameters(), config.lr, weight_decay=config.weight_decay)
     losses: list[float] = []
@@ -178,15 +173,11 @@ def imitate(
             group["lr"] = config.lr * _share_of_lr(step, config.steps)
         rows = torch.from_numpy(rng.integers(len(bins), size=config.batch_size))
         seen, loss_of_ways = (images[rows], words[rows], proprio[rows]), 0.0
-        if ways is None:
+        if lessons is None:
             logits = policy(*seen)
         else:
-            logits, told = cast(PocketVLA, policy).act_and_tell(*seen)
-            loss_of_ways = functional.mse_loss(told, ways[rows])
-        if unplayed is not None:
-            drawn = torch.from_numpy(rng.integers(config.scenes, size=_SCENES_PER_CHUNK * config.batch_size))
-            *seen, true_ways = (part[drawn] for part in unplayed)
-            loss_of_ways = loss_of_ways + functional.mse_loss(cast(PocketVLA, policy).tell(*seen), true_ways)
+            logits, told = lessons.policy.act_and_tell(*seen)
+            loss_of_ways = lessons.loss(told, rows, rng)
         logits = logits.view(*bins[rows].shape, -1)
         loss = imitation_loss(logits, bins[rows].to(logits.device), targets.to(logits.device), is_soft)
         optimizer.zero_grad()
@@ -198,24 +189,6 @@ def imitate(
         if (step + 1) % 200 == 0:
             tell(f"imitation: step {step + 1} of {config.steps}, loss {np.mean(losses[-10:]):.2f} nats per token")
     return float(np.mean(losses[-10:])) if losses else math.nan
-
-
-def rearranged(
-    demonstrations: Demonstrations, num: int, obs_processor: ObsProcessor, rng: np.random.Generator
-) -> ChunkObs:
-    """`num` scenes that nobody has played: the robot of a demonstrated moment among the things of an episode's start,
-    each moved a little; both of one instruction, as which things there are may depend on it.
-
-    Raises:
-        UsageError: the world cannot rearrange its scenes.
-    """
-    obs, begins = demonstrations.obs, demonstrations.begins
-    moments, starts = rng.integers(len(obs), size=num), np.empty(num, np.intp)
-    told = np.array(obs.instructions)
-    for instruction in np.unique(told):
-        rows = np.flatnonzero(told[moments] == instruction)
-        starts[rows] = rng.choice(begins[told[begins] == instruction], len(rows))
-    return obs_processor.rearranged(obs.at(moments), obs.at(starts), rng)
 
 
 def soft_targets(width: float) -> Tensor:

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from rlvlm.algorithms.grpo.config import SFTConfig
-from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, rearranged
+from rlvlm.algorithms.grpo.imitation import demonstrate, imitate
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
+from rlvlm.algorithms.grpo.ways import rearranged
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block.table import HAND
 from rlvlm.envs.registry import make_world
@@ -39,7 +40,7 @@ def error(net: PocketVLA) -> float:
 
 def test_scenes_that_nobody_played_have_a_hand_of_one_moment_and_things_of_a_start() -> None:
     net = policy()
-    scenes = rearranged(SHOWN, 200, ObsProcessor(net, WORLD), np.random.default_rng(0))
+    scenes = rearranged(SHOWN.obs, SHOWN.begins, 200, ObsProcessor(net, WORLD), np.random.default_rng(0))
     shown, starts = SHOWN.obs.snapshots, SHOWN.obs.snapshots[SHOWN.begins]
     assert len(SHOWN.begins) == 6 and SHOWN.begins[0] == 0 and (np.diff(SHOWN.begins) > 0).all()
     told = np.array(SHOWN.obs.instructions)
@@ -59,7 +60,7 @@ def test_such_scenes_teach_to_see_where_the_hand_should_not_be() -> None:
         obs_processor = ObsProcessor(net, WORLD)
         config = SFTConfig(steps=300, batch_size=16, scenes=count)
         imitate(net, obs_processor, SHOWN, scale, config, np.random.default_rng(0), print)
-        other = rearranged(SHOWN, 200, obs_processor, np.random.default_rng(1))
+        other = rearranged(SHOWN.obs, SHOWN.begins, 200, obs_processor, np.random.default_rng(1))
         with torch.no_grad():
             told = net.tell(*obs_processor.look(other))
         errors.append((told - obs_processor.true_ways(other)).square().mean().item())
