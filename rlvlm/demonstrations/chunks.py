@@ -81,12 +81,29 @@ def folder_form(folder: DemonstrationFolder) -> ChunkForm:
         ) from error
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disturbance:
+    """What happens to a script as it plays, so that its episodes show more than the straight way."""
+
+    noise: float = 0.0
+    """Standard deviation of what is added to its actions, in units of their range."""
+    p_stray: float = 0.0
+    """Probability that an earlier chunk of the episode is carried out again in place of the script's. A thing is missed
+    or lost by it, and the script begins again; the chunks' `strays` say which they were."""
+
+    @property
+    def player(self) -> str:
+        """A name for who plays so."""
+        astray = f"-stray-{self.p_stray:g}" if self.p_stray else ""
+        return (f"script-noise-{self.noise:g}" if self.noise else "script") + astray
+
+
 def scripted_episodes(
     world: ChunkWorld,
     task: str,
     *,
     wanted: int,
-    noise: float,
+    disturbance: Disturbance,
     seed: int,
     known: Mapping[str, bool] | None = None,
     tell: Tell = lambda line: None,
@@ -99,15 +116,14 @@ def scripted_episodes(
         world: with exact physics, whose episodes end at success.
         task: its name.
         wanted: successes.
-        noise: standard deviation of what is added to the script's actions, in units of their range.
-        seed: decides initial states and noise.
+        disturbance: of the script.
+        seed: decides initial states and disturbance.
         known: success of the episodes that have been played already, by id: they are counted, and not played again.
         tell: takes a line.
 
     Raises:
         UsageError: the world has no script, or the script fails most of the time.
     """
-    player = f"script-noise-{noise:g}" if noise else "script"
     without_script: set[str] = set()
     successes = failures = num_skipped = place = 0
     while successes < wanted:
@@ -116,13 +132,13 @@ def scripted_episodes(
                 f"the script succeeded in {successes} of {successes + failures} episodes, {wanted} are wanted",
                 "ask for fewer demonstrations, for less noise, or for longer episodes with --env.episode-steps",
             )
-        name = f"{player}-{seed}-{place}"
+        name = f"{disturbance.player}-{seed}-{place}"
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_STREAM, place)))
         place += 1
         if known is not None and name in known:
             successes, failures = successes + known[name], failures + (not known[name])
             continue
-        record = _play(world, task, player, name, noise, rng)
+        record = _play(world, task, name, disturbance, rng)
         if isinstance(record, str):
             without_script.add(record)
             num_skipped += 1
@@ -139,18 +155,21 @@ def scripted_episodes(
 
 
 def _play(
-    world: ChunkWorld, task: str, player: str, name: str, noise: float, rng: np.random.Generator
+    world: ChunkWorld, task: str, name: str, disturbance: Disturbance, rng: np.random.Generator
 ) -> EpisodeRecord | str:
     """An episode of the script; where there is none for what is asked, the instruction."""
     state_id = int(rng.integers(FIRST_HELD_OUT_STATE))
     obs, info = world.reset(options={"state_id": state_id})
     instruction = obs.instructions[0]
-    seen, chunks, steps, rewards = [obs], [], [], 0.0
+    seen, chunks, steps, strays, rewards = [obs], [], [], [], 0.0
     terminated = truncated = False
     while not (terminated or truncated):
-        chunk = world.scripted_chunk(noise, rng)
+        chunk = world.scripted_chunk(disturbance.noise, rng)
         if chunk is None:
             return instruction
+        strays.append(bool(disturbance.p_stray and chunks and rng.random() < disturbance.p_stray))
+        if strays[-1]:
+            chunk = chunks[rng.integers(len(chunks))]
         obs, reward, terminated, truncated, info = world.step(chunk)
         seen.append(obs)
         chunks.append(chunk)
@@ -161,7 +180,7 @@ def _play(
         task=task,
         kind="chunks",
         seed=state_id,
-        player=player,
+        player=disturbance.player,
         goal=instruction,
         env_return=rewards,
         success=bool(info["success"]),
@@ -171,6 +190,7 @@ def _play(
             "proprio": np.concatenate([one.proprio for one in seen[:-1]]),
             "actions": np.stack(chunks),
             "steps": np.array(steps, np.int64),
+            **({"strays": np.array(strays)} if disturbance.p_stray else {}),
         },
     )
 
@@ -184,7 +204,10 @@ def collect_chunks(
     """
     known = {record.id: record.success for record in folder.episodes()}
     num_new = 0
-    for record in scripted_episodes(world, folder.task, wanted=wanted, noise=noise, seed=seed, known=known, tell=tell):
+    disturbance = Disturbance(noise=noise)
+    for record in scripted_episodes(
+        world, folder.task, wanted=wanted, disturbance=disturbance, seed=seed, known=known, tell=tell
+    ):
         folder.add(record)
         num_new += 1
     return num_new

@@ -65,7 +65,8 @@ class EpisodeRecord:
     """Digests of what there was to see after the last step."""
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """By name: `snapshots` [T + 1, S] of turns. Of C chunks `snapshots` [C + 1, S], before each and at the end;
-    `actions` [C, L, A], `proprio` [C, P], `steps` [C] that were run of each; in place of snapshots there may be
+    `actions` [C, L, A], `proprio` [C, P], `steps` [C] that were run of each, `strays` [C] of those that were none of
+    the player's, where it was made to go astray; in place of snapshots there may be
     `pictures` [C, cameras], the digests of what was seen before each."""
 
     def digests(self) -> set[str]:

@@ -8,6 +8,7 @@ import pytest
 
 from rlvlm.demonstrations.card import write_card
 from rlvlm.demonstrations.chunks import (
+    Disturbance,
     collect_chunks,
     folder_form,
     form_of,
@@ -64,6 +65,24 @@ def test_a_stopped_collection_goes_on_as_if_it_had_not_been(tmp_path: Path) -> N
     assert collect_chunks(world(), parts, 1, noise=0.05, seed=1) == 1, "another seed adds its own"
 
 
+def test_a_script_that_is_led_astray_shows_how_to_go_on() -> None:
+    one = world(64)
+    records = list(scripted_episodes(one, "push_block", wanted=6, disturbance=Disturbance(p_stray=0.4), seed=0))
+    assert {record.player for record in records} == {"script-stray-0.4"}
+    assert sum(record.arrays["strays"].sum() for record in records) > 3
+    for record in records:
+        one.reset(options={"state_id": record.seed})
+        actions, strays = record.arrays["actions"], record.arrays["strays"]
+        assert len(strays) == len(actions) and not strays[0]
+        for index, (chunk, is_stray) in enumerate(zip(actions, strays, strict=True)):
+            wanted = one.scripted_chunk(0.0, np.random.default_rng(0))
+            earlier = any(np.array_equal(chunk, before) for before in actions[:index])
+            assert earlier if is_stray else np.array_equal(chunk, wanted)
+            one.step(chunk)
+    calm = next(iter(scripted_episodes(one, "push_block", wanted=1, disturbance=Disturbance(), seed=0)))
+    assert "strays" not in calm.arrays and calm.player == "script"
+
+
 def test_failures_are_kept_beside_the_successes_that_are_wanted(tmp_path: Path) -> None:
     folder = folder_at(tmp_path)
     num = collect_chunks(world(14), folder, 6, noise=0.3, seed=0)  # some pushes take longer than 14 steps
@@ -79,7 +98,7 @@ def test_failures_are_kept_beside_the_successes_that_are_wanted(tmp_path: Path) 
 
 def test_equal_seeds_play_equal_episodes_and_others_do_not() -> None:
     def actions(seed: int, noise: float) -> list[bytes]:
-        played = scripted_episodes(world(), "push_block", wanted=2, noise=noise, seed=seed)
+        played = scripted_episodes(world(), "push_block", wanted=2, disturbance=Disturbance(noise=noise), seed=seed)
         return [record.arrays["actions"].tobytes() for record in played]
 
     assert actions(0, 0.1) == actions(0, 0.1) != actions(1, 0.1)
@@ -118,7 +137,7 @@ def test_kept_images_come_back_or_are_missed_by_name(tmp_path: Path) -> None:
     one = world()
     form = form_of(one, image_px=24)
     folder = create_folder(tmp_path, "push_block", "chunks", chunks=asdict(form))
-    (played,) = scripted_episodes(one, "push_block", wanted=1, noise=0.0, seed=0)
+    (played,) = scripted_episodes(one, "push_block", wanted=1, disturbance=Disturbance(), seed=0)
     images = one.draw(played.arrays["snapshots"][:-1], 24)
     arrays = {name: played.arrays[name] for name in ("actions", "proprio", "steps")}
     arrays["pictures"] = np.array([[picture_digest(image)] for image in images])

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from rlvlm.cli import main
-from rlvlm.demonstrations.chunks import folder_form, is_whole, kept_images, scripted_episodes
+from rlvlm.demonstrations.chunks import Disturbance, folder_form, is_whole, kept_images, scripted_episodes
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
 from rlvlm.demonstrations.trajectories.cut import CutConfig, cut, moving, opened
 from rlvlm.demonstrations.trajectories.rlds import _example_class, _masked_checksum
@@ -183,7 +183,7 @@ def test_an_episode_of_libero_goes_out_as_a_file_comes_back_and_can_be_played(tm
     """Seen through both cameras at every chunk, in robosuite's units, as OpenVLA's files have it."""
     pytest.importorskip("robosuite")
     world: Any = make_world("libero_object/0", task_env("libero_object/0"), 0)
-    (played,) = scripted_episodes(world, "libero_object/0", wanted=1, noise=0.02, seed=0)
+    (played,) = scripted_episodes(world, "libero_object/0", wanted=1, disturbance=Disturbance(noise=0.02), seed=0)
     count = len(played.arrays["actions"])
     images = np.stack([world.draw(played.arrays["snapshots"][:count], PX, camera) for camera in world.cameras], axis=1)
     actions = played.arrays["actions"].reshape(-1, 7)[: played.arrays["steps"].sum()]

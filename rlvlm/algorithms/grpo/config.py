@@ -205,6 +205,9 @@ class SFTConfig:
     """Episodes of the script, each from an initial state of its own; only successes are learned from."""
     noise: float = 0.05
     """Standard deviation of what is added to the script's actions, in units of their range."""
+    p_stray: float = 0.0
+    """Probability in [0, 1) that an earlier chunk of the episode is carried out again in place of the script's, and not
+    learned from. So a thing is missed or lost now and then, and the demonstration shows how to begin again."""
     label_width: float = 0.15
     """Standard deviation of the bell over bins that a token is taught as, in units of the range [-1, 1] of normalised
     actions; 0 teaches the single bin. It decides how widely the policy tries things out: much less and the episodes of
@@ -228,6 +231,10 @@ class SFTConfig:
         for name, least in (counts | {"noise": 0, "label_width": 0}).items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"sft.{name} must be >= {least}, got {getattr(self, name)}")
+        if not 0 <= self.p_stray < 1:
+            raise ValueError(f"sft.p_stray must be in [0, 1), got {self.p_stray}")
+        if self.p_stray and self.data:
+            raise ValueError("sft.p_stray has no effect on demonstrations that have been played; leave out sft.data")
         if not self.weight_decay >= 0 or not self.lr > 0:
             raise ValueError(f"need sft.weight_decay >= 0 and sft.lr > 0, got {self.weight_decay} and {self.lr}")
 

@@ -15,7 +15,14 @@ from torch import Tensor
 from rlvlm.algorithms.grpo.config import SFTConfig
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.algorithms.grpo.ways import WaysLessons
-from rlvlm.demonstrations.chunks import folder_form, form_of, is_whole, kept_images, scripted_episodes
+from rlvlm.demonstrations.chunks import (
+    Disturbance,
+    folder_form,
+    form_of,
+    is_whole,
+    kept_images,
+    scripted_episodes,
+)
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.envs.chunks import ChunkWorld
@@ -64,7 +71,8 @@ def demonstrate(
     """
     wanted, num_failures = config.demonstrations, 0
     successes: list[EpisodeRecord] = []
-    for record in scripted_episodes(world, "", wanted=wanted, noise=config.noise, seed=seed, tell=tell):
+    disturbance = Disturbance(noise=config.noise, p_stray=config.p_stray)
+    for record in scripted_episodes(world, "", wanted=wanted, disturbance=disturbance, seed=seed, tell=tell):
         num_failures += not record.success
         successes += [record] if record.success else []
     return _gathered(successes, num_failures)
@@ -116,22 +124,20 @@ def read_demonstrations(
 
 
 def _gathered(records: Sequence[EpisodeRecord], num_failures: int, images: Frames | None = None) -> Demonstrations:
-    """The chunks of all `records`, one after the other."""
+    """The chunks of all `records`, one after the other; what was led astray is left out."""
     arrays = [record.arrays for record in records]
-    counts = [len(one["actions"]) for one in arrays]
-    snapshots = [
-        np.empty((count, 0)) if images is not None else one["snapshots"][:count]
-        for one, count in zip(arrays, counts, strict=True)
-    ]
+    shown = [np.flatnonzero(~one.get("strays", np.zeros(len(one["actions"]), bool))) for one in arrays]
+    pairs = list(zip(arrays, shown, strict=True))
+    snapshots = [np.empty((len(rows), 0)) if images is not None else one["snapshots"][rows] for one, rows in pairs]
     obs = ChunkObs(
         snapshots=np.concatenate(snapshots).astype(np.float32),
-        instructions=tuple(record.goal for record, count in zip(records, counts, strict=True) for _ in range(count)),
-        proprio=np.concatenate([one["proprio"] for one in arrays]).astype(np.float32),
+        instructions=tuple(record.goal for record, rows in zip(records, shown, strict=True) for _ in rows),
+        proprio=np.concatenate([one["proprio"][rows] for one, rows in pairs]).astype(np.float32),
     )
     return Demonstrations(
         obs=obs,
-        actions=np.concatenate([one["actions"] for one in arrays]).astype(np.float32),
-        begins=np.cumsum([0, *counts[:-1]]),
+        actions=np.concatenate([one["actions"][rows] for one, rows in pairs]).astype(np.float32),
+        begins=np.cumsum([0, *map(len, shown[:-1])]),
         num_failures=num_failures,
         images=images,
     )

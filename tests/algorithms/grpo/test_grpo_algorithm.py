@@ -13,7 +13,7 @@ from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import AdvantageConfig, GRPOConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
-from rlvlm.demonstrations.chunks import collect_chunks, form_of, scripted_episodes
+from rlvlm.demonstrations.chunks import Disturbance, collect_chunks, form_of, scripted_episodes
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
@@ -108,7 +108,8 @@ def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Bu
     def folder_of(name: str, task: str = "push_block", **form: object) -> str:
         kept = asdict(form_of(world, image_px=16)) | form
         folder = create_folder(tmp_path / name, task, "chunks", chunks=kept)
-        for record in scripted_episodes(world, task, wanted=20, noise=SFTConfig().noise, seed=0):
+        disturbance = Disturbance(noise=SFTConfig().noise)
+        for record in scripted_episodes(world, task, wanted=20, disturbance=disturbance, seed=0):
             images = world.draw(record.arrays["snapshots"][:-1], 16)
             arrays = {key: record.arrays[key] for key in ("actions", "proprio", "steps")}
             digests = np.array([[picture_digest(image)] for image in images])

@@ -20,6 +20,7 @@ from rlvlm.algorithms.grpo.rollouts import (
     seen_at_chunks,
 )
 from rlvlm.algorithms.grpo.scoring import item_of
+from rlvlm.demonstrations.chunks import Disturbance, scripted_episodes
 from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block.world import PushBlock, PushBlocks, observed
@@ -157,6 +158,20 @@ def test_imitation_learns_what_the_script_shows() -> None:
     before = imitate(net, ObsProcessor(net, one), shown, scale, SFTConfig(steps=1, label_width=0.0), rng, told.append)
     after = imitate(net, ObsProcessor(net, one), shown, scale, config, rng, told.append)
     assert after < 0.8 * before
+
+
+def test_what_led_the_script_astray_is_not_learned_from() -> None:
+    disturbance = Disturbance(p_stray=0.4)
+    records = list(scripted_episodes(world(64), "", wanted=5, disturbance=disturbance, seed=3))
+    won = [record.arrays for record in records if record.success]
+    shown = demonstrate(world(64), SFTConfig(demonstrations=5, noise=0.0, p_stray=0.4), 3)
+    strays = np.concatenate([arrays["strays"] for arrays in won])
+    assert 3 < strays.sum() and len(shown.obs) == len(shown.actions) == (~strays).sum()
+    assert np.array_equal(shown.actions, np.concatenate([arrays["actions"] for arrays in won])[~strays])
+    before = np.concatenate([arrays["snapshots"][:-1] for arrays in won])[~strays]
+    assert np.array_equal(shown.obs.snapshots, before)
+    kept = [int((~arrays["strays"]).sum()) for arrays in won]
+    assert shown.begins.tolist() == np.cumsum([0, *kept[:-1]]).tolist()
 
 
 class HalfScripted(PushBlock):

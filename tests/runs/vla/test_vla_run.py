@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny_run import table
 
-from rlvlm.algorithms.grpo.config import ScoreConfig
+from rlvlm.algorithms.grpo.config import ScoreConfig, SFTConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
 from rlvlm.judges.config import JudgeConfig
@@ -72,6 +72,13 @@ def test_scenes_for_a_policy_that_tells_no_ways_are_refused() -> None:
     assert isinstance(config, VLARunConfig) and not config.policy.pocket.ways
     with pytest.raises(ValueError, match="sft.scenes 100 has no effect"):
         replace(config, sft=replace(config.sft, scenes=100))
+
+
+def test_demonstrations_that_have_been_played_are_not_led_astray() -> None:
+    with pytest.raises(ValueError, match="sft.p_stray has no effect"):
+        SFTConfig(data="somewhere", p_stray=0.1)
+    with pytest.raises(ValueError, match=r"in \[0, 1\), got 1.0"):
+        SFTConfig(p_stray=1.0)
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
