@@ -36,7 +36,7 @@ _ALMOST = 0.9
 """Progress of a goal that is as near as can be, and not reached."""
 _TRIES = 20
 """For a place that is free."""
-_ASTRAY_M = 0.03
+_SHIFT_M = 0.03
 """How far things are moved, along both sides of the table, in scenes that nobody has played."""
 
 _scenes: "weakref.WeakValueDictionary[tuple[str, int, float], LiberoScene]" = weakref.WeakValueDictionary()
@@ -167,7 +167,7 @@ class LiberoScene(RobosuiteScene):
         """
         scenes = starts.copy()
         for address in self.model.jnt_qposadr[self._things].tolist():
-            shifts = rng.uniform(-_ASTRAY_M, _ASTRAY_M, (len(scenes), 2))
+            shifts = rng.uniform(-_SHIFT_M, _SHIFT_M, (len(scenes), 2))
             scenes[:, address : address + 2] += shifts.astype(np.float32)
         scenes[:, self._robot] = positions[:, self._robot]
         return scenes
