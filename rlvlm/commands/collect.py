@@ -35,6 +35,9 @@ class CollectArguments:
     not."""
     noise: float = 0.0
     """Of tasks in chunks: standard deviation of what is added to the script's actions, in units of their range."""
+    p_stray: float = 0.0
+    """Of tasks in chunks: probability in [0, 1) that an earlier chunk of the episode is carried out again in place of the
+    script's, which then begins again; a run learns what the script does about it, and not that chunk."""
     env: EnvConfig = field(default_factory=EnvConfig)
 
     def __post_init__(self) -> None:
@@ -43,6 +46,8 @@ class CollectArguments:
                 raise ValueError(f"{name} must be in [0, 1], got {value:g}")
         if not 0 <= self.noise < math.inf:
             raise ValueError(f"--noise must be >= 0, got {self.noise:g}")
+        if not 0 <= self.p_stray < 1:
+            raise ValueError(f"--p-stray must be in [0, 1), got {self.p_stray:g}")
 
 
 def command(words: Sequence[str], prog: str) -> int:
@@ -53,7 +58,8 @@ def command(words: Sequence[str], prog: str) -> int:
     config = recipe(task)
     default = CollectArguments(out=Path("demonstrations") / task.replace("/", "-"), env=config.env)
     if isinstance(config, VLARunConfig):  # what a run of the task would have its script play
-        default = replace(default, episodes=config.sft.demonstrations, noise=config.sft.noise)
+        sft = config.sft
+        default = replace(default, episodes=sft.demonstrations, noise=sft.noise, p_stray=sft.p_stray)
     try:
         arguments = tyro.cli(CollectArguments, default=default, args=options, prog=f"{prog} {task}")
     except ValueError as error:  # a rule of what was told, or of EnvConfig
@@ -63,7 +69,7 @@ def command(words: Sequence[str], prog: str) -> int:
         raise UsageError(f"{task} is a world in steps; those in turns or chunks can be collected", f"{prog} push_block")
     if arguments.episodes < 1:
         raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}", f"leave it out for {default.episodes}")
-    others = ("noise",) if kind == "turns" else ("wrong_actions", "wrong_thoughts", "pictures")
+    others = ("noise", "p_stray") if kind == "turns" else ("wrong_actions", "wrong_thoughts", "pictures")
     if odd := [name for name in others if getattr(arguments, name) != getattr(default, name)]:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in odd)
         raise UsageError(f"{named} would have no effect on {task}, a world in {kind}", f"{prog} {task} --help")
@@ -99,7 +105,7 @@ def _collect_turns(task: str, arguments: CollectArguments) -> str:
 def _collect_chunks(task: str, arguments: CollectArguments) -> str:
     """Plays the script of a world in chunks; what the folder holds then."""
     from rlvlm.demonstrations.card import write_card
-    from rlvlm.demonstrations.chunks import collect_chunks, form_of
+    from rlvlm.demonstrations.chunks import Disturbance, collect_chunks, form_of
     from rlvlm.demonstrations.folder import create_folder
     from rlvlm.reports.task.demonstrations import write_sheet
 
@@ -110,7 +116,8 @@ def _collect_chunks(task: str, arguments: CollectArguments) -> str:
     def tell(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
-    num_new = collect_chunks(world, folder, arguments.episodes, arguments.noise, arguments.seed, tell)
+    disturbance = Disturbance(noise=arguments.noise, p_stray=arguments.p_stray)
+    num_new = collect_chunks(world, folder, arguments.episodes, disturbance, arguments.seed, tell)
     write_sheet(folder, lambda: world)
     counts = write_card(folder)
     return (

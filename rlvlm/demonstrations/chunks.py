@@ -196,15 +196,19 @@ def _play(
 
 
 def collect_chunks(
-    world: ChunkWorld, folder: DemonstrationFolder, wanted: int, noise: float, seed: int, tell: Tell = lambda line: None
+    world: ChunkWorld,
+    folder: DemonstrationFolder,
+    wanted: int,
+    disturbance: Disturbance,
+    seed: int,
+    tell: Tell = lambda line: None,
 ) -> int:
-    """Plays until the folder has `wanted` successes of this seed and noise, and returns how many episodes were new.
+    """Plays until the folder has `wanted` successes of this seed and disturbance; returns how many episodes were new.
 
     Arguments and errors are those of `scripted_episodes`; what is there already is not played again.
     """
     known = {record.id: record.success for record in folder.episodes()}
     num_new = 0
-    disturbance = Disturbance(noise=noise)
     for record in scripted_episodes(
         world, folder.task, wanted=wanted, disturbance=disturbance, seed=seed, known=known, tell=tell
     ):

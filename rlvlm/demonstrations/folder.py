@@ -105,12 +105,17 @@ class DemonstrationFolder:
         return self.path / "arrays" / f"{record_id}.npz"
 
     @property
+    def has_lines(self) -> bool:
+        """Whether an episode was ever added."""
+        return self._lines.exists() and self._lines.stat().st_size > 0
+
+    @property
     def _lines(self) -> Path:
         return self.path / "episodes.jsonl"
 
     def _break(self) -> bytes:
         """A line break where a crash left half a line, so that the next one stands by itself."""
-        if not self._lines.exists() or not self._lines.stat().st_size:
+        if not self.has_lines:
             return b""
         with open(self._lines, "rb") as file:
             file.seek(-1, 2)
@@ -131,6 +136,8 @@ def create_folder(
 ) -> DemonstrationFolder:
     """A new folder, or the one that is there if it holds episodes of the same task: more can be added to it.
 
+    One that holds none, as a failed import leaves it, is taken for a new one.
+
     Args:
         path: of the folder.
         task: whose episodes it is for.
@@ -149,13 +156,14 @@ def create_folder(
                 f"{path} is no folder of demonstrations, and not empty", "name a new or an empty folder with --out"
             )
         folder = open_folder(path)
-        if (folder.task, folder.kind, folder.action_names) != (task, kind, action_names):
-            raise UsageError(f"{path} holds demonstrations of {folder.task}, not of {task}", "name another folder")
-        if other := folder.differs(env or {}) + _changed(folder.chunks, chunks or {}):
-            raise UsageError(
-                f"{path} holds demonstrations collected with {'; '.join(other)}", "name another folder with --out"
-            )
-        return folder
+        if folder.has_lines:
+            if (folder.task, folder.kind, folder.action_names) != (task, kind, action_names):
+                raise UsageError(f"{path} holds demonstrations of {folder.task}, not of {task}", "name another folder")
+            if other := folder.differs(env or {}) + _changed(folder.chunks, chunks or {}):
+                raise UsageError(
+                    f"{path} holds demonstrations collected with {'; '.join(other)}", "name another folder with --out"
+                )
+            return folder
     about = {"what": _WHAT, "schema": SCHEMA, "task": task, "kind": kind, "action_names": list(action_names)}
     about |= {} if env is None else {"env": dict(env)}
     about |= {} if chunks is None else {"chunks": json.loads(json.dumps(chunks))}

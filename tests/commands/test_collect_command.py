@@ -24,7 +24,7 @@ def test_collect_show_export_and_import(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_chunks_are_collected_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "d"
-    words = ["collect", "push_block", "--episodes", "3", "--noise", "0.1", "--out", str(folder)]
+    words = ["collect", "push_block", "--episodes", "3", "--noise", "0.1", "--p-stray", "0.1", "--out", str(folder)]
     assert main(words) == 0
     assert "3 new episodes" in capsys.readouterr().out
     assert main(words) == 0
@@ -59,6 +59,7 @@ def test_a_folder_has_one_set_of_settings_of_the_world(tmp_path: Path, capsys: p
         (["collect", "number_line", "--wrong-actions", "2"], "--wrong-actions must be in [0, 1], got 2"),
         (["collect", "push_block", "--noise", "-1"], "--noise must be >= 0, got -1"),
         (["collect", "number_line", "--out", "letters"], "name a new or an empty folder with --out"),
+        (["collect", "push_block", "--p-stray", "1"], "--p-stray must be in [0, 1), got 1"),
         (["collect", "number_line", "--noise", "0.1"], "--noise would have no effect"),
         (["collect", "push_block", "--no-pictures"], "--pictures would have no effect"),
         (["collect", "push_block", "--env.episode-steps", "8"], "succeeded in 0 of 20 episodes"),

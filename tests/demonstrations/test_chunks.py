@@ -38,7 +38,7 @@ def contents(folder: DemonstrationFolder) -> dict[str, tuple[int, bytes]]:
 
 def test_what_is_kept_leads_to_what_was_reached(tmp_path: Path) -> None:
     one, folder = world(), folder_at(tmp_path / "d")
-    assert collect_chunks(one, folder, 3, noise=0.05, seed=2) == 3
+    assert collect_chunks(one, folder, 3, Disturbance(noise=0.05), seed=2) == 3
     for record in open_folder(tmp_path / "d").episodes():
         assert record.success and record.terminated and record.env_return == 1 and is_whole(record, form_of(one))
         assert record.seed < FIRST_HELD_OUT_STATE
@@ -55,14 +55,14 @@ def test_what_is_kept_leads_to_what_was_reached(tmp_path: Path) -> None:
 
 def test_a_stopped_collection_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     whole, parts = folder_at(tmp_path / "whole"), folder_at(tmp_path / "parts")
-    collect_chunks(world(), whole, 5, noise=0.05, seed=0)
-    collect_chunks(world(), parts, 2, noise=0.05, seed=0)
+    collect_chunks(world(), whole, 5, Disturbance(noise=0.05), seed=0)
+    collect_chunks(world(), parts, 2, Disturbance(noise=0.05), seed=0)
     with open(tmp_path / "parts" / "episodes.jsonl", "ab") as file:
         file.write(b'{"id": "script-noi')  # half a line, as a crash leaves it
-    assert collect_chunks(world(), open_folder(tmp_path / "parts"), 5, noise=0.05, seed=0) == 3
+    assert collect_chunks(world(), open_folder(tmp_path / "parts"), 5, Disturbance(noise=0.05), seed=0) == 3
     assert contents(parts) == contents(whole) and list(contents(parts)) == list(contents(whole))
-    assert collect_chunks(world(), parts, 5, noise=0.05, seed=0) == 0
-    assert collect_chunks(world(), parts, 1, noise=0.05, seed=1) == 1, "another seed adds its own"
+    assert collect_chunks(world(), parts, 5, Disturbance(noise=0.05), seed=0) == 0
+    assert collect_chunks(world(), parts, 1, Disturbance(noise=0.05), seed=1) == 1, "another seed adds its own"
 
 
 def test_a_script_that_is_led_astray_shows_how_to_go_on() -> None:
@@ -85,7 +85,7 @@ def test_a_script_that_is_led_astray_shows_how_to_go_on() -> None:
 
 def test_failures_are_kept_beside_the_successes_that_are_wanted(tmp_path: Path) -> None:
     folder = folder_at(tmp_path)
-    num = collect_chunks(world(14), folder, 6, noise=0.3, seed=0)  # some pushes take longer than 14 steps
+    num = collect_chunks(world(14), folder, 6, Disturbance(noise=0.3), seed=0)  # some pushes take longer than 14 steps
     records = list(folder.episodes())
     assert len(records) == num > 6 and sum(record.success for record in records) == 6
     counts = write_card(folder)
@@ -106,8 +106,10 @@ def test_equal_seeds_play_equal_episodes_and_others_do_not() -> None:
 
 
 def test_a_folder_has_one_form(tmp_path: Path) -> None:
-    folder_at(tmp_path / "d")
     other = asdict(replace(form_of(world()), chunk_steps=4))
+    create_folder(tmp_path / "d", "push_block", "chunks", chunks=other)
+    folder = folder_at(tmp_path / "d")  # nothing came of the first
+    collect_chunks(world(), folder, 1, Disturbance(), seed=0)
     with pytest.raises(UsageError, match="chunk_steps 8, not 4"):
         create_folder(tmp_path / "d", "push_block", "chunks", chunks=other)
     assert folder_form(open_folder(tmp_path / "d")) == form_of(world())
@@ -118,7 +120,7 @@ def test_a_folder_has_one_form(tmp_path: Path) -> None:
 
 def test_arrays_of_other_shapes_and_strange_numbers_are_not_whole(tmp_path: Path) -> None:
     folder = folder_at(tmp_path)
-    collect_chunks(world(), folder, 1, noise=0.0, seed=0)
+    collect_chunks(world(), folder, 1, Disturbance(noise=0.0), seed=0)
     (record,) = folder.episodes()
     form = form_of(world())
     arrays = dict(record.arrays)

@@ -89,7 +89,7 @@ def test_a_collected_folder_teaches_what_the_run_would_have_shown_itself(build: 
     form = asdict(form_of(world))
     env = asdict(EnvConfig(episode_steps=40))
     folder = create_folder(tmp_path / "d", "push_block", "chunks", env=env, chunks=form)
-    collect_chunks(world, folder, 20, noise=SFTConfig().noise, seed=3)
+    collect_chunks(world, folder, 20, Disturbance(noise=SFTConfig().noise), seed=3)
     told: list[str] = []
     reading, playing = build(seed=3, data=str(tmp_path / "d")), build(seed=3)
     reading.prepare(told.append)
