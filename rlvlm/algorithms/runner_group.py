@@ -86,8 +86,12 @@ class LocalRunnerGroup(Generic[Sample]):
         return self._runner.save_tree()
 
     def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned."""
-        self._runner.load_tree(tree)
+        """Restores what `save_tree` returned; of a group of actors, what the first of them did."""
+        runners = tree.get("runners", {"1": tree})
+        if runners:
+            self._runner.load_tree(runners[min(runners, key=int)])
+        else:  # all were lost at that moment
+            self._runner.begin(tree["restarts"] + 1)
 
 
 class RemoteRunnerGroup(Generic[Sample]):
@@ -167,11 +171,13 @@ class RemoteRunnerGroup(Generic[Sample]):
         return {"restarts": self._restarts, "runners": {str(index): tree for index, tree in _opened(answers).items()}}
 
     def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned.
+        """Restores what `save_tree` returned; the first actor goes on where a runner in the learner's process was.
 
         Raises:
             MachineError: a runner is lost meanwhile.
         """
+        if "runners" not in tree:
+            tree = {"restarts": 0, "runners": {"1": tree}}
         self._restarts = tree["restarts"]
         for index in self._group.healthy_env_runner_ids():
             if str(index) in tree["runners"]:

@@ -90,7 +90,8 @@ class RunConfig:
         *("serve.*", "engine.*", "judge.store", "judge.device", "judge.attention", "judge.batch_size", "judge.api.*"),
         *("judge.engine.python", "judge.engine.tensor_parallel", "judge.engine.memory_share", "judge.engine.cache_gib"),
         *("*.device", "*.threads", "*.env_runners", "*.num_learners", "*.gpus_per_learner", "*.cache_mib"),
-        *("*.lr", "*_lr", "*.kl_weight", "*.without_answer", "*.last_resort", "*.on_alarm", "*.most_unreadable"),
+        *("algo.*lr", "reward_model.lr", "*.kl_weight"),
+        *("*.without_answer", "*.last_resort", "*.on_alarm", "*.most_unreadable"),
     )
     """Patterns of the settings that a run may be resumed with after they were changed in its `config.yaml`: how far it
     goes, what is seen of it, what it runs on, and what its own errors tell to change. The others say what it is."""

@@ -219,6 +219,19 @@ def test_a_runner_that_hangs_is_replaced_and_named(build, caplog):
     assert algorithm.env_steps == steps + 2 * NUM_ENVS * EPISODE_STEPS
 
 
+def test_a_run_goes_on_with_another_number_of_runners(build, pair, tmp_path):
+    here = build(0)
+    train(here, 1)
+    for one, other, name in ((here, pair, "alone"), (pair, here, "pair")):
+        one.save_checkpoint(str(tmp_path / name))
+        other.load_checkpoint(str(tmp_path / name))
+        assert_same(tree(one)["learner"], tree(other)["learner"])
+        left, right = (crew.get("runners", {"1": crew})["1"] for crew in (tree(one)["crew"], tree(other)["crew"]))
+        assert_same(left, right)
+        train(other, 1)
+        assert other.env_steps > one.env_steps
+
+
 def test_how_long_the_first_runner_is_waited_for_is_rllibs_own_setting(build, pair):
     pair.stop()  # makes room: eight runners fill this Ray
     algorithm = build(1, revival_s=0.5)

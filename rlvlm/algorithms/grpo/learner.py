@@ -28,7 +28,7 @@ from rlvlm.algorithms.learners import add_up, add_up_gradients, check_weights, o
 from rlvlm.algorithms.rllib import OwnLearner
 from rlvlm.envs.chunks import ChunkWorld
 from rlvlm.envs.registry import make_world
-from rlvlm.errors import NumericsError
+from rlvlm.errors import NumericsError, UsageError
 from rlvlm.policies.vla.policy import take_weights, trained_weights
 from rlvlm.policies.vla.sampling import entropy, log_probs_of
 
@@ -163,9 +163,10 @@ class GRPOLearner(OwnLearner):
             group["lr"] = grpo.lr * self._lr_scale * warmth * fall * share**0.5
         readings = []
         for rows in minibatches:
-            readings.append(self._step(train_batch, rows))
+            readings.append(self._read(train_batch, rows))
             if target is not None and readings[-1]["kl"] > 2 * target:
                 break
+            self._optimizer.step()
         self.num_updates += 1
         check_weights(list(self.policy.parameters()), _FIX)
         self._follow([reading["kl"] for reading in readings], target)
@@ -176,8 +177,8 @@ class GRPOLearner(OwnLearner):
         passes = [chosen[torch.from_numpy(self._order.permutation(len(chosen)))] for _ in range(self._grpo.epochs)]
         return [rows for one in passes for rows in one.tensor_split(self._grpo.minibatches) if len(rows)]
 
-    def _step(self, train_batch: TrainBatch, rows: Tensor) -> dict[str, float]:
-        """One gradient step, which all learners take together; what it found before it moved."""
+    def _read(self, train_batch: TrainBatch, rows: Tensor) -> dict[str, float]:
+        """Leaves the gradient of `rows`, of all learners together, in the parameters; returns what it found."""
         self._optimizer.zero_grad()
         sums = self._backward(train_batch, own_share(rows))
         add_up_gradients([parameter for parameter in self.policy.parameters() if parameter.requires_grad])
@@ -192,7 +193,6 @@ class GRPOLearner(OwnLearner):
                     "bins": train_batch.bins[rows].cpu().numpy(),
                 },
             )
-        self._optimizer.step()
         return {
             "kl": kl / total * float((train_batch.weights > 0).sum(dim=1).amax()),  # of a chunk that is played whole
             "ratio": ratio / total,
@@ -326,10 +326,20 @@ class GRPOLearner(OwnLearner):
         }
 
     def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned."""
+        """Restores what `save_tree` returned.
+
+        Raises:
+            UsageError: KL is charged now and was not before.
+        """
         take_weights(self.policy, tree["policy"])
         self.begin()
         if self._reference is not None:
+            if tree["reference"] is None:
+                raise UsageError(
+                    f"algo.loss.kl_weight is {self._grpo.loss.kl_weight:g} and was 0 before: the policy that SFT made, "
+                    "from which the divergence is measured, was not kept",
+                    "put it back to 0, or start a new run with it",
+                )
             take_weights(self._reference, tree["reference"])
         for name, parameter in self.policy.named_parameters():
             moments = tree["adam"][name]

@@ -125,6 +125,14 @@ def test_the_step_size_follows_how_far_the_policy_moves() -> None:
     assert timid.report()[metrics.GRPO_LR] == pytest.approx(1.3e-7)
 
 
+def test_an_update_that_has_moved_the_policy_too_far_takes_no_further_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, runner = make(lr=1e-2, kl_target=1e-3)
+    update, taken, step = sample(learner, runner), [], learner._optimizer.step
+    monkeypatch.setattr(learner._optimizer, "step", lambda: (taken.append(1), step())[1])
+    learner.learn(update, 0.0)
+    assert learner.report()[metrics.GRPO_KL] > 2e-3 and len(taken) == 1, "the first is taken before any is measured"
+
+
 def test_one_gradient_step_says_nothing_of_how_far_the_policy_moves() -> None:
     with pytest.raises(ValueError, match="kl_target needs updates of two gradient steps"):
         GRPOConfig(minibatches=1)
