@@ -22,7 +22,7 @@ import tyro
 from rlvlm import metrics
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig, check_together
 from rlvlm.algorithms.grpo.credit.critic import Critic
 from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, read_demonstrations
@@ -196,7 +196,11 @@ def told(task: str, args: list[str]) -> tuple[str, Trial]:
     own = recipe(task)
     assert isinstance(own, VLARunConfig), f"{own.task} is no task in chunks"
     default = Trial(env=own.env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=ScoreConfig())
-    return own.task, tyro.cli(Trial, default=default, args=args)
+    trial = tyro.cli(Trial, default=default, args=args)
+    check_together(trial.reward, trial.grpo, trial.sft, trial.policy)
+    if trial.reward.asks_judge:
+        raise SystemExit("error: a trial asks no judge, only simulated teachers; `python -m rlvlm.run` asks one")
+    return own.task, trial
 
 
 def save(policy: Any, scale: ActionScale, file: Path) -> None:

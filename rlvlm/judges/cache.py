@@ -42,6 +42,11 @@ class CachedJudge:
         """The stamp of the judge inside."""
         return self._judge.stamp
 
+    @property
+    def asked_anew(self) -> Judge:
+        """The judge inside."""
+        return self._judge
+
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         """One verdict per query, in order; a remembered one is as it was given."""
         return self._answer(queries, self._judge.compare)

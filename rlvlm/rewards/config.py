@@ -95,6 +95,8 @@ class RewardConfig:
         return self.source == "judged" or (self.is_learned and self.teacher == "judge")
 
 
+FALSE_POSITIVES = 0.2
+"""Share of failures that the teacher biased takes for successes, unless it is told another."""
 ScoreTeacher = Literal["judge", "random", "biased", "progress"]
 """Who scores turns and episodes. judge: the VLM; random: a die, the control that must teach nothing; biased: the truth,
 but for a share of failures that it takes for successes, the control that the monitor must catch; progress: the
@@ -168,14 +170,14 @@ class TurnRewardConfig:
     """See `without_answer`; in [0, 1]."""
     last_resort: str = ""
     """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: nobody is."""
-    false_positives: float = 0.2
+    false_positives: float = FALSE_POSITIVES
     """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
     noise: float = 0.0
     """Of the teacher progress: standard deviation of its noise, >= 0."""
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def __post_init__(self) -> None:
-        check_scoring("reward", self.num_frames, self.neutral, self.false_positives)
+        check_scoring("reward", self.num_frames, self.neutral, self.teacher, self.false_positives)
         if (self.source == "mixture") != bool(self.mixture.used):
             raise ValueError(
                 f"reward.source is {self.source} and reward.mixture weighs {self.mixture.used or 'nothing'}: weights "
@@ -224,9 +226,11 @@ class TurnRewardConfig:
         return "env reward" if self.source == "environment" else f"{self.teacher} per {self.per}"
 
 
-def check_scoring(section: str, num_frames: int, neutral: float, false_positives: float) -> None:
+def check_scoring(section: str, num_frames: int, neutral: float, teacher: ScoreTeacher, false_positives: float) -> None:
     """Raises ValueError for frames, a neutral score or a bias that make no sense; `section` names their place."""
     if num_frames < 2:
         raise ValueError(f"{section}.num_frames must be >= 2, got {num_frames}")
     if not 0 <= neutral <= 1 or not 0 <= false_positives <= 1:
         raise ValueError(f"{section}.neutral and false_positives must be in [0, 1], got {neutral}, {false_positives}")
+    if false_positives != FALSE_POSITIVES and teacher != "biased":
+        raise ValueError(f"{section}.false_positives goes with the teacher biased, got {false_positives} for {teacher}")

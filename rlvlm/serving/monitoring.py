@@ -14,6 +14,7 @@ from ray.util import metrics as ray_metrics
 
 from rlvlm import metrics
 from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.judge import Judge
 from rlvlm.types.judging import Clip, Query, Score, Stamp, Verdict
 
 Answer = TypeVar("Answer", Verdict, Score)
@@ -108,6 +109,11 @@ class MeteredCache:
     def stamp(self) -> Stamp:
         """The stamp of the judge inside."""
         return self._judge.stamp
+
+    @property
+    def asked_anew(self) -> Judge:
+        """The judge that the cache asks; what it says is not counted."""
+        return self._judge.asked_anew
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         """One verdict per query, in order."""

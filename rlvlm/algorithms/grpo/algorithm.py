@@ -9,11 +9,14 @@ from the success of whole episodes). Departures:
 3. The executed action is what has a probability: the two tokens of the top bin count as one.
 4. Policy and worlds share one process, with the learner unless there are several; RLlib's episodes and connectors are
    not on the path.
+5. With `GRPOConfig.draws` chunk, tokens of a chunk that share a random number are not independent, and the loss adds up
+   their log-probabilities as if they were: what is learned from is no longer the gradient of what was played.
 """
 
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,12 +46,12 @@ from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, c
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import UsageError
-from rlvlm.judges.judge import Judge
+from rlvlm.judges.judge import Judge, Remembering
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.policy import take_weights, trained_weights
 from rlvlm.policies.vla.tokens import ActionScale
-from rlvlm.rewards.scorers import make_scorer
+from rlvlm.rewards.scorers import Scorer, make_scorer
 from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.steps import FloatArray, Frames
@@ -182,14 +185,16 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._scorer_noise = 0.0 if noise == "measured" else noise
         self._scorer: EpisodeScorer = SuccessScorer()
         if self.config.scores.source == "judged":
-            scores = self.config.scores
-            scorer = make_scorer(
-                scores.teacher, self.config.make_judge,
-                lambda snapshots: shown_frames(self.draw(snapshots, scores.frame_px), scores),
-                self.config.seed, remembers=False, flaw=scores.flaw,
-                make_last_resort=self.config.make_last_resort,
-            )  # fmt: skip
-            self._scorer = VideoScorer(scorer, scores)
+            self._scorer = VideoScorer(self._make_scorer(self.config.make_judge), self.config.scores)
+
+    def _make_scorer(self, make_judge: Callable[[], Judge] | None) -> Scorer:
+        """Who says what an episode is worth; a judge is made by `make_judge`."""
+        scores = self.config.scores
+        return make_scorer(
+            scores.teacher, make_judge,
+            lambda snapshots: shown_frames(self.draw(snapshots, scores.frame_px), scores),
+            self.config.seed, remembers=False, flaw=scores.flaw, make_last_resort=self.config.make_last_resort,
+        )  # fmt: skip
 
     @property
     def env_steps(self) -> int:
@@ -202,7 +207,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         if self._policy.scale is None:
             self._imitate(tell)
         else:
-            self._use_scale(self._policy.scale)
+            self._scale = self._policy.scale
         assert self._scale is not None, "just set"
         is_explored = explored_dimensions(self._scale, self._viewer, self.config.grpo.least_range)
         if not is_explored.all():
@@ -225,7 +230,7 @@ class VLAGRPO(CheckpointedAlgorithm):
             tell(f"{sft.demonstrations} demonstrations by the task's script")
             shown = demonstrate(self._viewer, sft, self.config.seed, tell)
         actions = shown.actions.reshape(-1, shown.actions.shape[-1])
-        self._use_scale(ActionScale.of_actions(actions, self._viewer.scaled_actions))
+        self._scale = ActionScale.of_actions(actions, self._viewer.scaled_actions)
         assert self._scale is not None, "just set"
         loss = imitate(self._policy, self._obs_processor, shown, self._scale, sft, rng, tell)
         self._stats.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
@@ -266,7 +271,8 @@ class VLAGRPO(CheckpointedAlgorithm):
             tell(f"the judge tells successes from failures: {preflight}")
         if is_measured:
             tell(f"having {len(known)} episodes scored twice")
-            self._scorer_noise = self._scorer.measure_noise(known)
+            scorer = self._make_scorer(partial(_without_memory, self.config.make_judge))
+            self._scorer_noise = self._scorer.measure_noise(known, scorer)
             self._stats.note({metrics.JUDGE_PREFLIGHT_NOISE: self._scorer_noise})
             least = advantage.noise_factor * self._scorer_noise
             tell(
@@ -311,21 +317,28 @@ class VLAGRPO(CheckpointedAlgorithm):
         A critic learns from all whose episodes have scores.
         """
         found: list[Group] = []
+        episodes: list[ChunkEpisode] = []
+        scores: list[FloatArray] = []
         for _ in range(self.config.grpo.rounds):
-            found += self._scored(self._played())
+            played = self._played()
+            kept, own = self._scored(played)
+            found += kept
+            episodes += played
+            scores.append(own)
             if len(found) >= self.config.grpo.groups:
                 break
+        self._note(episodes, np.concatenate(scores), len(found))
         return found
 
     def _groups_of_before(self) -> list[Group]:
         """Groups that teach something of the rollout before; a new one is played, and the judge may look at it."""
         waiting, self._waiting = self._waiting, self._played()
-        return self._scored(waiting)
+        return self._scored_alone(waiting)
 
     def _catch_up(self) -> None:
         """Learns from what was played and is still being looked at, so that nothing is on its way."""
         waiting, self._waiting = self._waiting, []
-        self._learn_from(self._scored(waiting))
+        self._learn_from(self._scored_alone(waiting))
 
     def _played(self) -> list[ChunkEpisode]:
         """A rollout, handed over to be scored; groups of a runner that is lost are played by the others."""
@@ -342,13 +355,19 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._seconds[metrics.GRPO_ROLLOUT_S] = time.monotonic() - began
         return episodes
 
-    def _scored(self, episodes: list[ChunkEpisode]) -> list[Group]:
-        """Groups of a rollout that teach something, once it has its scores."""
+    def _scored(self, episodes: list[ChunkEpisode]) -> tuple[list[Group], FloatArray]:
+        """Groups of a rollout that teach something, once it has its scores, and these."""
+        scores = self._scorer.collect(len(episodes), self.env_steps)
+        ended = [(float(episode.env_rewards.sum()), episode.success) for episode in episodes]
+        self._stats.take_in(sum(map(len, episodes)), ended)
+        return sifted(gathered(episodes, scores), self.config.grpo.advantage, self._scorer_noise), scores
+
+    def _scored_alone(self, episodes: list[ChunkEpisode]) -> list[Group]:
+        """Groups that teach something, of the one rollout of an update; none where nothing was played."""
         if not episodes:
             return []
-        scores = self._scorer.collect(len(episodes), self.env_steps)
-        kept = sifted(gathered(episodes, scores), self.config.grpo.advantage, self._scorer_noise)
-        self._take_in(episodes, scores, len(kept) / self.config.grpo.groups)
+        kept, scores = self._scored(episodes)
+        self._note(episodes, scores, len(kept))
         return kept
 
     def _parts(self) -> list[int]:
@@ -358,14 +377,13 @@ class VLAGRPO(CheckpointedAlgorithm):
         parts = min(scores.parts, most) if scores.source == "judged" else 1
         return [len(part) for part in np.array_split(np.arange(groups), parts)]
 
-    def _take_in(self, episodes: list[ChunkEpisode], scores: FloatArray, kept: float) -> None:
-        ended = [(float(episode.env_rewards.sum()), episode.success) for episode in episodes]
-        self._stats.take_in(sum(map(len, episodes)), ended)
+    def _note(self, episodes: list[ChunkEpisode], scores: FloatArray, num_kept: int) -> None:
+        """The figures of an update's episodes, of all its rounds together."""
         self._stats.note(
             {
-                metrics.GRPO_KEPT: kept,
+                metrics.GRPO_KEPT: num_kept * self.config.grpo.group_size / len(episodes),
                 metrics.GRPO_SCORE: float(np.nanmean(scores)) if np.isfinite(scores).any() else 0.0,
-                metrics.TRAIN_EPISODE_RETURN: float(np.mean([one for one, _ in ended])),
+                metrics.TRAIN_EPISODE_RETURN: float(np.mean([episode.env_rewards.sum() for episode in episodes])),
                 metrics.TRAIN_EPISODE_SUCCESS: float(np.mean([episode.success for episode in episodes])),
                 metrics.TRAIN_SUCCESS_AT_END: float(np.mean([episode.success_at_end for episode in episodes])),
             }
@@ -428,6 +446,9 @@ class VLAGRPO(CheckpointedAlgorithm):
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Goes on from a checkpoint of the same config, bit for bit as if there had been no stop.
 
+        With `ScoreConfig.ahead` a checkpoint waits for what is being looked at, which changes the run's course: runs
+        are equal where their checkpoints were made at the same steps.
+
         Raises:
             CorruptCheckpoint: a file is missing or differs from what was written.
         """
@@ -435,7 +456,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._runner_group.load_tree(tree["runner"])
         self._learners.call_all("load_tree", tree["learner"])
         self._take_over()
-        self._use_scale(ActionScale.read(tree["scale"], "task"))
+        self._scale = ActionScale.read(tree["scale"], "task")
         self._iteration = tree["iteration"]
         self._stats.load_tree(tree["tally"])
         self._waiting = []
@@ -445,10 +466,14 @@ class VLAGRPO(CheckpointedAlgorithm):
         if self._critic is not None:
             self._critic.load_tree(tree["critic"])
 
-    def _use_scale(self, scale: ActionScale) -> None:
-        self._scale = scale
-
     def cleanup(self) -> None:
         """Closes the worlds and lets RLlib stop the rest."""
         super().cleanup()
         self._viewer.close()
+
+
+def _without_memory(make_judge: Callable[[], Judge] | None) -> Judge:
+    """A judge that answers the same question anew each time."""
+    assert make_judge is not None, "the config has checked that there is one where one is asked"
+    judge = make_judge()
+    return judge.asked_anew if isinstance(judge, Remembering) else judge

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.rewards.config import MonitorConfig, ScoreTeacher, check_scoring
+from rlvlm.rewards.config import FALSE_POSITIVES, MonitorConfig, ScoreTeacher, check_scoring
 
 GroupBaseline = Literal["mean", "leave_one_out"]
 Granularity = Literal["token", "action", "chunk"]
@@ -141,7 +141,7 @@ class ScoreConfig:
     """See `without_answer`; in [0, 1]."""
     last_resort: str = ""
     """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: nobody is."""
-    false_positives: float = 0.2
+    false_positives: float = FALSE_POSITIVES
     """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
     noise: float = 0.0
     """Of the teacher progress: standard deviation of its noise, >= 0."""
@@ -155,7 +155,7 @@ class ScoreConfig:
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def __post_init__(self) -> None:
-        check_scoring("reward", self.num_frames, self.neutral, self.false_positives)
+        check_scoring("reward", self.num_frames, self.neutral, self.teacher, self.false_positives)
         if self.frame_px < 1 or self.parts < 1:
             raise ValueError(f"need frame_px and parts >= 1, got {self.frame_px} and {self.parts}")
         if self.noise < 0 or (self.noise and self.teacher != "progress"):
@@ -170,9 +170,10 @@ class ScoreConfig:
             self.threshold,
             self.without_answer,
             self.neutral,
+            self.parts,
             self.monitor,
         )
-        if self.source == "success" and rest != ("judge", None, None, "drop_group", 0.5, MonitorConfig()):
+        if self.source == "success" and rest != ("judge", None, None, "drop_group", 0.5, 4, MonitorConfig()):
             raise ValueError("the other settings of a score have no effect unless source is judged")
         if self.ahead and self.source == "success":
             raise ValueError("ahead has no effect unless source is judged")
@@ -200,11 +201,11 @@ class SFTConfig:
 
     data: str = ""
     """Folder that `rlvlm collect` or `rlvlm data import` made, to learn from all its successes; empty: the
-    task's script plays `demonstrations`."""
+    task's script plays. `demonstrations`, `noise` and `p_stray` are for the script."""
     demonstrations: int = 120
     """Episodes of the script, each from an initial state of its own; only successes are learned from."""
     noise: float = 0.05
-    """Standard deviation of what is added to the script's actions, in units of their range."""
+    """Standard deviation of what is added to the script's actions, scaled to [-1, 1]."""
     p_stray: float = 0.0
     """Probability in [0, 1) that an earlier chunk of the episode is carried out again in place of the script's, and not
     learned from. So a thing is missed or lost now and then, and the demonstration shows how to begin again."""
@@ -233,8 +234,6 @@ class SFTConfig:
                 raise ValueError(f"sft.{name} must be >= {least}, got {getattr(self, name)}")
         if not 0 <= self.p_stray < 1:
             raise ValueError(f"sft.p_stray must be in [0, 1), got {self.p_stray}")
-        if self.p_stray and self.data:
-            raise ValueError("sft.p_stray has no effect on demonstrations that have been played; leave out sft.data")
         if not self.weight_decay >= 0 or not self.lr > 0:
             raise ValueError(f"need sft.weight_decay >= 0 and sft.lr > 0, got {self.weight_decay} and {self.lr}")
 
@@ -255,7 +254,8 @@ class GRPOConfig:
     draws: Literal["token", "chunk"] = "token"
     """Of the random numbers that rollouts are sampled with. token: one for each token; chunk: one for each dimension of
     the action, for all steps of a chunk, so that a chunk strays to one side as a whole and does not tremble. Each token
-    has the same distribution in both; evaluations always draw one for each token."""
+    has the same distribution in both, and the update takes them as if they were drawn one by one; evaluations always
+    draw one for each token."""
     least_range: float = 0.0
     """Dimensions of the action of whose range demonstrations use less than this share, from the 1st to the 99th
     percentile, are not explored: their likeliest token is taken, in sampled evaluations too, and no update learns from
@@ -271,8 +271,8 @@ class GRPOConfig:
     kl_target: float | None = 0.3
     """Divergence per chunk, in nats, that an update should move the policy by: the step size grows or shrinks by 1.3
     where an update moved it by less than 2/3 or more than 3/2 of this, and an update that has moved it by twice as much
-    stops. It is measured before each gradient step, so an update needs two at least. An update of fewer groups than
-    `groups` is to move it by as much less. None: the step size stays."""
+    takes no further step. It is measured before each gradient step, so an update needs two at least. An update of fewer
+    groups than `groups` is to move it by as much less. None: the step size stays."""
     epochs: int = 1
     """Passes over the episodes of an update."""
     minibatches: int = 4

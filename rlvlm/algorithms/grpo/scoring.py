@@ -29,7 +29,7 @@ _HALF = 0.5
 _MOST_TRIES = 20
 """Episodes of the script per known success that is looked for."""
 _LARGE_NOISE = 0.6
-"""Of a script that is to fail, in units of an action's range."""
+"""Of a script that is to fail, added to actions scaled to [-1, 1]."""
 
 
 class EpisodeScorer(Protocol):
@@ -173,14 +173,18 @@ class VideoScorer:
             self._threshold = self.monitor.claim = preflight.threshold
         return preflight
 
-    def measure_noise(self, known: Sequence[ScoringItem]) -> float:
-        """Standard deviation of what an episode is worth by the judge's word, when it is asked again: of `known`, all
-        of which are scored twice. Those without an answer are left out.
+    def measure_noise(self, known: Sequence[ScoringItem], scorer: Scorer) -> float:
+        """Standard deviation of what an episode is worth by a judge's word, when it is asked again.
+
+        Args:
+            known: all of which are scored twice; those without an answer are left out. Scores that are cut to 0 or 1
+                differ by less than others would.
+            scorer: the judge, without a memory: an answer that it remembers tells nothing of its noise.
 
         Raises:
             JudgeUnavailable: there is no answer about an episode, and the config says to stop then.
         """
-        first, again = (np.array([self._value(score) for score in self._scorer.score(known)]) for _ in range(2))
+        first, again = (np.array([self._value(score) for score in scorer.score(known)]) for _ in range(2))
         return float(np.sqrt(np.nanmean((first - again) ** 2) / 2)) / (1.0 + self._config.success_weight)
 
     def report(self) -> dict[str, float]:
@@ -250,7 +254,8 @@ def known_episodes(world: ChunkWorld, count: int, num_frames: int, rng: np.rando
     """Episodes whose outcome is known, for a judge to be tried on: as many failures as successes, and of `count` each
     at most.
 
-    Failures are of two kinds: the script with so much noise that it fails, and the first half of a success.
+    Failures are of two kinds: the script with so much noise that it fails, and the first half of a success. Initial
+    states without a script are left out.
 
     Args:
         world: with a script; it is left somewhere.
@@ -264,27 +269,29 @@ def known_episodes(world: ChunkWorld, count: int, num_frames: int, rng: np.rando
         if min(len(successes), len(failures)) >= count:
             break
         obs, info = world.reset(options={"state_id": int(rng.integers(FIRST_HELD_OUT_STATE))})
-        snapshots, is_over = [obs.snapshots], False
+        snapshots, progress, is_over = [obs.snapshots], [float(info["progress"])], False
         while not is_over:
             chunk = world.scripted_chunk(_LARGE_NOISE if number % 2 else 0.0, rng)
             if chunk is None:
                 break
             _, _, terminated, truncated, info = world.step(chunk)
             snapshots.append(info["snapshots"])
+            progress.append(float(info["progress"]))
             is_over = terminated or truncated
-        whole = np.concatenate(snapshots)
-        kept, kind, success = whole, failures, bool(info["success"])
-        if success:
-            kind = successes
-            if number % 4 == 0:
-                kept, kind, success = whole[: len(whole) // 2], failures, False
+        if not is_over:
+            continue
+        success = bool(info["success"])
+        if success and number % 4 == 0 and len(snapshots) > 2:  # one of a single chunk has no half
+            half = (len(snapshots) + 1) // 2
+            snapshots, progress, success = snapshots[:half], progress[:half], False
+        kind = successes if success else failures
         if len(kind) < count:
             kind.append(
                 ScoringItem(
                     goal=obs.instructions[0],
-                    snapshots=spread(kept, num_frames),
+                    snapshots=spread(np.concatenate(snapshots), num_frames),
                     is_success=success,
-                    progress=float(info["progress"]),
+                    progress=progress[-1],
                 )
             )
     fewest = min(len(successes), len(failures))

@@ -28,6 +28,8 @@ class VLARunConfig(RunConfig):
                 "judge.score utility is that of one turn; an episode's video is asked about with judge.score success, "
                 "progress, rating or video"
             )
+        if self.goal:
+            raise ValueError("goal has no effect: policy and judge are told the world's own instruction; leave it out")
         check_together(self.reward, self.algo, self.sft, self.policy)
         if self.sft.data and self.policy.model:
             raise ValueError("sft.data has no effect on policy.model, which comes trained; leave one of them out")

@@ -1,6 +1,6 @@
 """The whole algorithm on RLlib: rounds, evaluation, and a continuation that repeats to the bit."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -11,17 +11,20 @@ import torch
 
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import AdvantageConfig, GRPOConfig, ScoreConfig, SFTConfig
+from rlvlm.algorithms.grpo.config import AdvantageConfig, GRPOConfig, LossConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
 from rlvlm.demonstrations.chunks import Disturbance, collect_chunks, form_of, scripted_episodes
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import JudgeUnavailable, UsageError
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.judge import Judge
 from rlvlm.labels.pictures import picture_digest
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.testing import FakeJudge
+from rlvlm.types.judging import Clip, Score
 
 pytestmark = pytest.mark.ray
 
@@ -34,7 +37,13 @@ def build(local_ray: None) -> Iterator[Build]:
     """Builds small algorithms and stops them after the test."""
     built: list[VLAGRPO] = []
 
-    def make(seed: int = 0, scores: ScoreConfig = SUCCESS, data: str = "", **grpo: object) -> VLAGRPO:
+    def make(
+        seed: int = 0,
+        scores: ScoreConfig = SUCCESS,
+        data: str = "",
+        make_judge: Callable[[], Judge] = FakeJudge,
+        **grpo: object,
+    ) -> VLAGRPO:
         config = (
             VLAGRPOConfig()
             .worlds(task="push_block", world=EnvConfig(episode_steps=32))
@@ -43,7 +52,7 @@ def build(local_ray: None) -> Iterator[Build]:
                 sft=SFTConfig(demonstrations=20, steps=60, data=data),
                 grpo=GRPOConfig(**{"groups": 6, "group_size": 4, "rounds": 2, **grpo}),  # pyright: ignore[reportArgumentType]
             )
-            .rewards(scores=scores, make_judge=FakeJudge if scores.asks_judge else None)
+            .rewards(scores=scores, make_judge=make_judge if scores.asks_judge else None)
             .debugging(seed=seed)
         )
         algorithm = config.build_algo()
@@ -218,6 +227,43 @@ def test_a_die_whose_noise_is_measured_teaches_nothing(build: Build, tmp_path: P
     ungated.prepare(lambda line: None)
     ungated.train()
     assert (ungated.report()[metrics.GRPO_UPDATES], ungated.report()[metrics.GRPO_KEPT]) == (1, 1)
+
+
+class WaveringJudge(FakeJudge):
+    """Likes dark pictures, and is of another mind each time it is asked."""
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        self.num_asked += 1
+        change = 0.02 * (-1) ** self.num_asked
+        return [replace(one, value=1 - (one.value or 0.0) + change) for one in super().score(clips)]
+
+
+def test_a_judge_is_asked_twice_for_its_noise_though_its_answers_are_remembered(build: Build) -> None:
+    scores = ScoreConfig(source="judged", frame_px=16, num_frames=3)
+    noisy = AdvantageConfig(scorer_noise="measured")
+    algorithm = build(scores=scores, advantage=noisy, make_judge=lambda: CachedJudge(WaveringJudge()))
+    algorithm.prepare(lambda line: None)
+    assert algorithm.report()[metrics.JUDGE_PREFLIGHT_NOISE] == pytest.approx(0.04 / np.sqrt(2))
+
+
+def test_figures_are_of_all_rounds_of_an_update(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = build(rounds=2)
+    algorithm.prepare(lambda line: None)
+    played, scored = [], algorithm._scored
+    monkeypatch.setattr(algorithm, "_scored", lambda episodes: (played.extend(episodes), scored(episodes))[1])
+    groups = algorithm._rolled_groups()
+    assert len(played) == 48 and len(groups) < 6, "one round did not find enough"
+    report = algorithm.report()
+    assert report[metrics.GRPO_KEPT] == pytest.approx(len(groups) / 12)
+    assert report[metrics.TRAIN_EPISODE_SUCCESS] == pytest.approx(np.mean([one.success for one in played]))
+
+
+def test_a_divergence_from_a_policy_that_was_not_kept_is_refused(build: Build, tmp_path: Path) -> None:
+    algorithm = build()
+    algorithm.prepare(lambda line: None)
+    algorithm.save_checkpoint(str(tmp_path / "start"))
+    with pytest.raises(UsageError, match="kl_weight is 0.1 and was 0 before"):
+        build(loss=LossConfig(kl_weight=0.1)).load_checkpoint(str(tmp_path / "start"))
 
 
 def test_noise_is_measured_where_somebody_scores_known_episodes() -> None:

@@ -4,6 +4,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +20,15 @@ from rlvlm.algorithms.grpo.scoring import (
     known_episodes,
     shown_frames,
 )
+from rlvlm.envs.push_block.world import PushBlock
 from rlvlm.envs.registry import make_world, task_env
 from rlvlm.errors import JudgeUnavailable
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.judge import Remembering
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.rewards.scorers import JudgeScorer, RandomScorer
 from rlvlm.rewards.scoring_items import ScoringItem
-from rlvlm.types.chunks import ChunkEpisode
+from rlvlm.types.chunks import ChunkEpisode, ChunkObs
 from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -138,11 +142,16 @@ def test_a_calibrated_threshold_is_where_known_episodes_were_told_apart_best() -
 def test_noise_is_how_far_scores_of_one_episode_lie_apart() -> None:
     known = [item_of(episode(steps), 4) for steps in (12, 11, 10)]
     answers: list[float | None] = [0.2, 0.9, None, 0.4, 0.7, 0.5]
-    assert judged([*answers])[0].measure_noise(known) == pytest.approx(math.sqrt(0.04 / 2))
-    assert judged([*answers], success_weight=1.0)[0].measure_noise(known) == pytest.approx(math.sqrt(0.04 / 2) / 2)
-    assert judged([*answers], threshold=0.8)[0].measure_noise(known) == pytest.approx(math.sqrt((0 + 1) / 2 / 2))
+
+    def noise(**settings: Any) -> float:
+        scorer, _ = judged([*answers], **settings)
+        return scorer.measure_noise(known, scorer._scorer)
+
+    assert noise() == pytest.approx(math.sqrt(0.04 / 2))
+    assert noise(success_weight=1.0) == pytest.approx(math.sqrt(0.04 / 2) / 2)
+    assert noise(threshold=0.8) == pytest.approx(math.sqrt((0 + 1) / 2 / 2))
     die = VideoScorer(RandomScorer(seed=0), ScoreConfig(source="judged", teacher="random"))
-    assert die.measure_noise(known * 300) == pytest.approx(1 / math.sqrt(12), abs=0.02)
+    assert die.measure_noise(known * 300, RandomScorer(seed=0)) == pytest.approx(1 / math.sqrt(12), abs=0.02)
 
 
 def test_an_episode_without_an_answer_never_gets_the_truth() -> None:
@@ -226,3 +235,29 @@ def test_known_episodes_of_push_block_are_of_both_kinds() -> None:
     known = known_episodes(world, 6, 3, np.random.default_rng(0))
     assert [item.is_success for item in known] == [True] * 6 + [False] * 6
     assert all(item.snapshots.shape == (3, 10) for item in known)
+    cut = [item for item in known if not item.is_success]
+    assert all(item.progress < 1 for item in cut), "what has been cut off has not been reached"
+
+
+class NoScriptForRed(PushBlock):
+    """Has nobody who could push red blocks."""
+
+    def reset(self, **told: Any) -> tuple[ChunkObs, dict[str, Any]]:
+        obs, info = super().reset(**told)
+        self.is_red = "red" in obs.instructions[0]
+        return obs, info
+
+    def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
+        return None if self.is_red else super().scripted_chunk(noise, rng)
+
+
+def test_states_without_a_script_are_no_failures() -> None:
+    known = known_episodes(NoScriptForRed(task_env("push_block"), 0), 6, 3, np.random.default_rng(0))
+    assert len(known) == 12 and not any("red" in item.goal for item in known)
+
+
+def test_a_judge_that_remembers_is_asked_anew_where_its_noise_is_measured() -> None:
+    judge = ByHand([0.2, 0.4])
+    remembering = CachedJudge(judge)
+    assert isinstance(remembering, Remembering) and not isinstance(judge, Remembering)
+    assert remembering.asked_anew is judge

@@ -94,8 +94,9 @@ class Critic:
         if self._config.divide_by_std:
             advantages = (advantages - advantages.mean()) / (advantages.std() + STD_EPSILON)
         came = scores.repeat(lengths)
-        explained = 1.0 - float(np.var(came - values) / (np.var(came) + STD_EPSILON))
-        self._latest = {metrics.GRPO_EXPLAINED: explained}
+        self._latest = {}
+        if came.max() > came.min():  # else there is nothing to explain
+            self._latest[metrics.GRPO_EXPLAINED] = 1.0 - float(np.var(came - values) / np.var(came))
         return UpdateBatch(episodes=episodes, advantages=advantages)
 
     def _features_of(self, episode: ChunkEpisode) -> FloatArray:

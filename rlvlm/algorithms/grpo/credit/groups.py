@@ -1,4 +1,4 @@
-"""Groups of scored episodes: which teach something, and what is kept for the next update."""
+"""Groups of scored episodes: which of them teach something, and what an update learns from."""
 
 import math
 from collections.abc import Sequence
