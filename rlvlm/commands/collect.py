@@ -34,10 +34,10 @@ class CollectArguments:
     """Of tasks in turns: whether every turn's picture is kept, once each; chat formats need them, learning here does
     not."""
     noise: float = 0.0
-    """Of tasks in chunks: standard deviation of what is added to the script's actions, in units of their range."""
+    """Of tasks in chunks: standard deviation of what is added to the script's actions, scaled to [-1, 1]."""
     p_stray: float = 0.0
-    """Of tasks in chunks: probability in [0, 1) that an earlier chunk of the episode is carried out again in place of the
-    script's, which then begins again; a run learns what the script does about it, and not that chunk."""
+    """Of tasks in chunks: probability in [0, 1) that an earlier chunk of the episode is carried out again in place of
+    the script's, which then begins again; a run learns what the script does about it, and not that chunk."""
     env: EnvConfig = field(default_factory=EnvConfig)
 
     def __post_init__(self) -> None:
@@ -109,9 +109,10 @@ def _collect_chunks(task: str, arguments: CollectArguments) -> str:
     from rlvlm.demonstrations.folder import create_folder
     from rlvlm.reports.task.demonstrations import write_sheet
 
-    world = make_world(task, replace(arguments.env, physics="exact", plays_on=False), arguments.seed)
+    env = replace(arguments.env, physics="exact", plays_on=False)  # whatever a run's training has
+    world = make_world(task, env, arguments.seed)
     form = asdict(form_of(world))
-    folder = create_folder(arguments.out, task, "chunks", env=asdict(arguments.env), chunks=form)
+    folder = create_folder(arguments.out, task, "chunks", env=asdict(env), chunks=form)
 
     def tell(line: str) -> None:
         sys.stderr.write(f"{line}\n")

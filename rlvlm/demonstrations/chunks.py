@@ -86,7 +86,7 @@ class Disturbance:
     """What happens to a script as it plays, so that its episodes show more than the straight way."""
 
     noise: float = 0.0
-    """Standard deviation of what is added to its actions, in units of their range."""
+    """Standard deviation of what is added to its actions, scaled to [-1, 1]."""
     p_stray: float = 0.0
     """Probability that an earlier chunk of the episode is carried out again in place of the script's. A thing is missed
     or lost by it, and the script begins again; the chunks' `strays` say which they were."""
@@ -130,7 +130,8 @@ def scripted_episodes(
         if successes + failures >= _CHANCES * wanted or (failures >= _HOPELESS and not successes):
             raise UsageError(
                 f"the script succeeded in {successes} of {successes + failures} episodes, {wanted} are wanted",
-                "ask for fewer demonstrations, for less noise, or for longer episodes with --env.episode-steps",
+                "ask for fewer demonstrations, for less noise, for a smaller p-stray, or for longer episodes with "
+                "--env.episode-steps",
             )
         name = f"{disturbance.player}-{seed}-{place}"
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_STREAM, place)))
@@ -240,7 +241,11 @@ def is_whole(record: EpisodeRecord, form: ChunkForm) -> bool:
     arrays: Mapping[str, NDArray[Any]] = record.arrays
     if not {"proprio", "actions", "pictures" if form.image_px else "snapshots"} <= arrays.keys():
         return False
+    if not all(np.issubdtype(arrays[name].dtype, np.floating) for name in ("proprio", "actions")):
+        return False
     num = len(arrays["actions"])
+    if "strays" in arrays and (arrays["strays"].shape != (num,) or arrays["strays"].dtype != bool):
+        return False
     shapes = {"actions": (num, form.chunk_steps, form.action_size), "proprio": (num, form.proprio_size)}
     shapes |= {"pictures": (num, len(form.cameras))} if form.image_px else {"snapshots": (num + 1, form.snapshot_size)}
     return num > 0 and all(

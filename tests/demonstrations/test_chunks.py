@@ -129,6 +129,7 @@ def test_arrays_of_other_shapes_and_strange_numbers_are_not_whole(tmp_path: Path
         "actions": arrays["actions"][:, :4],
         "proprio": arrays["proprio"][:-1],
         "snapshots": arrays["snapshots"] * np.nan,
+        "strays": np.zeros(len(arrays["actions"]), np.int64),  # not of truth values
     }.items():
         assert not is_whole(replace(record, arrays=arrays | {name: broken}), form), name
     del arrays["proprio"]

@@ -60,7 +60,7 @@ class Renderer:
 
     It owns a copy of the model and of its data, so drawing never touches a running episode. OpenGL is opened by the
     first picture, and its one buffer grows to the largest size asked for; smaller pictures use a corner of it, so the
-    memory held is that of the largest size alone. Draw from one thread.
+    memory held is that of the largest size alone.
 
     Shadows, multisampling and reflections are off: on a CPU they cost several times what the rest of the picture does.
     What never moves is drawn once per size and kept with its depth; a picture then costs its moving parts alone. It is

@@ -41,8 +41,8 @@ def test_the_recipe_comes_back_from_its_text_and_can_be_cut_to_minutes() -> None
 def test_long_episodes_make_a_smoke_run_of_fewer() -> None:
     short, long = recipe("push_block").smoke(), recipe("libero_object/alphabet soup").smoke()
     assert isinstance(short, VLARunConfig) and isinstance(long, VLARunConfig)
-    assert (short.sft.demonstrations, long.sft.demonstrations) == (100, 20)  # 32 env steps are five times less than 160
-    assert long.steps == 6_000 and long.algo.groups == 3 and long.steps // long.eval.every_steps >= 3
+    assert (short.sft.demonstrations, long.sft.demonstrations) == (100, 14)  # 32 env steps are a seventh of 224
+    assert long.steps == 4_285 and long.algo.groups == 2 and long.steps // long.eval.every_steps >= 3
 
 
 def test_a_video_is_not_asked_about_as_a_turn() -> None:
@@ -74,9 +74,12 @@ def test_scenes_for_a_policy_that_tells_no_ways_are_refused() -> None:
         replace(config, sft=replace(config.sft, scenes=100))
 
 
-def test_demonstrations_that_have_been_played_are_not_led_astray() -> None:
-    with pytest.raises(ValueError, match="sft.p_stray has no effect"):
-        SFTConfig(data="somewhere", p_stray=0.1)
+def test_settings_that_nobody_would_heed_are_refused() -> None:
+    with pytest.raises(ValueError, match="goal has no effect"):
+        replace(recipe("push_block"), goal="eat the cake")
+    for odd in ({"false_positives": 0.5}, {"parts": 9}):
+        with pytest.raises(ValueError, match=f"{next(iter(odd))} goes with|other settings of a score"):
+            ScoreConfig(**odd)
     with pytest.raises(ValueError, match=r"in \[0, 1\), got 1.0"):
         SFTConfig(p_stray=1.0)
 
