@@ -316,29 +316,24 @@ class VLAGRPO(CheckpointedAlgorithm):
 
         A critic learns from all whose episodes have scores.
         """
-        found: list[Group] = []
-        episodes: list[ChunkEpisode] = []
-        scores: list[FloatArray] = []
+        groups: list[Group] = []
+        kept: list[Group] = []
         for _ in range(self.config.grpo.rounds):
-            played = self._played()
-            kept, own = self._scored(played)
-            found += kept
-            episodes += played
-            scores.append(own)
-            if len(found) >= self.config.grpo.groups:
+            groups += self._scored(self._played())
+            kept = self._sifted(groups)
+            if len(kept) >= self.config.grpo.groups:
                 break
-        self._note(episodes, np.concatenate(scores), len(found))
-        return found
+        return kept
 
     def _groups_of_before(self) -> list[Group]:
         """Groups that teach something of the rollout before; a new one is played, and the judge may look at it."""
         waiting, self._waiting = self._waiting, self._played()
-        return self._scored_alone(waiting)
+        return self._sifted(self._scored(waiting))
 
     def _catch_up(self) -> None:
         """Learns from what was played and is still being looked at, so that nothing is on its way."""
         waiting, self._waiting = self._waiting, []
-        self._learn_from(self._scored_alone(waiting))
+        self._learn_from(self._sifted(self._scored(waiting)))
 
     def _played(self) -> list[ChunkEpisode]:
         """A rollout, handed over to be scored; groups of a runner that is lost are played by the others."""
@@ -355,19 +350,31 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._seconds[metrics.GRPO_ROLLOUT_S] = time.monotonic() - began
         return episodes
 
-    def _scored(self, episodes: list[ChunkEpisode]) -> tuple[list[Group], FloatArray]:
-        """Groups of a rollout that teach something, once it has its scores, and these."""
+    def _scored(self, episodes: list[ChunkEpisode]) -> list[Group]:
+        """The groups of a rollout, once it has its scores; none where nothing was played."""
+        if not episodes:
+            return []
         scores = self._scorer.collect(len(episodes), self.env_steps)
         ended = [(float(episode.env_rewards.sum()), episode.success) for episode in episodes]
         self._stats.take_in(sum(map(len, episodes)), ended)
-        return sifted(gathered(episodes, scores), self.config.grpo.advantage, self._scorer_noise), scores
+        return gathered(episodes, scores)
 
-    def _scored_alone(self, episodes: list[ChunkEpisode]) -> list[Group]:
-        """Groups that teach something, of the one rollout of an update; none where nothing was played."""
-        if not episodes:
+    def _sifted(self, groups: list[Group]) -> list[Group]:
+        """Those of an update's groups that teach something; the figures are of all of them."""
+        if not groups:
             return []
-        kept, scores = self._scored(episodes)
-        self._note(episodes, scores, len(kept))
+        kept = sifted(groups, self.config.grpo.advantage, self._scorer_noise)
+        episodes = [episode for group in groups for episode in group.episodes]
+        scores = np.concatenate([group.scores for group in groups])
+        self._stats.note(
+            {
+                metrics.GRPO_KEPT: len(kept) / len(groups),
+                metrics.GRPO_SCORE: float(np.nanmean(scores)) if np.isfinite(scores).any() else 0.0,
+                metrics.TRAIN_EPISODE_RETURN: float(np.mean([episode.env_rewards.sum() for episode in episodes])),
+                metrics.TRAIN_EPISODE_SUCCESS: float(np.mean([episode.success for episode in episodes])),
+                metrics.TRAIN_SUCCESS_AT_END: float(np.mean([episode.success_at_end for episode in episodes])),
+            }
+        )
         return kept
 
     def _parts(self) -> list[int]:
@@ -376,18 +383,6 @@ class VLAGRPO(CheckpointedAlgorithm):
         most = max(1, groups // max(1, self.config.grpo.env_runners))
         parts = min(scores.parts, most) if scores.source == "judged" else 1
         return [len(part) for part in np.array_split(np.arange(groups), parts)]
-
-    def _note(self, episodes: list[ChunkEpisode], scores: FloatArray, num_kept: int) -> None:
-        """The figures of an update's episodes, of all its rounds together."""
-        self._stats.note(
-            {
-                metrics.GRPO_KEPT: num_kept * self.config.grpo.group_size / len(episodes),
-                metrics.GRPO_SCORE: float(np.nanmean(scores)) if np.isfinite(scores).any() else 0.0,
-                metrics.TRAIN_EPISODE_RETURN: float(np.mean([episode.env_rewards.sum() for episode in episodes])),
-                metrics.TRAIN_EPISODE_SUCCESS: float(np.mean([episode.success for episode in episodes])),
-                metrics.TRAIN_SUCCESS_AT_END: float(np.mean([episode.success_at_end for episode in episodes])),
-            }
-        )
 
     def _log_round(self) -> None:
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""

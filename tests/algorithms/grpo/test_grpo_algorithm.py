@@ -12,6 +12,7 @@ import torch
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import AdvantageConfig, GRPOConfig, LossConfig, ScoreConfig, SFTConfig
+from rlvlm.algorithms.grpo.credit.groups import Group
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
 from rlvlm.demonstrations.chunks import Disturbance, collect_chunks, form_of, scripted_episodes
 from rlvlm.demonstrations.folder import create_folder
@@ -24,6 +25,7 @@ from rlvlm.labels.pictures import picture_digest
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.testing import FakeJudge
+from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.judging import Clip, Score
 
 pytestmark = pytest.mark.ray
@@ -250,7 +252,12 @@ def test_figures_are_of_all_rounds_of_an_update(build: Build, monkeypatch: pytes
     algorithm = build(rounds=2)
     algorithm.prepare(lambda line: None)
     played, scored = [], algorithm._scored
-    monkeypatch.setattr(algorithm, "_scored", lambda episodes: (played.extend(episodes), scored(episodes))[1])
+
+    def record(episodes: list[ChunkEpisode]) -> list[Group]:
+        played.extend(episodes)
+        return scored(episodes)
+
+    monkeypatch.setattr(algorithm, "_scored", record)
     groups = algorithm._rolled_groups()
     assert len(played) == 48 and len(groups) < 6, "one round did not find enough"
     report = algorithm.report()
