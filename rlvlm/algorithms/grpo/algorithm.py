@@ -32,7 +32,8 @@ from rlvlm.algorithms.checkpoint import load_tree, save_tree
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig, check_together
 from rlvlm.algorithms.grpo.credit.critic import Critic
-from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
+from rlvlm.algorithms.grpo.credit.groups import Group, weighed
+from rlvlm.algorithms.grpo.group_source import GroupSource
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, read_demonstrations
 from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule
 from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file
@@ -176,16 +177,16 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._scale: ActionScale | None = None
         self.last_played: list[ChunkEpisode] = []
         self._stats = TrainingStats()
-        self._waiting: list[ChunkEpisode] = []
-        self._seconds: dict[str, float] = {}
+        self._update_s = 0.0
         self._critic: Critic | None = None
         if self.config.grpo.advantage.baseline == "critic":
             self._critic = Critic(self.config.grpo.advantage, self._viewer, self.config.seed)
-        noise = self.config.grpo.advantage.scorer_noise
-        self._scorer_noise = 0.0 if noise == "measured" else noise
         self._scorer: EpisodeScorer = SuccessScorer()
         if self.config.scores.source == "judged":
             self._scorer = VideoScorer(self._make_scorer(self.config.make_judge), self.config.scores)
+        self._groups = GroupSource(
+            self.config.grpo, self.config.scores, self._runner_group, self._obs_processor, self._scorer, self._stats
+        )
 
     def _make_scorer(self, make_judge: Callable[[], Judge] | None) -> Scorer:
         """Who says what an episode is worth; a judge is made by `make_judge`."""
@@ -272,11 +273,11 @@ class VLAGRPO(CheckpointedAlgorithm):
         if is_measured:
             tell(f"having {len(known)} episodes scored twice")
             scorer = self._make_scorer(partial(_without_memory, self.config.make_judge))
-            self._scorer_noise = self._scorer.measure_noise(known, scorer)
-            self._stats.note({metrics.JUDGE_PREFLIGHT_NOISE: self._scorer_noise})
-            least = advantage.noise_factor * self._scorer_noise
+            noise = self._groups.scorer_noise = self._scorer.measure_noise(known, scorer)
+            self._stats.note({metrics.JUDGE_PREFLIGHT_NOISE: noise})
+            least = advantage.noise_factor * noise
             tell(
-                f"an episode's score has a standard deviation of {self._scorer_noise:.3f}: groups whose own is not "
+                f"an episode's score has a standard deviation of {noise:.3f}: groups whose own is not "
                 f"above {least:.3f} teach nothing"
             )
 
@@ -284,7 +285,8 @@ class VLAGRPO(CheckpointedAlgorithm):
         """One update: roll out groups, score their episodes, learn from those groups that teach something."""
         if self._scale is None:
             self.prepare(logging.getLogger(__name__).info)
-        self._learn_from(self._groups_of_before() if self.config.scores.ahead else self._rolled_groups())
+        assert self._scale is not None, "just set"
+        self._learn_from(self._groups.next(self._scale))
         self._log_round()
 
     def _learn_from(self, groups: list[Group]) -> None:
@@ -296,7 +298,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         if update is not None:
             self._learners.call_all("learn", update, self.env_steps / self.config.total_steps)
             self._take_over()
-            self._seconds[metrics.GRPO_UPDATE_S] = time.monotonic() - began
+            self._update_s = time.monotonic() - began
 
     def _weights(self) -> FloatArray:
         """[P] those of the policy that learn, as `GroupRunner.act` takes them."""
@@ -311,78 +313,9 @@ class VLAGRPO(CheckpointedAlgorithm):
         if self._learner is None:
             take_weights(self._policy, self._learners.call("weights"))
 
-    def _rolled_groups(self) -> list[Group]:
-        """Groups that teach something: rolled out until there are as many as wanted, or the cap is reached.
-
-        A critic learns from all whose episodes have scores.
-        """
-        groups: list[Group] = []
-        kept: list[Group] = []
-        for _ in range(self.config.grpo.rounds):
-            groups += self._scored(self._played())
-            kept = self._sifted(groups)
-            if len(kept) >= self.config.grpo.groups:
-                break
-        return kept
-
-    def _groups_of_before(self) -> list[Group]:
-        """Groups that teach something of the rollout before; a new one is played, and the judge may look at it."""
-        waiting, self._waiting = self._waiting, self._played()
-        return self._sifted(self._scored(waiting))
-
     def _catch_up(self) -> None:
         """Learns from what was played and is still being looked at, so that nothing is on its way."""
-        waiting, self._waiting = self._waiting, []
-        self._learn_from(self._sifted(self._scored(waiting)))
-
-    def _played(self) -> list[ChunkEpisode]:
-        """A rollout, handed over to be scored; groups of a runner that is lost are played by the others."""
-        episodes: list[ChunkEpisode] = []
-        began, runners = time.monotonic(), self._runner_group
-        for num_missing in self._parts():
-            while num_missing > 0:
-                runners.start({"num_groups": num_missing, "scale": self._scale, "players": runners.alive()})
-                rollout = runners.collect()
-                self._obs_processor.take(rollout.images)
-                self._scorer.begin(rollout.episodes)
-                episodes += rollout.episodes
-                num_missing -= len(rollout.episodes) // self.config.grpo.group_size
-        self._seconds[metrics.GRPO_ROLLOUT_S] = time.monotonic() - began
-        return episodes
-
-    def _scored(self, episodes: list[ChunkEpisode]) -> list[Group]:
-        """The groups of a rollout, once it has its scores; none where nothing was played."""
-        if not episodes:
-            return []
-        scores = self._scorer.collect(len(episodes), self.env_steps)
-        ended = [(float(episode.env_rewards.sum()), episode.success) for episode in episodes]
-        self._stats.take_in(sum(map(len, episodes)), ended)
-        return gathered(episodes, scores)
-
-    def _sifted(self, groups: list[Group]) -> list[Group]:
-        """Those of an update's groups that teach something; the figures are of all of them."""
-        if not groups:
-            return []
-        kept = sifted(groups, self.config.grpo.advantage, self._scorer_noise)
-        episodes = [episode for group in groups for episode in group.episodes]
-        scores = np.concatenate([group.scores for group in groups])
-        self._stats.note(
-            {
-                metrics.GRPO_KEPT: len(kept) / len(groups),
-                metrics.GRPO_SCORE: float(np.nanmean(scores)) if np.isfinite(scores).any() else 0.0,
-                metrics.TRAIN_EPISODE_RETURN: float(np.mean([episode.env_rewards.sum() for episode in episodes])),
-                metrics.TRAIN_EPISODE_SUCCESS: float(np.mean([episode.success for episode in episodes])),
-                metrics.TRAIN_SUCCESS_AT_END: float(np.mean([episode.success_at_end for episode in episodes])),
-            }
-        )
-        return kept
-
-    def _parts(self) -> list[int]:
-        """Groups of each part of a rollout: all at once where nobody has to look, and some for each env runner."""
-        groups, scores = self.config.grpo.groups, self.config.scores
-        most = max(1, groups // max(1, self.config.grpo.env_runners))
-        parts = min(scores.parts, most) if scores.source == "judged" else 1
-        return [len(part) for part in np.array_split(np.arange(groups), parts)]
+        self._learn_from(self._groups.rest())
 
     def _log_round(self) -> None:
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
@@ -391,7 +324,8 @@ class VLAGRPO(CheckpointedAlgorithm):
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.metrics`; success is that of the newest update's episodes."""
         critic = {} if self._critic is None else self._critic.report()
-        return self._stats.report() | self._learners.call("report") | critic | self._scorer.report() | self._seconds
+        seconds = {metrics.GRPO_ROLLOUT_S: self._groups.rollout_s, metrics.GRPO_UPDATE_S: self._update_s}
+        return self._stats.report() | self._learners.call("report") | critic | self._scorer.report() | seconds
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Greedy episodes from held-out initial states, and the success rate of sampled ones from the same states."""
@@ -433,7 +367,7 @@ class VLAGRPO(CheckpointedAlgorithm):
             "iteration": self._iteration,
             "tally": self._stats.save_tree(),
             "scorer": self._scorer.save_tree(),
-            "scorer_noise": self._scorer_noise,
+            "scorer_noise": self._groups.scorer_noise,
             "critic": None if self._critic is None else self._critic.save_tree(),
         }
         save_tree(Path(checkpoint_dir), tree, policy_file(self._policy, self.config.policy, self._scale))
@@ -454,10 +388,10 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._scale = ActionScale.read(tree["scale"], "task")
         self._iteration = tree["iteration"]
         self._stats.load_tree(tree["tally"])
-        self._waiting = []
+        self._groups.forget()
         self._scorer.load_tree(tree["scorer"])
         if self.config.grpo.advantage.scorer_noise == "measured":
-            self._scorer_noise = float(tree["scorer_noise"])
+            self._groups.scorer_noise = float(tree["scorer_noise"])
         if self._critic is not None:
             self._critic.load_tree(tree["critic"])
 

@@ -251,14 +251,16 @@ def test_a_judge_is_asked_twice_for_its_noise_though_its_answers_are_remembered(
 def test_figures_are_of_all_rounds_of_an_update(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = build(rounds=2)
     algorithm.prepare(lambda line: None)
-    played, scored = [], algorithm._scored
+    source = algorithm._groups
+    played, scored = [], source._scored
 
     def record(episodes: list[ChunkEpisode]) -> list[Group]:
         played.extend(episodes)
         return scored(episodes)
 
-    monkeypatch.setattr(algorithm, "_scored", record)
-    groups = algorithm._rolled_groups()
+    monkeypatch.setattr(source, "_scored", record)
+    assert algorithm._scale is not None
+    groups = source.next(algorithm._scale)
     assert len(played) == 48 and len(groups) < 6, "one round did not find enough"
     report = algorithm.report()
     assert report[metrics.GRPO_KEPT] == pytest.approx(len(groups) / 12)
