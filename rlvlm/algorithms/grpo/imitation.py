@@ -113,8 +113,9 @@ def read_demonstrations(
         outcome = "unusable" if not is_whole(record, form) else "successes" if record.success else "failures"
         outcomes[outcome] += 1
         successes += [record] if outcome == "successes" else []
+    players = ", ".join(sorted({record.player for record in successes})) or "nobody"
     tell(
-        f"{outcomes['successes']} demonstrations from {path}; left out: {outcomes['failures']} failures, "
+        f"{outcomes['successes']} demonstrations from {path} by {players}; left out: {outcomes['failures']} failures, "
         f"{outcomes['unusable'] + folder.num_damaged} that are damaged"
     )
     if not successes:
