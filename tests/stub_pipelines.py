@@ -242,6 +242,9 @@ class StubAlgorithm:
         episodes = evaluate(StubPlayer(self.viewer, self.moves, self.skill), num_episodes)
         return Evaluation(episodes=episodes, metrics={"stub/evaluated": float(len(episodes))})
 
+    def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
+        return list(episodes)
+
     def drain_records(self) -> list[Any]:
         return []
 

@@ -1,9 +1,9 @@
 """What a run needs of any algorithm. The run loop knows nothing else of it; Tune and users get RLlib's life cycle."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from rlvlm.algorithms.evaluation import Evaluation
+from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.types.steps import FloatArray, Frames
 
 
@@ -43,6 +43,15 @@ class RunAlgorithm(Protocol):
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Episodes of the present policy on the true task."""
+        ...
+
+    def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
+        """The first of the last evaluation's episodes, about to be filmed: with what the reward source makes of each
+        moment, where it was not asked when they were played.
+
+        Raises:
+            JudgeUnavailable: it does not answer.
+        """
         ...
 
     def drain_records(self) -> list[Any]:

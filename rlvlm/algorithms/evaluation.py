@@ -23,6 +23,10 @@ class PlayedEpisode:
     """[T] the true rewards."""
     learned_rewards: FloatArray
     """[T] by the reward source, for plots only; NaN where there is none to ask."""
+    reward_name: str = "learned reward"
+    """What `learned_rewards` are, in words."""
+    reward_range: tuple[float, float] | None = None
+    """The least and the largest that `learned_rewards` can be; None where that is not known."""
     success: NDArray[np.bool_]
     """[T] the env's own test after each step."""
     progress: FloatArray

@@ -16,8 +16,8 @@ from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.console.panel import RunConsole
 from rlvlm.console.quiet import quiet_output
 from rlvlm.console.signals import StopRequest
-from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, NumericsError, RunError, UsageError
-from rlvlm.runs.artifacts.write import VIDEO_PX, write_artifacts
+from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, MachineError, NumericsError, RunError, UsageError
+from rlvlm.runs.artifacts.write import NUM_VIDEOS, VIDEO_PX, write_artifacts
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.folder.label_store import label_store
@@ -167,12 +167,17 @@ class Training:
             exit_reason: `done`, or why it stopped earlier; only a run that is done is filmed.
         """
         self._console.phase("writing plots, videos and pages")
+        films = list(self._last_evaluation.episodes[:NUM_VIDEOS]) if exit_reason == "done" else []
+        try:
+            films = self._algorithm.rewarded(films)
+        except JudgeUnavailable as error:
+            self._console.line(f"the films show the true reward: {error}")
         write_artifacts(
             self._folder,
             self._config,
             self.state,
             exit_reason,
-            self._last_evaluation.episodes if exit_reason == "done" else [],
+            films,
             lambda snapshots: self._algorithm.draw(snapshots, VIDEO_PX),
             lambda: self._pipeline.write_pages(self._folder, self._config),
         )

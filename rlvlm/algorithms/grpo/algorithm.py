@@ -15,7 +15,8 @@ from the success of whole episodes). Departures:
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -29,7 +30,7 @@ from torch.nn.utils import parameters_to_vector
 
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
-from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation
+from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig, check_together
 from rlvlm.algorithms.grpo.credit.critic import Critic
 from rlvlm.algorithms.grpo.credit.groups import Group, weighed
@@ -343,6 +344,25 @@ class VLAGRPO(CheckpointedAlgorithm):
     def finish(self) -> None:
         """Learns from the last rollout, where scores are waited for one update later."""
         self._catch_up()
+
+    def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
+        """`episodes` with what the judge says of each as it goes; as they are where no judge is asked.
+
+        Raises:
+            JudgeUnavailable: it does not answer.
+        """
+        if not self.config.scores.asks_judge:
+            return list(episodes)
+        assert isinstance(self._scorer, VideoScorer), "whoever asks a judge is one"
+        return [
+            replace(
+                one,
+                learned_rewards=self._scorer.follow(episode),
+                reward_name="judge's score so far",
+                reward_range=(0, 1),
+            )
+            for one, episode in zip(episodes, self.last_played, strict=False)
+        ]
 
     def drain_records(self) -> list[ScoredItem]:
         """The judge's answers since the last call; none where nobody is asked."""

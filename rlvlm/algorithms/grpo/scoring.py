@@ -28,6 +28,8 @@ _HALF = 0.5
 """Scores from here on say that an episode is a success, where there is no threshold."""
 _MOST_TRIES = 20
 """Episodes of the script per known success that is looked for."""
+_MOMENTS = 12
+"""Of an episode at which a judge is asked how it stands, for a film."""
 _LARGE_NOISE = 0.6
 """Of a script that is to fail, added to actions scaled to [-1, 1]."""
 
@@ -186,6 +188,28 @@ class VideoScorer:
         """
         first, again = (np.array([self._value(score) for score in scorer.score(known)]) for _ in range(2))
         return float(np.sqrt(np.nanmean((first - again) ** 2) / 2)) / (1.0 + self._config.success_weight)
+
+    def follow(self, episode: ChunkEpisode) -> FloatArray:
+        """[T] what is said of an episode that was played to its end, as it stood after each step: asked `_MOMENTS`
+        times at most, evenly spread, and held in between. NaN where there is no answer.
+
+        Raises:
+            JudgeUnavailable: the judge does not answer.
+        """
+        steps = len(episode)
+        moments = np.unique(np.linspace(1, steps, min(_MOMENTS, steps)).round().astype(int))
+        items = [
+            ScoringItem(
+                goal=episode.instruction,
+                snapshots=spread(episode.snapshots[: moment + 1], self._config.num_frames),
+                is_success=episode.success and moment == steps,
+                progress=episode.progress,
+            )
+            for moment in moments
+        ]
+        scores = self._pool.submit(self._scorer.score, items).result()
+        values = np.array([math.nan if score.value is None else score.value for score in scores], np.float32)
+        return values.repeat(np.diff(moments, append=steps + 1))
 
     def report(self) -> dict[str, float]:
         """How long the last rollout waited for its scores, and the monitor's figures."""

@@ -21,7 +21,12 @@ PAPER, INK, FAINT, ACCENT = (250, 250, 248), (38, 70, 83), (200, 206, 208), (231
 
 
 def write_video(
-    file: Path, frames: Frames, rewards: FloatArray, title: str, progress: FloatArray | None = None
+    file: Path,
+    frames: Frames,
+    rewards: FloatArray,
+    title: str,
+    progress: FloatArray | None = None,
+    bounds: tuple[float, float] | None = None,
 ) -> Path:
     """Writes one episode as H.264 and returns the file; it appears whole or not at all.
 
@@ -31,8 +36,9 @@ def write_video(
         rewards: [T] the reward the agent saw at each step.
         title: one line for the top of the strip.
         progress: [T] the true progress in [0, 1], told beside the reward; None leaves it out.
+        bounds: rewards at the bottom and at the top of the strip; None: the episode's own.
     """
-    return write_mp4(file, compose_frames(frames, rewards, title, progress))
+    return write_mp4(file, compose_frames(frames, rewards, title, progress, bounds))
 
 
 def write_mp4(file: Path, pictures: Sequence[NDArray[np.uint8]], fps: int = FPS) -> Path:
@@ -55,7 +61,11 @@ def write_mp4(file: Path, pictures: Sequence[NDArray[np.uint8]], fps: int = FPS)
 
 
 def compose_frames(
-    frames: Frames, rewards: FloatArray, title: str, progress: FloatArray | None = None
+    frames: Frames,
+    rewards: FloatArray,
+    title: str,
+    progress: FloatArray | None = None,
+    bounds: tuple[float, float] | None = None,
 ) -> list[NDArray[np.uint8]]:
     """Each picture with the strip under it: the whole trace faint, the past dark, the present marked.
 
@@ -64,12 +74,14 @@ def compose_frames(
         rewards: [T].
         title: one line.
         progress: [T] or None.
+        bounds: rewards at the bottom and at the top of the strip; None: the episode's own.
 
     Returns:
         T pictures [H + TRACE_PX, W, 3].
     """
     width = frames.shape[2]
-    points = _trace_points(rewards, width)
+    low, high = bounds or (float(np.min(rewards)), float(np.max(rewards)))
+    points = _trace_points(rewards, width, low, high)
     small = ImageFont.load_default(size=11)
     base = Image.new("RGB", (width, TRACE_PX), PAPER)
     draw = ImageDraw.Draw(base)
@@ -92,9 +104,8 @@ def compose_frames(
     return pictures
 
 
-def _trace_points(rewards: FloatArray, width: int) -> list[tuple[float, float]]:
-    """Pixel positions of the trace: time to the right, reward upwards, both filling the strip."""
-    low, high = float(np.min(rewards)), float(np.max(rewards))
+def _trace_points(rewards: FloatArray, width: int, low: float, high: float) -> list[tuple[float, float]]:
+    """Pixel positions of the trace: time to the right, rewards upwards, `low` at the bottom and `high` at the top."""
     span = high - low or 1.0
     bottom, height = TRACE_PX - MARGIN_PX, TRACE_PX - MARGIN_PX - HEADER_PX
     step = (width - 2 * MARGIN_PX) / max(len(rewards) - 1, 1)

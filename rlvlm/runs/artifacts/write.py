@@ -27,7 +27,7 @@ def write_artifacts(
     config: RunConfig,
     state: RunState,
     exit_reason: str,
-    episodes: Sequence[PlayedEpisode],
+    films: Sequence[PlayedEpisode],
     draw: Draw,
     write_pages: Callable[[], None],
 ) -> None:
@@ -38,14 +38,14 @@ def write_artifacts(
         config: of the run.
         state: where it stopped.
         exit_reason: `done`, or why it stopped earlier.
-        episodes: to be filmed; empty when there is no time for it.
+        films: episodes to be filmed; empty when there is no time for it.
         draw: makes images [N, H, W, 3] of snapshots [N, S], with even H and W.
         write_pages: writes what only this kind of run has.
     """
     summary = summarise(folder, config, state, exit_reason)
     folder.write_summary(summary)
     write_plots(folder, config.title)
-    write_videos(folder, episodes[:NUM_VIDEOS], state.env_steps, draw)
+    write_videos(folder, films, state.env_steps, draw)
     write_pages()
     files = sorted(str(file.relative_to(folder.path)) for file in folder.path.rglob("*") if file.is_file())
     card = run_card(config, summary, folder.environment(), folder.command(), files)
@@ -60,8 +60,9 @@ def write_videos(folder: RunFolder, episodes: Sequence[PlayedEpisode], env_steps
         rewards = episode.learned_rewards if is_learned else episode.env_rewards
         lost = "success, undone at the end" if episode.is_success else "no success"
         end = "success" if episode.ends_in_success else lost
-        title = f"step {env_steps:,}, {end}, {'learned' if is_learned else 'true'} reward"
+        title = f"step {env_steps:,}, {end}, {episode.reward_name if is_learned else 'true reward'}"
         file = folder.videos / f"step_{env_steps:08d}_episode_{number}.mp4"
-        write_video(file, draw(episode.snapshots), rewards, title, episode.progress)
+        bounds = episode.reward_range if is_learned else None
+        write_video(file, draw(episode.snapshots), rewards, title, episode.progress, bounds)
         names.append(file.name)
     return names

@@ -261,3 +261,12 @@ def test_a_judge_that_remembers_is_asked_anew_where_its_noise_is_measured() -> N
     remembering = CachedJudge(judge)
     assert isinstance(remembering, Remembering) and not isinstance(judge, Remembering)
     assert remembering.asked_anew is judge
+
+
+def test_an_episode_is_followed_at_some_of_its_moments_and_scores_are_held_between() -> None:
+    scorer, judge = judged([0.1 * place for place in range(12)], num_frames=2)
+    said = scorer.follow(episode(steps=23))
+    assert len(judge.seen) == 12 and said.shape == (23,)
+    assert [int(clip.frames[-1, 0, 0, 0]) for clip in judge.seen] == list(range(1, 24, 2)), "the moment is shown last"
+    assert all(clip.frames[0].max() == 0 for clip in judge.seen), "and the start first"
+    assert said[[0, 1, 2, 21, 22]] == pytest.approx([0, 0, 0.1, 1.0, 1.1])

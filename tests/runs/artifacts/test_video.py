@@ -20,6 +20,15 @@ def test_the_mark_follows_the_reward() -> None:
     assert marks[1][1] < marks[0][1] == pytest.approx(marks[2][1])  # more reward is higher
 
 
+def test_a_score_whose_range_is_known_is_drawn_on_that_range() -> None:
+    frames, low = np.zeros((2, 64, 128, 3), np.uint8), np.array([0.0, 0.01], np.float32)
+    heights = []
+    for bounds in (None, (0.0, 1.0)):
+        strip = compose_frames(frames, low, "t", bounds=bounds)[-1][64 + 26 :].astype(int)
+        heights.append(np.nonzero((strip[..., 0] > 200) & (strip[..., 2] < 120))[0].mean())
+    assert heights[1] > heights[0] + 20, "0.01 of 1 is at the bottom"
+
+
 def test_a_video_can_be_played_back(tmp_path: Path) -> None:
     frames = np.stack([np.full((96, 96, 3), 20 * step, np.uint8) for step in range(10)])
     file = write_video(tmp_path / "videos" / "a.mp4", frames, np.arange(10, dtype=np.float32), "step 1,000")
