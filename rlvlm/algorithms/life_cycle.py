@@ -1,6 +1,7 @@
 """RLlib's public life cycle, over checkpoints: what works, and what is refused by name. Shared by all algorithms."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN, NUM_EPISODES
 
-from rlvlm.algorithms.evaluation import Evaluation
+from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.algorithms.rllib import NotChosen
 from rlvlm.errors import MachineError, UsageError
 
@@ -142,6 +143,10 @@ class CheckpointedAlgorithm(Algorithm):
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Episodes of the present policy on the true task."""
         raise NotImplementedError("each algorithm has its own player")
+
+    def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
+        """`episodes` to be filmed, as they are: those that have a source to ask were given its rewards in play."""
+        return list(episodes)
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """`config.evaluation_duration` episodes of the present policy; training does not notice.

@@ -326,7 +326,8 @@ class VLAGRPO(CheckpointedAlgorithm):
         """The newest numbers by their names in `rlvlm.metrics`; success is that of the newest update's episodes."""
         critic = {} if self._critic is None else self._critic.report()
         seconds = {metrics.GRPO_ROLLOUT_S: self._groups.rollout_s, metrics.GRPO_UPDATE_S: self._update_s}
-        return self._stats.report() | self._learners.call("report") | critic | self._scorer.report() | seconds
+        measured = {name: value for name, value in seconds.items() if value}
+        return self._stats.report() | self._learners.call("report") | critic | self._scorer.report() | measured
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Greedy episodes from held-out initial states, and the success rate of sampled ones from the same states."""

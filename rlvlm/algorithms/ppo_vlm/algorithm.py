@@ -14,7 +14,7 @@ RL4VLM:
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file, load_tree, save_tree
-from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
+from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.algorithms.learners import Learners, check_learners
 from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
 from rlvlm.algorithms.ppo_vlm.config import HeadConfig, PPOConfig
@@ -344,10 +344,6 @@ class PPOVLM(CheckpointedAlgorithm):
 
     def finish(self) -> None:
         """Nothing is waited for: replies are sampled in this process."""
-
-    def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
-        """As they are: the films show the true reward."""
-        return list(episodes)
 
     def drain_records(self) -> list[ScoredItem]:
         """What was scored since the last call, with the truth beside it."""

@@ -12,7 +12,7 @@ arXiv:2402.03681 (RL-VLM-F). Departures:
    on the path. Env runners act with the policy of one turn before, except in the first turn of an episode.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +24,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
-from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, evaluate
+from rlvlm.algorithms.evaluation import Evaluation, evaluate
 from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
 from rlvlm.algorithms.rllib import NotChosen, TaskConfig, gpus_of_learner, log_round, only_learner
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
@@ -215,10 +215,6 @@ class SACPebble(CheckpointedAlgorithm):
     def finish(self) -> None:
         """Waits for answers that are still to come; call it after the last step, before the last `drain_records`."""
         self._schedule.finish_feedback()
-
-    def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
-        """As they are: the learned reward looked on as they were played."""
-        return list(episodes)
 
     def drain_records(self) -> list[Record]:
         """The queries asked since the last call; write them down before saving a checkpoint."""
