@@ -198,6 +198,8 @@ def told(task: str, args: list[str]) -> tuple[str, Trial]:
     default = Trial(env=own.env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=ScoreConfig())
     trial = tyro.cli(Trial, default=default, args=args)
     check_together(trial.reward, trial.grpo, trial.sft, trial.policy)
+    if trial.sft.start_from:
+        raise SystemExit("error: a trial begins with --start, not with a run's checkpoint")
     if trial.reward.asks_judge:
         raise SystemExit("error: a trial asks no judge, only simulated teachers; `python -m rlvlm.run` asks one")
     return own.task, trial

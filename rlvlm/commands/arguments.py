@@ -7,6 +7,7 @@ import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
@@ -14,6 +15,7 @@ import tyro
 from rlvlm.envs.registry import task_summary
 from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder.settings import differences, flat
 from rlvlm.runs.recipes import RECIPES, recipe
 
 _HELP = ("-h", "--help")
@@ -57,7 +59,23 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
         )
     task, options = words[0], words[1:]
     default = recipe(task)
-    return _parse(default.smoke() if "--smoke" in options else default, options, f"{prog} {task}")
+    default = default.smoke() if "--smoke" in options else default
+    arguments = _parse(default, options, f"{prog} {task}")
+    _check_heeded(default, arguments.config)
+    return arguments
+
+
+def _check_heeded(default: RunConfig, wanted: RunConfig) -> None:
+    """Passes where all that differs from the task's recipe has an effect.
+
+    Raises:
+        UsageError: something has none.
+    """
+    for name in differences(flat(default), flat(wanted)):
+        for pattern, reason in wanted.unheeded.items():
+            if fnmatchcase(name, pattern):
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} has no effect with {reason}", f"leave out {option}")
 
 
 def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments[RunConfig]:

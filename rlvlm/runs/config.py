@@ -138,6 +138,13 @@ class RunConfig:
         return ()
 
     @property
+    def unheeded(self) -> dict[str, str]:
+        """Patterns of settings that have no effect in this run, with the setting that is why. A recipe may have them
+        all the same; whoever sets one on the command line is told.
+        """
+        return {}
+
+    @property
     def max_queries(self) -> int:
         """Most questions that a run can ask, by its sessions to the last step and its budget; 0 where nobody is."""
         raise NotImplementedError("each pipeline's config says so")

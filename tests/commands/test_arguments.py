@@ -43,3 +43,26 @@ def test_help_without_a_task_lists_tasks_and_options(capsys: pytest.CaptureFixtu
 def test_the_task_is_a_word_and_no_option() -> None:
     with pytest.raises(SystemExit, match="2"):
         parse_run(["drawer_open", "--task", "other"], "rlvlm run")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("push_block --judge.model scorer2", "reward.source success"),
+        ("libero_object/0 --reward.num-frames 3", "reward.source success"),
+        ("push_block --reward.source judged --reward.teacher random --judge.score rating", "reward.teacher random"),
+        ("push_block --sft.data shown --sft.noise 0.3", "sft.data"),
+        ("push_block --sft.start-from best --sft.demonstrations 3", "sft.start_from"),
+        ("push_block --policy.model checkpoint --sft.steps 3", "policy.model"),
+        ("push_block --policy.model checkpoint --policy.pocket.dilated 3", "policy.model"),
+    ],
+)
+def test_a_setting_that_another_leaves_without_effect_is_refused(words: str, why: str) -> None:
+    option = words.split()[-2]
+    with pytest.raises(UsageError, match=f"{option} has no effect with {why}"):
+        parse_run(words.split(), "rlvlm run")
+
+
+def test_what_a_recipe_has_without_effect_is_no_error() -> None:
+    config = parse_run("libero_object/0 --sft.data shown --smoke".split(), "rlvlm run").config
+    assert config.unheeded and config.judge.model == "video"

@@ -82,10 +82,19 @@ def test_a_folder_that_holds_no_model_is_refused_before_anything_starts(
         check_before_run(wrong)
 
 
-@pytest.mark.parametrize("setting", ["sft.demonstrations", "sft.start_from", "policy.adapter"])
-def test_a_folder_of_another_kind_is_refused_before_anything_starts(setting: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "setting"),
+    [
+        ("number_line", "sft.demonstrations"),
+        ("number_line", "sft.start_from"),
+        ("number_line", "policy.adapter"),
+        ("push_block", "sft.data"),
+        ("push_block", "sft.start_from"),
+    ],
+)
+def test_a_folder_of_another_kind_is_refused_before_anything_starts(task: str, setting: str, tmp_path: Path) -> None:
     section, _, field = setting.partition(".")
-    config = recipe("number_line")
+    config = recipe(task)
     wrong = replace(config, **{section: replace(getattr(config, section), **{field: str(tmp_path)})})
     with pytest.raises(UsageError, match=f"{setting} {tmp_path} is none: there is no .* in it"):
         check_before_run(wrong)

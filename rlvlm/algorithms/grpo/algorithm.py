@@ -37,7 +37,7 @@ from rlvlm.algorithms.grpo.credit.groups import Group, weighed
 from rlvlm.algorithms.grpo.group_source import GroupSource
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, read_demonstrations
 from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule
-from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file
+from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file, take_policy
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor, explored_dimensions
 from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner, join
 from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes, shown_frames
@@ -204,9 +204,13 @@ class VLAGRPO(CheckpointedAlgorithm):
         return self._stats.env_steps
 
     def prepare(self, tell: Callable[[str], None]) -> bool:
-        """The supervised start: the policy imitates demonstrations; not one that comes trained."""
+        """The supervised start: the policy imitates demonstrations; not one that comes trained, or is another run's."""
         self._try_judge(tell)
-        if self._policy.scale is None:
+        if self.config.sft.start_from:
+            start = Path(self.config.sft.start_from)
+            tell(f"starting from the policy of {start}")
+            self._scale = take_policy(start / "algorithm", self._policy, self.config.policy)
+        elif self._policy.scale is None:
             self._imitate(tell)
         else:
             self._scale = self._policy.scale

@@ -202,6 +202,9 @@ class SFTConfig:
     data: str = ""
     """Folder that `rlvlm collect` or `rlvlm data import` made, to learn from all its successes; empty: the
     task's script plays. `demonstrations`, `noise` and `p_stray` are for the script."""
+    start_from: str = ""
+    """Checkpoint of another run, e.g. `runs/push_block/TIME/checkpoints/best`: this one begins with its policy, and
+    nothing is demonstrated."""
     demonstrations: int = 120
     """Episodes of the script, each from an initial state of its own; only successes are learned from."""
     noise: float = 0.05
@@ -229,6 +232,8 @@ class SFTConfig:
 
     def __post_init__(self) -> None:
         counts = {"demonstrations": 1, "batch_size": 1, "steps": 0, "scenes": 0}
+        if self.data and self.start_from:
+            raise ValueError("sft.data has no effect beside sft.start_from, whose policy has learned; leave one out")
         for name, least in (counts | {"noise": 0, "label_width": 0}).items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"sft.{name} must be >= {least}, got {getattr(self, name)}")

@@ -1,6 +1,7 @@
 """Whole episodes of a VLA for evaluations and `rlvlm eval`, and how a checkpoint holds it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rlvlm.algorithms.grpo.rollouts import (
     roll_out,
 )
 from rlvlm.envs.chunks import ChunkWorld
-from rlvlm.errors import ModelUnavailable
+from rlvlm.errors import ModelUnavailable, UsageError
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.policy import VLAPolicy, take_weights, trained_weights
@@ -106,15 +107,49 @@ def load_policy(folder: Path, world: ChunkWorld) -> tuple[VLAPolicy, ActionScale
         ModelUnavailable: the checkpoint is of an adapter, and the model that it belongs to cannot be loaded.
     """
     file = load_policy_file(folder)
-    try:
-        if file.kind != KIND:
-            raise ValueError(f"its policy is a {file.kind}, not a {KIND}")
-        told = dict(file.card["config"])
-        pocket = PocketVLAConfig(**{**told["pocket"], "channels": tuple(told["pocket"]["channels"])})
-        config = VLAConfig(**{**told, "pocket": pocket, "openvla": OpenVLAConfig(**told["openvla"])})
-        policy = build_policy(config, world)
+    with _playable(folder):
+        policy = build_policy(_config_of(file), world)
         take_weights(policy, file.weights)
         return policy, ActionScale.read(file.card["statistics"], _SCALE_KEY)
+
+
+def take_policy(folder: Path, policy: torch.nn.Module, config: VLAConfig) -> ActionScale:
+    """Gives `policy`, built by `config`, the weights of the checkpoint in `folder`; the scale of its actions.
+
+    Raises:
+        CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
+        UsageError: its policy was built by other settings.
+    """
+    file = load_policy_file(folder)
+    with _playable(folder):
+        before = asdict(_config_of(file).pocket)
+        scale = ActionScale.read(file.card["statistics"], _SCALE_KEY)
+    odd = {name: value for name, value in before.items() if value != getattr(config.pocket, name)}
+    if odd:
+        told = ", ".join(f"policy.pocket.{name} {value}" for name, value in odd.items())
+        raise UsageError(f"the policy of {folder.parent} was built with {told}", "give this run the same")
+    with _playable(folder):
+        take_weights(policy, file.weights)
+    return scale
+
+
+def _config_of(file: PolicyFile) -> VLAConfig:
+    if file.kind != KIND:
+        raise ValueError(f"its policy is a {file.kind}, not a {KIND}")
+    told = dict(file.card["config"])
+    pocket = PocketVLAConfig(**{**told["pocket"], "channels": tuple(told["pocket"]["channels"])})
+    return VLAConfig(**{**told, "pocket": pocket, "openvla": OpenVLAConfig(**told["openvla"])})
+
+
+@contextmanager
+def _playable(folder: Path) -> Iterator[None]:
+    """Names a checkpoint that makes no policy.
+
+    Raises:
+        CorruptCheckpoint: whatever went wrong inside.
+    """
+    try:
+        yield
     except ModelUnavailable:  # the large model beside whose weights these belong
         raise
     except Exception as error:  # strange weights break a network in any way

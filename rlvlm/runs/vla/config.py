@@ -3,7 +3,7 @@
 Imports only the rooms' config files, never torch or ray: `rlvlm --help` starts at once.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar, Self
 
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig, check_together
@@ -31,13 +31,34 @@ class VLARunConfig(RunConfig):
         if self.goal:
             raise ValueError("goal has no effect: policy and judge are told the world's own instruction; leave it out")
         check_together(self.reward, self.algo, self.sft, self.policy)
-        if self.sft.data and self.policy.model:
-            raise ValueError("sft.data has no effect on policy.model, which comes trained; leave one of them out")
+        for name, value in (("data", self.sft.data), ("start_from", self.sft.start_from)):
+            if value and self.policy.model:
+                raise ValueError(f"sft.{name} has no effect on policy.model, which comes trained; leave one out")
 
     @property
     def asks_judge(self) -> bool:
         """Whether a VLM looks at the episodes."""
         return self.reward.asks_judge
+
+    @property
+    def unheeded(self) -> dict[str, str]:
+        """What concerns a judge where nobody is asked, the script where others demonstrated, and demonstrations where
+        the policy has learned already.
+        """
+        found = {}
+        if self.reward.source == "success":
+            frames = ("reward.num_frames", "reward.frame_px", "reward.flip_images")
+            found |= dict.fromkeys(("judge.*", *frames), "reward.source success")
+        elif not self.asks_judge:
+            found["judge.*"] = f"reward.teacher {self.reward.teacher}"
+        if self.sft.data:
+            found |= dict.fromkeys(("sft.demonstrations", "sft.noise", "sft.p_stray"), "sft.data")
+        if self.sft.start_from:
+            names = (one.name for one in fields(self.sft) if one.name != "start_from")
+            found |= dict.fromkeys((f"sft.{name}" for name in names), "sft.start_from")
+        if self.policy.model:
+            found |= dict.fromkeys(("sft.*", "policy.pocket.*"), "policy.model")
+        return found
 
     @property
     def max_queries(self) -> int:
@@ -51,8 +72,11 @@ class VLARunConfig(RunConfig):
 
     @property
     def folders(self) -> dict[str, NamedFolder]:
-        """Demonstrations."""
-        return {"sft.data": NamedFolder(self.sft.data, holds="demonstrations.json")}
+        """Demonstrations, or the checkpoint of a policy."""
+        return {
+            "sft.data": NamedFolder(self.sft.data, holds="demonstrations.json"),
+            "sft.start_from": NamedFolder(self.sft.start_from, holds="algorithm/policy.safetensors"),
+        }
 
     @property
     def networks(self) -> dict[str, Network]:

@@ -43,6 +43,8 @@ def build(local_ray: None) -> Iterator[Build]:
         seed: int = 0,
         scores: ScoreConfig = SUCCESS,
         data: str = "",
+        start_from: str = "",
+        hidden: int = 64,
         make_judge: Callable[[], Judge] = FakeJudge,
         **grpo: object,
     ) -> VLAGRPO:
@@ -50,8 +52,8 @@ def build(local_ray: None) -> Iterator[Build]:
             VLAGRPOConfig()
             .worlds(task="push_block", world=EnvConfig(episode_steps=32))
             .learning(
-                policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=64)),
-                sft=SFTConfig(demonstrations=20, steps=60, data=data),
+                policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=hidden)),
+                sft=SFTConfig(demonstrations=20, steps=60, data=data, start_from=start_from),
                 grpo=GRPOConfig(**{"groups": 6, "group_size": 4, "rounds": 2, **grpo}),  # pyright: ignore[reportArgumentType]
             )
             .rewards(scores=scores, make_judge=make_judge if scores.asks_judge else None)
@@ -111,6 +113,24 @@ def test_a_collected_folder_teaches_what_the_run_would_have_shown_itself(build: 
     for mine, theirs in zip(reading._policy.parameters(), playing._policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert reading.report()[metrics.SFT_DEMONSTRATIONS] == 20
+
+
+def test_a_run_begins_with_the_policy_of_another(build: Build, tmp_path: Path) -> None:
+    before = build()
+    before.prepare(lambda line: None)
+    before.train()
+    before.save_checkpoint(str(tmp_path / "step" / "algorithm"))
+    told: list[str] = []
+    after = build(seed=7, start_from=str(tmp_path / "step"))
+    after.prepare(told.append)
+    assert "starting from the policy of" in told[0] and not any("demonstrations by" in line for line in told)
+    for mine, theirs in zip(after._policy.parameters(), before._policy.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    again, once = (one.evaluate_policy(4).episodes for one in (after, before))
+    assert all(np.array_equal(mine.snapshots, theirs.snapshots) for mine, theirs in zip(again, once, strict=True))
+    other = build(start_from=str(tmp_path / "step"), hidden=32)
+    with pytest.raises(UsageError, match=r"was built with policy\.pocket\.hidden 64"):
+        other.prepare(lambda line: None)
 
 
 def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Build, tmp_path: Path) -> None:
