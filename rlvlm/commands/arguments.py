@@ -7,7 +7,6 @@ import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
@@ -72,10 +71,9 @@ def _check_heeded(default: RunConfig, wanted: RunConfig) -> None:
         UsageError: something has none.
     """
     for name in differences(flat(default), flat(wanted)):
-        for pattern, reason in wanted.unheeded.items():
-            if fnmatchcase(name, pattern):
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} has no effect with {reason}", f"leave out {option}")
+        if (why := wanted.why_unheeded(name)) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} has no effect with {why}", f"leave out {option}")
 
 
 def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments[RunConfig]:

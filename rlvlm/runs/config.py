@@ -6,6 +6,7 @@ Imports only the rooms' config files, never torch or ray: `rlvlm --help` starts 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -143,6 +144,10 @@ class RunConfig:
         all the same; whoever sets one on the command line is told.
         """
         return {}
+
+    def why_unheeded(self, name: str) -> str | None:
+        """The setting that leaves the one of that dotted name without effect; None where it has one."""
+        return next((why for pattern, why in self.unheeded.items() if fnmatchcase(name, pattern)), None)
 
     @property
     def max_queries(self) -> int:

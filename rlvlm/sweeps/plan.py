@@ -88,11 +88,15 @@ def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def alone_command(config: RunConfig) -> list[str]:
-    """The words that run `config` without the sweep. A member of a union is a word of its own, behind all options but
-    the member's.
+    """The words that run `config` without the sweep, but for settings that have no effect in it. A member of a union is
+    a word of its own, behind all options but the member's.
     """
     words = ["rlvlm", "run", config.task]
-    changed = {name: value for name, (_, value) in differences(recipe(config.task), config).items()}
+    changed = {
+        name: value
+        for name, (_, value) in differences(recipe(config.task), config).items()
+        if config.why_unheeded(name) is None
+    }
     unions = {name.removesuffix("choice"): value for name, value in changed.items() if name.endswith(".choice")}
     for name, value in sorted(changed.items(), key=lambda pair: pair[0].startswith(tuple(unions))):
         option = name.replace("_", "-")
