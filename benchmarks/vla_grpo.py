@@ -28,9 +28,9 @@ from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, read_demonstrations
 from rlvlm.algorithms.grpo.learner import GRPOLearner
 from rlvlm.algorithms.grpo.player import ChunkPlayer
+from rlvlm.algorithms.grpo.reward.scoring import EpisodeScorer, SuccessScorer, VideoScorer
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner
-from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer
 from rlvlm.envs.chunks import ChunkWorld
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world

@@ -61,3 +61,11 @@ def test_three_algorithms_learn_from_one_judge_at_the_same_time(tmp_path: Path) 
     assert sum("label" in call.text for call in server.calls) and sum("yes or no" in call.text for call in server.calls)
     summaries = [json.loads(run.read_text()) for run in (tmp_path / "sweep").glob("*/judge/seed_0/summary.json")]
     assert len(summaries) == len(TASKS) and all(summary["queries"] > 0 for summary in summaries)
+
+    command = [sys.executable, "-m", "rlvlm.cli", "report", str(tmp_path / "sweep")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=120)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    with open(tmp_path / "sweep" / "report_runs.csv") as stream:
+        assert {row["task"] for row in csv.DictReader(stream)} == set(TASKS), "one report has all three"
+    page = (tmp_path / "sweep" / "report.html").read_text()
+    assert all(task in page for task in TASKS)

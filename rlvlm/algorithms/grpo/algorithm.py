@@ -38,16 +38,16 @@ from rlvlm.algorithms.grpo.group_source import GroupSource
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, read_demonstrations
 from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule
 from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file, take_policy
+from rlvlm.algorithms.grpo.reward.preflight import try_scorer
+from rlvlm.algorithms.grpo.reward.scoring import EpisodeScorer, SuccessScorer, VideoScorer, shown_frames
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor, explored_dimensions
 from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner, join
-from rlvlm.algorithms.grpo.scoring import EpisodeScorer, SuccessScorer, VideoScorer, known_episodes, shown_frames
 from rlvlm.algorithms.learners import Learners, check_learners
 from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
 from rlvlm.algorithms.rllib import UNCHANGED, TaskConfig, gpus_of_learner, log_round
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.envs.registry import make_world
-from rlvlm.errors import UsageError
 from rlvlm.judges.judge import Judge, Remembering
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import VLAConfig
@@ -242,49 +242,20 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._stats.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
 
     def _try_judge(self, tell: Callable[[str], None]) -> None:
-        """Has a judge tell known successes from known failures, and repeat itself, before anything is learned from it.
-
-        Raises:
-            JudgeUnavailable: it cannot tell them apart.
-            UsageError: a threshold is to be calibrated, or noise measured, and no episodes are known.
-        """
-        scores, advantage = self.config.scores, self.config.grpo.advantage
-        is_measured = advantage.scorer_noise == "measured"
-        count = scores.monitor.preflight if scores.asks_judge or is_measured else 0
-        if not count or not isinstance(self._scorer, VideoScorer):
+        """Tries who scores on known episodes, where anybody is asked or noise is to be measured."""
+        if not isinstance(self._scorer, VideoScorer):
             return
-        rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(7,)))
-        known = known_episodes(self._viewer, count, scores.num_frames, rng)
-        if not known and scores.threshold == "calibrated":
-            raise UsageError(
-                f"nothing calibrates the threshold: {self.config.task} has no script that succeeds and fails",
-                "--reward.threshold with a number, or None",
-            )
-        if not known and is_measured:
-            raise UsageError(
-                f"nothing to measure the judge's noise on: {self.config.task} has no script that succeeds and fails",
-                "--algo.advantage.scorer-noise with a number",
-            )
-        if not known:
-            tell("the judge is not tried on known episodes: the task has no script that succeeds and fails")
-            return
-        if scores.asks_judge:
-            tell(f"trying the judge on {len(known)} episodes whose outcome is known")
-            preflight = self._scorer.try_on(known)
-            self._stats.note(
-                {metrics.JUDGE_PREFLIGHT_AUC: preflight.area, metrics.JUDGE_PREFLIGHT_THRESHOLD: preflight.threshold}
-            )
-            tell(f"the judge tells successes from failures: {preflight}")
-        if is_measured:
-            tell(f"having {len(known)} episodes scored twice")
-            scorer = self._make_scorer(partial(_without_memory, self.config.make_judge))
-            noise = self._groups.scorer_noise = self._scorer.measure_noise(known, scorer)
-            self._stats.note({metrics.JUDGE_PREFLIGHT_NOISE: noise})
-            least = advantage.noise_factor * noise
-            tell(
-                f"an episode's score has a standard deviation of {noise:.3f}: groups whose own is not "
-                f"above {least:.3f} teach nothing"
-            )
+        found = try_scorer(
+            self._scorer,
+            self._viewer,
+            self.config.scores,
+            self.config.grpo.advantage,
+            self.config.seed,
+            lambda: self._make_scorer(partial(_without_memory, self.config.make_judge)),
+            tell,
+        )
+        self._stats.note(found)
+        self._groups.scorer_noise = found.get(metrics.JUDGE_PREFLIGHT_NOISE, self._groups.scorer_noise)
 
     def training_step(self) -> None:
         """One update: roll out groups, score their episodes, learn from those groups that teach something."""

@@ -8,8 +8,8 @@ import numpy as np
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig
 from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted
+from rlvlm.algorithms.grpo.reward.scoring import EpisodeScorer
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
-from rlvlm.algorithms.grpo.scoring import EpisodeScorer
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.policies.vla.tokens import ActionScale

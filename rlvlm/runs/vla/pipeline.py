@@ -9,7 +9,7 @@ import torch
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.panel import ROWS
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
-from rlvlm.algorithms.grpo.scoring import shown_frames
+from rlvlm.algorithms.grpo.reward.scoring import shown_frames
 from rlvlm.disk import write_whole
 from rlvlm.envs.registry import make_world
 from rlvlm.judges.agreement import wilson_interval

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rlvlm.algorithms.grpo.config import SFTConfig
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, imitation_loss, soft_targets
 from rlvlm.algorithms.grpo.player import ChunkPlayer
+from rlvlm.algorithms.grpo.reward.scoring import item_of
 from rlvlm.algorithms.grpo.rollouts import (
     Choice,
     InitialStates,
@@ -19,7 +20,6 @@ from rlvlm.algorithms.grpo.rollouts import (
     roll_out,
     seen_at_chunks,
 )
-from rlvlm.algorithms.grpo.scoring import item_of
 from rlvlm.demonstrations.chunks import Disturbance, scripted_episodes
 from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
 from rlvlm.envs.config import EnvConfig

@@ -12,23 +12,20 @@ import pytest
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import AdvantageConfig, ScoreConfig
 from rlvlm.algorithms.grpo.credit.groups import gathered, sifted
-from rlvlm.algorithms.grpo.scoring import (
+from rlvlm.algorithms.grpo.reward.scoring import (
     EpisodeScorer,
     SuccessScorer,
     VideoScorer,
     item_of,
-    known_episodes,
     shown_frames,
 )
-from rlvlm.envs.push_block.world import PushBlock
-from rlvlm.envs.registry import make_world, task_env
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Remembering
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.rewards.scorers import JudgeScorer, RandomScorer
 from rlvlm.rewards.scoring_items import ScoringItem
-from rlvlm.types.chunks import ChunkEpisode, ChunkObs
+from rlvlm.types.chunks import ChunkEpisode
 from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.types.steps import FloatArray, Frames
 
@@ -228,32 +225,6 @@ def test_one_thread_asks_and_nobody_waits_for_controls() -> None:
     assert len(scorer.collect(1, 0)) == 1 and metrics.JUDGE_CONTROL_SCORE in scorer.report()
     scorer.save_tree()  # waits for the newest
     assert len(threads) == 1 and threading.get_ident() not in threads
-
-
-def test_known_episodes_of_push_block_are_of_both_kinds() -> None:
-    world = make_world("push_block", task_env("push_block"), 0)
-    known = known_episodes(world, 6, 3, np.random.default_rng(0))
-    assert [item.is_success for item in known] == [True] * 6 + [False] * 6
-    assert all(item.snapshots.shape == (3, 10) for item in known)
-    cut = [item for item in known if not item.is_success]
-    assert all(item.progress < 1 for item in cut), "what has been cut off has not been reached"
-
-
-class NoScriptForRed(PushBlock):
-    """Has nobody who could push red blocks."""
-
-    def reset(self, **told: Any) -> tuple[ChunkObs, dict[str, Any]]:
-        obs, info = super().reset(**told)
-        self.is_red = "red" in obs.instructions[0]
-        return obs, info
-
-    def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
-        return None if self.is_red else super().scripted_chunk(noise, rng)
-
-
-def test_states_without_a_script_are_no_failures() -> None:
-    known = known_episodes(NoScriptForRed(task_env("push_block"), 0), 6, 3, np.random.default_rng(0))
-    assert len(known) == 12 and not any("red" in item.goal for item in known)
 
 
 def test_a_judge_that_remembers_is_asked_anew_where_its_noise_is_measured() -> None:

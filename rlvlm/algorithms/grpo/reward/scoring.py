@@ -15,7 +15,6 @@ import numpy as np
 
 from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import ScoreConfig
-from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld
 from rlvlm.errors import JudgeUnavailable
 from rlvlm.rewards.monitor import JudgeMonitor, Preflight, check_judge
 from rlvlm.rewards.scorers import Scorer
@@ -26,12 +25,8 @@ from rlvlm.types.steps import FloatArray, Frames
 
 _HALF = 0.5
 """Scores from here on say that an episode is a success, where there is no threshold."""
-_MOST_TRIES = 20
-"""Episodes of the script per known success that is looked for."""
 _MOMENTS = 12
 """Of an episode at which a judge is asked how it stands, for a film."""
-_LARGE_NOISE = 0.6
-"""Of a script that is to fail, added to actions scaled to [-1, 1]."""
 
 
 class EpisodeScorer(Protocol):
@@ -272,51 +267,3 @@ def item_of(episode: ChunkEpisode, num_frames: int) -> ScoringItem:
         is_undone=episode.success and not episode.success_at_end,
         progress=episode.progress,
     )
-
-
-def known_episodes(world: ChunkWorld, count: int, num_frames: int, rng: np.random.Generator) -> list[ScoringItem]:
-    """Episodes whose outcome is known, for a judge to be tried on: as many failures as successes, and of `count` each
-    at most.
-
-    Failures are of two kinds: the script with so much noise that it fails, and the first half of a success. Initial
-    states without a script are left out.
-
-    Args:
-        world: with a script; it is left somewhere.
-        count: of each kind of outcome.
-        num_frames: shown of each.
-        rng: of initial states and noise.
-    """
-    successes: list[ScoringItem] = []
-    failures: list[ScoringItem] = []
-    for number in range(_MOST_TRIES * count):
-        if min(len(successes), len(failures)) >= count:
-            break
-        obs, info = world.reset(options={"state_id": int(rng.integers(FIRST_HELD_OUT_STATE))})
-        snapshots, progress, is_over = [obs.snapshots], [float(info["progress"])], False
-        while not is_over:
-            chunk = world.scripted_chunk(_LARGE_NOISE if number % 2 else 0.0, rng)
-            if chunk is None:
-                break
-            _, _, terminated, truncated, info = world.step(chunk)
-            snapshots.append(info["snapshots"])
-            progress.append(float(info["progress"]))
-            is_over = terminated or truncated
-        if not is_over:
-            continue
-        success = bool(info["success"])
-        if success and number % 4 == 0 and len(snapshots) > 2:  # one of a single chunk has no half
-            half = (len(snapshots) + 1) // 2
-            snapshots, progress, success = snapshots[:half], progress[:half], False
-        kind = successes if success else failures
-        if len(kind) < count:
-            kind.append(
-                ScoringItem(
-                    goal=obs.instructions[0],
-                    snapshots=spread(np.concatenate(snapshots), num_frames),
-                    is_success=success,
-                    progress=progress[-1],
-                )
-            )
-    fewest = min(len(successes), len(failures))
-    return [*successes[:fewest], *failures[:fewest]]
