@@ -6,7 +6,7 @@ from pathlib import Path
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 from rlvlm.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError
 from rlvlm.runs.config import Network, RunConfig
-from rlvlm.vlms.shipped import weights_folder
+from rlvlm.vlms.shipped import shipped_folder, weights_folder
 
 POCKET_FIX = "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md says"
 
@@ -70,8 +70,19 @@ def _check_judge(config: RunConfig) -> None:
     if known and config.task not in known and config.judge.untrained == "refuse":
         raise UsageError(
             f"the pocket judge knows {', '.join(known)} alone; about {config.task} it talks nonsense, and sure of it",
-            "put in a general model with --judge.backend transformers --judge.model MODEL, take comparisons of the "
-            "truth with --reward.teacher oracle, or go on all the same with --judge.untrained ok",
+            "put in a general model with --judge.backend transformers --judge.model MODEL, choose another "
+            "--reward.teacher, or go on all the same with --judge.untrained ok",
+        )
+    is_name = bool(model) and "/" not in model
+    if config.judge.ships_weights and is_name and not (shipped_folder(model) or Path(model).is_dir()):
+        raise UsageError(
+            f"judge.model {model} is no pocket judge and no folder",
+            "scorer, video, or a folder with the weights of one; leave it out for the one that compares pictures",
+        )
+    if config.judge.backend == "transformers" and shipped_folder(model):
+        raise UsageError(
+            f"judge.model {model} is a pocket judge's, which judge.backend transformers does not have",
+            "--judge.model with a hub name or a folder, or leave out --judge.backend",
         )
     if config.judge.ships_weights and not (model or weights_folder().is_dir()):
         raise JudgeUnavailable(f"the pocket judge's weights are not in {weights_folder()}", POCKET_FIX)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar, Self
 
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig, check_together
+from rlvlm.pocket import video
+from rlvlm.pocket.judge.config import trained_tasks
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.runs.config import NamedFolder, Network, RunConfig, at_most
 
@@ -41,6 +43,12 @@ class VLARunConfig(RunConfig):
         return self.reward.asks_judge
 
     @property
+    def judge_knows(self) -> list[str]:
+        """The tasks of whose episodes a pocket judge knows how they end; the one that compares pictures knows of none."""
+        known = {"": trained_tasks(), "scorer": ["push_block"], "video": list(video.TASKS)}
+        return known.get(self.judge.model, []) if self.judge.ships_weights else []
+
+    @property
     def unheeded(self) -> dict[str, str]:
         """What concerns a judge where nobody is asked, the script where others demonstrated, and demonstrations where
         the policy has learned already.
@@ -48,9 +56,11 @@ class VLARunConfig(RunConfig):
         found = {}
         if self.reward.source == "success":
             frames = ("reward.num_frames", "reward.frame_px", "reward.flip_images")
-            found |= dict.fromkeys(("judge.*", *frames), "reward.source success")
+            found |= dict.fromkeys(("judge.*", "serve.*", *frames), "reward.source success")
+            if self.algo.advantage.baseline == "critic":
+                found["algo.rounds"] = "a critic, to whom all groups teach something"
         elif not self.asks_judge:
-            found["judge.*"] = f"reward.teacher {self.reward.teacher}"
+            found |= dict.fromkeys(("judge.*", "serve.*"), f"reward.teacher {self.reward.teacher}")
         if self.sft.data:
             found |= dict.fromkeys(("sft.demonstrations", "sft.noise", "sft.p_stray"), "sft.data")
         if self.sft.start_from:
