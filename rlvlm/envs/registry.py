@@ -208,7 +208,9 @@ def _find(name: str) -> Task:
         module = name.removesuffix(".py").replace("/", ".").lstrip(".")
         what = f"{name!r} is a file; a task of your own is named by its module and the Task in it"
         raise UsageError(what, f"{module}:NAME, e.g. {module}:{module.rpartition('.')[2].upper()}")
-    raise UsageError(f"there is no task {name!r}; tasks: {task_summary()}", _near(name))
+    own = task_families().get(name.partition("/")[0]) if "/" in name else None
+    known = f"{name.partition('/')[0]} has {len(own)}, {own[0]} to {own[-1]}" if own else f"tasks: {task_summary()}"
+    raise UsageError(f"there is no task {name!r}; {known}", _near(name))
 
 
 def _near(name: str) -> str:

@@ -31,7 +31,7 @@ def test_a_file_is_told_from_a_misspelt_task() -> None:
 
 @pytest.mark.parametrize("name", ["metaworld/dor-open-v3", "metaworld/door-open-v2", "door-open-v3"])
 def test_a_misspelt_member_of_a_family_names_its_neighbour_and_not_all_fifty(name: str) -> None:
-    with pytest.raises(UsageError, match=r"metaworld/NAME \(50\)") as caught:
+    with pytest.raises(UsageError, match=r"metaworld(/NAME \(50\)| has 50)") as caught:
         task_goal(name)
     assert caught.value.fix == "did you mean metaworld/door-open-v3?"
     assert "coffee-pull-v3" not in str(caught.value)

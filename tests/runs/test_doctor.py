@@ -165,9 +165,7 @@ def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatc
     config = recipe("metaworld/window-close-v3")
     with pytest.raises(UsageError, match="knows cartpole, .* alone; about metaworld/window-close") as caught:
         check_before_run(config)
-    assert all(
-        word in caught.value.fix for word in ("--judge.backend", "--reward.teacher", "--judge.untrained ok")
-    )
+    assert all(word in caught.value.fix for word in ("--judge.backend", "--reward.teacher", "--judge.untrained ok"))
     check_before_run(replace(config, judge=replace(config.judge, untrained="ok")))
     own = str(weights_folder())  # a judge of one's own, for all that is known
     check_before_run(replace(config, judge=replace(config.judge, model=own)))

@@ -171,10 +171,12 @@ class ScoreConfig:
             self.without_answer,
             self.neutral,
             self.parts,
-            self.monitor,
         )
-        if self.source == "success" and rest != ("judge", None, None, "drop_group", 0.5, 4, MonitorConfig()):
-            raise ValueError("the other settings of a score have no effect unless source is judged")
+        if self.source == "success" and rest != ("judge", None, None, "drop_group", 0.5, 4):
+            raise ValueError(
+                "teacher, success_weight, threshold, without_answer, neutral and parts have no effect unless source is "
+                "judged"
+            )
         if self.ahead and self.source == "success":
             raise ValueError("ahead has no effect unless source is judged")
         if self.threshold == "calibrated" and not (self.asks_judge and self.monitor.preflight):

@@ -79,16 +79,16 @@ class ChunkPlayer:
 
 
 def as_played(episode: ChunkEpisode) -> PlayedEpisode:
-    """The episode in env steps, as every pipeline's pages take it; all of them carry the progress at the end."""
+    """The episode in env steps, as every pipeline's pages take it; progress is known of the end alone."""
     steps = len(episode)
-    success = np.zeros(steps, bool)
-    success[-1] = episode.success
+    success, progress = np.zeros(steps, bool), np.full(steps, np.nan, np.float32)
+    success[-1], progress[-1] = episode.success, episode.progress
     return PlayedEpisode(
         snapshots=episode.snapshots[1:],
         env_rewards=episode.env_rewards,
         learned_rewards=np.full(steps, np.nan, np.float32),
         success=success,
-        progress=np.full(steps, episode.progress, np.float32),
+        progress=progress,
         captions=(episode.instruction,) * steps,
     )
 

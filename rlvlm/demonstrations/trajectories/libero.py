@@ -33,7 +33,7 @@ def read_libero(source: Path, config: CutConfig) -> Iterator[Trajectory]:
         import h5py
     except ImportError as error:
         raise MachineError(
-            "HDF5 files are read with h5py, which is not installed", "pip install 'rlvlm[libero]'"
+            "HDF5 files are read with h5py, which is not installed", "pip install '.[libero]'"
         ) from error
     files = sorted(source.glob("*.hdf5")) if source.is_dir() else [source]
     if not files:

@@ -280,7 +280,7 @@ def _compiled(suite: str, name: str) -> Any:
             )
     except (OSError, ImportError) as error:
         raise MachineError(
-            f"LIBERO's files are not whole: {error}", "pip install --force-reinstall 'rlvlm[libero]'"
+            f"LIBERO's files are not whole: {error}", "pip install --force-reinstall '.[libero]'"
         ) from error
 
 

@@ -39,7 +39,7 @@ def load(module: str) -> ModuleType:
     if module not in sys.modules:
         missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
         if missing:
-            raise MachineError(f"this task needs {' and '.join(missing)}", "pip install 'rlvlm[libero]'")
+            raise MachineError(f"this task needs {' and '.join(missing)}", "pip install '.[libero]'")
         settings = ModuleType("robosuite.macros_private")
         vars(settings).update(_SETTINGS)
         sys.modules.setdefault(settings.__name__, settings)

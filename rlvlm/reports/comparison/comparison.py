@@ -49,7 +49,8 @@ def compare(paths: Sequence[Path], out: Path | None = None) -> int:
     for name in ("task", "source", "finished", "score", "interval", "success", "labels right", "minutes"):
         table.add_column(name, justify="left" if name in ("task", "source") else "right", no_wrap=name != "source")
     for row in groups:
-        interval = "-" if row["score"] is None else f"{row['score_low']:.2f} to {row['score_high']:.2f}"
+        is_one = row["score"] is None or row["score_low"] == row["score_high"]
+        interval = "-" if is_one else f"{row['score_low']:.2f} to {row['score_high']:.2f}"
         facts = [cell(key, row[key]) for key in ("final_success_rate", "label_accuracy", "minutes")]
         table.add_row(
             Text(row["task"]), Text(row["title"]), row["finished"], cell("score", row["score"]), interval, *facts

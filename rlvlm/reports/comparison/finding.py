@@ -99,7 +99,9 @@ def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int
 
 
 def _scored(score: Estimate) -> str:
-    """A score with its interval, for readers."""
+    """A score with its interval, for readers; that of one run, or of runs that are all alike, has none."""
+    if score.low == score.high == score.value:
+        return f"{score.value:.2f} (no interval)"
     return f"{score.value:.2f} ({100 * CONFIDENCE:.0f} % interval {score.low:.2f} to {score.high:.2f})"
 
 

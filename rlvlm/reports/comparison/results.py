@@ -22,6 +22,10 @@ from rlvlm.sweeps.plan import app_name
 
 SOLVED = 0.8
 """A run whose final score reaches this counts as a success."""
+_ASIDE = ("eval.", "track.", "serve.", "engine.")
+"""Sections of settings by which no run is told from another: what is seen of it, and where it is served."""
+_FEW_SETTINGS = 3
+"""As many stand in a source's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +163,7 @@ def run_results(paths: Sequence[Path]) -> Results:
     """The results of any runs: those of one task that differ in nothing but their seed have the same source.
 
     A source is called by where its reward comes from, and, where two of a task share that name, also by the settings in
-    which they differ.
+    which they differ; where these are many, by the folder of its first run, and a remark has them.
 
     Raises:
         UsageError: no path, or no run under one.
@@ -169,8 +173,8 @@ def run_results(paths: Sequence[Path]) -> Results:
         config = folder.config()
         state = folder.summary().get("exit_reason", "not finished")
         runs.append(_read(folder, path=folder.path, state=state, task=config.task, source="", config=config))
-    kinds = [flat(replace(run.config, seed=0, out=None)) for run in runs]
-    named = []
+    kinds = [_told(run.config) for run in runs]
+    named, remarks = [], dict[str, str]()
     for run, kind in zip(runs, kinds, strict=True):
         rivals = [
             other
@@ -178,7 +182,12 @@ def run_results(paths: Sequence[Path]) -> Results:
             if (rival.task, rival.config.reward_name) == (run.task, run.config.reward_name)
         ]
         keys = sorted({key for other in rivals for key in kind.keys() | other if kind.get(key) != other.get(key)})
-        source = ", ".join([run.config.reward_name, *(f"{key}={kind.get(key)}" for key in keys)])
+        settings = [f"{key}={kind.get(key)}" for key in keys]
+        source = ", ".join([run.config.reward_name, *settings])
+        if len(keys) > _FEW_SETTINGS:
+            first = runs[kinds.index(kind)]
+            source = f"{run.config.reward_name} ({first.path.name})"
+            remarks[source] = f"{source}: {', '.join(settings)}."
         named.append(replace(run, source=source))
     unfinished = sum(not run.is_finished for run in named)
     remark = f"{unfinished} of {len(named)} runs have not come to their end: they have no final score and are left out."
@@ -187,8 +196,19 @@ def run_results(paths: Sequence[Path]) -> Results:
         sources={run.source: run.source for run in named},
         tasks=list(dict.fromkeys(run.task for run in named)),
         runs=sorted(named, key=lambda run: (run.task, run.source, run.config.seed)),
-        remarks=[*([remark] if unfinished else []), *_alarms(named)],
+        remarks=[*([remark] if unfinished else []), *_alarms(named), *remarks.values()],
     )
+
+
+def _told(config: RunConfig) -> dict[str, Any]:
+    """The settings by which a run is told from others: not its seed, nor what is looked at, kept or served, nor what
+    has no effect.
+    """
+    return {
+        name: value
+        for name, value in flat(replace(config, seed=0, out=None)).items()
+        if not name.startswith(_ASIDE) and config.why_unheeded(name) is None
+    }
 
 
 def _alarms(runs: Sequence[RunResult]) -> list[str]:

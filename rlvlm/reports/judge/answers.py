@@ -79,7 +79,8 @@ def read_sources(paths: Sequence[Path]) -> list[Answers]:
     if not found:
         raise UsageError(
             f"no comparison was asked in {', '.join(map(str, paths))}",
-            "name a run with --reward.source preference, or a store with verdicts",
+            "name a run with --reward.source preference, or a store with verdicts; what a judge scored is on the run's "
+            "own judge_panel.html",
         )
     return _with_distinct_names(found)
 

@@ -61,7 +61,8 @@ def _verdict(summary: Mapping[str, Any]) -> str:
     end = "Finished" if summary["exit_reason"] == "done" else f"Stopped early ({summary['exit_reason']})"
     rate, count = summary["final_success_rate"], min(summary["evaluations"], FINAL_EVALUATIONS)
     mean = f"mean of the last {count} evaluations" if count > 1 else "one evaluation"
-    success = "was not evaluated yet" if rate is None else f"succeeds in {_percent(rate)} of episodes ({mean})"
+    unknown = "was evaluated before training alone" if summary["evaluations"] else "was not evaluated yet"
+    success = unknown if rate is None else f"succeeds in {_percent(rate)} of episodes ({mean})"
     return f"\n{end} after {summary['env_steps']:,} env steps; the policy {success}.\n"
 
 
@@ -110,7 +111,7 @@ def _results(summary: Mapping[str, Any]) -> str:
         for name, metric in _WATCHED.items():
             if metric in watched:
                 rows[name] = f"{watched[metric]:.2f}" if metric == metrics.JUDGE_AUC else _percent(watched[metric])
-    if summary.get("score_error") is not None:
+    if summary.get("score_error") is not None and metrics.JUDGE_ALARM not in watched:  # that one says who succeeded
         rows["mean error of scores, of the whole scale"] = _percent(summary["score_error"])
     return "| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows.items())
 

@@ -61,6 +61,7 @@ def write_plots(folder: RunFolder, title: str) -> list[Path]:
     """Draws every plot there is data for into the run's `plots/`, and returns the files."""
     evaluations, queries, scores = folder.evaluations.read(), folder.queries.read(), folder.scores.read()
     rows = folder.metrics.read()
+    watched = [row for row in rows if metrics.JUDGE_SCORE in row]
     wanted: dict[str, Callable[[], Figure]] = {}
     if evaluations:
         wanted["learning_curve.png"] = lambda: draw_learning_curve(evaluations, queries or scores, rows, title)
@@ -68,8 +69,7 @@ def write_plots(folder: RunFolder, title: str) -> list[Path]:
         wanted["vlm_accuracy.png"] = lambda: draw_accuracy(queries, title)
         wanted["labels_over_time.png"] = lambda: draw_labels_over_time(queries, title)
     if any(row["vlm_score"] for row in scores):
-        wanted["vlm_scores.png"] = lambda: draw_scores(scores, title)
-    watched = [row for row in rows if metrics.JUDGE_SCORE in row]
+        wanted["vlm_scores.png"] = lambda: draw_scores(scores, title, says_success=bool(watched))
     if watched:
         wanted["judge_over_training.png"] = lambda: draw_judge_over_training(watched, title)
     folder.plots.mkdir(exist_ok=True)
@@ -111,7 +111,7 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     for axes, (_, draw) in zip(found, panels, strict=True):
         draw(axes)
-    last = max(float(column(evaluations, "step").max()), 1.0) / 1_000
+    last = max(float(column(evaluations, "step").max()), *(row[metrics.ENV_STEPS] for row in rows), 1.0) / 1_000
     found[-1].set(xlabel="env steps, thousands", xlim=(-0.01 * last, 1.02 * last))
     return figure
 
@@ -177,8 +177,14 @@ def draw_labels_over_time(queries: Rows, title: str) -> Figure:
     return figure
 
 
-def draw_scores(scores: Rows, title: str) -> Figure:
-    """Every score over the true progress, and the mean score of each tenth of it."""
+def draw_scores(scores: Rows, title: str, *, says_success: bool = False) -> Figure:
+    """Every score over the true progress, and the mean score of each tenth of it.
+
+    Args:
+        scores: of the score log.
+        title: of the run.
+        says_success: whether scores are held against success: then none has to be as high as progress.
+    """
     given = [row for row in scores if row["vlm_score"]]
     truth, said = column(given, "ground_truth_score"), column(given, "vlm_score")
     bins = np.minimum((truth * NUM_BINS).astype(int), NUM_BINS - 1)
@@ -186,11 +192,12 @@ def draw_scores(scores: Rows, title: str) -> Figure:
     figure = Figure(figsize=(6.4, 5.4), layout="constrained")
     axes = figure.add_subplot()
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
-    axes.plot((0, 100), (0, 100), color="#b9c4c9", linewidth=1, label="as it should be")
-    axes.scatter(100 * truth, 100 * said, s=9, color=SCORED["scored"], alpha=0.35, linewidths=0, label="one picture")
+    if not says_success:
+        axes.plot((0, 100), (0, 100), color="#b9c4c9", linewidth=1, label="as it should be")
+    axes.scatter(100 * truth, 100 * said, s=9, color=SCORED["scored"], alpha=0.35, linewidths=0, label="one score")
     means = [(100 * truth[bins == place].mean(), 100 * said[bins == place].mean()) for place in present]
     axes.plot(*zip(*means, strict=True), color=INK, marker="o", markersize=4, label="mean of a tenth")
-    axes.set(xlabel="true progress, %", ylabel="score, %", title=f"{len(given):,} scores against the truth")
+    axes.set(xlabel="true progress, %", ylabel="score, %", title=f"{len(given):,} scores against progress")
     axes.legend(loc="upper left")
     return figure
 

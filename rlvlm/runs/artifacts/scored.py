@@ -105,12 +105,20 @@ def example_rows(records: Sequence[ScoredItem], draw: Callable[[FloatArray], Fra
                 "goal": item.goal,
                 "action": item.action,
                 "truth": round(record.truth, 4),
+                "ending": _ending(item),
                 "progress": round(item.progress, 4),
                 "outcome": outcome_of(score.value, str(score.status), item, record.claim),
                 **_said(score),
             }
         )
     return rows
+
+
+def _ending(item: ScoringItem) -> str:
+    """Whether what was shown is a success, by the world's own test."""
+    if item.is_undone:
+        return "a success that was undone"
+    return "a success" if item.is_success else "no success"
 
 
 def progress_rows(
@@ -130,6 +138,7 @@ def progress_rows(
             "goal": goal,
             "action": "",
             "truth": round(record.progress, 4),
+            "ending": "",
             "progress": round(record.progress, 4),
             "outcome": nearness(record.score.value, str(record.score.status), record.progress),
             **_said(record.score),
@@ -178,7 +187,7 @@ def write_score_page(folder: RunFolder, config: RunConfig) -> None:
     figures = summarise_judge(folder)
     plot = folder.plots / "judge_over_training.png"
     tiles = {name: f"{figures[metric]:.2f}" for name, metric in _TILES.items() if metric in figures}
-    if (error := score_error(scores)) is not None:
+    if not tiles and (error := score_error(scores)) is not None:  # held against progress, not against success
         tiles["mean error"] = f"{error:.2f}"
     found = Counter(card["outcome"] for card in cards)
     page = render(

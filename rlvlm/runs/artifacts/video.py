@@ -12,10 +12,11 @@ from PIL import Image, ImageDraw, ImageFont
 from rlvlm.disk import replacing
 from rlvlm.types.steps import FloatArray, Frames
 
-TRACE_PX = 96
+TRACE_PX = 108
 """Height of the strip with the trace, in pixels."""
 MARGIN_PX = 10
-HEADER_PX = 26
+HEADER_PX, FOOTER_PX = 26, 22
+"""Above and below the trace, for words."""
 FPS = 30
 PAPER, INK, FAINT, ACCENT = (250, 250, 248), (38, 70, 83), (200, 206, 208), (231, 111, 81)
 
@@ -35,7 +36,7 @@ def write_video(
         frames: [T, H, W, 3] pictures, one per step; H and W even.
         rewards: [T] the reward the agent saw at each step.
         title: one line for the top of the strip.
-        progress: [T] the true progress in [0, 1], told beside the reward; None leaves it out.
+        progress: [T] the true progress in [0, 1], told beside the reward where it is known; None leaves it out.
         bounds: rewards at the bottom and at the top of the strip; None: the episode's own.
     """
     return write_mp4(file, compose_frames(frames, rewards, title, progress, bounds))
@@ -87,19 +88,21 @@ def compose_frames(
     draw = ImageDraw.Draw(base)
     draw.text((MARGIN_PX, 6), title, fill=INK, font=small)
     _draw_line(draw, points, FAINT)
+    if bounds is not None:
+        draw.text((MARGIN_PX, TRACE_PX - 4), f"{low:g} to {high:g}", fill=FAINT, font=small, anchor="ls")
     pictures = []
     for step, frame in enumerate(frames):
         strip = base.copy()
         draw = ImageDraw.Draw(strip)
         _draw_line(draw, points[: step + 1], INK)
         x, y = points[step]
-        draw.line([(x, HEADER_PX), (x, TRACE_PX - MARGIN_PX)], fill=FAINT)
+        draw.line([(x, HEADER_PX), (x, TRACE_PX - FOOTER_PX)], fill=FAINT)
         draw.ellipse([x - 4, y - 4, x + 4, y + 4], fill=ACCENT)
         text = f"{rewards[step]:+.2f}"
         draw.text((width - MARGIN_PX, 6), text, fill=ACCENT, font=small, anchor="ra")
-        if progress is not None:
+        if progress is not None and np.isfinite(progress[step]):
             told = f"true progress {progress[step]:.0%}"
-            draw.text((width - MARGIN_PX, TRACE_PX - 2), told, fill=INK, font=small, anchor="rs")
+            draw.text((width - MARGIN_PX, TRACE_PX - 4), told, fill=INK, font=small, anchor="rs")
         pictures.append(np.concatenate([frame, np.asarray(strip)], axis=0))
     return pictures
 
@@ -107,7 +110,7 @@ def compose_frames(
 def _trace_points(rewards: FloatArray, width: int, low: float, high: float) -> list[tuple[float, float]]:
     """Pixel positions of the trace: time to the right, rewards upwards, `low` at the bottom and `high` at the top."""
     span = high - low or 1.0
-    bottom, height = TRACE_PX - MARGIN_PX, TRACE_PX - MARGIN_PX - HEADER_PX
+    bottom, height = TRACE_PX - FOOTER_PX, TRACE_PX - FOOTER_PX - HEADER_PX
     step = (width - 2 * MARGIN_PX) / max(len(rewards) - 1, 1)
     return [(MARGIN_PX + i * step, bottom - (float(r) - low) / span * height) for i, r in enumerate(rewards)]
 

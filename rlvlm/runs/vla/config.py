@@ -44,7 +44,7 @@ class VLARunConfig(RunConfig):
 
     @property
     def judge_knows(self) -> list[str]:
-        """The tasks of whose episodes a pocket judge knows how they end; the one that compares pictures knows of none."""
+        """The tasks whose episodes a pocket judge can score; of the one that compares pictures, those that it knows."""
         known = {"": trained_tasks(), "scorer": ["push_block"], "video": list(video.TASKS)}
         return known.get(self.judge.model, []) if self.judge.ships_weights else []
 
@@ -56,7 +56,7 @@ class VLARunConfig(RunConfig):
         found = {}
         if self.reward.source == "success":
             frames = ("reward.num_frames", "reward.frame_px", "reward.flip_images")
-            found |= dict.fromkeys(("judge.*", "serve.*", *frames), "reward.source success")
+            found |= dict.fromkeys(("judge.*", "serve.*", "reward.monitor.*", *frames), "reward.source success")
             if self.algo.advantage.baseline == "critic":
                 found["algo.rounds"] = "a critic, to whom all groups teach something"
         elif not self.asks_judge:
@@ -122,6 +122,7 @@ class VLARunConfig(RunConfig):
         return replace(
             at_most(self, steps=int(30_000 * share)),
             sft=at_most(self.sft, demonstrations=int(100 * share), scenes=200, steps=300),
+            reward=replace(self.reward, monitor=at_most(self.reward.monitor, preflight=8)),
             algo=at_most(self.algo, groups=max(2, int(16 * share)), rounds=1),
             eval=at_most(self.eval, every_steps=int(10_000 * share), episodes=max(4, int(20 * share))),
             track=at_most(

@@ -65,7 +65,7 @@ def test_without_the_packages_the_line_that_installs_them(monkeypatch: pytest.Mo
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MachineError, match="needs robosuite and libero") as caught:
         load("libero.libero")
-    assert caught.value.fix == "pip install 'rlvlm[libero]'"
+    assert caught.value.fix == "pip install '.[libero]'"
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_settings_that_nobody_would_heed_are_refused() -> None:
     with pytest.raises(ValueError, match="goal has no effect"):
         replace(recipe("push_block"), goal="eat the cake")
     for odd in ({"false_positives": 0.5}, {"parts": 9}):
-        with pytest.raises(ValueError, match=f"{next(iter(odd))} goes with|other settings of a score"):
+        with pytest.raises(ValueError, match=f"{next(iter(odd))} goes with|have no effect unless source"):
             ScoreConfig(**odd)
     with pytest.raises(ValueError, match=r"in \[0, 1\), got 1.0"):
         SFTConfig(p_stray=1.0)
