@@ -71,8 +71,7 @@ def command(words: Sequence[str], prog: str) -> int:
     from rlvlm.demonstrations.folder import open_folder
 
     folder = open_folder(arguments.source)  # a wrong name is told before anything heavy is imported
-    if folder.task != task:
-        raise UsageError(f"{arguments.source} holds demonstrations of {folder.task}, not of {task}")
+    folder.check_task(task)
     where = arguments.policy.device if not os.environ.get("RAY_ADDRESS") else "auto"  # else a worker may be elsewhere
     check_network("policy", Network(where, arguments.policy.model, arguments.policy.revision))
     from rlvlm.algorithms.ppo_vlm.algorithm import make_slot

@@ -43,6 +43,16 @@ class DemonstrationFolder:
         self.num_damaged = 0
         """Lines and files that were not believed when the episodes were last read."""
 
+    def check_task(self, task: str) -> None:
+        """Passes where the episodes are of `task`.
+
+        Raises:
+            UsageError: they are not.
+        """
+        if self.task != task:
+            what = f"{self.path} holds demonstrations of {self.task}, not of {task}"
+            raise UsageError(what, f"rlvlm collect {task}, or run {self.task} with these")
+
     def differs(self, env: Mapping[str, Any]) -> list[str]:
         """Which settings of `env` the episodes were not collected with, in words; none that nobody told."""
         return [f"env.{text}" for text in _changed(self.env, env)]

@@ -124,9 +124,11 @@ class MonitorConfig:
 
     def __post_init__(self) -> None:
         if min(self.controls, self.preflight) < 0 or self.window < 20:
-            raise ValueError(f"need monitor.controls and preflight >= 0 and window >= 20, got {self}")
+            told = f"{self.controls}, {self.preflight} and {self.window}"
+            raise ValueError(f"need monitor.controls and preflight >= 0 and window >= 20, got {told}")
         if not 0 <= self.most_false_positives <= 1 or not 0.5 <= self.least_auc <= 1:
-            raise ValueError(f"need most_false_positives in [0, 1] and least_auc in [0.5, 1], got {self}")
+            told = f"{self.most_false_positives} and {self.least_auc}"
+            raise ValueError(f"need most_false_positives in [0, 1] and least_auc in [0.5, 1], got {told}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

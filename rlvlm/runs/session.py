@@ -12,6 +12,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.tune.trainable import trainable
 
+from rlvlm.errors import JudgeUnavailable
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
@@ -50,7 +51,22 @@ def judge_session(
 
 def last_resort(app: str) -> Callable[[], Judge] | None:
     """What makes the client of a running Serve app of that name; None where there is no name."""
-    return partial(ServedJudge, app) if app else None
+    return partial(_answering, app) if app else None
+
+
+def _answering(app: str) -> Judge:
+    """The client of a Serve app that has answered once: it is needed when the run's own judge is gone.
+
+    Raises:
+        JudgeUnavailable: there is no such app, or it does not answer.
+    """
+    judge = ServedJudge(app)
+    try:
+        _ = judge.stamp
+    except JudgeUnavailable as error:
+        fix = "start it with `rlvlm serve`, or leave out --reward.last-resort"
+        raise JudgeUnavailable(f"reward.last_resort: {error}", fix) from error
+    return judge
 
 
 def reachable(api: ApiConfig, ledger: Path) -> ApiConfig:

@@ -36,7 +36,8 @@ class CriticConfig:
         if not 0 <= self.trace <= 1 or not self.lr > 0:
             raise ValueError(f"need critic.trace in [0, 1] and critic.lr > 0, got {self.trace} and {self.lr}")
         if min(self.hidden, self.steps, self.batch_size, self.episodes) < 1:
-            raise ValueError(f"critic.hidden, steps, batch_size and episodes must be >= 1, got {self}")
+            counts = f"{self.hidden}, {self.steps}, {self.batch_size} and {self.episodes}"
+            raise ValueError(f"critic.hidden, steps, batch_size and episodes must be >= 1, got {counts}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +78,7 @@ class AdvantageConfig:
         if self.baseline == "critic" and self.chunk_share != 1:
             raise ValueError("chunk_share has no effect with a critic, which gives each chunk its own credit")
         if self.baseline == "leave_one_out" and self.divide_by_std:
-            raise ValueError("leave_one_out is used without divide_by_std; set divide_by_std to False")
+            raise ValueError("leave_one_out is used without divide_by_std; add --algo.advantage.no-divide-by-std")
         if self.baseline == "critic" and (self.min_spread, self.scorer_noise) != (1e-3, 0.0):
             raise ValueError("min_spread and scorer_noise have no effect with a critic, which learns from all groups")
         if self.baseline != "critic" and self.critic != CriticConfig():
@@ -303,22 +304,15 @@ class GRPOConfig:
     loss: LossConfig = field(default_factory=LossConfig)
 
     def __post_init__(self) -> None:
-        counts = (self.groups, self.rounds, self.epochs, self.minibatches, self.threads)
-        least = 1 if self.advantage.baseline == "critic" else 2
-        if min(counts) < 1 or self.group_size < least or self.warm_up < 0:
-            raise ValueError(
-                f"need group_size >= {least}, warm_up >= 0, and groups, rounds, epochs, minibatches and threads >= 1; "
-                f"got group_size {self.group_size}, warm_up {self.warm_up}, and {', '.join(map(str, counts))}"
-            )
-        steps = (self.temperature, self.lr, self.max_grad_norm)
-        if not all(step > 0 for step in steps):
-            raise ValueError(f"need temperature, lr and max_grad_norm > 0, got {', '.join(map(str, steps))}")
-        others = (self.env_runners, self.num_learners, self.gpus_per_learner, self.micro_batch)
-        if min(others) < 0:
-            raise ValueError(
-                "need env_runners, num_learners, gpus_per_learner and micro_batch >= 0, got "
-                + ", ".join(map(str, others))
-            )
+        at_least = dict.fromkeys(("groups", "rounds", "epochs", "minibatches", "threads"), 1)
+        at_least |= dict.fromkeys(("warm_up", "env_runners", "num_learners", "gpus_per_learner", "micro_batch"), 0)
+        at_least["group_size"] = 1 if self.advantage.baseline == "critic" else 2
+        for name, least in at_least.items():
+            if not getattr(self, name) >= least:
+                raise ValueError(f"algo.{name} must be >= {least}, got {getattr(self, name)}")
+        for name in ("temperature", "lr", "max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"algo.{name} must be > 0, got {getattr(self, name)}")
         if self.gpus_per_learner and not self.num_learners:
             raise ValueError("gpus_per_learner has no effect without num_learners; set both or neither")
         if not 0 < self.final_lr <= 1:

@@ -95,8 +95,7 @@ def read_demonstrations(
         UsageError: it holds another task's episodes, chunks of another form, or no success.
     """
     folder = open_folder(path)
-    if folder.task != task:
-        raise UsageError(f"{path} holds demonstrations of {folder.task}, not of {task}", f"run {folder.task} with it")
+    folder.check_task(task)
     form = folder_form(folder)
     if form.image_px not in (0, image_px):
         raise UsageError(

@@ -4,6 +4,7 @@ Imports only the rooms' config files, never torch or ray: `rlvlm --help` starts 
 """
 
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import ClassVar, Self
 
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig, check_together
@@ -87,6 +88,13 @@ class VLARunConfig(RunConfig):
             "sft.data": NamedFolder(self.sft.data, holds="demonstrations.json"),
             "sft.start_from": NamedFolder(self.sft.start_from, holds="algorithm/policy.safetensors"),
         }
+
+    def check_files(self) -> None:
+        """Passes where demonstrations are of this task; raises UsageError where they are not."""
+        if self.sft.data:
+            from rlvlm.demonstrations.folder import open_folder  # numpy is not for those who only ask for help
+
+            open_folder(Path(self.sft.data)).check_task(self.task)
 
     @property
     def networks(self) -> dict[str, Network]:

@@ -90,11 +90,7 @@ def test_a_run_of_judged_pictures_has_a_page(
     ]  # fmt: skip
     PreferencePipeline().write_pages(filled, config)
     page = filled.panel.read_text()
-    assert (
-        page.count("<article") == 5
-        and "5 of 5 scores" in page
-        and "judge: 0.80, truth: progress 0.50" in page
-    )
+    assert page.count("<article") == 5 and "5 of 5 scores" in page and "judge: 0.80, truth: progress 0.50" in page
     assert "<b>0.20</b><span>mean error" in page, "the scores are 0.1, 0.3 and 0.2 from their truths"
     assert "reach &lt;b&gt;" in page and page.count("data:image/png") == 5
 

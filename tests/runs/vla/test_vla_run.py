@@ -12,13 +12,16 @@ import pytest
 from tiny_run import table
 
 from rlvlm.algorithms.grpo.config import ScoreConfig, SFTConfig
+from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
+from rlvlm.errors import JudgeUnavailable, UsageError
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.runs.configs import config_text, read_config_text
 from rlvlm.runs.recipes import recipe
+from rlvlm.runs.session import last_resort
 from rlvlm.runs.vla import pipeline
 from rlvlm.runs.vla.config import VLARunConfig
 
@@ -147,3 +150,27 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     assert evaluated.returncode == 0 and "success" in evaluated.stdout
     compared = json.loads((killed / "evaluation.json").read_text())["compared"]
     assert {name: one["episodes"] for name, one in compared.items()} == {"policy, greedy": 3, "policy, sampled": 3}
+
+
+@pytest.mark.ray
+def test_a_last_resort_that_is_not_there_is_missed_at_the_start(local_ray: None) -> None:
+    make = last_resort("nothere")
+    assert make is not None and last_resort("") is None
+    with pytest.raises(JudgeUnavailable, match=r"reward\.last_resort.*nothere") as caught:
+        make()
+    assert "--reward.last-resort" in caught.value.fix
+
+
+def test_demonstrations_of_another_task_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    create_folder(tmp_path / "d", "libero_object/0", "chunks", chunks={})
+    config = recipe("push_block")
+    with pytest.raises(UsageError, match="demonstrations of libero_object/0, not of push_block"):
+        replace(config, sft=replace(config.sft, data=str(tmp_path / "d"))).check_files()
+
+
+@pytest.mark.parametrize("task", ["libero_goal/8", "libero_object/5"])
+def test_a_pocket_judge_is_not_asked_how_an_unknown_tasks_episodes_end(task: str) -> None:
+    config = recipe(task)
+    assert task not in config.judge_knows and config.judge_knows
+    known = recipe("libero_object/4")
+    assert known.task in known.judge_knows and "push_block" in recipe("push_block").judge_knows
