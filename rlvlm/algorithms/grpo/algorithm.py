@@ -348,6 +348,11 @@ class VLAGRPO(CheckpointedAlgorithm):
         """Images [N, H, W, 3] of `snapshots` [N, S] by the first camera."""
         return self._viewer.draw(snapshots, size_px)
 
+    def draw_all(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Images [N, cameras * H, W, 3] of `snapshots` [N, S]: what a policy sees, the first camera on top."""
+        cameras = self._viewer.cameras
+        return np.concatenate([self._viewer.draw(snapshots, size_px, camera) for camera in cameras], axis=1)
+
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes everything that an exact continuation needs; complete or not at all.
 

@@ -73,9 +73,10 @@ def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int
     second = others[0]
     assert second.behind is not None
     behind = second.behind  # finer than scores, so that it is seen whether zero is in the interval
+    interval = f" ({behind.low:.3f} to {behind.high:.3f})" if behind.low < behind.high else ""
     lead = (
         f"{name}: {_scored(best.score)}; {results.sources[second.source]}: {_scored(second.score)}; "
-        f"difference {behind.value:.3f} ({behind.low:.3f} to {behind.high:.3f})."
+        f"difference {behind.value:.3f}{interval}."
     )
     if num_seeds < FEW_SEEDS:
         seeds = "one finished run" if num_seeds == 1 else f"{num_seeds} finished runs"

@@ -182,7 +182,7 @@ def run_results(paths: Sequence[Path]) -> Results:
             if (rival.task, rival.config.reward_name) == (run.task, run.config.reward_name)
         ]
         keys = sorted({key for other in rivals for key in kind.keys() | other if kind.get(key) != other.get(key)})
-        settings = [f"{key}={kind.get(key)}" for key in keys]
+        settings = [f"{key}={kind[key]}" for key in keys if kind.get(key) not in (None, "")]
         source = ", ".join([run.config.reward_name, *settings])
         if len(keys) > _FEW_SETTINGS:
             first = runs[kinds.index(kind)]

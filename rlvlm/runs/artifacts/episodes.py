@@ -174,7 +174,7 @@ def _moments(episode: ShownEpisode) -> list[dict[str, Any]]:
     moments = []
     for place in places:
         picture, data = Image.fromarray(np.ascontiguousarray(episode.frames[place])), BytesIO()
-        picture.thumbnail((PAGE_PX, PAGE_PX))
+        picture.thumbnail((PAGE_PX, PAGE_PX * max(1, picture.height // picture.width)))
         picture.save(data, format="webp", lossless=max(picture.size) < 128, quality=85)
         caption = episode.captions[place]
         moments.append(

@@ -232,7 +232,9 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
     )  # fmt: skip
     for axes, (heading, wanted) in zip(panels, lines, strict=True):
         for label, (name, colour) in wanted.items():
-            axes.plot(steps, [row.get(name, np.nan) for row in rows], color=colour, linewidth=2, label=label)
+            values = np.array([row.get(name, np.nan) for row in rows])
+            known = np.isfinite(values)  # controls are asked now and then, and a line needs neighbours
+            axes.plot(steps[known], values[known], color=colour, marker="o", markersize=3, linewidth=2, label=label)
         axes.set(title=heading, ylim=(-0.04, 1.04))
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     alarms = [step for step, row in zip(steps, rows, strict=True) if row.get(metrics.JUDGE_ALARM)]

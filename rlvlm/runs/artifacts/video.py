@@ -89,7 +89,7 @@ def compose_frames(
     draw.text((MARGIN_PX, 6), title, fill=INK, font=small)
     _draw_line(draw, points, FAINT)
     if bounds is not None:
-        draw.text((MARGIN_PX, TRACE_PX - 4), f"{low:g} to {high:g}", fill=FAINT, font=small, anchor="ls")
+        draw.text((MARGIN_PX, TRACE_PX - 4), f"{low:g} to {high:g}", fill=INK, font=small, anchor="ls")
     pictures = []
     for step, frame in enumerate(frames):
         strip = base.copy()

@@ -74,7 +74,7 @@ class VLAPipeline:
             return
         played, rows = self._algorithm.last_played, success_by_instruction(self._algorithm.last_played)
         CsvTable(folder.path / "success_by_instruction.csv", list(rows[0]), "").write(rows)
-        shown = [shown_episode(episode, self._algorithm.draw) for episode in played[:_PAGE_EPISODES]]
+        shown = [shown_episode(episode, self._algorithm.draw_all) for episode in played[:_PAGE_EPISODES]]
         note = (
             f"The first {len(shown)} of {len(played)} greedy episodes of the last evaluation, from initial states that "
             "training never saw. The table counts all of them, with intervals of 95 %."
@@ -112,7 +112,7 @@ def success_by_instruction(episodes: Sequence[ChunkEpisode]) -> list[dict[str, s
 
 
 def shown_episode(episode: ChunkEpisode, draw: Draw) -> ShownEpisode:
-    """An episode for people: what the policy saw before each chunk, and how it ended."""
+    """An episode for people: what the policy saw before each chunk, by all cameras, and how it ended."""
     ends = episode.steps.cumsum()
     rewards = [
         float(episode.env_rewards[end - steps : end].sum()) for end, steps in zip(ends, episode.steps, strict=True)

@@ -1,4 +1,5 @@
 import csv
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -50,6 +51,18 @@ def test_runs_that_differ_in_their_seed_have_one_source(runs: Path) -> None:
         "oracle labels, image reward, steps=20000": [0],
         "oracle labels, image reward, steps=9": [0],
     }
+
+
+def test_runs_that_differ_in_many_settings_are_named_by_their_folders(tmp_path: Path) -> None:
+    one = PreferenceRunConfig(task="drawer_open", out=tmp_path / "one")
+    odd = replace(one, steps=9, algo=replace(one.algo, batch_size=64, actor_lr=1e-3, hidden=(8,)))
+    looked_at = replace(odd, eval=replace(odd.eval, episodes=50), seed=1)
+    for name, config in {"one": one, "odd": odd, "looked_at": looked_at}.items():
+        make_run(tmp_path, replace(config, out=tmp_path / name), [0.5])
+    results = run_results([tmp_path])
+    assert len(results.sources) == 2, "who looks more often is no other source"
+    assert "judge labels, image reward (one)" in results.sources
+    assert any("steps=9" in remark and "algo.batch_size=64" in remark for remark in results.remarks)
 
 
 def test_a_name_is_the_shortest_that_tells_the_runs_of_a_task_apart(tmp_path: Path) -> None:
