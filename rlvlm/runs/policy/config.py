@@ -3,7 +3,7 @@
 Imports only the rooms' config files, never torch or ray: `rlvlm --help` starts at once.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar, Self
 
 from rlvlm.algorithms.ppo_vlm.config import PPOConfig
@@ -45,6 +45,21 @@ class PolicyRunConfig(RunConfig):
     def asks_judge(self) -> bool:
         """Whether a VLM scores turns or episodes."""
         return self.reward.asks_judge
+
+    @property
+    def unheeded(self) -> dict[str, str]:
+        """What concerns a judge where nobody is asked, the expert where its turns lie in a folder, and lessons where the
+        policy was taught before.
+        """
+        found = {}
+        if not self.asks_judge:
+            found |= dict.fromkeys(("judge.*", "serve.*"), f"the reward {self.reward.name}, which asks no judge")
+        if self.sft.demonstrations:
+            found |= dict.fromkeys(("sft.turns", "sft.p_wrong", "sft.p_stray"), "sft.demonstrations")
+        if self.sft.start_from:
+            names = (one.name for one in fields(self.sft) if one.name != "start_from")
+            found |= dict.fromkeys((f"sft.{name}" for name in names), "sft.start_from")
+        return found
 
     @property
     def max_queries(self) -> int:
