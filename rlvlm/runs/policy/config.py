@@ -48,8 +48,8 @@ class PolicyRunConfig(RunConfig):
 
     @property
     def unheeded(self) -> dict[str, str]:
-        """What concerns a judge where nobody is asked, the expert where its turns lie in a folder, and lessons where the
-        policy was taught before.
+        """What concerns a judge where nobody is asked, the expert where its turns lie in a folder, and lessons where
+        the policy was taught before.
         """
         found = {}
         if not self.asks_judge:
