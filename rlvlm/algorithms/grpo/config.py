@@ -304,10 +304,11 @@ class GRPOConfig:
     loss: LossConfig = field(default_factory=LossConfig)
 
     def __post_init__(self) -> None:
-        at_least = dict.fromkeys(("groups", "rounds", "epochs", "minibatches", "threads"), 1)
-        at_least |= dict.fromkeys(("warm_up", "env_runners", "num_learners", "gpus_per_learner", "micro_batch"), 0)
-        at_least["group_size"] = 1 if self.advantage.baseline == "critic" else 2
-        for name, least in at_least.items():
+        size = 1 if self.advantage.baseline == "critic" else 2
+        positive = ("groups", "rounds", "epochs", "minibatches", "threads")
+        others = ("warm_up", "env_runners", "num_learners", "gpus_per_learner", "micro_batch")
+        bounds: dict[str, int] = {"group_size": size} | dict.fromkeys(positive, 1) | dict.fromkeys(others, 0)
+        for name, least in bounds.items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"algo.{name} must be >= {least}, got {getattr(self, name)}")
         for name in ("temperature", "lr", "max_grad_norm"):
