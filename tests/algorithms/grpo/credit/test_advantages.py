@@ -90,7 +90,7 @@ def test_settings_without_effect_are_refused() -> None:
     with pytest.raises(ValueError, match="need scorer_noise >= 0, or measured"):
         AdvantageConfig(scorer_noise=-0.1)
     AdvantageConfig(scorer_noise="measured", noise_factor=3.0)
-    with pytest.raises(ValueError, match="set divide_by_std to False"):
+    with pytest.raises(ValueError, match="add --algo.advantage.no-divide-by-std"):
         AdvantageConfig(baseline="leave_one_out")
     with pytest.raises(ValueError, match="no effect unless baseline is critic"):
         AdvantageConfig(critic=CriticConfig(trace=0.9))
