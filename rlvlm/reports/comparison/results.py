@@ -174,7 +174,7 @@ def run_results(paths: Sequence[Path]) -> Results:
         state = folder.summary().get("exit_reason", "not finished")
         runs.append(_read(folder, path=folder.path, state=state, task=config.task, source="", config=config))
     kinds = [_told(run.config) for run in runs]
-    named, remarks = [], dict[str, str]()
+    named, short = [], dict[str, str]()
     for run, kind in zip(runs, kinds, strict=True):
         rivals = [
             other
@@ -185,10 +185,12 @@ def run_results(paths: Sequence[Path]) -> Results:
         settings = [f"{key}={kind[key]}" for key in keys if kind.get(key) not in (None, "")]
         source = ", ".join([run.config.reward_name, *settings])
         if len(keys) > _FEW_SETTINGS:
-            first = runs[kinds.index(kind)]
-            source = f"{run.config.reward_name} ({first.path.name})"
-            remarks[source] = f"{source}: {', '.join(settings)}."
+            if source not in short:
+                name, whole = (f"{run.config.reward_name} ({place})" for place in (run.path.name, run.path))
+                short[source] = whole if name in short.values() else name  # folders of sweeps are called alike
+            source = short[source]
         named.append(replace(run, source=source))
+    told = [f"{name} is: {settings}." for settings, name in short.items()]
     unfinished = sum(not run.is_finished for run in named)
     remark = f"{unfinished} of {len(named)} runs have not come to their end: they have no final score and are left out."
     return Results(
@@ -196,7 +198,7 @@ def run_results(paths: Sequence[Path]) -> Results:
         sources={run.source: run.source for run in named},
         tasks=list(dict.fromkeys(run.task for run in named)),
         runs=sorted(named, key=lambda run: (run.task, run.source, run.config.seed)),
-        remarks=[*([remark] if unfinished else []), *_alarms(named), *remarks.values()],
+        remarks=[*([remark] if unfinished else []), *_alarms(named), *told],
     )
 
 

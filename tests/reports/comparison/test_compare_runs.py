@@ -63,6 +63,9 @@ def test_runs_that_differ_in_many_settings_are_named_by_their_folders(tmp_path: 
     assert len(results.sources) == 2, "who looks more often is no other source"
     assert "judge labels, image reward (one)" in results.sources
     assert any("steps=9" in remark and "algo.batch_size=64" in remark for remark in results.remarks)
+    wider = replace(odd, algo=replace(odd.algo, hidden=(16,)), out=tmp_path / "deep" / "one")  # as in a sweep's folders
+    make_run(tmp_path, wider, [0.5])
+    assert len(run_results([tmp_path]).sources) == 3, "no two sources are called alike"
 
 
 def test_a_name_is_the_shortest_that_tells_the_runs_of_a_task_apart(tmp_path: Path) -> None:
