@@ -94,7 +94,11 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping
         rows: of `metrics.jsonl`.
         title: of the run.
     """
-    health = {label: (name, colour) for label, (name, colour) in HEALTH.items() if any(name in row for row in rows)}
+    health = {
+        label: (name, colour)
+        for label, (name, colour) in HEALTH.items()
+        if {row[name] for row in rows if name in row} not in ({0.0}, {1.0}, set())  # always none or all: no picture
+    }
     panels: list[tuple[float, Callable[[Axes], None]]] = [
         (3.0, lambda axes: _draw_success(axes, evaluations)),
         (2.0, lambda axes: _draw_returns(axes, evaluations, rows)),
