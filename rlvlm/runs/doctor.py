@@ -8,6 +8,8 @@ from rlvlm.errors import JudgeUnavailable, MachineError, ModelUnavailable, Usage
 from rlvlm.runs.config import Network, RunConfig
 from rlvlm.vlms.shipped import shipped_folder, weights_folder
 
+_MOST_NAMED = 8
+"""Tasks that a judge knows, in a line that a person reads."""
 POCKET_FIX = "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md says"
 
 
@@ -68,8 +70,9 @@ def _check_judge(config: RunConfig) -> None:
         )
     known = config.judge_knows
     if known and config.task not in known and config.judge.untrained == "refuse":
+        named = ", ".join(known) if len(known) <= _MOST_NAMED else f"{known[0]}, {known[1]} and {len(known) - 2} others"
         raise UsageError(
-            f"the pocket judge knows {', '.join(known)} alone; about {config.task} it talks nonsense, and sure of it",
+            f"the pocket judge knows {named} alone; about {config.task} it talks nonsense, and sure of it",
             "put in a general model with --judge.backend transformers --judge.model MODEL, choose another "
             "--reward.teacher, or go on all the same with --judge.untrained ok",
         )

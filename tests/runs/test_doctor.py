@@ -11,6 +11,7 @@ from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs import doctor
 from rlvlm.runs.config import TrackConfig
 from rlvlm.runs.doctor import check_before_run, port_is_free
+from rlvlm.runs.folder.settings import override
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.runs.recipes import recipe
 from rlvlm.vlms.shipped import weights_folder
@@ -170,3 +171,8 @@ def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatc
     own = str(weights_folder())  # a judge of one's own, for all that is known
     check_before_run(replace(config, judge=replace(config.judge, model=own)))
     check_before_run(recipe("drawer_open"))
+    config = override(
+        recipe("libero_10/0"), {"reward.source": "judged", "judge.model": "video", "judge.score": "success"}
+    )
+    with pytest.raises(UsageError, match=r"knows libero_spatial/0, libero_spatial/1 and 27 others alone"):
+        check_before_run(config)

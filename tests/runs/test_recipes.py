@@ -49,11 +49,11 @@ def test_words_of_a_goal_become_the_tasks_number() -> None:
 
 
 def test_a_libero_task_names_the_pocket_judge_that_was_taught_it() -> None:
-    for task in TASKS:
+    for task in (*TASKS, "libero_spatial", "libero_object"):
         config = recipe(task)
         assert isinstance(config, VLARunConfig)
         assert (config.judge.model, config.reward.num_frames) == ("video", 2)
-    assert recipe("libero_object/5").judge.model == recipe("libero_goal/0").judge.model == ""
+    assert recipe("libero_10/5").judge.model == recipe("libero_goal").judge.model == ""
 
 
 def test_every_recipe_is_that_of_its_task() -> None:

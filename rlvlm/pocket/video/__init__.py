@@ -1,4 +1,12 @@
-"""The pocket video judge: tells successes of LIBERO's basket tasks from failures. Its clips, training, evaluation."""
+"""The pocket video judge: tells successes of LIBERO's tasks that put one thing somewhere from failures. Its clips,
+training, evaluation.
+"""
 
-TASKS = tuple(f"libero_object/{number}" for number in range(5))
+TASKS = (
+    *(f"libero_spatial/{number}" for number in range(10)),
+    *(f"libero_object/{number}" for number in range(10)),
+    *(f"libero_goal/{number}" for number in (1, 2, 4, 5, 6, 8, 9)),
+)
 """What it was taught: about anything else its answers mean nothing."""
+SUITES = ("libero_spatial", "libero_object")
+"""All of whose tasks it was taught."""

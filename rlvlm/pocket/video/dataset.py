@@ -1,6 +1,6 @@
 """What the pocket video judge is taught: frames with what there is to read in them, and questions about clips."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +12,12 @@ from rlvlm.types.steps import FloatArray, Frames
 MOMENTS = 8
 """Frames kept of an episode, evenly spread, the first and the last among them."""
 _P_WHOLE, _P_BACKWARDS, _P_OTHER_INSTRUCTION = 0.8, 0.15, 0.3
+_P_SAME_SUITE = 0.8
+"""Of the instructions of other tasks."""
 _BINS, _REACH_M = 15, 0.45
-"""Offsets from the basket are read in so many bins between plus and minus this."""
-_INSIDE_M = 0.07
+"""Places along both sides of the table are read in so many bins between plus and minus this."""
+_AT_M = 0.07
+"""What is so near to a target, along both sides of the table, is at it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,10 +26,14 @@ class Clips:
 
     frames: Frames
     """[N, MOMENTS, 144, 144, 3]."""
-    offsets: FloatArray
-    """[N, MOMENTS, K, 3] of each thing from the basket, metres; NaN where a scene has no such thing."""
+    places: FloatArray
+    """[N, MOMENTS, K, 3] of each thing and each target, metres; NaN where a scene has no such thing."""
     things: tuple[str, ...]
     """K names."""
+    targets: tuple[str, ...]
+    """Those that something is wanted in or on."""
+    tasks: tuple[str, ...]
+    """N names, e.g. `libero_object/0`."""
     instructions: tuple[str, ...]
     """N of them."""
     success: NDArray[np.bool_]
@@ -37,10 +44,24 @@ class Clips:
         np.savez_compressed(
             file,
             frames=self.frames,
-            offsets=self.offsets,
+            places=self.places,
             things=np.array(self.things),
+            targets=np.array(self.targets),
+            tasks=np.array(self.tasks),
             instructions=np.array(self.instructions),
             success=self.success,
+        )
+
+    def of_suite(self, suite: str) -> "Clips":
+        """Those of one suite."""
+        rows = [row for row, task in enumerate(self.tasks) if suite_of(task) == suite]
+        return replace(
+            self,
+            frames=self.frames[rows],
+            places=self.places[rows],
+            tasks=tuple(self.tasks[row] for row in rows),
+            instructions=tuple(self.instructions[row] for row in rows),
+            success=self.success[rows],
         )
 
     @classmethod
@@ -49,30 +70,37 @@ class Clips:
         with np.load(file, allow_pickle=False) as told:
             return cls(
                 frames=told["frames"],
-                offsets=told["offsets"],
+                places=told["places"],
                 things=tuple(told["things"].tolist()),
+                targets=tuple(told["targets"].tolist()),
+                tasks=tuple(told["tasks"].tolist()),
                 instructions=tuple(told["instructions"].tolist()),
                 success=told["success"],
             )
 
 
-def readable(offsets: FloatArray) -> NDArray[np.int64]:
-    """[..., 3 K] what there is to read in frames with things at `offsets` [..., K, 3].
+def readable(clips: Clips) -> NDArray[np.int64]:
+    """[N, MOMENTS, 3 K] what there is to read in the frames.
 
-    Bins of the offset along both sides of the table, and whether it lies in the basket (1: no, 2: yes); 0 where a scene
-    has no such thing.
+    Of each thing the bins of its place along both sides of the table, and which target it is at (1: none, 2: the first,
+    ...); 0 where a scene has no such thing.
     """
-    is_there = np.isfinite(offsets[..., 0])
-    safe = np.nan_to_num(offsets)
-    bins = 1 + np.clip((safe[..., :2] + _REACH_M) / (2 * _REACH_M) * _BINS, 0, _BINS - 1).astype(np.int64)
-    inside = 1 + (np.abs(safe[..., :2]).max(axis=-1) < _INSIDE_M)
-    told = np.concatenate([bins, inside[..., None]], axis=-1) * is_there[..., None]
+    across = clips.places[..., :2]
+    is_there = np.isfinite(across[..., 0])
+    share = (np.nan_to_num(across) + _REACH_M) / (2 * _REACH_M)
+    bins = 1 + np.clip(share * _BINS, 0, _BINS - 1).astype(np.int64)
+    columns = [clips.things.index(name) for name in clips.targets]
+    apart = np.abs(across[..., :, None, :] - across[..., None, columns, :]).max(axis=-1)  # [N, MOMENTS, K, T]
+    apart[..., columns, np.arange(len(columns))] = np.inf  # a target is not at itself
+    apart = np.where(np.isfinite(apart), apart, np.inf)
+    at = np.where(apart.min(axis=-1) < _AT_M, 2 + apart.argmin(axis=-1), 1)
+    told = np.concatenate([bins, at[..., None]], axis=-1) * is_there[..., None]
     return told.reshape(*told.shape[:-2], -1)
 
 
-def readable_sizes(num_things: int) -> tuple[int, ...]:
+def readable_sizes(clips: Clips) -> tuple[int, ...]:
     """How many values each column of `readable` may take."""
-    return (_BINS + 1, _BINS + 1, 3) * num_things
+    return (_BINS + 1, _BINS + 1, len(clips.targets) + 2) * len(clips.things)
 
 
 def draw_question(clips: Clips, num_frames: int, rng: np.random.Generator) -> Question:
@@ -86,8 +114,22 @@ def draw_question(clips: Clips, num_frames: int, rng: np.random.Generator) -> Qu
         moments = moments[::-1]
     goal = clips.instructions[row]
     if rng.random() < _P_OTHER_INSTRUCTION:
-        goal = str(rng.choice([one for one in sorted(set(clips.instructions)) if one != goal]))
+        goal = str(rng.choice(_others(clips, row, is_near=bool(rng.random() < _P_SAME_SUITE))))
     return question_of(clips, row, moments, goal)
+
+
+def _others(clips: Clips, row: int, *, is_near: bool) -> list[str]:
+    """Instructions of other tasks, of the same suite where there are any and it `is_near`."""
+    own, suite = clips.instructions[row], suite_of(clips.tasks[row])
+    told = sorted({(suite_of(task), goal) for task, goal in zip(clips.tasks, clips.instructions, strict=True)})
+    others = [(of, goal) for of, goal in told if goal != own]
+    near = [goal for of, goal in others if of == suite]
+    return near if is_near and near else [goal for _, goal in others]
+
+
+def suite_of(task: str) -> str:
+    """`libero_object` of `libero_object/0`."""
+    return task.partition("/")[0]
 
 
 def question_of(clips: Clips, row: int, moments: NDArray[np.int64], goal: str) -> Question:

@@ -1,4 +1,4 @@
-"""Measures a judge on held-out clips of LIBERO: `python -m rlvlm.pocket.video.evaluate --clips FILE`.
+"""Measures a judge on held-out clips of LIBERO, suite by suite: `python -m rlvlm.pocket.video.evaluate --clips FILE`.
 
 The judge is asked exactly as in a run, through `judges.build`; with `--judge` options any other can be measured.
 """
@@ -19,7 +19,7 @@ from rlvlm.judges.agreement import area_under_curve, calibration_error
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
-from rlvlm.pocket.video.dataset import MOMENTS, Clips
+from rlvlm.pocket.video.dataset import MOMENTS, Clips, suite_of
 from rlvlm.types.judging import Clip
 from rlvlm.types.steps import FloatArray
 
@@ -97,7 +97,11 @@ def main() -> None:
     config = tyro.cli(EvaluateConfig, description=__doc__)
     torch.set_num_threads(config.threads)
     judge, clips = build_judge(config.judge), Clips.load(config.clips)
-    figures = {f"{count} frames": measure(judge, clips, count) for count in config.num_frames}
+    suites = list(dict.fromkeys(map(suite_of, clips.tasks)))
+    figures = {
+        f"{count} frames": {suite: measure(judge, clips.of_suite(suite), count) for suite in suites}
+        for count in config.num_frames
+    }
     text = json.dumps(figures, indent=1)
     print(text)  # noqa: T201 - what the command is for
     if config.out is not None:

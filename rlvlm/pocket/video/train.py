@@ -56,9 +56,9 @@ class TrainConfig:
     """Folder of a model of the same shapes, whose vision encoder training goes on from."""
     seed: int = 0
     """Of weights and batches."""
-    seeing_steps: int = 300
+    seeing_steps: int = 1000
     """Steps that train the vision encoder."""
-    talking_steps: int = 200
+    talking_steps: int = 2400
     """Steps that train the language model on what the vision encoder, by then fixed, tells it."""
     batch: int = 32
     """Frames per step of seeing, clips per step of talking."""
@@ -81,8 +81,8 @@ class Trainer:
         self._rng = np.random.default_rng(config.seed)
         self._clips = Clips.load(config.clips)
         self._frames = self._clips.frames.reshape(-1, *self._clips.frames.shape[2:])
-        self._values = readable(self._clips.offsets.reshape(len(self._frames), -1, 3))
-        self._sizes = readable_sizes(len(self._clips.things))
+        self._values = readable(self._clips).reshape(len(self._frames), -1)
+        self._sizes = readable_sizes(self._clips)
         texts = sorted(set(self._clips.instructions))
         self.tokenizer = build_tokenizer([*texts, prompts.OTHER_GOAL] * 3, phrases(), _VOCABULARY)
         self.model = build_model(self.tokenizer, config.eyes)

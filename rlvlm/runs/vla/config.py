@@ -46,7 +46,7 @@ class VLARunConfig(RunConfig):
     @property
     def judge_knows(self) -> list[str]:
         """The tasks whose episodes a pocket judge can score; of the one that compares pictures, those that it knows."""
-        known = {"": trained_tasks(), "scorer": ["push_block"], "video": list(video.TASKS)}
+        known = {"": trained_tasks(), "scorer": ["push_block"], "video": [*video.TASKS, *video.SUITES]}
         return known.get(self.judge.model, []) if self.judge.ships_weights else []
 
     @property

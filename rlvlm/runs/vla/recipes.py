@@ -33,13 +33,10 @@ def libero(task: str) -> VLARunConfig:
     """One task of LIBERO, its things moved by up to 2 cm so that the policy must look.
 
     Four fifths of the usual time limit: failures cost less, and there is time to try again, as demonstrations show that
-    go astray now and then. Where a judge is asked, it is the pocket video judge on the tasks that it was taught, which
-    learned mirrored images.
+    go astray now and then.
     """
     world = task_env(task)
-    judge, reward = JudgeConfig(), ScoreConfig(flip_images=True)
-    if task in video.TASKS:
-        judge, reward = JudgeConfig(model="video", score="success"), ScoreConfig(num_frames=2, frame_px=144)
+    judge, reward = _judged(task)
     return VLARunConfig(
         task=task,
         steps=600_000,
@@ -68,16 +65,24 @@ def libero(task: str) -> VLARunConfig:
 def libero_suite(suite: str) -> VLARunConfig:
     """One policy for all tasks of a suite: as for one task, with more demonstrations and longer lessons."""
     one, num_tasks = libero(f"{suite}/0"), len(SUITES[suite])
+    judge, reward = _judged(suite)
     return replace(
         one,
         task=suite,
         steps=2_000_000,
         env=replace(one.env, episode_steps=task_env(suite).episode_steps * 4 // 5),
-        judge=JudgeConfig(),
-        reward=ScoreConfig(flip_images=True),
+        judge=judge,
+        reward=reward,
         sft=replace(one.sft, demonstrations=30 * num_tasks, steps=2_500),
         eval=replace(one.eval, every_steps=200_000, episodes=200),
     )
+
+
+def _judged(task: str) -> tuple[JudgeConfig, ScoreConfig]:
+    """Who is asked about a task or a suite if anybody is, and what it is shown: the pocket video judge knows some."""
+    if task in (*video.TASKS, *video.SUITES):
+        return JudgeConfig(model="video", score="success"), ScoreConfig(num_frames=2, frame_px=144)
+    return JudgeConfig(), ScoreConfig(flip_images=True)
 
 
 def general(task: str) -> VLARunConfig:

@@ -12,7 +12,6 @@ from rlvlm.errors import UnsupportedQuestion
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.pocket.scorer.dataset import Question, chat_of
-from rlvlm.pocket.video import TASKS
 from rlvlm.pocket.video.dataset import MOMENTS, Clips, draw_question, question_of, readable, readable_sizes
 from rlvlm.pocket.video.evaluate import measure
 from rlvlm.pocket.video.play import PlayConfig, play
@@ -30,19 +29,49 @@ def clips(num: int = 4) -> Clips:
     rng = np.random.default_rng(0)
     return Clips(
         frames=rng.integers(0, 256, (num, MOMENTS, 144, 144, 3), np.uint8),
-        offsets=rng.normal(0, 0.2, (num, MOMENTS, 2, 3)).astype(np.float32),
+        places=rng.normal(0, 0.2, (num, MOMENTS, 2, 3)).astype(np.float32),
         things=("milk_1", "soup_1"),
+        targets=("soup_1",),
+        tasks=("libero_object/7", "libero_goal/0") * (num // 2),
         instructions=(SOUP, MILK) * (num // 2),
         success=np.arange(num) < num // 2,
     )
 
 
-def test_offsets_are_read_in_bins_and_what_lies_in_the_basket() -> None:
+def test_places_are_read_in_bins_with_the_target_that_a_thing_is_at() -> None:
     # by hand: 0 lies in the middle of 15 bins, the eighth; 0.3 m is (0.3 + 0.45) / 0.06 = 12.5, the thirteenth
-    offsets = np.array([[[0.0, 0.0, 0.1], [0.3, -9.0, 0.0], [np.nan] * 3]], np.float32)
-    told = readable(offsets)
-    assert told.tolist() == [[8, 8, 2, 13, 1, 1, 0, 0, 0]]
-    assert (told.max(axis=0) < readable_sizes(3)).all()
+    places = [[0.0, 0.0, 0.1], [0.3, -9.0, 0.0], [np.nan] * 3, [0.06, -0.06, 0.0], [np.nan] * 3, [0.3, -8.95, 0.4]]
+    shown = replace(
+        clips(2),
+        places=np.broadcast_to(np.array(places, np.float32), (2, MOMENTS, 6, 3)),
+        things=("soup", "milk", "mug", "basket", "stove", "tray"),
+        targets=("tray", "basket", "stove"),
+    )
+    told = readable(shown)
+    assert told.shape == (2, MOMENTS, 18)
+    soup, milk, basket, tray = [8, 8, 3], [13, 1, 2], [9, 7, 1], [13, 1, 1]  # at the basket, at the tray, at none
+    assert told[1, 3].tolist() == [*soup, *milk, 0, 0, 0, *basket, 0, 0, 0, *tray]
+    assert (told.reshape(-1, 18).max(axis=0) < readable_sizes(shown)).all()
+
+
+def test_every_other_instruction_of_two_is_one_of_the_same_suite() -> None:
+    """Where the scene is the same, only the words tell what is wanted."""
+    near, far = "put the mug on the plate", "open the drawer"
+    shown = replace(
+        clips(),
+        tasks=("libero_object/0", "libero_object/7", "libero_goal/8", "libero_goal/0"),
+        instructions=(SOUP, MILK, near, far),
+        success=np.array([True, True, False, False]),
+    )
+    rng = np.random.default_rng(0)
+    asked = [draw_question(shown, 2, rng) for _ in range(2000)]
+    others = [
+        one.goal
+        for one in asked
+        if one.pictures[0] < 2 * MOMENTS and one.goal != shown.instructions[one.pictures[0] // MOMENTS]
+    ]
+    in_suite = sum(goal in {SOUP, MILK} for goal in others) / len(others)
+    assert 0.8 < in_suite < 0.94  # four fifths, and a third of the rest
 
 
 def test_only_the_end_of_a_success_is_one_and_only_of_its_own_task() -> None:
@@ -61,8 +90,11 @@ def test_clips_are_kept_whole(tmp_path: Path) -> None:
     shown = clips()
     shown.save(tmp_path / "clips.npz")
     again = Clips.load(tmp_path / "clips.npz")
-    assert again.things == shown.things and again.instructions == shown.instructions
-    for name in ("frames", "offsets", "success"):
+    for name in ("things", "targets", "tasks", "instructions"):
+        assert getattr(again, name) == getattr(shown, name)
+    assert again.of_suite("libero_goal").instructions == (MILK, MILK)
+    np.testing.assert_array_equal(again.of_suite("libero_goal").frames, shown.frames[1::2])
+    for name in ("frames", "places", "success"):
         np.testing.assert_array_equal(getattr(again, name), getattr(shown, name))
 
 
@@ -123,8 +155,9 @@ def test_the_shipped_weights_are_small_and_know_the_question() -> None:
 
 @pytest.mark.slow
 def test_it_tells_success_as_its_card_says() -> None:
-    recorded = json.loads((weights_folder("video").parent / "evaluation.json").read_text())["2 frames"]
-    shown = play(PlayConfig(out=Path(), tasks=(TASKS[1],), episodes=4, held_out=True))
+    suite = "libero_object"
+    recorded = json.loads((weights_folder("video").parent / "evaluation.json").read_text())["2 frames"][suite]
+    shown = play(PlayConfig(out=Path(), tasks=(f"{suite}/1",), episodes=6, held_out=True))
     figures = measure(build_judge(JudgeConfig(model="video", score="success")), shown, 2)
     assert figures["success above both"] > recorded["success above both"] - 0.15
     assert figures["successes turned round"] < figures["mean of successes"] - 0.3

@@ -168,7 +168,7 @@ def test_demonstrations_of_another_task_are_refused_before_anything_starts(tmp_p
         replace(config, sft=replace(config.sft, data=str(tmp_path / "d"))).check_files()
 
 
-@pytest.mark.parametrize("task", ["libero_goal/8", "libero_object/5"])
+@pytest.mark.parametrize("task", ["libero_goal/0", "libero_10/5"])
 def test_a_pocket_judge_is_not_asked_how_an_unknown_tasks_episodes_end(task: str) -> None:
     config = recipe(task)
     assert task not in config.judge_knows and config.judge_knows
