@@ -38,9 +38,12 @@ class StubJudge:
             from its second batch on: the first is the probe with which a replica starts, and one that hangs in its
             start is another fault.
         broken: message of the error with which it refuses to be built; empty builds it.
+        name: backend and model that it says it is.
     """
 
-    def __init__(self, latency_s: float = 0.0, per_item_s: float = 0.0, trap: str = "", broken: str = "") -> None:
+    def __init__(
+        self, latency_s: float = 0.0, per_item_s: float = 0.0, trap: str = "", broken: str = "", name: str = "stub"
+    ) -> None:
         if broken == "exit":
             os._exit(3)
         if broken == "unavailable":
@@ -50,12 +53,13 @@ class StubJudge:
         self._latency_s = latency_s
         self._per_item_s = per_item_s
         self._trap = trap
+        self._name = name
         self._was_asked = False
 
     @property
     def stamp(self) -> Stamp:
         """Always the same."""
-        return Stamp(judge="stub", revision="1", prompt="hash/1", decoding="")
+        return Stamp(judge=self._name, revision="1", prompt="hash/1", decoding="")
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         """One verdict per query, in order."""

@@ -201,6 +201,11 @@ class RunConfig:
         return self.goal or (task_goal_state if self.judge.reads_states else task_goal)(self.task)
 
     @property
+    def judge_name(self) -> str:
+        """Who is asked, in a word: the running Serve app of `serve.app`, or the backend."""
+        return self.serve.app or self.judge.backend
+
+    @property
     def world_name(self) -> str:
         """How the world is set up, for the run's card."""
         return f"{self.env.episode_steps} steps per episode"

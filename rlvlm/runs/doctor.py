@@ -68,14 +68,13 @@ def _check_judge(config: RunConfig) -> None:
             f"{config.task} has no goal phrase of its own, and the judge is asked about one",
             f'say it in a few words: python -m rlvlm.run {config.task} --goal "reach the flag on the hill"',
         )
-    known = config.judge_knows
-    if known and config.task not in known and config.judge.untrained == "refuse":
-        named = ", ".join(known) if len(known) <= _MOST_NAMED else f"{known[0]}, {known[1]} and {len(known) - 2} others"
-        raise UsageError(
-            f"the pocket judge knows {named} alone; about {config.task} it talks nonsense, and sure of it",
-            "put in a general model with --judge.backend transformers --judge.model MODEL, choose another "
-            "--reward.teacher, or go on all the same with --judge.untrained ok",
-        )
+    if config.judge.store:
+        from rlvlm.labels.store import LabelStore  # numpy is not for those who only ask for help
+
+        LabelStore(Path(config.judge.store).expanduser())
+    if config.serve.app:  # says itself what it is, once the run has found it
+        return
+    check_judge_knows(config)
     is_name = bool(model) and "/" not in model
     if config.judge.ships_weights and is_name and not (shipped_folder(model) or Path(model).is_dir()):
         raise UsageError(
@@ -89,10 +88,22 @@ def _check_judge(config: RunConfig) -> None:
         )
     if config.judge.ships_weights and not (model or weights_folder().is_dir()):
         raise JudgeUnavailable(f"the pocket judge's weights are not in {weights_folder()}", POCKET_FIX)
-    if config.judge.store:
-        from rlvlm.labels.store import LabelStore  # numpy is not for those who only ask for help
 
-        LabelStore(Path(config.judge.store).expanduser())
+
+def check_judge_knows(config: RunConfig) -> None:
+    """Passes where the judge is a general model, was trained on the run's task, or may be asked all the same.
+
+    Raises:
+        UsageError: it knows other tasks alone.
+    """
+    known = config.judge_knows
+    if known and config.task not in known and config.judge.untrained == "refuse":
+        named = ", ".join(known) if len(known) <= _MOST_NAMED else f"{known[0]}, {known[1]} and {len(known) - 2} others"
+        raise UsageError(
+            f"the pocket judge knows {named} alone; about {config.task} it talks nonsense, and sure of it",
+            "put in a general model with --judge.backend transformers --judge.model MODEL, choose another "
+            "--reward.teacher, or go on all the same with --judge.untrained ok",
+        )
 
 
 def _check_folders(config: RunConfig) -> None:

@@ -17,6 +17,7 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
 from rlvlm.runs.config import RunConfig
+from rlvlm.runs.doctor import check_judge_knows
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.monitoring import MeteredCache
@@ -40,12 +41,18 @@ def judge_session(
 
     Raises:
         JudgeUnavailable: the judge cannot be loaded, or the app named in `serve.app` is not running.
+        UsageError: that app's judge knows nothing of the task.
     """
     if not config.asks_judge:
         yield None
         return
     judge = replace(config.judge, api=reachable(config.judge.api, ledger))
     with start_judge(judge, config.serve, name=config.task) as running:
+        if config.serve.app:
+            backend, _, model = running.judge.stamp.judge.partition(":")
+            if backend == "pocket":
+                asked = replace(config.judge, backend=backend, model="" if model == backend else model)
+                check_judge_knows(replace(config, judge=asked))
         yield lambda: MeteredCache(CachedJudge(running.judge, open_store()), config.task)
 
 

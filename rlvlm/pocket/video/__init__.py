@@ -8,5 +8,7 @@ TASKS = (
     *(f"libero_goal/{number}" for number in (1, 2, 4, 5, 6, 8, 9)),
 )
 """What it was taught: about anything else its answers mean nothing."""
-SUITES = ("libero_spatial", "libero_object")
-"""All of whose tasks it was taught."""
+KNOWS = (*TASKS, "libero_spatial", "libero_object")
+"""Those tasks, and the suites all of whose tasks it was taught."""
+NUM_FRAMES, FRAME_PX = 2, 144
+"""What it is best shown: the first and the last frame, mirrored as LIBERO draws them, this many pixels wide."""

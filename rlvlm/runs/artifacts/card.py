@@ -133,10 +133,10 @@ def _pictures(files: list[str]) -> str:
 
 def _setting(config: RunConfig, environment: Mapping[str, Any], changes: Sequence[str]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
-    judge = (
-        f"- judge: {config.judge.backend} {config.judge.model}".rstrip()
-        + f", prompt {config.judge.prompt}, score {config.judge.score}\n"
-    )
+    judge = f"- judge: {config.judge.backend} {config.judge.model}".rstrip()
+    judge += f", prompt {config.judge.prompt}, score {config.judge.score}\n"
+    if config.serve.app:
+        judge = f"- judge: Serve app {config.serve.app}\n"
     return (
         f"- commit {environment['commit'] or 'unknown'}; {packages}; Python {environment['python']}\n"
         f"- {environment['cpu']}, {environment['cpu_cores']} cores; {', '.join(environment['gpus']) or 'no GPU'}\n"

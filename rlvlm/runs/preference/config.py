@@ -92,7 +92,7 @@ class PreferenceRunConfig(RunConfig):
         """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
         marked = " (random weights)" if self.asks_judge and self.judge.is_random else ""
         if self.reward.source == "judged":
-            return f"{self.judge.backend} score{marked}"
+            return f"{self.judge_name} score{marked}"
         if not self.reward.is_learned:
             return f"{self.reward.source} reward"
         answers = {"preference": "labels", "score": "scores"}[self.reward.source]

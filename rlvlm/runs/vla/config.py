@@ -46,8 +46,21 @@ class VLARunConfig(RunConfig):
     @property
     def judge_knows(self) -> list[str]:
         """The tasks whose episodes a pocket judge can score; of the one that compares pictures, those that it knows."""
-        known = {"": trained_tasks(), "scorer": ["push_block"], "video": [*video.TASKS, *video.SUITES]}
+        known = {"": trained_tasks(), "scorer": ["push_block"], "video": list(video.KNOWS)}
         return known.get(self.judge.model, []) if self.judge.ships_weights else []
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """That a judge of one's own is shown what the recipe draws for the pocket video judge."""
+        is_other = self.asks_judge and (bool(self.serve.app) or not self.judge.ships_weights)
+        reward = self.reward
+        shown = (reward.num_frames, reward.frame_px, reward.flip_images)
+        if not is_other or self.task not in video.KNOWS or shown != (video.NUM_FRAMES, video.FRAME_PX, False):
+            return ()
+        return (
+            f"the judge is shown {video.NUM_FRAMES} mirrored frames of {video.FRAME_PX} pixels, which the pocket video "
+            "judge was taught on; for another: --reward.num-frames 8 --reward.frame-px 224 --reward.flip-images",
+        )
 
     @property
     def unheeded(self) -> dict[str, str]:
@@ -117,7 +130,7 @@ class VLARunConfig(RunConfig):
         """Where the reward comes from, short enough for a legend."""
         if self.reward.source == "success":
             return "env success"
-        who = self.judge.backend if self.asks_judge else self.reward.teacher
+        who = self.judge_name if self.asks_judge else self.reward.teacher
         marked = " (random weights)" if self.asks_judge and self.judge.is_random else ""
         bound = self.reward.threshold
         kind = "score" if bound is None else f"score >= {bound if isinstance(bound, str) else format(bound, 'g')}"

@@ -80,8 +80,9 @@ def libero_suite(suite: str) -> VLARunConfig:
 
 def _judged(task: str) -> tuple[JudgeConfig, ScoreConfig]:
     """Who is asked about a task or a suite if anybody is, and what it is shown: the pocket video judge knows some."""
-    if task in (*video.TASKS, *video.SUITES):
-        return JudgeConfig(model="video", score="success"), ScoreConfig(num_frames=2, frame_px=144)
+    if task in video.KNOWS:
+        shown = ScoreConfig(num_frames=video.NUM_FRAMES, frame_px=video.FRAME_PX)
+        return JudgeConfig(model="video", score="success"), shown
     return JudgeConfig(), ScoreConfig(flip_images=True)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray import serve
+from stub_judge import stub
 from tiny_run import table
 
 from rlvlm.algorithms.grpo.config import ScoreConfig, SFTConfig
@@ -17,13 +19,18 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
 from rlvlm.errors import JudgeUnavailable, UsageError
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.labels.store import LabelStore
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.runs.configs import config_text, read_config_text
+from rlvlm.runs.doctor import check_before_run
+from rlvlm.runs.folder.settings import override
 from rlvlm.runs.recipes import recipe
-from rlvlm.runs.session import last_resort
+from rlvlm.runs.session import judge_session, last_resort
 from rlvlm.runs.vla import pipeline
 from rlvlm.runs.vla.config import VLARunConfig
+from rlvlm.serving.apps import start_judge
+from rlvlm.serving.config import PlacementConfig
 
 WORDS = (
     "push_block --steps 6000 --seed 1 --sft.demonstrations 12 --sft.steps 40 --algo.groups 6 --algo.group-size 4 "
@@ -166,6 +173,36 @@ def test_demonstrations_of_another_task_are_refused_before_anything_starts(tmp_p
     config = recipe("push_block")
     with pytest.raises(UsageError, match="demonstrations of libero_object/0, not of push_block"):
         replace(config, sft=replace(config.sft, data=str(tmp_path / "d"))).check_files()
+
+
+def test_another_judge_than_the_pocket_ones_is_not_shown_their_frames_without_a_word() -> None:
+    judged = override(recipe("libero_object/8"), {"reward.source": "judged"})
+    attached = override(judged, {"serve.app": "robometer-4b"})
+    assert not judged.notes and "robometer-4b score" in attached.reward_name
+    assert "--reward.flip-images" in attached.notes[0]
+    assert override(judged, {"judge.backend": "openai", "judge.model": "some"}).notes == attached.notes
+    assert not override(attached, {"reward.num_frames": 8}).notes
+    elsewhere = override(recipe("push_block"), {"reward.source": "judged", "serve.app": "robometer-4b"})
+    assert not elsewhere.notes, "its images are not mirrored"
+
+
+@pytest.mark.ray
+def test_an_attached_pocket_judge_is_held_to_the_tasks_it_knows(local_ray: None, tmp_path: Path) -> None:
+    placement = PlacementConfig(num_cpus=0.1)
+    try:
+        with start_judge(JudgeConfig(), placement, "known", stub(name="pocket:video")) as running:
+
+            def attach(task: str) -> None:
+                config = override(recipe(task), {"reward.source": "judged", "serve.app": running.app})
+                check_before_run(config)  # who the app is cannot be known yet
+                with judge_session(config, lambda: LabelStore(tmp_path), tmp_path / "ledger") as make:
+                    assert make is not None
+
+            attach("libero_object/8")
+            with pytest.raises(UsageError, match=r"27 others alone; about libero_10/5"):
+                attach("libero_10/5")
+    finally:
+        serve.shutdown()
 
 
 @pytest.mark.parametrize("task", ["libero_goal/0", "libero_10/5"])
