@@ -86,7 +86,7 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
         try:
             said = _said(chat)
             pictures = [[_load(root, name) for name in names] for _, names, _ in said]
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration):
             counts["chat without pairs of question and answer, or of another form"] += 1
             continue
         except (OSError, SyntaxError, Image.DecompressionBombError):
@@ -123,7 +123,8 @@ _BUILDERS: Mapping[str, Callable[[str, list[str], StepRecord], dict[str, Any]]] 
 def _chats(file: Path) -> Iterator[Any]:
     try:
         text = file.read_text(encoding="utf-8")
-        yield from json.loads(text) if text.lstrip()[:1] == "[" else map(json.loads, text.splitlines())
+        lines = filter(str.strip, text.split("\n"))  # splitlines would also cut at U+2028 within a string
+        yield from json.loads(text) if text.lstrip()[:1] == "[" else map(json.loads, lines)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{file} cannot be read as chats: {error}", "a JSON array, or one object per line") from error
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ from rlvlm.labels.pictures import PictureStore, picture_digest
 SCHEMA = 1
 """Rises when older code could no longer read what newer code writes."""
 _MARK, _WHAT = "demonstrations.json", "rlvlm demonstrations"
+_DAMAGES = (
+    *(ValueError, TypeError, KeyError, RecursionError),
+    *(OSError, BadZipFile, zlib.error, EOFError, NotImplementedError),
+)
+"""What a torn or foreign line, and an array file with any of its bytes changed, may raise."""
 _ID = re.compile(r"[A-Za-z0-9._-]{1,120}")
 
 
@@ -90,7 +96,7 @@ class DemonstrationFolder:
                 try:
                     found = json.loads(line)
                     record = from_json(found, self._arrays(found))
-                except (ValueError, TypeError, KeyError, RecursionError, OSError, BadZipFile):
+                except _DAMAGES:
                     self.num_damaged += 1
                     continue
                 if record.id not in seen:
@@ -102,7 +108,7 @@ class DemonstrationFolder:
 
         Raises:
             DamagedRecord: the id is none of ours.
-            OSError, ValueError, BadZipFile: the file is missing or damaged.
+            OSError, ValueError and others of `_DAMAGES`: the file is missing or damaged.
         """
         if not line["arrays"]:
             return {}

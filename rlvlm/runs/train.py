@@ -222,6 +222,7 @@ class Training:
 
     def _write_checkpoint(self, folder: Path) -> None:
         self._algorithm.save_checkpoint(str(folder))
+        self._recorder.keep(self._algorithm.drain_records())  # of what was waited for to be saved
 
 
 def _evaluation_metrics(row: dict[str, str]) -> dict[str, float]:

@@ -51,6 +51,12 @@ def test_the_task_is_a_word_and_no_option() -> None:
         ("push_block --judge.model scorer2", "reward.source success"),
         ("libero_object/0 --reward.num-frames 3", "reward.source success"),
         ("push_block --reward.source judged --reward.teacher random --judge.score rating", "reward.teacher random"),
+        (
+            "push_block --reward.source judged --reward.teacher random --reward.monitor.preflight 8",
+            "reward.teacher random",
+        ),
+        ("push_block --sft.steps 0 --sft.lr 0.1", "sft.steps 0"),
+        ("push_block --algo.num-learners 1 --algo.device cpu", "algo.num_learners 1"),
         ("push_block --sft.data shown --sft.noise 0.3", "sft.data"),
         ("push_block --sft.start-from best --sft.demonstrations 3", "sft.start_from"),
         ("number_line --judge.batch-size 3", "the reward .*, which asks no judge"),

@@ -216,6 +216,29 @@ def test_damage_costs_one_episode_and_is_counted(tmp_path: Path) -> None:
     assert folder.num_damaged == 5
 
 
+def test_an_array_file_with_any_byte_changed_costs_no_other_episode(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "number_line", 2)
+    first, second = folder.episodes()
+    file = tmp_path / "arrays" / f"{first.id}.npz"
+    whole = file.read_bytes()
+    for text in (b"", *(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :] for at in range(len(whole)))):
+        file.write_bytes(text)
+        assert second.id in [found.id for found in folder.episodes()]
+
+
+def test_chats_survive_what_a_model_may_write(tmp_path: Path) -> None:
+    folder = create_folder(tmp_path / "d", "number_line", "turns", ("-", "+"))
+    told = [
+        {"messages": [{"role": "user", "content": f"a{mark}b"}, {"role": "assistant", "content": f"c{mark}d"}]}
+        for mark in ("\u2028", "\u2029", "\u0085", "\n")
+    ]
+    marks = {"conversations": [{"from": "human", "value": "<image> <image>"}, {"from": "gpt", "value": "b"}]}
+    lines = [json.dumps(chat, ensure_ascii=False) for chat in (*told, marks)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines) + "\n\n", encoding="utf-8")
+    counts = import_chats(tmp_path / "chats.jsonl", folder, "me")
+    assert counts["added"] == 4 and counts.total() == 5, "more marks than images is a chat of another form"
+
+
 def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="no folder of demonstrations"):

@@ -207,7 +207,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         """The supervised start: the policy imitates demonstrations; not one that comes trained, or is another run's."""
         self._try_judge(tell)
         if self.config.sft.start_from:
-            start = Path(self.config.sft.start_from)
+            start = Path(self.config.sft.start_from).expanduser()
             tell(f"starting from the policy of {start}")
             self._scale = take_policy(start / "algorithm", self._policy, self.config.policy)
         elif self._policy.scale is None:
@@ -230,8 +230,8 @@ class VLAGRPO(CheckpointedAlgorithm):
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(6,)))
         sft = self.config.sft
         if sft.data:
-            task, env = self.config.task, self.config.world
-            shown = read_demonstrations(Path(sft.data), task, env, self._viewer, self._policy.image_px, tell)
+            data, task, env = Path(sft.data).expanduser(), self.config.task, self.config.world
+            shown = read_demonstrations(data, task, env, self._viewer, self._policy.image_px, tell)
         else:
             tell(f"{sft.demonstrations} demonstrations by the task's script")
             shown = demonstrate(self._viewer, sft, self.config.seed, tell)

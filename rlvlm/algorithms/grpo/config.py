@@ -277,10 +277,11 @@ class GRPOConfig:
     warm_up: int = 5
     """Updates over which the step size rises to `lr`."""
     kl_target: float | None = 0.3
-    """Divergence per chunk, in nats, that an update should move the policy by: the step size grows or shrinks by 1.3
-    where an update moved it by less than 2/3 or more than 3/2 of this, and an update that has moved it by twice as much
-    takes no further step. It is measured before each gradient step, so an update needs two at least. An update of fewer
-    groups than `groups` is to move it by as much less. None: the step size stays."""
+    """Divergence per chunk, in nats, from the policy that played the episodes, which an update should come to: the step
+    size grows or shrinks by 1.3 where an update ended at less than 2/3 or more than 3/2 of this, and one that has come
+    to twice as much takes no further step. With `ScoreConfig.ahead` the update before is in it too, so each moves the
+    policy by less. It is measured before each gradient step, so an update needs two at least. An update of fewer groups
+    than `groups` is to move it by as much less. None: the step size stays."""
     epochs: int = 1
     """Passes over the episodes of an update."""
     minibatches: int = 4

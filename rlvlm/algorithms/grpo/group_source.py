@@ -44,6 +44,7 @@ class GroupSource:
         self._scorer = scorer
         self._stats = stats
         self._waiting: list[ChunkEpisode] = []
+        self._waiting_step = 0
         noise = grpo.advantage.scorer_noise
         self.scorer_noise = 0.0 if noise == "measured" else noise
         """Standard deviation of an episode's score by a scorer that is asked twice."""
@@ -58,12 +59,14 @@ class GroupSource:
         """
         self.rollout_s = 0.0
         if self._scores.ahead:
-            waiting, self._waiting = self._waiting, self._played(scale)
-            return self._sifted(self._scored(waiting))
+            waiting, step = self._waiting, self._waiting_step
+            self._waiting, self._waiting_step = self._played(scale), self._stats.env_steps
+            return self._sifted(self._scored(waiting, step))
         groups: list[Group] = []
         kept: list[Group] = []
         for _ in range(self._grpo.rounds):
-            groups += self._scored(self._played(scale))
+            played = self._played(scale)
+            groups += self._scored(played, self._stats.env_steps)
             kept = self._sifted(groups)
             if len(kept) >= self._grpo.groups:
                 break
@@ -72,14 +75,14 @@ class GroupSource:
     def rest(self) -> list[Group]:
         """Groups of what was played and is still being scored; afterwards nothing is on its way."""
         waiting, self._waiting = self._waiting, []
-        return self._sifted(self._scored(waiting))
+        return self._sifted(self._scored(waiting, self._waiting_step))
 
     def forget(self) -> None:
         """Forgets what is on its way."""
         self._waiting = []
 
     def _played(self, scale: ActionScale) -> list[ChunkEpisode]:
-        """A rollout, handed over to be scored; groups of a runner that is lost are played by the others."""
+        """A rollout, counted and handed over to be scored; groups of a runner that is lost are played by the others."""
         episodes: list[ChunkEpisode] = []
         began, runners = time.monotonic(), self._runner_group
         for num_missing in self._parts():
@@ -91,6 +94,8 @@ class GroupSource:
                 episodes += rollout.episodes
                 num_missing -= len(rollout.episodes) // self._grpo.group_size
         self.rollout_s += time.monotonic() - began
+        ended = [(float(episode.env_rewards.sum()), episode.success) for episode in episodes]
+        self._stats.take_in(sum(map(len, episodes)), ended)
         return episodes
 
     def _parts(self) -> list[int]:
@@ -100,14 +105,11 @@ class GroupSource:
         parts = min(self._scores.parts, most) if self._scores.source == "judged" else 1
         return [len(part) for part in np.array_split(np.arange(groups), parts)]
 
-    def _scored(self, episodes: list[ChunkEpisode]) -> list[Group]:
-        """The groups of a rollout, once it has its scores; none where nothing was played."""
+    def _scored(self, episodes: list[ChunkEpisode], env_step: int) -> list[Group]:
+        """The groups of a rollout that ended at `env_step`, once it has its scores; none where nothing was played."""
         if not episodes:
             return []
-        scores = self._scorer.collect(len(episodes), self._stats.env_steps)
-        ended = [(float(episode.env_rewards.sum()), episode.success) for episode in episodes]
-        self._stats.take_in(sum(map(len, episodes)), ended)
-        return gathered(episodes, scores)
+        return gathered(episodes, self._scorer.collect(len(episodes), env_step))
 
     def _sifted(self, groups: list[Group]) -> list[Group]:
         """Those of an update's groups that teach something; to a critic, all whose episodes have scores. The figures

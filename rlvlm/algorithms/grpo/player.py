@@ -118,7 +118,7 @@ def take_policy(folder: Path, policy: torch.nn.Module, config: VLAConfig) -> Act
 
     Raises:
         CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
-        UsageError: its policy was built by other settings.
+        UsageError: its policy was built by other settings, or for a world of another shape.
     """
     file = load_policy_file(folder)
     with _playable(folder):
@@ -128,6 +128,15 @@ def take_policy(folder: Path, policy: torch.nn.Module, config: VLAConfig) -> Act
     if odd:
         told = ", ".join(f"policy.pocket.{name} {value}" for name, value in odd.items())
         raise UsageError(f"the policy of {folder.parent} was built with {told}", "give this run the same")
+    wanted = {name: tuple(value.shape) for name, value in trained_weights(policy).items()}
+    found = {name: tuple(value.shape) for name, value in file.weights.items()}
+    if other := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
+        name = other[0]
+        raise UsageError(
+            f"the policy of {folder.parent} was made for another world: {name} is {found.get(name, 'missing')} there "
+            f"and {wanted.get(name, 'missing')} here",
+            "start from a run of the same task, or of one with the same cameras, actions and proprioception",
+        )
     with _playable(folder):
         take_weights(policy, file.weights)
     return scale

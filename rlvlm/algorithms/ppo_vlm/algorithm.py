@@ -325,7 +325,7 @@ class PPOVLM(CheckpointedAlgorithm):
             rollout = self._runner.sample_groups(group_size=self._group_size)
         else:
             rollout = self._runner.sample(num_turns=self.config.ppo.turns_per_world)
-        return self._labeller.label(rollout, self.env_steps)
+        return self._labeller.label(rollout, self.env_steps + len(rollout))
 
     def _log_round(self, rollout: Rollout, rollout_s: float, update_s: float) -> None:
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""

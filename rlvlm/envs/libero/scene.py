@@ -6,6 +6,7 @@ take turns with it: everything that differs between them is one array of some hu
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -82,6 +83,8 @@ class LiberoScene(RobosuiteScene):
         self._fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
         self.env.check_contact = _contact_check(self.model, self.data)
         self._aside = mujoco.MjData(self.model)  # the state that is lent stays as it is
+        self.turn = threading.RLock()
+        """Held by whoever drives the physics: a judge's thread may make a world of it while another is played."""
 
     @property
     def num_held_out(self) -> int:

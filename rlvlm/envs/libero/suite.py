@@ -190,10 +190,13 @@ class LiberoSuiteWorlds(ChunkWorlds):
         self._places = np.empty(0, np.intp)
 
     def batches(self, state_ids: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-        """Each of so many tasks as stay compiled: one with all where the suite has no more."""
+        """Each of so many tasks as stay compiled beside that of the suite's own episode: one with all where the suite
+        has no more.
+        """
         tasks = np.array([self._suite.place_of(state_id)[0] for state_id in state_ids.tolist()], np.int64)
         distinct = np.unique(tasks)
-        parts = [distinct[first : first + _KEPT] for first in range(0, len(distinct), _KEPT)]
+        num = _KEPT - 1
+        parts = [distinct[first : first + num] for first in range(0, len(distinct), num)]
         return [np.flatnonzero(np.isin(tasks, part)) for part in parts]
 
     def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:

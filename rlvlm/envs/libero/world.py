@@ -59,9 +59,10 @@ class LiberoWorlds(ChunkWorlds):
         """First observations of N new episodes."""
         distinct, inverse = np.unique(state_ids, return_inverse=True)
         starts = []
-        for state_id in distinct.tolist():
-            state = self._scene.start(state_id, self._moved_m)
-            starts.append((state, self._scene.positions(), self._scene.arm.proprio(), self._scene.progress()))
+        with self._scene.turn:
+            for state_id in distinct.tolist():
+                state = self._scene.start(state_id, self._moved_m)
+                starts.append((state, self._scene.positions(), self._scene.arm.proprio(), self._scene.progress()))
         states, positions, proprio, progress = zip(*starts, strict=True)
         self.states = [states[index] for index in inverse]
         self.ages = np.zeros(len(state_ids), np.int64)
@@ -78,26 +79,27 @@ class LiberoWorlds(ChunkWorlds):
         steps = np.zeros(num, np.int64)
         progress = np.empty(num, np.float32)
         success, success_at_end, is_cut = (np.zeros(num, bool) for _ in range(3))
-        for place, row in enumerate(rows.tolist()):
-            scene.load(self.states[row])
-            left = min(length, self._episode_steps - int(self.ages[row]))
-            is_solved = False
-            for index, action in enumerate(chunks[place, :left]):
-                scene.arm.step(to_robosuite(action), self._step_s)
-                trail[place, index:] = scene.positions()
-                steps[place] = index + 1
-                is_cut[place] = self._has_diverged()
-                is_solved = not is_cut[place] and scene.is_solved()
-                rewards[place, index] = is_solved and not self.solved[row]
-                success[place] |= is_solved
-                self.solved[row] |= is_solved
-                if is_cut[place] or (is_solved and not self._plays_on):
-                    break
-            success_at_end[place] = is_solved
-            self.states[row] = scene.save()
-            mujoco.mj_kinematics(scene.model, scene.data)
-            proprio[place] = scene.arm.proprio()
-            progress[place] = 1.0 if is_solved else scene.progress()
+        with scene.turn:
+            for place, row in enumerate(rows.tolist()):
+                scene.load(self.states[row])
+                left = min(length, self._episode_steps - int(self.ages[row]))
+                is_solved = False
+                for index, action in enumerate(chunks[place, :left]):
+                    scene.arm.step(to_robosuite(action), self._step_s)
+                    trail[place, index:] = scene.positions()
+                    steps[place] = index + 1
+                    is_cut[place] = self._has_diverged()
+                    is_solved = not is_cut[place] and scene.is_solved()
+                    rewards[place, index] = is_solved and not self.solved[row]
+                    success[place] |= is_solved
+                    self.solved[row] |= is_solved
+                    if is_cut[place] or (is_solved and not self._plays_on):
+                        break
+                success_at_end[place] = is_solved
+                self.states[row] = scene.save()
+                mujoco.mj_kinematics(scene.model, scene.data)
+                proprio[place] = scene.arm.proprio()
+                progress[place] = 1.0 if is_solved else scene.progress()
         self.ages[rows] += steps
         self.progress[rows] = progress
         ended = success & (not self._plays_on)
@@ -223,16 +225,17 @@ class LiberoWorld(ChunkWorld):
         It acts upon what each of its actions leads to, so it plays them, and the world is set back.
         """
         scene = self._scene
-        scene.load(self._one.states[0])
-        mujoco.mj_fwdPosition(scene.model, scene.data)
-        if not has_script(scene):
-            return None
-        memory = replace(self._memory)
-        script = Script(scene, memory)
-        chunk = np.empty((CHUNK_STEPS, ACTION_SIZE), np.float32)
-        for action in chunk:
-            action[:] = script.act(noise, rng)
-            scene.arm.step(to_robosuite(action))
+        with scene.turn:
+            scene.load(self._one.states[0])
+            mujoco.mj_fwdPosition(scene.model, scene.data)
+            if not has_script(scene):
+                return None
+            memory = replace(self._memory)
+            script = Script(scene, memory)
+            chunk = np.empty((CHUNK_STEPS, ACTION_SIZE), np.float32)
+            for action in chunk:
+                action[:] = script.act(noise, rng)
+                scene.arm.step(to_robosuite(action))
         self._planned = (chunk, memory)
         return chunk
 

@@ -135,12 +135,13 @@ class Renderer:
 
     def close(self) -> None:
         """Frees OpenGL; the next picture opens it again."""
-        if self._canvas is not None:
-            window, context = self._canvas
-            window.make_current()
-            context.free()
-            window.free()
-            self._canvas = None
+        with self._turn:
+            if self._canvas is not None:
+                window, context = self._canvas
+                window.make_current()
+                context.free()
+                window.free()
+                self._canvas = None
 
     def _pose(self, snapshot: FloatArray) -> None:
         self._data.qpos[:] = snapshot[: self._model.nq]

@@ -74,12 +74,19 @@ class VLARunConfig(RunConfig):
             if self.algo.advantage.baseline == "critic":
                 found["algo.rounds"] = "a critic, to whom all groups teach something"
         elif not self.asks_judge:
-            found |= dict.fromkeys(("judge.*", "serve.*"), f"reward.teacher {self.reward.teacher}")
+            why = f"reward.teacher {self.reward.teacher}"
+            found |= dict.fromkeys(("judge.*", "serve.*", "reward.monitor.least_auc"), why)
+            if self.algo.advantage.scorer_noise != "measured":
+                found["reward.monitor.preflight"] = why
         if self.sft.data:
             found |= dict.fromkeys(("sft.demonstrations", "sft.noise", "sft.p_stray"), "sft.data")
         if self.sft.start_from:
             names = (one.name for one in fields(self.sft) if one.name != "start_from")
             found |= dict.fromkeys((f"sft.{name}" for name in names), "sft.start_from")
+        if not self.sft.steps:
+            found |= dict.fromkeys(("sft.lr", "sft.batch_size", "sft.weight_decay", "sft.label_width"), "sft.steps 0")
+        if self.algo.num_learners:
+            found["algo.device"] = f"algo.num_learners {self.algo.num_learners}"
         if self.policy.model:
             found |= dict.fromkeys(("sft.*", "policy.pocket.*"), "policy.model")
         return found
@@ -107,7 +114,7 @@ class VLARunConfig(RunConfig):
         if self.sft.data:
             from rlvlm.demonstrations.folder import open_folder  # numpy is not for those who only ask for help
 
-            open_folder(Path(self.sft.data)).check_task(self.task)
+            open_folder(Path(self.sft.data).expanduser()).check_task(self.task)
 
     @property
     def networks(self) -> dict[str, Network]:

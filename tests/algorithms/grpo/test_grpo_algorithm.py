@@ -13,7 +13,7 @@ from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import AdvantageConfig, GRPOConfig, LossConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.credit.groups import Group
-from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
+from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy, take_policy
 from rlvlm.demonstrations.chunks import Disturbance, collect_chunks, form_of, scripted_episodes
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
@@ -23,6 +23,7 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.pictures import picture_digest
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
+from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.testing import FakeJudge
 from rlvlm.types.chunks import ChunkEpisode
@@ -131,6 +132,12 @@ def test_a_run_begins_with_the_policy_of_another(build: Build, tmp_path: Path) -
     other = build(start_from=str(tmp_path / "step"), hidden=32)
     with pytest.raises(UsageError, match=r"was built with policy\.pocket\.hidden 64"):
         other.prepare(lambda line: None)
+    settings = before.config.policy.pocket
+    libero = PocketVLA(settings, num_cameras=2, proprio_size=8, num_tokens=56, num_ways=6)
+    was = [parameter.clone() for parameter in libero.parameters()]
+    with pytest.raises(UsageError, match="made for another world: .* there and .* here"):
+        take_policy(tmp_path / "step" / "algorithm", libero, before.config.policy)
+    assert all(map(torch.equal, libero.parameters(), was)), "nothing is taken of what does not fit"
 
 
 def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Build, tmp_path: Path) -> None:
@@ -213,10 +220,16 @@ def test_ahead_learns_one_update_late_and_from_every_rollout(build: Build, tmp_p
     algorithm.prepare(lambda line: None)
     algorithm.train()
     assert algorithm.report()[metrics.GRPO_UPDATES] == 0 and not algorithm.drain_records()  # nothing was scored yet
+    first = algorithm.env_steps
     algorithm.train()
-    assert algorithm.report()[metrics.GRPO_UPDATES] == 1 and len(algorithm.drain_records()) == 24
+    records = algorithm.drain_records()
+    assert algorithm.report()[metrics.GRPO_UPDATES] == 1 and len(records) == 24
+    second = algorithm.env_steps
     algorithm.save_checkpoint(str(tmp_path / "one"))  # catches up, so that nothing is on its way
-    assert algorithm.report()[metrics.GRPO_UPDATES] == 2 and len(algorithm.drain_records()) == 24
+    late = algorithm.drain_records()
+    assert algorithm.report()[metrics.GRPO_UPDATES] == 2 and len(late) == 24
+    assert algorithm.env_steps == second, "a checkpoint is of the step at which it is made"
+    assert {one.env_step for one in records} == {first} and {one.env_step for one in late} == {second}
     algorithm.train()
     algorithm.finish()
     other = build(scores=scores, rounds=1)
@@ -275,9 +288,9 @@ def test_figures_are_of_all_rounds_of_an_update(build: Build, monkeypatch: pytes
     source = algorithm._groups
     played, scored = [], source._scored
 
-    def record(episodes: list[ChunkEpisode]) -> list[Group]:
+    def record(episodes: list[ChunkEpisode], env_step: int) -> list[Group]:
         played.extend(episodes)
-        return scored(episodes)
+        return scored(episodes, env_step)
 
     monkeypatch.setattr(source, "_scored", record)
     assert algorithm._scale is not None

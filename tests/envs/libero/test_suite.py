@@ -1,6 +1,7 @@
 """A suite as one task: which task an initial state is of, many of them at once, and the contract."""
 
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.contracts.chunks import check_chunk_world
 from rlvlm.envs.libero import suite as module
 from rlvlm.envs.libero.suite import LiberoSuite
+from rlvlm.envs.libero.world import LiberoWorld
 from rlvlm.envs.registry import make_world, task_goal, task_kind
 from rlvlm.types.chunks import ChunkEpisode, ChunkObs
 
@@ -80,6 +82,21 @@ def test_an_episode_survives_that_others_need_its_place(suite: LiberoSuite, monk
     assert np.array_equal(few.step(chunk)[0].snapshots, suite.step(chunk)[0].snapshots)
 
 
+def test_a_thread_that_begins_a_task_leaves_the_one_that_plays_it_alone(suite: LiberoSuite) -> None:
+    chunks = np.random.default_rng(0).uniform(-1, 1, (4, suite.chunk_steps, 7)).astype(np.float32)
+
+    def played() -> list[np.ndarray]:
+        suite.reset(options={"state_id": 17})
+        return [suite.step(chunk)[0].snapshots for chunk in chunks]
+
+    alone = played()
+    with ThreadPoolExecutor(1) as pool:  # as a judge's, which draws a task that had made room for others
+        others = [pool.submit(LiberoWorld, suite._config, 0, "libero_object", "7") for _ in range(12)]
+        together = played()
+        assert all(other.result().goal for other in others)
+    assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
 def test_no_more_tasks_stay_compiled_than_there_is_room_for(
     suite: LiberoSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,13 +112,19 @@ def test_no_more_tasks_stay_compiled_than_there_is_room_for(
 
     at_once = rolled(whole)
     del whole
-    monkeypatch.setattr(module, "_KEPT", 2)
+    monkeypatch.setattr(module, "_KEPT", 3)  # two of a batch, and that of the suite's own episode
     few = make()
     assert [batch.tolist() for batch in few.many().batches(ids)] == [[1, 3], [0, 2, 4]]
-    for one, other in zip(rolled(few), at_once, strict=True):
+    again = rolled(few)
+    for one, other in zip(again, at_once, strict=True):
         assert one.instruction == other.instruction and np.array_equal(one.snapshots, other.snapshots)
+    worlds = dict(few._members)
+    for camera in few.cameras * 2:
+        few.draw(np.stack([again[1].snapshots[0], again[3].snapshots[0]]), 16, camera)
+    kept = [few._members[task] is worlds[task] for task in (0, 7, 8) if task in worlds]
+    assert len(few._members) == 3 and kept, "a batch's tasks stay while it is looked at"
     held = list(suite._members)  # by the other tests
     gone = weakref.ref(few.member(next(task for task in range(10) if task not in held))._scene)
-    for task in held[:2]:
+    for task in held[:3]:
         few.member(task)
     assert gone() is None

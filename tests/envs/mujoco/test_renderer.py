@@ -78,6 +78,11 @@ def test_threads_take_turns_with_one_painter() -> None:
         together = list(pool.map(lambda one: renderer.draw(one, 32), snapshots))
     assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
     assert np.array_equal(renderer.draw(snapshots[0], 32), alone[0])
+    with ThreadPoolExecutor(2) as pool:
+        drawing = [pool.submit(renderer.draw, one, 32) for one in snapshots]
+        closing = [pool.submit(renderer.close) for _ in snapshots]
+        assert all(np.array_equal(one.result(), other) for one, other in zip(drawing, alone, strict=True))
+        assert all(one.result() is None for one in closing)
 
 
 def test_a_driver_that_fails_is_a_machine_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ class EpisodeScorer(Protocol):
 
         Args:
             num_episodes: B, of whole calls of `begin`.
-            env_step: env steps done before their rollout.
+            env_step: env steps done when their rollout had been played.
         """
         ...
 

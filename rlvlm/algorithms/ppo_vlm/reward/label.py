@@ -94,7 +94,7 @@ class TurnLabeller:
 
         Args:
             rollout: whose rows were all shown to `watch`, in their order.
-            env_step: env steps done before it.
+            env_step: env steps done when it had been played.
 
         Raises:
             JudgeUnavailable: the judge does not answer, or left a turn out where the config wants none left out.
