@@ -121,11 +121,19 @@ def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest
     assert not np.array_equal(greedy[0].snapshots, sampled[0].snapshots)
 
 
+def has_scores_beyond_a_checkpoint(folder: Path) -> bool:
+    """Whether an episode was scored after the newest checkpoint, which a run that is killed now takes back."""
+    steps = [int(one.name.removeprefix("step_")) for one in folder.glob("checkpoints/step_*[0-9]")]
+    scores = folder / "vlm_score_log.csv"
+    return bool(steps) and scores.exists() and any(int(row["env_step"]) > max(steps) for row in table(scores))
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert run("rlvlm.run", *WORDS, "--out", str(whole)).returncode == 0
+    words = [*WORDS, "--reward.source", "judged", "--reward.teacher", "biased"]
+    assert run("rlvlm.run", *words, "--out", str(whole)).returncode == 0
     for name in (
         "episodes.html",
         "success_by_instruction.csv",
@@ -141,8 +149,8 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     page = (whole / "episodes.html").read_text()
     assert all(row["instruction"] in page for row in rows)
     assert "32 steps, seed" in page, "env steps, not the images that are shown"
-    process = subprocess.Popen([sys.executable, "-m", "rlvlm.run", *WORDS, "--out", str(killed)])
-    while process.poll() is None and not list(killed.glob("checkpoints/step_*")):
+    process = subprocess.Popen([sys.executable, "-m", "rlvlm.run", *words, "--out", str(killed)])
+    while process.poll() is None and not has_scores_beyond_a_checkpoint(killed):
         try:
             process.wait(0.1)
         except subprocess.TimeoutExpired:
@@ -151,6 +159,8 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     process.wait()
     assert run("rlvlm.cli", "resume", str(killed)).returncode == 0
     assert table(whole / "eval.csv", "wall_s") == table(killed / "eval.csv", "wall_s")
+    scores = [table(one / "vlm_score_log.csv", "timestamp", "latency_s") for one in (whole, killed)]
+    assert scores[0] == scores[1] and scores[0], "what was scored after the checkpoint is not there twice"
     weights = [(one / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for one in (whole, killed)]
     assert weights[0] == weights[1]
     evaluated = run("rlvlm.cli", "eval", str(killed), "--episodes", "3")
