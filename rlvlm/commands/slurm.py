@@ -96,8 +96,7 @@ def command(words: Sequence[str], prog: str) -> int:
     config = parse_run(run_words, f"{prog} --").config  # what is wrong with it is said now, not by a job tomorrow
     if config.out is not None:
         raise UsageError("--out belongs before the --", f"{prog} {arguments.task} --out {config.out} -- ...")
-    if config.asks_judge and not config.serve.app:
-        _check_judge(arguments.job, config)
+    _check_machine(arguments.job, config)
     out = (arguments.out or default_path(config.task, datetime.now())).absolute()
     if arguments.show:
         sys.stdout.write(job_script(arguments.job, out, run_words))
@@ -115,21 +114,27 @@ def command(words: Sequence[str], prog: str) -> int:
     return EXIT_DONE
 
 
-def _check_judge(job: SlurmConfig, config: RunConfig) -> None:
-    """Raises UsageError where the run's judge wants GPUs or weights that the job will not have."""
+def _check_machine(job: SlurmConfig, config: RunConfig) -> None:
+    """Raises UsageError where the run's judge wants GPUs, or judge or policy weights, that the job will not have."""
+    has_judge = config.asks_judge and not config.serve.app
     wanted, there = config.serve.num_gpus * config.serve.num_replicas, job.gpus_per_node * job.nodes
-    if wanted > there:
+    if has_judge and wanted > there:
         fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"
         raise UsageError(f"the judge asks for {wanted:g} GPUs, the job for {there}", fix)
-    if not job.offline or not config.judge.wants_weights:
+    named = [(network.model, network.revision) for network in config.networks.values() if network.model]
+    if has_judge and config.judge.wants_weights:
+        named.append((config.judge.model, config.judge.revision))
+    if not job.offline or not named:
         return
     from rlvlm.commands.judging.fetch import is_here  # imports the hub's client
 
-    if not is_here(config.judge.model, config.judge.revision):
-        raise UsageError(
-            f"{config.judge.model} is not on this disk, and the job will not look for it on the network",
-            f"rlvlm fetch {config.judge.model}  (or --no-offline, before the --)",
-        )
+    for model, revision in named:
+        if not is_here(model, revision):
+            fetched = f"rlvlm fetch {model}" if model == config.judge.model else f"hf download {model}"
+            raise UsageError(
+                f"{model} is not on this disk, and the job will not look for it on the network",
+                f"{fetched}  (or --no-offline, before the --)",
+            )
 
 
 def job_script(config: SlurmConfig, out: Path, words: Sequence[str]) -> str:

@@ -88,8 +88,8 @@ class JudgeConfig(VLMConfig):
     rynnvalue: reward models with heads of their own; cached: from disk."""
     model: str = ""
     """Hub name or local folder of the weights, or the API's name of the model. Of the pocket backend: empty for the
-    judge of pairs, `scorer` for the one that scores turns and clips of worlds that act, `video` for the one of LIBERO's
-    basket tasks, or a folder made like them.
+    judge of pairs, `scorer` for the one that scores turns and clips of worlds that act, `video` for the one of 27
+    tasks of LIBERO, or a folder made like them.
     `random` gives clip and blip2 random weights: a control that knows nothing."""
     prompt: Mode = "direct"
     """two_stage: describe, then label (the paper's); single_stage: both in one answer; direct: the label's

@@ -37,6 +37,7 @@ def test_the_list_names_every_app_with_its_model_and_what_it_takes(started, caps
     shown = capsys.readouterr().out
     for name in ("pocket", "primo_r1", "two_judges_one_card", "clip-vit-base-patch32", "0.5 GPU", "PRIMO-R1 scores"):
         assert name in shown
+    assert "robometer_4b (runs: --serve.app robometer-4b): " in shown
     assert not started
 
 

@@ -88,6 +88,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("drawer_open -- --out x", 2, "before the --"),
         ("drawer_open -- --serve.num-gpus 0.5", 2, "--gpus-per-node 1"),
         ("drawer_open -- --judge.backend clip --judge.model owner/none", 2, "rlvlm fetch owner/none"),
+        ("push_block -- --policy.model owner/none", 2, "hf download owner/none"),
         ("drawer_open --out runs/there", 2, "is there already"),
         ("drawer_open --partition none", 3, "invalid partition specified"),
     ],

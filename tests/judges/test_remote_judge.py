@@ -537,4 +537,4 @@ def test_a_missing_client_names_the_line_that_installs_it(
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(JudgeUnavailable, match=f"needs the package {package}") as caught:
         judge(dialect, "http://127.0.0.1:9")
-    assert caught.value.fix == "pip install 'rlvlm[api]'"
+    assert caught.value.fix == f"pip install {package}"

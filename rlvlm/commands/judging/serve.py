@@ -251,7 +251,7 @@ def app_folder() -> Path:
 
 
 def show_list(console: Console) -> None:
-    """One line per judge, and below them what each app is for."""
+    """One line per judge, and below them what each app is for and how a run attaches to it."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("app", "backend", "model", "takes"):
         table.add_column(heading, no_wrap=True)
@@ -263,4 +263,5 @@ def show_list(console: Console) -> None:
     console.print(table)
     console.print()
     for file in files:
-        console.print(Text(f"{file.name}: {file.about}"), soft_wrap=True)
+        apps = " or ".join(entry.app for entry in file.judges)
+        console.print(Text(f"{file.name} (runs: --serve.app {apps}): {file.about}"), soft_wrap=True)

@@ -58,7 +58,7 @@ class GeminiProvider:
             from google.genai import errors, types
         except ImportError as error:
             raise ModelUnavailable(
-                "the engine gemini needs the package google-genai", "pip install 'rlvlm[api]'"
+                "the engine gemini needs the package google-genai", "pip install google-genai"
             ) from error
         self._model = model
         self._section = api.section

@@ -62,7 +62,7 @@ class OpenAIProvider:
         try:
             import openai
         except ImportError as error:
-            raise ModelUnavailable("the engine openai needs the package openai", "pip install 'rlvlm[api]'") from error
+            raise ModelUnavailable("the engine openai needs the package openai", "pip install openai") from error
         self._sdk = openai
         self._model = model
         self._section = api.section
