@@ -58,6 +58,10 @@ def resume_run(folder: RunFolder, config: RunConfig) -> int:
     return _carry_on(folder, config, folder.checkpoints.newest_first())
 
 
+class StoppedEarly(Exception):  # noqa: N818 - no error
+    """A signal asked the run to stop before there was anything to save."""
+
+
 class Training:
     """The run loop: train, look, write down, save.
 
@@ -126,11 +130,20 @@ class Training:
         (first_s, first_step), (last_s, last_step) = self._recent[0], self._recent[-1]
         return (last_step - first_step) / max(last_s - first_s, 1e-3)
 
-    def begin(self) -> None:
+    def begin(self, stop: StopRequest | None = None) -> None:
         """What comes before the first round. Where it taught something, that is evaluated and saved as step 0: the
         curve shows what training added, and a start that nothing improved on stays the best checkpoint.
+
+        Raises:
+            StoppedEarly: `stop` was asked for meanwhile; it is looked at where there is a line to tell.
         """
-        if self._algorithm.prepare(self._console.phase):
+
+        def tell(line: str) -> None:
+            self._console.phase(line)
+            if stop:
+                raise StoppedEarly
+
+        if self._algorithm.prepare(tell):
             is_best = self._evaluate()
             self._log(is_due=True)
             self._try_to_save(is_best)
@@ -238,11 +251,16 @@ def _evaluation_metrics(row: dict[str, str]) -> dict[str, float]:
 
 @contextmanager
 def open_training(
-    folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | None, console: RunConsole
+    folder: RunFolder,
+    config: RunConfig,
+    checkpoint: Checkpoint | None,
+    console: RunConsole,
+    stop: StopRequest | None = None,
 ) -> Iterator[Training]:
     """The run loop of `folder` with all it stands on, where `checkpoint` left it (None: at the start).
 
     Raises:
+        StoppedEarly: `stop` was asked for before the start was done.
         RunError: something that it needs does not start, or the checkpoint is of a run with other settings.
     """
     before = RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0) if checkpoint is None else checkpoint.state
@@ -267,8 +285,10 @@ def open_training(
             memory=memory,
             before=before,
         )
+        if stop is not None:
+            stop.take_over()  # starting Ray has put its own handlers in place
         if checkpoint is None:
-            training.begin()
+            training.begin(stop)
         console.phase(f"training in {folder.path}")
         yield training
 
@@ -337,14 +357,17 @@ def _carry_on(folder: RunFolder, config: RunConfig, checkpoints: Iterable[Checkp
         console = stack.enter_context(RunConsole(terminal, config.title, config.steps, pipeline_of(config).rows))
         stop.tell = console.line
         stack.enter_context(told_failures(folder))
-        with open_training(folder, config, choose_sound(checkpoints, console), console) as training:
-            stop.take_over()
-            try:
-                is_done = _train(training, stop)
-            except RunError:
-                if newest := next(iter(folder.checkpoints.newest_first()), None):
-                    console.line(f"saved up to step {newest.step:,}; go on with: {folder.resume_command}")
-                raise
+        try:
+            with open_training(folder, config, choose_sound(checkpoints, console), console, stop) as training:
+                try:
+                    is_done = _train(training, stop)
+                except RunError:
+                    if newest := next(iter(folder.checkpoints.newest_first()), None):
+                        console.line(f"saved up to step {newest.step:,}; go on with: {folder.resume_command}")
+                    raise
+        except StoppedEarly:
+            console.line(f"stopped before there was anything to save; start over with: {folder.resume_command}")
+            return EXIT_PREEMPTED
         _say_goodbye(folder, console)
     return EXIT_DONE if is_done else EXIT_PREEMPTED
 

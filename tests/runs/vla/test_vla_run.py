@@ -1,6 +1,7 @@
 """A run of push_block from demonstrations to its pages; its config; and a run that was killed and goes on."""
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,7 @@ from rlvlm.algorithms.grpo.config import ScoreConfig, SFTConfig
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_world
-from rlvlm.errors import JudgeUnavailable, UsageError
+from rlvlm.errors import EXIT_PREEMPTED, JudgeUnavailable, UsageError
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.store import LabelStore
 from rlvlm.policies.vla.build import build_policy
@@ -119,6 +120,23 @@ def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest
     assert players.name == "policy, greedy" and not others
     assert np.array_equal(greedy[0].snapshots, again[0].snapshots)
     assert not np.array_equal(greedy[0].snapshots, sampled[0].snapshots)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(number: signal.Signals, tmp_path: Path) -> None:
+    words = [*WORDS, "--sft.demonstrations", "100000", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen([sys.executable, "-m", "rlvlm.run", *words], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    told = []
+    for line in process.stdout:
+        told.append(line)
+        if "demonstrations: 50 of 100000" in line:
+            process.send_signal(number)
+    assert process.wait(60) == EXIT_PREEMPTED
+    assert "before there was anything to save" in told[-1] and "rlvlm resume" in told[-1]
+    assert not list((tmp_path / "run").glob("checkpoints/step_*"))
 
 
 def has_scores_beyond_a_checkpoint(folder: Path) -> bool:
