@@ -38,20 +38,9 @@ def decode(bins: NDArray[np.int64]) -> FloatArray:
     return CENTRES[np.clip(bins, 0, TOP_BIN)]
 
 
-def token_ids(bins: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Llama 2 token ids, 31744 to 31999, of `bins`."""
-    return VOCABULARY - 1 - bins
-
-
-def bins_of(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Bins of Llama 2 token ids.
-
-    Raises:
-        ValueError: one of them is no action token.
-    """
-    if ids.size and not (VOCABULARY - NUM_BINS <= ids.min() and ids.max() < VOCABULARY):
-        raise ValueError(f"action tokens are {VOCABULARY - NUM_BINS} to {VOCABULARY - 1}, got {ids.min()}, {ids.max()}")
-    return VOCABULARY - 1 - ids
+def token_ids(bins: NDArray[np.int64], num_words: int = VOCABULARY) -> NDArray[np.int64]:
+    """Token ids of `bins`: the last of the tokenizer's `num_words` ids is bin 0. 31744 to 31999 with Llama 2's."""
+    return num_words - 1 - bins
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,13 +8,14 @@ what is said of a place is read at the place before it.
 
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from rlvlm.policies.vla.openvla.vision import TOWERS, FusedVision, TowerSize
-from rlvlm.policies.vla.tokens import NUM_BINS
+from rlvlm.policies.vla.tokens import NUM_BINS, token_ids
 
 STOP_ID = 2
 """The token that ends a reply in Llama 2's vocabulary."""
@@ -163,7 +164,7 @@ class OpenVLANetwork(PreTrainedModel):
         first = hidden.shape[1] - num_after  # of the chunk's places; the last word says what stands there
         before = hidden[:, first - 1 : first - 1 + num_tokens]
         logits = cast(Tensor, self.language_model.lm_head(before))
-        return logits[..., self.config.num_words - NUM_BINS : self.config.num_words].flip(-1)
+        return logits[..., token_ids(np.arange(NUM_BINS), self.config.num_words)]
 
 
 class _Projector(nn.Module):
