@@ -53,6 +53,7 @@ class RobosuiteScene:
         """Continues from `state`, which `save` returned, to the bit. Positions in world coordinates do not follow."""
         mujoco.mj_setState(self.model, self.data, state[: self._size], _STATE)
         self.arm.set_memory(state[self._size :])
+        self.data.warning.number[:] = 0  # what went wrong before is not this state's
 
     def save(self) -> Doubles:
         """All that the future depends on, `[P]`."""
@@ -65,7 +66,7 @@ class RobosuiteScene:
         return self.data.qpos.astype(np.float32)
 
     def has_diverged(self) -> bool:
-        """Whether MuJoCo has started over since last asked, because numbers had become impossible."""
+        """Whether MuJoCo has started over since last asked or loaded, because numbers had become impossible."""
         warnings = self.data.warning.number
         diverged = bool(warnings[_DIVERGED].any())
         warnings[:] = 0
