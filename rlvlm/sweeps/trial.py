@@ -17,8 +17,9 @@ from rlvlm.console.quiet import quiet_output
 from rlvlm.errors import RunError, UsageError
 from rlvlm.runs.doctor import check_before_run
 from rlvlm.runs.folder.run_folder import RunFolder, create_folder
+from rlvlm.runs.loop import Training
 from rlvlm.runs.pipelines import pipeline_of
-from rlvlm.runs.train import Training, choose_sound, open_training, told_failures
+from rlvlm.runs.train import choose_sound, open_training, told_failures
 from rlvlm.sweeps.config import FlatConfig
 from rlvlm.sweeps.folder import DONE, FLAT, SweepFolder
 from rlvlm.sweeps.plan import TrialPlan, alone_command, app_name

@@ -9,7 +9,7 @@ from rlvlm.commands.arguments import parse_run
 from rlvlm.envs.registry import check_heeded, task_env, task_names
 from rlvlm.errors import UsageError
 from rlvlm.runs.folder.checkpoints import RunState
-from rlvlm.runs.folder.settings import flat
+from rlvlm.runs.folder.settings import flat, override
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.train import check_settings
 
@@ -110,3 +110,10 @@ def test_settings_of_a_scorer_go_with_one(words: str) -> None:
     for source in ("environment", "judged", "sparse"):
         with pytest.raises((UsageError, SystemExit)):
             parse_run(["drawer_open", "--reward.source", source, "--reward.teacher", "oracle"], "run")
+
+
+def test_segments_are_for_judges_that_read_clips_and_an_attached_one_may() -> None:
+    longer = {"feedback.segment_steps": 4}
+    with pytest.raises(UsageError, match="knows single pictures only"):
+        override(recipe("drawer_open"), longer)
+    assert override(recipe("drawer_open"), longer | {"serve.app": "qwen3vl-8b"}).serve.app == "qwen3vl-8b"

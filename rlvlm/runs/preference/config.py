@@ -31,7 +31,7 @@ class PreferenceRunConfig(RunConfig):
         if self.reward.teacher == "published":
             published_name(self.task)
         is_about_clips = self.reward.source == "preference" and self.feedback.segment_steps > 1
-        if self.asks_judge and not self.judge.reads_clips and is_about_clips:
+        if self.asks_judge and not self.serve.app and not self.judge.reads_clips and is_about_clips:
             raise ValueError(
                 "the pocket judge knows single pictures only, so feedback.segment_steps must be 1, "
                 f"got {self.feedback.segment_steps}; longer segments need judge.backend transformers"
