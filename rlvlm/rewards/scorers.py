@@ -6,7 +6,8 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import asdict, replace
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from rlvlm.judges.health import JudgeHealth
 from rlvlm.judges.judge import Judge
 from rlvlm.rewards.config import ScoreTeacher
 from rlvlm.rewards.scoring_items import ScoringItem
-from rlvlm.types.judging import Clip, Score, Stamp, Status
+from rlvlm.types.judging import Clip, Score, Stamp, Status, Usage
 from rlvlm.types.steps import FloatArray, Frames
 
 logger = logging.getLogger(__name__)
@@ -24,17 +25,40 @@ _FEWEST = 20
 """Latest answers of which one at least must have come."""
 _ASKED_AT_ONCE = 64
 """Showings that are drawn and held at once."""
+_NO_STAMP = Stamp(judge="", revision="", prompt="", decoding="")
 
 
 class Scorer(Protocol):
     """Scores in [0, 1]; a score that nobody gave has no value, and is never replaced by the truth."""
 
     num_asked: int
-    """Showings so far; what a control's chance hangs on, so a checkpoint holds it."""
+    """Showings so far; what a control's chance hangs on."""
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         """One score for each, in order."""
         ...
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that an exact continuation needs."""
+        ...
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        ...
+
+
+class _SimulatedScorer:
+    """What the scorers that ask no judge share: their chance hangs on how often they were asked."""
+
+    num_asked = 0
+
+    def get_state(self) -> dict[str, Any]:
+        """See `Scorer`."""
+        return {"num_asked": self.num_asked}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """See `Scorer`."""
+        self.num_asked = int(state["num_asked"])
 
 
 class JudgeScorer:
@@ -75,6 +99,39 @@ class JudgeScorer:
         if self._remembers:
             self._known |= {key: score for key, score in fresh.items() if score.status is not Status.FAILED}
         return given
+
+    def get_state(self) -> dict[str, Any]:
+        """See `Scorer`.
+
+        Remembered answers are part of it. A judge asked again in another batch may answer with other last bits, on some
+        processors and on all GPUs, so a continuation that forgot them would not be exact.
+        """
+        stamps = list(dict.fromkeys(score.stamp for score in self._known.values()))  # thousands of answers share a few
+        return {
+            "num_asked": self.num_asked,
+            "keys": np.frombuffer(b"".join(self._known), np.uint8).reshape(-1, hashlib.sha256().digest_size),
+            "scores": [
+                asdict(replace(score, stamp=_NO_STAMP)) | {"stamp": stamps.index(score.stamp)}
+                for score in self._known.values()
+            ],
+            "stamps": [asdict(stamp) for stamp in stamps],
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """See `Scorer`."""
+        self.num_asked = int(state["num_asked"])
+        stamps = [Stamp(**stamp) for stamp in state["stamps"]]
+        self._known = {
+            key.tobytes(): Score(
+                **score
+                | {
+                    "stamp": stamps[score["stamp"]],
+                    "status": Status(score["status"]),
+                    "usage": score["usage"] and Usage(**score["usage"]),
+                }
+            )
+            for key, score in zip(state["keys"], state["scores"], strict=True)
+        }
 
     def _ask(self, items: Sequence[ScoringItem]) -> list[Score]:
         frames = self._draw(np.concatenate([item.snapshots for item in items]))
@@ -121,8 +178,18 @@ class LastResortScorer:
                 scores[place] = score
         return scores
 
+    def get_state(self) -> dict[str, Any]:
+        """See `Scorer`."""
+        return {"num_asked": self.num_asked, "first": self._first.get_state(), "last": self._last.get_state()}
 
-class RandomScorer:
+    def set_state(self, state: dict[str, Any]) -> None:
+        """See `Scorer`."""
+        self.num_asked = int(state["num_asked"])
+        self._first.set_state(state["first"])
+        self._last.set_state(state["last"])
+
+
+class RandomScorer(_SimulatedScorer):
     """A die, thrown anew each time: the control that must teach nothing.
 
     Args:
@@ -131,7 +198,6 @@ class RandomScorer:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self.num_asked = 0
         self._stamp = Stamp(judge="random", revision="", prompt="none", decoding=f"seed={seed}")
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
@@ -142,7 +208,7 @@ class RandomScorer:
         return [Score(status=Status.OK, value=value, stamp=self._stamp) for value in values]
 
 
-class BiasedScorer:
+class BiasedScorer(_SimulatedScorer):
     """The truth, but for a share of failures that it takes for successes: the control that a monitor must catch.
 
     Args:
@@ -153,7 +219,6 @@ class BiasedScorer:
     def __init__(self, false_positives: float, seed: int) -> None:
         self._false_positives = false_positives
         self._seed = seed
-        self.num_asked = 0
         decoding = f"false_positives={false_positives:g} seed={seed}"
         self._stamp = Stamp(judge="biased", revision="", prompt="none", decoding=decoding)
 
@@ -164,7 +229,7 @@ class BiasedScorer:
         return [Score(status=Status.OK, value=float(claim), stamp=self._stamp) for claim in claims]
 
 
-class ProgressScorer:
+class ProgressScorer(_SimulatedScorer):
     """The simulator's progress with noise that is drawn anew each time: a judge as good as one wants.
 
     Args:
@@ -175,7 +240,6 @@ class ProgressScorer:
     def __init__(self, noise: float, seed: int) -> None:
         self._noise = noise
         self._seed = seed
-        self.num_asked = 0
         self._stamp = Stamp(judge="progress", revision="", prompt="none", decoding=f"noise={noise:g} seed={seed}")
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:

@@ -220,7 +220,7 @@ class VideoScorer:
         self._note_controls()
         return {
             "monitor": self.monitor.save_tree(),
-            "num_asked": self._scorer.num_asked,
+            "scorer": self._scorer.get_state(),
             "threshold": self._threshold,
             "claim": self.monitor.claim,
         }
@@ -233,7 +233,7 @@ class VideoScorer:
         self._records = []
         self.monitor.load_tree(tree["monitor"])
         self._threshold, self.monitor.claim = tree["threshold"], float(tree["claim"])
-        self._scorer.num_asked = int(tree["num_asked"])
+        self._scorer.set_state(tree["scorer"])
 
     def _note_controls(self) -> None:
         """Has the monitor take in the controls that were shown last, once there are answers."""

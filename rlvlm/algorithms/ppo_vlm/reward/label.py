@@ -152,7 +152,7 @@ class TurnLabeller:
         """Everything that an exact continuation needs; between rollouts nothing is being asked."""
         return {
             "monitor": self.monitor.save_tree(),
-            "num_asked": 0 if self._scorer is None else self._scorer.num_asked,
+            "scorer": None if self._scorer is None else self._scorer.get_state(),
             "novelty": None if self._novelty is None else self._novelty.save_tree(),
             "facts": self._facts,
         }
@@ -162,7 +162,7 @@ class TurnLabeller:
         self.monitor.load_tree(tree["monitor"])
         self._facts = dict(tree["facts"])
         if self._scorer is not None:
-            self._scorer.num_asked = int(tree["num_asked"])
+            self._scorer.set_state(tree["scorer"])
         if self._novelty is not None:
             self._novelty.load_tree(tree["novelty"])
 

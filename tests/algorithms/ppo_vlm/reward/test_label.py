@@ -36,6 +36,12 @@ class Distance:
         self.seen += items
         return [self._one(item.snapshots) for item in items]
 
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        assert not state
+
     def _one(self, snapshots: Any) -> Score:
         if self.silent is not None and tuple(snapshots[0].astype(int)) == self.silent:
             return Score(status=Status.INVALID, value=None, stamp=STAMP)
