@@ -18,12 +18,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from rlvlm.core.judging import Query
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig, Mode
 from rlvlm.judges.judge import ContinuousJudge
 from rlvlm.serving.replicas.batches import FairBatches
 from rlvlm.serving.replicas.slots import FairSlots
-from rlvlm.types.judging import Query
 from rlvlm.vlms.config import EngineConfig
 from rlvlm.vlms.shipped import weights_folder
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
+from rlvlm.core.judging import Label, Query, Stamp, Status, Verdict
 from rlvlm.labels.records import Origin, Truth, describe
 from rlvlm.labels.store import LabelStore
 from rlvlm.pocket.judge.config import DistillConfig
 from rlvlm.pocket.judge.distill import distill
 from rlvlm.pocket.scenes.pairs import draw_gap_pairs, draw_uniform_pairs, find_provider, label_of
-from rlvlm.types.judging import Label, Query, Stamp, Status, Verdict
 
 GOAL = "close the drawer"
 ORACLE = Stamp(judge="oracle:progress", revision="1", prompt="", decoding="")
@@ -38,15 +38,14 @@ def fill(store: LabelStore, num_labels: int, seed: int) -> None:
     closed = 1 - scenes.progress
     for part in np.array_split(pairs, len(pairs) // 100 + 1):
         described = [
-            describe(Query(goal=GOAL, left=scenes.pictures[[left]], right=scenes.pictures[[right]]))
-            for left, right in part
+            describe(Query(goal=GOAL, left=scenes.images[[left]], right=scenes.images[[right]])) for left, right in part
         ]
         answers = []
         for left, right in part:
             label = LABELS[label_of(float(closed[left]), float(closed[right]))]
             status = Status.NO_PREFERENCE if label is Label.TIE else Status.OK
             answers.append(Verdict(status=status, label=label, stamp=ORACLE))
-        store.keep_pictures([picture for _, shown in described for picture in shown])
+        store.keep_pictures([image for _, shown in described for image in shown])
         store.add_answers([(question, answer) for (question, _), answer in zip(described, answers, strict=True)])
         store.add_truths(
             [

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import ray
 import tyro
 
-from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import ScoreConfig
+from rlvlm.core import metrics
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.vla.config import VLARunConfig
-from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def main(trial: Trial) -> None:
         )  # fmt: skip
         algorithm = (
             VLAGRPOConfig()
-            .worlds(task=own.task, world=own.env)
+            .envs(task=own.task, env_settings=own.env)
             .learning(
                 policy=own.policy,
                 sft=replace(own.sft, demonstrations=trial.demonstrations, steps=50),

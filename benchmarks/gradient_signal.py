@@ -19,8 +19,8 @@ from rlvlm.algorithms.grpo.config import AdvantageConfig, CriticConfig
 from rlvlm.algorithms.grpo.credit.critic import Critic
 from rlvlm.algorithms.grpo.credit.groups import UpdateBatch, gathered, sifted, weighed
 from rlvlm.algorithms.grpo.learner import GRPOLearner
+from rlvlm.core.steps import FloatArray
 from rlvlm.policies.vla.sampling import log_probs_of
-from rlvlm.types.steps import FloatArray
 
 BLOCK = 64
 TRACES = (0.0, 0.5, 0.9, 1.0)

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from rlvlm import metrics
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble
+from rlvlm.core import metrics
 from rlvlm.labels.store import LabelStore
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.runs.preference.pipeline import PreferencePipeline

@@ -1,6 +1,6 @@
 """GPU memory of one judge, and the share of the card to ask for: `python benchmarks/judge_memory.py --judge.model ...`.
 
-Loads the judge, asks full batches of full-size pictures in the way it will be asked, and prints what torch reserved at
+Loads the judge, asks full batches of full-size images in the way it will be asked, and prints what torch reserved at
 most, after loading and at work, with the smallest `--serve.num-gpus` that holds it. Needs a GPU.
 """
 
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 import tyro
 
+from rlvlm.core.judging import Query
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.replicas.gpu import GpuMemory, measured
-from rlvlm.types.judging import Query
 
 MARGIN = 0.05
 """Of the card, for the CUDA context and what fragments."""

@@ -19,19 +19,19 @@ import numpy as np
 import torch
 
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
-from rlvlm.algorithms.sac_pebble.runner import WorldRunner
+from rlvlm.algorithms.sac_pebble.runner import StepEnvRunner
+from rlvlm.core.steps import Trajectory
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.envs.registry import make_world
+from rlvlm.envs.images import FrameStore
+from rlvlm.envs.registry import make_env
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.store import LabelStore
-from rlvlm.preferences.answers.sessions import Answered, AskAhead, AskAndWait, Session
+from rlvlm.preferences.answers.sessions import Answered, AsyncLabelling, Session, SyncLabelling
 from rlvlm.preferences.answers.teachers import JudgeTeacher
 from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.runs.processes.private_ray import ray_session
 from rlvlm.runs.recipes import recipe
 from rlvlm.serving.apps import start_judge
-from rlvlm.types.steps import Trajectory
 
 SIZES = (20, 100, 400)
 BUSY_S = 6.0
@@ -40,7 +40,7 @@ BUSY_S = 6.0
 
 def episodes(num: int) -> list[Trajectory]:
     """Random play, some of it with an open drawer."""
-    runner = WorldRunner(config=SACPebbleConfig().worlds(task="drawer_open", world=EnvConfig()))
+    runner = StepEnvRunner(config=SACPebbleConfig().envs(task="drawer_open", env_settings=EnvConfig()))
     return [episode for _ in range(num) for episode in runner.sample(num_steps=250, random_actions=True).episodes]
 
 
@@ -58,7 +58,7 @@ def judge_s(answered: Answered) -> float:
     return sum({verdict.latency_s for verdict in answered.answers})
 
 
-def hold_ahead(asking: AskAhead, found: list[Trajectory], size: int, rounds: int) -> list[Answered]:
+def hold_ahead(asking: AsyncLabelling, found: list[Trajectory], size: int, rounds: int) -> list[Answered]:
     """Holds `rounds` sessions with other work after each; two more at either end are left out."""
     answered: list[Answered] = []
     for session in sessions(found, size, rounds + 2):
@@ -76,7 +76,7 @@ def main() -> None:
     torch.set_num_threads(1)
     run, result = recipe("drawer_open"), {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
     found = episodes(40)
-    viewer = make_world("drawer_open", EnvConfig(), 0)
+    viewer = make_env("drawer_open", EnvConfig(), 0)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(ray_session())
@@ -88,12 +88,12 @@ def main() -> None:
             return JudgeTeacher(judge, FrameStore(viewer, run.judge.picture_px, capacity=256), viewer.goal)
 
         for size in SIZES:
-            held = [AskAndWait(teacher()).put(session)[0] for session in sessions(found, size, rounds + 1)][1:]
+            held = [SyncLabelling(teacher()).put(session)[0] for session in sessions(found, size, rounds + 1)][1:]
             result[f"{size} queries"] = {
                 "wait_s": round(statistics.median(one.wait_s for one in held), 3),
                 "judge_busy": round(statistics.median(judge_s(one) / one.wait_s for one in held), 3),
             }
-        held = hold_ahead(AskAhead(teacher()), found, 100, rounds)
+        held = hold_ahead(AsyncLabelling(teacher()), found, 100, rounds)
         result["100 queries, one session late"] = {"wait_s": round(statistics.median(one.wait_s for one in held), 4)}
     print(json.dumps(result, indent=2))
 

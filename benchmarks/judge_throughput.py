@@ -38,12 +38,12 @@ import numpy as np
 import tyro
 from PIL import Image
 
+from rlvlm.core.judging import Label, Query
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.reading.verdicts import parse_label
 from rlvlm.pocket.scenes.pairs import draw_uniform_pairs, find_provider, label_of
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.types.judging import Label, Query
 from rlvlm.vlms.shipped import weights_folder
 
 NUMBER_OF = {Label.LEFT: 0, Label.RIGHT: 1, Label.TIE: -1, None: -2}
@@ -97,13 +97,13 @@ def make_pairs(config: Config) -> tuple[list[Query], list[int]]:
     scenes = next(iter(find_provider(config.scenes)("held_out", config.seed)))
     drawn = draw_uniform_pairs(scenes, config.pairs, np.random.default_rng(config.seed))
     queries = [
-        Query(goal=scenes.goal, left=scenes.pictures[[left]], right=scenes.pictures[[right]]) for left, right in drawn
+        Query(goal=scenes.goal, left=scenes.images[[left]], right=scenes.images[[right]]) for left, right in drawn
     ]
     return queries, [label_of(*scenes.progress[pair]) for pair in drawn]
 
 
 def make_random(size: str, folder: Path) -> Path:
-    """A Qwen3-VL of that size with random weights, with the pocket judge's tokenizer and pictures' processor."""
+    """A Qwen3-VL of that size with random weights, with the pocket judge's tokenizer and images' processor."""
     import shutil
 
     import torch
@@ -158,9 +158,9 @@ def serve_reference(config: JudgeConfig, port: Any) -> None:
     server.serve_forever()
 
 
-def encode(picture: np.ndarray) -> str:
+def encode(image: np.ndarray) -> str:
     stream = io.BytesIO()
-    Image.fromarray(picture).save(stream, "PNG")
+    Image.fromarray(image).save(stream, "PNG")
     return base64.b64encode(stream.getvalue()).decode()
 
 
@@ -169,7 +169,7 @@ def decode(text: str) -> np.ndarray:
 
 
 class ReferenceClient:
-    """Asks for a report on two pictures, then for the label in that report; one pair after the other."""
+    """Asks for a report on two images, then for the label in that report; one pair after the other."""
 
     def __init__(self, port: int, config: JudgeConfig) -> None:
         self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600)

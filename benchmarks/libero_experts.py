@@ -13,9 +13,9 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
+from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.libero.suites import SUITES
-from rlvlm.envs.registry import make_world, task_env, task_goal
+from rlvlm.envs.registry import make_env, task_env, task_goal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +36,22 @@ def main(trial: Trial) -> None:
 
 
 def row(task: str, trial: Trial) -> str:
-    world = make_world(task, replace(task_env(task), moved=trial.moved), 0)
+    env = make_env(task, replace(task_env(task), moved=trial.moved), 0)
     rng = np.random.default_rng(0)
     lengths, started = [], time.process_time()
     for state_id in range(FIRST_HELD_OUT_STATE, FIRST_HELD_OUT_STATE + trial.episodes):
-        world.reset(options={"state_id": state_id})
+        env.reset(options={"state_id": state_id})
         length, is_over = 0, False
         while not is_over:
-            chunk = world.scripted_chunk(trial.noise, rng)
+            chunk = env.scripted_chunk(trial.noise, rng)
             if chunk is None:
                 return f"| `{task}` | none | | | {task_goal(task)} |"
-            _, _, terminated, truncated, info = world.step(chunk)
+            _, _, terminated, truncated, info = env.step(chunk)
             length += info["steps"]
             is_over = terminated or truncated
         lengths += [length] if info["success"] else []
     cpu_s = (time.process_time() - started) / trial.episodes
-    world.close()
+    env.close()
     steps = f"{np.mean(lengths):.0f}" if lengths else ""
     return f"| `{task}` | {len(lengths)} of {trial.episodes} | {steps} | {cpu_s:.1f} | {task_goal(task)} |"
 

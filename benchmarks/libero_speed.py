@@ -16,8 +16,8 @@ import numpy as np
 import tyro
 
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.libero.env import LiberoEnv, to_robosuite
 from rlvlm.envs.libero.suites import SUITES
-from rlvlm.envs.libero.world import LiberoWorld, to_robosuite
 from rlvlm.envs.rendering import ensure_renderer
 
 
@@ -55,7 +55,7 @@ def main(trial: Trial) -> None:
         "ours, fast physics, both images": ("fast", True),
     }
     made = {
-        label: LiberoWorld(EnvConfig(episode_steps=10_000, physics=physics), 0, trial.suite, str(trial.number))
+        label: LiberoEnv(EnvConfig(episode_steps=10_000, physics=physics), 0, trial.suite, str(trial.number))
         for label, (physics, _) in worlds.items()
     }
     for label, world in made.items():
@@ -89,7 +89,7 @@ def main(trial: Trial) -> None:
         print(f"{label:<36} {np.median(speeds):8,.1f} steps a second ({spread}), {base / np.median(took):5.1f} times")
 
 
-def drive(world: LiberoWorld, trial: Trial, draws: bool, chunks: np.ndarray) -> None:
+def drive(world: LiberoEnv, trial: Trial, draws: bool, chunks: np.ndarray) -> None:
     for chunk in chunks:
         obs, *_ = world.step(chunk)
         if draws:

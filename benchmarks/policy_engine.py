@@ -26,11 +26,11 @@ import numpy as np
 import torch
 import tyro
 
-from rlvlm.envs.registry import make_world, task_env
+from rlvlm.core.sampling import ReplyRequest
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
-from rlvlm.types.sampling import ReplyRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +52,11 @@ class Contest:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.engine = PolicyEngine(load_policy(config.policy), max_batch=max(config.batches))
-        world = make_world(config.task, task_env(config.task), 0)
-        turns = [world.reset(seed=seed)[0] for seed in range(max(config.batches))]
+        env = make_env(config.task, task_env(config.task), 0)
+        turns = [env.reset(seed=seed)[0] for seed in range(max(config.batches))]
         snapshots = np.stack([turn.snapshot for turn in turns])
-        self.frames = world.draw(snapshots)
-        keys = [key.tobytes() for key in world.picture_key(snapshots)]
+        self.frames = env.draw(snapshots)
+        keys = [key.tobytes() for key in env.image_key(snapshots)]
         self.requests = [
             ReplyRequest(prompt=turn.prompt, image=key, seed=seed)
             for seed, (turn, key) in enumerate(zip(turns, keys, strict=True))

@@ -1,4 +1,4 @@
-"""Where the time of PPO for VLM policies goes, and how fast worlds are played, side by side in one run.
+"""Where the time of PPO for VLM policies goes, and how fast envs are played, side by side in one run.
 
     python benchmarks/policy_rollouts.py --out rollouts.json
     python benchmarks/policy_rollouts.py --tasks number_line --rounds 5
@@ -6,7 +6,7 @@
 Env steps per second of rollouts, by who samples the replies:
 
 (a) generate: the references' way: the model's own `generate`, one prompt at a time, the image encoded with it.
-(b) engine: the engine in process, all worlds as one batch, images encoded once.
+(b) engine: the engine in process, all envs as one batch, images encoded once.
 (c) served 1, served 2: the same behind Ray Serve, with one and with two replicas.
 
 and of updates, which are the same for all. The ways take turns within each round, so that a busy machine slows all.
@@ -14,7 +14,7 @@ Rates are per processor second of all processes that take part (this one and the
 them: on a machine that does other things it says little.
 
 Then a PPO step with the engine in process, by part: sampling replies, gradient steps, other passes of the model (the
-critic after a rollout, the reference), and the rest: worlds, drawing, reading replies, advantages, bookkeeping.
+critic after a rollout, the reference), and the rest: envs, drawing, reading replies, advantages, bookkeeping.
 """
 
 import contextlib
@@ -39,9 +39,11 @@ import tyro
 from ray import serve
 from ray.serve.context import _get_global_client
 
-from rlvlm import metrics
 from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig, make_slot
 from rlvlm.algorithms.ppo_vlm.play import Actor
+from rlvlm.core import metrics
+from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
+from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.runs.policy.config import PolicyRunConfig
@@ -52,8 +54,6 @@ from rlvlm.runs.session import built
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import EngineConfig
 from rlvlm.serving.engine import ServedEngine
-from rlvlm.types.sampling import ReplyRequest, ReplyTokens, SampledReply
-from rlvlm.types.steps import Frames
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +163,7 @@ class GenerateEngine(PolicyEngine):
 def algorithm_of(config: Config, run: PolicyRunConfig) -> PPOVLMConfig:
     return (
         PPOVLMConfig()
-        .worlds(task=run.task, world=run.env)
+        .envs(task=run.task, env_settings=run.env)
         .acting(make_policy=partial(make_policy, run.policy))
         .learning(
             ppo=replace(run.algo, rollout_turns=config.turns),
@@ -184,34 +184,34 @@ def replica_processes(app: str) -> list[psutil.Process]:
 def contest(config: Config, task: str) -> dict[str, Any]:
     """Rates of all ways on one task, and the parts of a step."""
     run = recipe(task)
-    assert isinstance(run, PolicyRunConfig), f"{task} is no world in turns"
+    assert isinstance(run, PolicyRunConfig), f"{task} is no env in turns"
     with contextlib.ExitStack() as stack:
         algorithm = stack.enter_context(built(algorithm_of(config, run)))
         assert isinstance(algorithm, PPOVLM)
         algorithm.prepare(lambda line: None)
         policy, runner = algorithm._policy, algorithm._runner
         ways: dict[str, tuple[Engine, int, Sequence[psutil.Process]]] = {
-            "generate": (GenerateEngine(policy), max(1, config.turns // 16 // run.algo.num_worlds), ()),
-            "engine": (PolicyEngine(policy, run.algo.num_worlds), config.turns // run.algo.num_worlds, ()),
+            "generate": (GenerateEngine(policy), max(1, config.turns // 16 // run.algo.num_envs), ()),
+            "engine": (PolicyEngine(policy, run.algo.num_envs), config.turns // run.algo.num_envs, ()),
         }
         slot = make_slot(task, run.env)
         slot.begin(0)
-        frame = slot.world.draw(slot.turn.snapshot[None])
+        frame = slot.env.draw(slot.turn.snapshot[None])
         policy.show([slot.obs.image], frame)
-        probe = policy.write(slot.obs.prompt, slot.obs.image, slot.world.action_text(0))
+        probe = policy.write(slot.obs.prompt, slot.obs.image, slot.env.action_text(0))
         for count in config.replicas:
             app = stack.enter_context(
                 running_policy(
                     run.policy,
-                    len(slot.world.action_names),
+                    len(slot.env.action_names),
                     EngineConfig(num_replicas=count).placement,
                     task,
-                    batch_size=-(-run.algo.num_worlds // count),
+                    batch_size=-(-run.algo.num_envs // count),
                 )  # fmt: skip
             )
             served = ServedEngine(app, policy, probe, frame, config=EngineConfig(num_replicas=count))
             served.take(0)
-            ways[f"served {count}"] = served, config.turns // run.algo.num_worlds, replica_processes(app)
+            ways[f"served {count}"] = served, config.turns // run.algo.num_envs, replica_processes(app)
         parts = step_parts(config, algorithm)  # first, while the policy is where a run has it
         rates = rollout_rates(config, algorithm, ways)
         rates["update"] = update_rates(config, algorithm)

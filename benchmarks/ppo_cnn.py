@@ -1,9 +1,9 @@
-"""Stock RLlib PPO with a CNN on a world in turns: success by env steps and by time, as one JSON line per evaluation.
+"""Stock RLlib PPO with a CNN on an env in turns: success by env steps and by time, as one JSON line per evaluation.
 
     python benchmarks/ppo_cnn.py --task number_line --steps 50000
     python benchmarks/ppo_cnn.py --task doorkey_6x6 --steps 200000
 
-The world, its image (made smaller), its rewards and evaluation episodes are those of `python -m rlvlm.run TASK`; the
+The env, its image (made smaller), its rewards and evaluation episodes are those of `python -m rlvlm.run TASK`; the
 network picks one of the actions' names, so there is no text, nothing unreadable and no demonstration. Settings are
 RLlib's defaults but for what stands in `Trial`.
 """
@@ -24,11 +24,11 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
+from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.ppo_vlm.player import is_strict_success
 from rlvlm.algorithms.rllib import quiet_rllib
-from rlvlm.algorithms.world_slots import WorldSlot
-from rlvlm.envs.registry import make_world, task_env
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.processes.private_ray import ray_session
 
@@ -53,19 +53,17 @@ class Trial:
     """Env steps between updates."""
     minibatch: int = 128
     epochs: int = 8
-    num_worlds: int = 16
+    num_envs: int = 16
     """Stepped side by side."""
 
 
-class Pictured(gym.Env[np.ndarray, int]):
-    """A world in turns as images and numbers of actions."""
+class ImageObs(gym.Env[np.ndarray, int]):
+    """An env in turns as images and numbers of actions."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.slot = WorldSlot(
-            make_world(settings["task"], task_env(settings["task"]), settings["seed"]), settings["task"]
-        )
+        self.slot = EnvSlot(make_env(settings["task"], task_env(settings["task"]), settings["seed"]), settings["task"])
         self._px = settings["image_px"]
-        self.legal = self.slot.world.legal()
+        self.legal = self.slot.env.legal()
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (self._px, self._px, 3), np.float32)
         self.action_space = gym.spaces.Discrete(len(self.legal))
         self._rng = np.random.default_rng(settings["seed"])
@@ -77,20 +75,20 @@ class Pictured(gym.Env[np.ndarray, int]):
         return self.look(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        outcome = self.slot.play(self.slot.world.action_text(self.legal[int(action)]))
+        outcome = self.slot.play(self.slot.env.action_text(self.legal[int(action)]))
         is_cut = outcome.is_end and not outcome.is_terminated
         return self.look(), outcome.env_reward, outcome.is_terminated, is_cut, {}
 
     def look(self) -> np.ndarray:
         """The image as the network takes it."""
-        frame = self.slot.world.draw(self.slot.turn.snapshot[None])[0]
+        frame = self.slot.env.draw(self.slot.turn.snapshot[None])[0]
         small = Image.fromarray(frame).resize((self._px, self._px), Image.Resampling.BOX)
         return np.asarray(small, np.float32) / 127.5 - 1.0
 
 
 def evaluate(module: Any, trial: Trial, greedy: bool) -> list[bool]:
     """Strict success of each episode, from the seeds of every evaluation of this task."""
-    world, rng = Pictured({"task": trial.task, "seed": 0, "image_px": trial.image_px}), np.random.default_rng(0)
+    world, rng = ImageObs({"task": trial.task, "seed": 0, "image_px": trial.image_px}), np.random.default_rng(0)
     found = []
     for seed in range(FIRST_SEED, FIRST_SEED + trial.episodes):
         world.slot.begin(seed)
@@ -100,7 +98,7 @@ def evaluate(module: Any, trial: Trial, greedy: bool) -> list[bool]:
                 logits = module.forward_inference({Columns.OBS: torch.from_numpy(world.look()[None])})
             odds = logits[Columns.ACTION_DIST_INPUTS][0].double().softmax(-1).numpy()
             action = int(odds.argmax()) if greedy else int(rng.choice(len(odds), p=odds / odds.sum()))
-            episode = world.slot.play(world.slot.world.action_text(world.legal[action])).episode
+            episode = world.slot.play(world.slot.env.action_text(world.legal[action])).episode
         found.append(is_strict_success(episode))
     return found
 
@@ -109,8 +107,8 @@ def main(trial: Trial) -> None:
     torch.set_num_threads(1)
     config = (
         PPOConfig()
-        .environment(Pictured, env_config={"task": trial.task, "seed": trial.seed, "image_px": trial.image_px})
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=trial.num_worlds)
+        .environment(ImageObs, env_config={"task": trial.task, "seed": trial.seed, "image_px": trial.image_px})
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=trial.num_envs)
         .rl_module(
             model_config=DefaultModelConfig(
                 conv_filters=[[16, 4, 2], [32, 4, 2], [32, 4, 2]], head_fcnet_hiddens=[128], vf_share_layers=True

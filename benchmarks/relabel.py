@@ -2,7 +2,7 @@
 
 The steps are real ones of drawer_open, played by the random policy of the run's start; the reward models are fitted to
 an oracle's answers. Prints CPU seconds per model, the longest that acting stands still, and what there was to look at,
-as JSON. `--robot visible` makes every picture different from every other: the worst case for a picture model.
+as JSON. `--robot visible` makes every image different from every other: the worst case for an image model.
 """
 
 import argparse
@@ -18,9 +18,9 @@ import torch
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.label import Relabelling
 from rlvlm.algorithms.sac_pebble.replay import Replay
-from rlvlm.algorithms.sac_pebble.runner import WorldRunner
+from rlvlm.algorithms.sac_pebble.runner import StepEnvRunner
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_world
+from rlvlm.envs.registry import make_env
 from rlvlm.preferences.answers.teachers import OracleTeacher
 from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
@@ -31,7 +31,7 @@ ROWS, EPISODES, QUERIES = 200_000, 20, 200
 
 
 class Rig:
-    """A replay of random play in one world, and reward models fitted to an oracle that watched it.
+    """A replay of random play in one env, and reward models fitted to an oracle that watched it.
 
     Args:
         robot: as in `EnvConfig`.
@@ -40,9 +40,9 @@ class Rig:
     """
 
     def __init__(self, robot: Literal["hidden", "visible"], rows: int, played: int) -> None:
-        world = EnvConfig(robot=robot)
-        self._runner = WorldRunner(config=SACPebbleConfig().worlds(task="drawer_open", world=world))
-        self.viewer = make_world("drawer_open", world, 0)
+        env = EnvConfig(robot=robot)
+        self._runner = StepEnvRunner(config=SACPebbleConfig().envs(task="drawer_open", env_settings=env))
+        self.viewer = make_env("drawer_open", env, 0)
         self.replay = Replay(rows)
         self._episodes = []
         while len(self.replay) < played:
@@ -55,7 +55,7 @@ class Rig:
             self.replay.add(again, again.env_rewards)
 
     def fitted(self, sees: Literal["image", "state"]) -> FeedbackLoop:
-        """A preference loop that has held one session, with its pictures drawn as they would have been on arrival."""
+        """A preference loop that has held one session, with its images drawn as they would have been on arrival."""
         loop = build_loop(
             self.viewer,
             OracleTeacher(),
@@ -72,7 +72,7 @@ class Rig:
 
 def relabel(replay: Replay, loop: FeedbackLoop) -> list[float]:
     """CPU seconds of each piece, as after a fit."""
-    loop.set_state(loop.get_state())  # forgets what the models made of pictures, as a fit does
+    loop.set_state(loop.get_state())  # forgets what the models made of images, as a fit does
     relabelling, pieces = Relabelling(replay), []
     relabelling.start()
     while relabelling.num_waiting:
@@ -102,7 +102,7 @@ def main() -> None:
             longest[sees].append(max(pieces))
             num_pieces[sees] = len(pieces)
     snapshots = rig.replay.transitions(slice(0, chosen.rows)).snapshots
-    kinds = len(np.unique(rig.viewer.picture_key(snapshots), axis=0))
+    kinds = len(np.unique(rig.viewer.image_key(snapshots), axis=0))
     print(
         json.dumps(
             {

@@ -1,8 +1,8 @@
-"""Pictures a second, by size, beside the stock env's `render()`: `python benchmarks/rendering.py`.
+"""Images a second, by size, beside the stock env's `render()`: `python benchmarks/rendering.py`.
 
 All contestants run in one process on one core, in turns. Content differs step by step, so that it is clear what buys
 what: MetaWorld's `render()` as it comes; the same without shadows and multisampling; the same with the robot hidden
-(what the paper's pictures show, and what `draw` draws). `draw` poses the scene from a stored snapshot each time, which
+(what the paper's images show, and what `draw` draws). `draw` poses the scene from a stored snapshot each time, which
 `render()` does not have to. Prints medians of interleaved rounds and their ratios as JSON, and what all cores do
 together.
 """
@@ -20,12 +20,12 @@ import mujoco
 import numpy as np
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
+from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.metaworld.paper import DRAWER_OPEN
 from rlvlm.envs.mujoco.renderer import aim
-from rlvlm.envs.registry import make_world
+from rlvlm.envs.registry import make_env
 from rlvlm.envs.rendering import ensure_renderer
-from rlvlm.types.steps import FloatArray
 
 SIZES = (64, 128, 200, 300)
 PICTURES = 20
@@ -33,7 +33,7 @@ PICTURES = 20
 
 def recorded_snapshots() -> FloatArray:
     """[N, S] of an episode in which the drawer moves from closed to open."""
-    world = make_world("drawer_open", EnvConfig(), 0)
+    world = make_env("drawer_open", EnvConfig(), 0)
     rng = np.random.default_rng(0)
     world.reset(seed=0)
     rows = [world.step(rng.uniform(-1, 1, 4).astype(np.float32))[4]["snapshot"] for _ in range(PICTURES)]
@@ -43,7 +43,7 @@ def recorded_snapshots() -> FloatArray:
 
 
 def stock_env(size_px: int, *, plain: bool, robot: bool):
-    """MetaWorld's own env as a user makes it to get pictures of `size_px`."""
+    """MetaWorld's own env as a user makes it to get images of `size_px`."""
     env = ALL_V3_ENVIRONMENTS["drawer-open-v3"](render_mode="rgb_array")
     model = env.model
     env.mujoco_renderer.width = env.mujoco_renderer.height = size_px
@@ -70,8 +70,8 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def one_core(size_px: int, snapshots: FloatArray, rounds: int) -> dict[str, float]:
-    """Pictures per CPU second of each contestant."""
-    world = make_world("drawer_open", EnvConfig(), 0)
+    """Images per CPU second of each contestant."""
+    world = make_env("drawer_open", EnvConfig(), 0)
     stock = {
         "stock render": stock_env(size_px, plain=False, robot=True),
         "stock, no shadows or multisampling": stock_env(size_px, plain=True, robot=True),
@@ -93,7 +93,7 @@ def one_core(size_px: int, snapshots: FloatArray, rounds: int) -> dict[str, floa
 
 def draw_many(size_px: int, snapshots: FloatArray, repeats: int) -> float:
     """When the last of `repeats` batches was drawn, on the machine's clock."""
-    world = make_world("drawer_open", EnvConfig(), 0)
+    world = make_env("drawer_open", EnvConfig(), 0)
     world.draw(snapshots[:1], size_px)
     started = time.time()
     for _ in range(repeats):
@@ -102,7 +102,7 @@ def draw_many(size_px: int, snapshots: FloatArray, repeats: int) -> float:
 
 
 def all_cores(size_px: int, snapshots: FloatArray, repeats: int = 20) -> float:
-    """Pictures a second by the clock, one process per core."""
+    """Images a second by the clock, one process per core."""
     cores = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(cores) as pool:
         waits = [pool.submit(draw_many, size_px, snapshots, repeats) for _ in range(cores)]
@@ -125,7 +125,7 @@ def main() -> None:
         rates = one_core(size_px, snapshots, rounds)
         ours = rates["rlvlm draw"]
         result[f"{size_px} px"] = {
-            "pictures per CPU second": {name: round(rate, 1) for name, rate in rates.items()},
+            "images per CPU second": {name: round(rate, 1) for name, rate in rates.items()},
             "draw over stock": {name: round(ours / rate, 1) for name, rate in rates.items() if name != "rlvlm draw"},
             "all cores, per second": round(together[size_px], 1),
         }

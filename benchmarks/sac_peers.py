@@ -35,7 +35,7 @@ BATCH, HIDDEN = 256, 256
 
 
 class Contestant:
-    """A process that steps a world when told to."""
+    """A process that steps an env when told to."""
 
     def __init__(self, name: str, world: str, core: int) -> None:
         self.name, self.rounds = name, []
@@ -61,7 +61,7 @@ class Contestant:
         )
 
     def advance(self, steps: int) -> dict[str, float]:
-        """Steps of the world per second of wall and of processor time."""
+        """Steps of the env per second of wall and of processor time."""
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.write(f"{steps}\n")
@@ -182,7 +182,7 @@ def main() -> None:
     chosen = parser.parse_args()
     result = {"machine": machine()} | {
         world: compare(world, ["rlvlm", *chosen.peers], chosen.rounds, chosen.steps, chosen.core)
-        for world in chosen.worlds
+        for world in chosen.envs
     }
     text = json.dumps(result, indent=1)
     print(text)

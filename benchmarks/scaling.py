@@ -34,6 +34,7 @@ from sac_peers import machine
 
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.core.judging import Label, Query, Status, Verdict
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.rewards.config import RewardConfig
@@ -42,7 +43,6 @@ from rlvlm.serving.apps import start_judge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.envelope import Request
 from rlvlm.testing import FakeJudge
-from rlvlm.types.judging import Label, Query, Status, Verdict
 
 NEVER = 1e-9
 """Updates per step that never add up to one."""
@@ -59,29 +59,29 @@ class Config:
     replicas: tuple[int, ...] = (1, 2)
     updates_per_step: tuple[float, ...] = (0.0, 1.0)
     episode_steps: int = 100
-    """Steps of each world per round."""
+    """Steps of each env per round."""
     rounds: int = 5
     pairs: int = 48
     """Pairs per round and number of replicas."""
     out: Path | None = None
-    """Written at the end; what it held of other parts and worlds stays."""
+    """Written at the end; what it held of other parts and envs stays."""
 
 
 # --- acting -----------------------------------------------------------------------------------------------------------
 
 
-def build(world: str, config: Config, runners: int, updates_per_step: float) -> SACPebble:
-    """SAC on the world's own reward, past its random steps."""
+def build(env: str, config: Config, runners: int, updates_per_step: float) -> SACPebble:
+    """SAC on the env's own reward, past its random steps."""
     sac = SACConfig(seed_steps=1, updates_per_step=updates_per_step or NEVER, env_runners=runners)
-    settings = SACPebbleConfig().worlds(task=world, world=EnvConfig(episode_steps=config.episode_steps))
+    settings = SACPebbleConfig().envs(task=env, env_settings=EnvConfig(episode_steps=config.episode_steps))
     algorithm = settings.learning(sac=sac).rewards(reward=RewardConfig(source="environment")).build_algo()
     algorithm.train()
     return algorithm
 
 
-def measure_acting(world: str, config: Config, updates_per_step: float) -> dict[str, float]:
+def measure_acting(env: str, config: Config, updates_per_step: float) -> dict[str, float]:
     """Env steps per second by number of runners."""
-    runner_groups = {runners: build(world, config, runners, updates_per_step) for runners in config.runners}
+    runner_groups = {runners: build(env, config, runners, updates_per_step) for runners in config.runners}
     speeds: dict[int, list[float]] = {runners: [] for runners in config.runners}
     for _ in range(config.rounds):
         for runners, algorithm in runner_groups.items():
@@ -143,9 +143,9 @@ def keep(runner: Any, sample: Any) -> None:
     runner.kept = sample
 
 
-def measure_messages(world: str, config: Config) -> dict[str, float]:
+def measure_messages(env: str, config: Config) -> dict[str, float]:
     """What a turn of ten steps costs beside the steps: calls, the sample's way here, the weights' way there."""
-    algorithm = build(world, config, 2, 0.0)
+    algorithm = build(env, config, 2, 0.0)
     group, learner, runner_group = algorithm.env_runner_group, algorithm._learner, algorithm._runner_group
 
     def ask(do: Callable[..., Any], ids: Sequence[int] = (1,), **arguments: Any) -> list[Any]:
@@ -176,7 +176,7 @@ def measure_messages(world: str, config: Config) -> dict[str, float]:
 
 
 def measure_requests() -> dict[str, float]:
-    """What a request to a served judge costs that answers at once, with pictures of 300 pixels."""
+    """What a request to a served judge costs that answers at once, with images of 300 pixels."""
     rng = np.random.default_rng(0)
     queries = [
         Query(
@@ -208,12 +208,12 @@ def main() -> None:
     with ray_session(num_workers=16):  # places for everybody: the processes share the cores there are
         if "acting" in config.parts:
             speeds = result.setdefault("env_steps_per_s", {})
-            for world, updates in itertools.product(config.worlds, config.updates_per_step):
-                speeds.setdefault(world, {})[f"{updates:g} updates per step"] = measure_acting(world, config, updates)
+            for env, updates in itertools.product(config.envs, config.updates_per_step):
+                speeds.setdefault(env, {})[f"{updates:g} updates per step"] = measure_acting(env, config, updates)
         if "judge" in config.parts:
             result["judge_pairs_per_s"] = measure_judge(config)
         if "messages" in config.parts:
-            result["messages"] = measure_messages(config.worlds[0], config)
+            result["messages"] = measure_messages(config.envs[0], config)
         if "requests" in config.parts:
             result["requests"] = measure_requests()
     result["load_at_end"] = [round(value, 1) for value in os.getloadavg()]
@@ -227,9 +227,9 @@ def main() -> None:
 def table(result: dict[str, Any]) -> str:
     """The figures as Markdown."""
     lines = []
-    for world, kinds in result.get("env_steps_per_s", {}).items():
+    for env, kinds in result.get("env_steps_per_s", {}).items():
         lines += [
-            f"| {world}, {kind}, {runners} env runners | {speed:g} steps/s |"
+            f"| {env}, {kind}, {runners} env runners | {speed:g} steps/s |"
             for kind, speeds in kinds.items()
             for runners, speed in speeds.items()
         ]

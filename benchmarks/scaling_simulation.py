@@ -28,7 +28,7 @@ from rlvlm.runs.processes.private_ray import ray_session
 PLACES = 64
 """CPUs that the local Ray believes in."""
 TURN_STEPS = 10
-"""Steps of each world per turn, SACConfig's default."""
+"""Steps of each env per turn, SACConfig's default."""
 EPISODE_TURNS = 25
 """Turns per episode. The first is acted while nothing is learned, the last learned from while nothing is acted."""
 SESSION_TURNS = 5
@@ -50,7 +50,7 @@ class Costs:
     """Seconds per item, and what a step asks for."""
 
     step_s: float
-    """One env step of one world, with its share of acting."""
+    """One env step of one env, with its share of acting."""
     update_s: float
     """What the learner does per env step: label, store, update."""
     pair_s: float
@@ -133,7 +133,7 @@ class JudgeHost:
     def __init__(self, judges: int) -> None:
         self._free = [asyncio.Lock() for _ in range(judges)]
 
-    async def ask(self, judge: int, pictures: np.ndarray, seconds: float) -> bool:
+    async def ask(self, judge: int, images: np.ndarray, seconds: float) -> bool:
         async with self._free[judge]:
             await asyncio.sleep(seconds)
         return True
@@ -165,8 +165,8 @@ class Cluster:
     def start_session(self, costs: Costs, size: Size) -> list[Any]:
         """One message to every judge, with its share of the session's pairs."""
         pairs = SESSION_TURNS * size.turn_steps * costs.pairs_per_step / size.judges
-        pictures = ray.put(np.zeros(int(pairs * self._pair_bytes), np.uint8))
-        return [self._judges.ask.remote(judge, pictures, pairs * costs.pair_s) for judge in range(size.judges)]
+        images = ray.put(np.zeros(int(pairs * self._pair_bytes), np.uint8))
+        return [self._judges.ask.remote(judge, images, pairs * costs.pair_s) for judge in range(size.judges)]
 
 
 def episodes(cluster: Cluster, costs: Costs, size: Size) -> Iterator[None]:
@@ -226,13 +226,13 @@ class Config:
 
 
 def workloads(measured: dict[str, Any]) -> dict[str, Costs]:
-    """The main job as it was measured here, and a slow world with a GPU's learner and an 8B judge as assumed above."""
+    """The main job as it was measured here, and a slow env with a GPU's learner and an 8B judge as assumed above."""
     ray_costs = measured["messages"]
     message_ms = max(ray_costs["call_of_two_ms"] - ray_costs["call_ms"], 0.0) + max(ray_costs["sample_ms"], 0.0)
     ray_s = {"message_s": message_ms / 1000, "broadcast_s": ray_costs["weights_put_ms"] / 1000}
 
-    def step_s(world: str, kind: str) -> float:
-        return 1 / measured["env_steps_per_s"][world][kind]["0"]
+    def step_s(env: str, kind: str) -> float:
+        return 1 / measured["env_steps_per_s"][env][kind]["0"]
 
     main_step_s = step_s("drawer_open", "0 updates per step")
     return {

@@ -2,7 +2,7 @@
 
     python benchmarks/simultaneous_runs.py --runs 8
 
-Each run is a whole one, with a Ray, a Serve app and a judge of its own, on a world that costs microseconds. While they
+Each run is a whole one, with a Ray, a Serve app and a judge of its own, on an env that costs microseconds. While they
 work, all their processes are looked at: a port that processes of two runs listen on is a clash (gRPC shares ports, so
 nothing else would tell), and a connection, an open file or a command line that leads into another run is an attachment.
 All runs have one seed: in the end their policies must be equal to the byte.

@@ -19,27 +19,27 @@ import numpy as np
 import torch
 import tyro
 
-from rlvlm import metrics
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig, check_together
 from rlvlm.algorithms.grpo.credit.critic import Critic
-from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted, weighed
+from rlvlm.algorithms.grpo.credit.groups import Group, filter_groups, group_episodes, make_update
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, read_demonstrations
 from rlvlm.algorithms.grpo.learner import GRPOLearner
 from rlvlm.algorithms.grpo.player import ChunkPlayer
 from rlvlm.algorithms.grpo.reward.scoring import EpisodeScorer, SuccessScorer, VideoScorer
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner
-from rlvlm.envs.chunks import ChunkWorld
+from rlvlm.core import metrics
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.chunk_env import ChunkEnv
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_world
+from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.rewards.scorers import make_scorer
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.vla.config import VLARunConfig
-from rlvlm.types.steps import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def main(task: str, trial: Trial) -> None:
         row |= {"train": round(float(successes.mean()), 3), "found": len(found)}
         rollouts_s += time.process_time() - before
         before = time.process_time()
-        made = critic.weigh(found) if critic else weighed(found, trial.grpo.advantage) if found else None
+        made = critic.weigh(found) if critic else make_update(found, trial.grpo.advantage) if found else None
         row |= critic.report() if critic else {}
         if made is not None:
             learner.learn(made, max(cpu_s / trial.cpu_s, episodes / trial.most_episodes))
@@ -130,20 +130,20 @@ def main(task: str, trial: Trial) -> None:
         update_s += time.process_time() - before
 
 
-def set_up(task: str, trial: Trial) -> tuple[GroupRunner, GRPOLearner, ChunkWorld]:
-    """Who plays, who learns, and a world for everything else; all of one policy."""
+def set_up(task: str, trial: Trial) -> tuple[GroupRunner, GRPOLearner, ChunkEnv]:
+    """Who plays, who learns, and an env for everything else; all of one policy."""
     torch.set_num_threads(trial.grpo.threads)
     torch.manual_seed(trial.seed)
     config = (
         VLAGRPOConfig()
-        .worlds(task=task, world=trial.env)
+        .envs(task=task, env_settings=trial.env)
         .learning(policy=trial.policy, sft=trial.sft, grpo=trial.grpo)
         .debugging(seed=trial.seed)
     )
     runner = GroupRunner(config=config)
     learner = GRPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
     learner.build()
-    viewer = make_world(task, trial.env.for_evaluation(), trial.seed)
+    viewer = make_env(task, trial.env.for_evaluation(), trial.seed)
     policy: Any = learner.policy
     obs_processor = ObsProcessor(policy, viewer, IMAGE_BYTES)
     learner.watch(obs_processor, viewer)
@@ -163,14 +163,14 @@ def rolled(
         successes.append(np.array([episode.success for episode in played], np.float32))
         num_steps += sum(len(episode) for episode in played)
         scorer.begin(played)
-        found += sifted(gathered(played, scorer.collect(len(played), 0)), grpo.advantage, noise)
+        found += filter_groups(group_episodes(played, scorer.collect(len(played), 0)), grpo.advantage, noise)
         if len(found) >= grpo.groups:
             break
     return found, np.concatenate(successes), num_steps
 
 
 def supervised(
-    task: str, policy: Any, obs_processor: ObsProcessor, world: ChunkWorld, trial: Trial
+    task: str, policy: Any, obs_processor: ObsProcessor, world: ChunkEnv, trial: Trial
 ) -> tuple[ActionScale, dict[str, Any]]:
     if trial.start is not None and trial.start.exists():
         kept = torch.load(trial.start)

@@ -1,10 +1,10 @@
-"""A world in turns of one's own in one file: press the button of the lamp's colour. See docs/policies.md."""
+"""An env in turns of one's own in one file: press the button of the lamp's colour. See docs/policies.md."""
 
 import numpy as np
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.task import Task
-from rlvlm.envs.turns import TurnWorld
+from rlvlm.envs.turn_env import TurnEnv
 
 TASK = Task(
     name="press_button",
@@ -16,7 +16,7 @@ TASK = Task(
 COLOURS = np.array([[200, 30, 30], [30, 160, 30], [30, 30, 200]], np.uint8)
 
 
-class PressButton(TurnWorld):
+class PressButton(TurnEnv):
     """A snapshot is the number of the lamp's colour; pressing the right button ends the episode."""
 
     goal, snapshot_size, picture_px = TASK.goal, 1, (64, 64)
@@ -36,7 +36,7 @@ class PressButton(TurnWorld):
 
     def prompt(self):
         return (
-            "The picture shows a lamp. Which button has its colour? Answer with one JSON object that has the keys "
+            "The image shows a lamp. Which button has its colour? Answer with one JSON object that has the keys "
             '"thoughts" and "action", which is "red", "green" or "blue".'
         )
 
@@ -49,12 +49,12 @@ class PressButton(TurnWorld):
     def snapshot(self):
         return np.array([self.lamp], np.float32)
 
-    def picture_key(self, snapshots):
+    def image_key(self, snapshots):
         return np.rint(snapshots).astype(np.int64)
 
     def draw(self, snapshots):
         frames = np.full((len(snapshots), 64, 64, 3), 230, np.uint8)
-        frames[:, 16:48, 16:48] = COLOURS[self.picture_key(snapshots)[:, 0]][:, None, None]
+        frames[:, 16:48, 16:48] = COLOURS[self.image_key(snapshots)[:, 0]][:, None, None]
         return frames
 
     def get_state(self):

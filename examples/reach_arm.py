@@ -3,7 +3,7 @@
 import numpy as np
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.mujoco.scene import MujocoScene, Outcome, SceneWorld
+from rlvlm.envs.mujoco.scene import MujocoScene, Outcome, SceneEnv
 from rlvlm.envs.task import Task
 
 TASK = Task(
@@ -55,5 +55,5 @@ class Arm(MujocoScene):
 
 
 def make(config, seed):
-    """A world of this task."""
-    return SceneWorld(Arm(config.start), config, seed)
+    """An env of this task."""
+    return SceneEnv(Arm(config.start), config, seed)

@@ -6,8 +6,8 @@ import gymnasium as gym
 import numpy as np
 
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.step_env import StepEnv
 from rlvlm.envs.task import Task
-from rlvlm.envs.world import World
 from rlvlm.runs.preference.config import PreferenceRunConfig
 
 RING = np.array([0.7, 0.3])
@@ -24,7 +24,7 @@ def recipe() -> PreferenceRunConfig:
     return PreferenceRunConfig(task=TASK.name, steps=5_000, env=EnvConfig(episode_steps=50))
 
 
-class SlideBall(World):
+class SlideBall(StepEnv):
     """Observations and snapshots are the ball's place on the unit square; an action moves it."""
 
     goal, snapshot_size = TASK.goal, 2
@@ -57,11 +57,11 @@ class SlideBall(World):
         x, y = np.meshgrid(*[(np.arange(size_px) + 0.5) / size_px] * 2)
         frames = np.full((len(snapshots), size_px, size_px, 3), 230, np.uint8)
         frames[:, np.abs(np.hypot(x - RING[0], y - RING[1]) - 0.1) < 0.02] = (0, 150, 0)
-        for frame, (ball_x, ball_y) in zip(frames, self.picture_key(snapshots) / 1000, strict=True):
+        for frame, (ball_x, ball_y) in zip(frames, self.image_key(snapshots) / 1000, strict=True):
             frame[np.hypot(x - ball_x, y - ball_y) < 0.06] = (200, 30, 30)
         return frames
 
-    def picture_key(self, snapshots):
+    def image_key(self, snapshots):
         return np.rint(snapshots * 1000).astype(np.int64)
 
     def get_state(self):

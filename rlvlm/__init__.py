@@ -9,7 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlvlm.envs.registry import make_world as make_world
+    from rlvlm.core.judging import Clip as Clip
+    from rlvlm.core.judging import Query as Query
+    from rlvlm.envs.registry import make_env as make_env
     from rlvlm.envs.task import Task as Task
     from rlvlm.judges.build import build_judge as build_judge
     from rlvlm.runs.folder.run_folder import find_folder as find_folder
@@ -17,18 +19,16 @@ if TYPE_CHECKING:
     from rlvlm.runs.in_python import learned_reward as learned_reward
     from rlvlm.runs.in_python import train as train
     from rlvlm.runs.recipes import recipe as recipe
-    from rlvlm.types.judging import Clip as Clip
-    from rlvlm.types.judging import Query as Query
 
 __version__ = "0.1.0"
 PUBLIC = {
-    "Clip": "rlvlm.types.judging",
-    "Query": "rlvlm.types.judging",
+    "Clip": "rlvlm.core.judging",
+    "Query": "rlvlm.core.judging",
     "Task": "rlvlm.envs.task",
     "build_judge": "rlvlm.judges.build",
     "find_folder": "rlvlm.runs.folder.run_folder",
     "learned_reward": "rlvlm.runs.in_python",
-    "make_world": "rlvlm.envs.registry",
+    "make_env": "rlvlm.envs.registry",
     "override": "rlvlm.runs.folder.settings",
     "recipe": "rlvlm.runs.recipes",
     "train": "rlvlm.runs.in_python",

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from rlvlm.console.boxes import guarded
-from rlvlm.errors import EXIT_DONE, UsageError
+from rlvlm.core.console.boxes import guarded
+from rlvlm.core.errors import EXIT_DONE, UsageError
 
 COMMANDS: dict[str, str] = {
     "run": "TASK [options]   learn a task: from a VLM's preferences, as a VLM, as a VLA",

@@ -4,11 +4,11 @@ import sys
 from collections.abc import Sequence
 
 from rlvlm.commands import run
-from rlvlm.console.boxes import guarded
+from rlvlm.core.console.boxes import guarded
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs a task and returns the exit code of `rlvlm.errors`."""
+    """Runs a task and returns the exit code of `rlvlm.core.errors`."""
     given = sys.argv[1:] if words is None else words
     return guarded(lambda: run.command(given, "python -m rlvlm.run"))
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rlvlm.core.judging import Label
 from rlvlm.judges.reading.verdicts import parse_label, parse_rating, parse_score
-from rlvlm.types.judging import Label
 
 LABELS = {"0": Label.LEFT, "1": Label.RIGHT, "-1": Label.TIE}
 WORDS = ("answer", "label", "verdict", "choice")
@@ -24,12 +24,12 @@ NAMED = (
     "Verdict = {v}",
 )
 REASONS = (
-    "The drawer is further open in the second picture.",
-    "Both pictures look alike.",
-    "In the first picture the handle is nearer to the robot.",
+    "The drawer is further open in the second image.",
+    "Both images look alike.",
+    "In the first image the handle is nearer to the robot.",
     "The gripper has moved.",
 )
-SCENES = ("The first shows a closed drawer.", "In both pictures the handle is visible.", "They differ by 3 cm.")
+SCENES = ("The first shows a closed drawer.", "In both images the handle is visible.", "They differ by 3 cm.")
 WHO = (
     "Another annotator",
     "My colleague",
@@ -41,7 +41,7 @@ WHO = (
     "Alice",
 )
 SAYING = ("said", "answered", "would go for", "wrote down", "insists on", "voted", "picked")
-THINGS = ("The sign", "A sticker on the drawer", "The wall clock", "The robot's display", "The page in the picture")
+THINGS = ("The sign", "A sticker on the drawer", "The wall clock", "The robot's display", "The page in the image")
 SHOWING = ("says", "reads", "shows", "is marked", "spells")
 
 UNREADABLE: dict[str, tuple[str, ...]] = {
@@ -70,7 +70,7 @@ UNREADABLE: dict[str, tuple[str, ...]] = {
         "Answer: {v}\nI take that back.",
         "{v}\nCorrection: the opposite.",
         "My answer is {v}... or rather, I give up.",
-        "The answer is {v}.\nLet me look again: I had the pictures swapped.",
+        "The answer is {v}.\nLet me look again: I had the images swapped.",
         "<answer>{v}</answer> Oops, wrong way round.",
         "\\boxed{{{v}}}\nThe label above is a mistake.",
         "{v}\n~~",
@@ -190,7 +190,7 @@ UNREADABLE: dict[str, tuple[str, ...]] = {
         "{v}\n\nThe answer is {u}",
     ),
     "other": (
-        "picture {v}",
+        "image {v}",
         "Question {v}",
         "{v} of 3",
         "Answer: {v} cm",

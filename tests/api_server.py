@@ -1,6 +1,6 @@
 """A real HTTP server on the loopback address that speaks OpenAI's and Gemini's formats, well or badly, as it is told.
 
-It looks: of the last two pictures it is sent the brighter is nearer to the goal, of one the brightness is the score.
+It looks: of the last two images it is sent the brighter is nearer to the goal, of one the brightness is the score.
 """
 
 import base64
@@ -52,8 +52,8 @@ class Call:
         return "\n".join(part["text"] for part in self._parts() if part.get("text"))
 
     @property
-    def pictures(self) -> list[np.ndarray]:
-        """Every picture [H, W, 3], decoded from what was sent."""
+    def images(self) -> list[np.ndarray]:
+        """Every image [H, W, 3], decoded from what was sent."""
         found = []
         for part in self._parts():
             if "image_url" in part:
@@ -154,8 +154,8 @@ class ApiServer:
         return turn if isinstance(turn, Response) else turn(call)
 
     def truth(self, call: Call) -> Response:
-        """What the pictures show, in the form that was asked for."""
-        shades = [float(picture.mean()) for picture in call.pictures]
+        """What the images show, in the form that was asked for."""
+        shades = [float(image.mean()) for image in call.images]
         if "label" in call.text and len(shades) >= 2:
             first, second = shades[0], shades[-1]
             label = "-1" if first == second else "1" if second > first else "0"

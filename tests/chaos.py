@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from rlvlm.types.judging import Verdict
+from rlvlm.core.judging import Verdict
 
 
 @dataclass(kw_only=True, slots=True)
@@ -181,6 +181,6 @@ def garbage(count: int, seed: int) -> Iterable[str]:
 _PIECES = (
     *("0", "1", "-1", "50", "100", "%", "10", "0.5", "1e9", "nan", "inf", "2", "-0", "+1", "0x1", "0/1", "1)", "1."),
     *("<think>", "</think>", "<|im_end|>", "<answer>", "</answer>", "\\boxed{", "}", "label:", "Answer:", "**1**"),
-    *("The first picture", "neither", "both", "?", "-", "\u2212", "\u0661", "\u00bd", "\u7b2c\u4e00", "\u0635"),
+    *("The first image", "neither", "both", "?", "-", "\u2212", "\u0661", "\u00bd", "\u7b2c\u4e00", "\u0635"),
     *("\n", "\x00", " ", "\u202e", "\ud800", "\U0001f642", "9" * 400, "a" * 3000),
 )

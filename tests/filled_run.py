@@ -1,4 +1,4 @@
-"""A run's folder as a small run would leave it, made of real records on TinyWorld."""
+"""A run's folder as a small run would leave it, made of real records on TinyEnv."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -7,22 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvlm.envs.world import World
+from rlvlm.core.judging import Label, Score, Stamp, Status, Verdict
+from rlvlm.core.steps import Pair, Segment
+from rlvlm.envs.step_env import StepEnv
 from rlvlm.preferences.records import QueryRecord, ScoreRecord, record_queries, record_scores
 from rlvlm.runs.artifacts.samples import sample_rows
 from rlvlm.runs.folder.rows import query_row
 from rlvlm.runs.folder.run_folder import RunFolder, create_folder
 from rlvlm.runs.preference.config import PreferenceRunConfig
-from rlvlm.testing import TinyWorld
-from rlvlm.types.judging import Label, Score, Stamp, Status, Verdict
-from rlvlm.types.steps import Pair, Segment
+from rlvlm.testing import TinyEnv
 
 STAMP = Stamp(judge="transformers:tiny", revision="", prompt="direct/1", decoding="temperature=0")
 
 
-def make_segment(world: World, progress: float) -> Segment:
-    """One step, taken at the world's start, whose true progress is said to be `progress`."""
-    obs, info = world.reset(seed=0)
+def make_segment(env: StepEnv, progress: float) -> Segment:
+    """One step, taken at the env's start, whose true progress is said to be `progress`."""
+    obs, info = env.reset(seed=0)
     row = np.zeros((1, 1), np.float32)
     return Segment(
         obs=obs[None],
@@ -39,9 +39,9 @@ def make_records() -> Callable[..., list[QueryRecord]]:
     """Makes the records of a session: right, wrong, undecided, unreadable, unanswered, and one whose truth ties."""
 
     def make(env_step: int, session: int, text: str = "0") -> list[QueryRecord]:
-        world = TinyWorld()
+        env = TinyEnv()
         sides = ((0.9, 0.1), (0.1, 0.9), (0.5, 0.4), (0.3, 0.2), (0.2, 0.7), (0.4, 0.4))
-        pairs = [Pair(left=make_segment(world, left), right=make_segment(world, right)) for left, right in sides]
+        pairs = [Pair(left=make_segment(env, left), right=make_segment(env, right)) for left, right in sides]
         ends = [
             (Status.OK, Label.LEFT),
             (Status.OK, Label.LEFT),
@@ -64,8 +64,8 @@ def make_scores() -> Callable[[int], list[ScoreRecord]]:
     """Makes the records of a session of scoring: three scores, one unreadable, one unanswered."""
 
     def make(env_step: int) -> list[ScoreRecord]:
-        world = TinyWorld()
-        segments = [make_segment(world, progress) for progress in (0.0, 0.5, 0.9, 0.3, 0.4)]
+        env = TinyEnv()
+        segments = [make_segment(env, progress) for progress in (0.0, 0.5, 0.9, 0.3, 0.4)]
         said = [(Status.OK, 0.1), (Status.OK, 0.8), (Status.OK, 0.7), (Status.INVALID, None), (Status.FAILED, None)]
         scores = [Score(status=status, value=value, stamp=STAMP, text="10") for status, value in said]
         return record_scores(segments, scores, env_step=env_step, session=0, timestamp=1_700_000_000.5)
@@ -86,7 +86,7 @@ def folder(config: PreferenceRunConfig) -> RunFolder:
 @pytest.fixture
 def filled(folder: RunFolder, make_records: Callable[..., list[QueryRecord]]) -> RunFolder:
     """Four evaluations and two sessions of six queries each."""
-    world = TinyWorld()
+    env = TinyEnv()
     for number, success in enumerate((0.0, 0.2, 1.0, 0.9), start=1):
         folder.evaluations.append(
             [
@@ -105,5 +105,5 @@ def filled(folder: RunFolder, make_records: Callable[..., list[QueryRecord]]) ->
     for session, step in enumerate((1_500, 2_500)):
         records = make_records(step, session, "<script>alert(1)</script>\nnothing, or 0")
         folder.queries.append(map(query_row, records))
-        folder.samples.append(sample_rows(records, lambda snapshots: world.draw(snapshots, 32)))
+        folder.samples.append(sample_rows(records, lambda snapshots: env.draw(snapshots, 32)))
     return folder

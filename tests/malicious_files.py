@@ -290,17 +290,17 @@ def _store_line(data: Callable[[Path], bytes]) -> Write:
 
 
 def _picture_outside(folder: Path, canary: Path) -> None:
-    """A line whose pictures are named by paths."""
+    """A line whose images are named by paths."""
     file = next((folder / "lines").iterdir())
     record = json.loads(file.read_bytes().splitlines()[0][9:])
     record["question"]["left"] = [f"../../../../../../..{canary}"]
     file.write_bytes(encode_line(record))
 
 
-def _pictures(data: Callable[[Path], bytes]) -> Write:
+def _images(data: Callable[[Path], bytes]) -> Write:
     def write(folder: Path, canary: Path) -> None:
-        for picture in (folder / "pictures").rglob("*.png"):
-            picture.write_bytes(data(canary))
+        for image in (folder / "pictures").rglob("*.png"):
+            image.write_bytes(data(canary))
 
     return write
 
@@ -327,9 +327,9 @@ def _stores() -> Iterator[Attack]:
         "a checked line that asks for a class",
         _store_line(lambda canary: _line(kind="verdict", key="0" * 64, py_object=f"os.system('touch {canary}')")),
     )
-    yield Attack("store", "pictures named by a path", _picture_outside)
-    yield Attack("store", "pictures that are pickles", _pictures(payload))
-    yield Attack("store", "pictures that are bombs", _pictures(_png_bomb))
+    yield Attack("store", "images named by a path", _picture_outside)
+    yield Attack("store", "images that are pickles", _images(payload))
+    yield Attack("store", "images that are bombs", _images(_png_bomb))
     yield Attack("store", "a mark that is a pickle", _replaced("store.json", payload))
     yield Attack("store", "a mark of brackets", _replaced("store.json", lambda _: b"[" * 100_000))
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rlvlm.types.steps import Transitions
+from rlvlm.core.steps import Transitions
 
 
 def rows(first, count):

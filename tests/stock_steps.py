@@ -1,10 +1,10 @@
-"""Random actions, and a world held to the stock env step by step."""
+"""Random actions, and an env held to the stock env step by step."""
 
 import numpy as np
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
-from rlvlm.envs.metaworld.world import MetaWorld
-from rlvlm.types.steps import FloatArray
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.metaworld.env import MetaWorldEnv
 
 
 def actions(num_steps: int, seed: int = 0) -> FloatArray:
@@ -12,7 +12,7 @@ def actions(num_steps: int, seed: int = 0) -> FloatArray:
 
 
 def assert_steps_are_the_stock_ones(
-    world: MetaWorld, env_name: str, num_steps: int, hand_start: tuple[float, ...] | None = None
+    world: MetaWorldEnv, env_name: str, num_steps: int, hand_start: tuple[float, ...] | None = None
 ) -> None:
     """Observations, rewards and success of an episode agree to the bit with those of a stock env of the same start."""
     world.reset()

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 
 Hang = Literal["sleep", "gil", "loop", "stop"]
 """sleep: the model's thread waits for ever; gil: it never gives the interpreter back; loop: every event loop of the
@@ -27,7 +27,7 @@ process is blocked; stop: SIGSTOP."""
 
 
 class StubJudge:
-    """A judge whose verdict is a pure function of the pictures, with faults on demand.
+    """A judge whose verdict is a pure function of the images, with faults on demand.
 
     The label and the text follow from the SHA-256 of the question, so a lost, doubled or swapped answer is provable.
 
@@ -98,7 +98,7 @@ def _make_stub(settings: dict[str, Any], config: JudgeConfig) -> StubJudge:
 
 
 def stub_queries(count: int, seed: int, goal: str = "open the drawer") -> list[Query]:
-    """Different questions with tiny random pictures."""
+    """Different questions with tiny random images."""
     frames = np.random.default_rng(seed).integers(0, 256, (count, 2, 1, 8, 8, 3), np.uint8)
     return [Query(goal=goal, left=left, right=right) for left, right in frames]
 

@@ -1,4 +1,4 @@
-"""Tiny worlds in turns and in chunks, with a stub of an algorithm each: what a run of any pipeline is put through."""
+"""Tiny envs in turns and in chunks, with a stub of an algorithm each: what a run of any pipeline is put through."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,15 +13,15 @@ import torch
 
 from rlvlm.algorithms.checkpoint import PolicyFile, load_policy_file, load_tree, save_tree
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, evaluate
-from rlvlm.console.panel import DEFAULT
-from rlvlm.envs.chunks import ChunkWorld, ChunkWorlds, SyncChunkWorlds
-from rlvlm.envs.registry import make_world
+from rlvlm.core.chunks import ChunkObs
+from rlvlm.core.console.panel import DEFAULT
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.chunk_env import ChunkEnv, ChunkEnvs, SyncChunkEnvs
+from rlvlm.envs.registry import make_env
 from rlvlm.envs.task import Task
-from rlvlm.envs.turns import TurnWorld
+from rlvlm.envs.turn_env import TurnEnv
 from rlvlm.runs.config import EvalConfig, RunConfig, TrackConfig
 from rlvlm.runs.pipeline import Players
-from rlvlm.types.chunks import ChunkObs
-from rlvlm.types.steps import FloatArray, Frames
 
 LENGTH = 5
 """Turns or chunks of an episode."""
@@ -34,14 +34,14 @@ def paint(values: FloatArray, size_px: int) -> Frames:
     return frames
 
 
-class TinyTurns(TurnWorld):
+class TinyTurns(TurnEnv):
     """Say which half of the image is lit; five turns."""
 
     goal, snapshot_size, action_names, picture_px = "name the lit half", 1, ("left", "right"), (16, 16)
 
     def __init__(self, config: Any, seed: int) -> None:
         self.lit, self.turns, self.right = 0.0, 0, 0
-        super(TurnWorld, self).reset(seed=seed)
+        super(TurnEnv, self).reset(seed=seed)
 
     def begin(self) -> None:
         self.turns = self.right = 0
@@ -70,7 +70,7 @@ class TinyTurns(TurnWorld):
     def draw(self, snapshots: FloatArray) -> Frames:
         return paint(snapshots[:, 0], 16)
 
-    def picture_key(self, snapshots: FloatArray) -> np.ndarray:
+    def image_key(self, snapshots: FloatArray) -> np.ndarray:
         return np.rint(snapshots[:, :1] * 1_000).astype(np.int64)
 
     def get_state(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class TinyTurns(TurnWorld):
         return f"It is the {self.action_names[self.expert_action()]} one."
 
 
-class TinyChunks(ChunkWorld):
+class TinyChunks(ChunkEnv):
     """Bring a point to the right end of a line; five chunks of two steps."""
 
     goal, cameras, chunk_steps, snapshot_size, proprio_size = "go to the right", ("front",), 2, 1, 1
@@ -135,7 +135,7 @@ class TinyChunks(ChunkWorld):
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
         return paint(snapshots[:, 0], size_px)
 
-    def picture_key(self, snapshots: FloatArray) -> np.ndarray:
+    def image_key(self, snapshots: FloatArray) -> np.ndarray:
         return np.rint(snapshots * 1_000).astype(np.int64)
 
     def get_state(self) -> dict[str, Any]:
@@ -148,16 +148,16 @@ class TinyChunks(ChunkWorld):
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray:
         return np.float32(1 + noise * rng.standard_normal((self.chunk_steps, 1)))
 
-    def many(self) -> ChunkWorlds:
-        return SyncChunkWorlds([TinyChunks(None, 0) for _ in range(16)])
+    def many(self) -> ChunkEnvs:
+        return SyncChunkEnvs([TinyChunks(None, 0) for _ in range(16)])
 
 
 @dataclass(frozen=True)
 class Moves:
-    """How a player with some skill acts in one kind of world."""
+    """How a player with some skill acts in one kind of env."""
 
     act: Callable[[Any, float, np.random.Generator], Any]
-    """World, skill in [0, 1] and noise in, what `step` takes out."""
+    """StepEnv, skill in [0, 1] and noise in, what `step` takes out."""
     steps: Callable[[dict[str, Any]], int]
     """Env steps that an answer of `step` stands for."""
     draw: Callable[[Any, FloatArray, int], Frames]
@@ -182,18 +182,18 @@ class StubPlayer:
     """Plays with a fixed skill."""
 
     def __init__(self, world: Any, moves: Moves, skill: float) -> None:
-        self.world, self.moves, self.skill = world, moves, skill
+        self.env, self.moves, self.skill = world, moves, skill
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
         return [self.play_one(seed) for seed in seeds]
 
     def play_one(self, seed: int) -> PlayedEpisode:
         rng, is_over, kept = np.random.default_rng(seed), False, []
-        self.world.reset(seed=seed)
+        self.env.reset(seed=seed)
         while not is_over:
-            move = self.moves.act(self.world, self.skill, rng)
-            _, reward, terminated, truncated, info = self.world.step(move)
-            kept.append((self.world.snapshot(), reward, info["success"], info["progress"], str(move)))
+            move = self.moves.act(self.env, self.skill, rng)
+            _, reward, terminated, truncated, info = self.env.step(move)
+            kept.append((self.env.snapshot(), reward, info["success"], info["progress"], str(move)))
             is_over = terminated or truncated
         snapshots, rewards, success, progress, said = zip(*kept, strict=True)
         return PlayedEpisode(
@@ -211,22 +211,22 @@ class StubAlgorithm:
 
     def __init__(self, config: "StubRunConfig", moves: Moves) -> None:
         self.moves, self.skill, self.env_steps, self.prepared = moves, 0.5, 0, 0
-        self.world = make_world(config.task, config.env, config.seed)
-        self.viewer = make_world(config.task, config.env, config.seed)
+        self.env = make_env(config.task, config.env, config.seed)
+        self.viewer = make_env(config.task, config.env, config.seed)
         self.rng = np.random.default_rng(config.seed)
         self.last = {"train/episode_return": 0.0}
-        self.world.reset(seed=config.seed)
+        self.env.reset(seed=config.seed)
 
-    def prepare(self, tell: Callable[[str], None]) -> bool:
-        tell("a stub needs no demonstrations")
+    def prepare(self, log: Callable[[str], None]) -> bool:
+        log("a stub needs no demonstrations")
         self.prepared += 1
         return True
 
     def train(self) -> None:
-        self.world.reset()
+        self.env.reset()
         total, is_over, info = 0.0, False, {}
         while not is_over:
-            _, reward, terminated, truncated, info = self.world.step(self.moves.act(self.world, self.skill, self.rng))
+            _, reward, terminated, truncated, info = self.env.step(self.moves.act(self.env, self.skill, self.rng))
             total, is_over = total + reward, terminated or truncated
             self.env_steps += self.moves.steps(info)
         self.skill = min(1.0, self.skill + 0.02 * info["success"] + 0.001 * self.rng.random())
@@ -253,7 +253,7 @@ class StubAlgorithm:
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         tree = {
-            "world": self.world.get_state(),
+            "world": self.env.get_state(),
             "rng": self.rng.bit_generator.state,
             "env_steps": self.env_steps,
             "last": self.last,
@@ -264,7 +264,7 @@ class StubAlgorithm:
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         tree = load_tree(Path(checkpoint_dir))
-        self.world.set_state(tree["world"])
+        self.env.set_state(tree["world"])
         self.rng.bit_generator.state = tree["rng"]
         self.env_steps, self.last, self.prepared = tree["env_steps"], tree["last"], tree["prepared"]
         self.skill = float(tree["skill"])
@@ -333,7 +333,7 @@ class TurnsPipeline:
         pass
 
     def open_players(self, config: StubRunConfig, checkpoint: Path) -> Players:
-        world = make_world(config.task, config.env, config.seed)
+        world = make_env(config.task, config.env, config.seed)
         skill = float(load_policy_file(checkpoint).weights["skill"])
         return Players(
             own=StubPlayer(world, self.moves, skill), draw=lambda rows, size_px: self.moves.draw(world, rows, size_px)

@@ -17,17 +17,11 @@ from rlvlm.runs.configs import CONFIGS
 
 PACKAGE = Path(rlvlm.__file__).parent
 FLOOR = {
-    "types": 0,
-    "metrics": 0,
-    "errors": 0,
-    "disk": 0,
+    "core": 0,
     "templates": 0,
-    "console": 1,
     "envs": 1,
     "labels": 1,
     "vlms": 1,
-    "yaml_text": 1,
-    "finite": 1,
     "judges": 2,
     "policies": 2,
     "demonstrations": 3,

@@ -16,15 +16,15 @@ from malicious_files import ATTACKS, PICKLES, Attack, copy_weights
 
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.sac_pebble.player import KIND, load_policy
-from rlvlm.errors import RunError
+from rlvlm.core.errors import RunError
+from rlvlm.core.judging import Query
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.labels.pictures import MissingPicture
+from rlvlm.labels.images import MissingImage
 from rlvlm.labels.reference import read_reference
 from rlvlm.labels.store import LabelStore, open_store
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.testing import FakeJudge
-from rlvlm.types.judging import Query
 
 MAX_GROWTH_MIB = 300
 """Memory that a refusal may cost, the loader's own included."""
@@ -57,14 +57,14 @@ def use_import(folder: Path) -> None:
 
 
 def use_store(folder: Path) -> None:
-    """A store loses what is harmed and keeps the rest, so its refusal is a damaged line or a missing picture."""
+    """A store loses what is harmed and keeps the rest, so its refusal is a damaged line or a missing image."""
     store = open_store(folder)
     items = list(store.answers())
     for item in items:
-        store.picture(item.question.left[0])
+        store.image(item.question.left[0])
     counts = store.count_lines()
     if counts["damaged"] or counts["unfinished"] or len(store) > len(items):
-        raise MissingPicture("a line is not believed")
+        raise MissingImage("a line is not believed")
 
 
 PREPARE: dict[str, Callable[[Path], None]] = {
@@ -121,7 +121,7 @@ def test_nothing_runs_and_the_refusal_is_clear(tmp_path, attack):
     PREPARE[attack.target](folder)
     attack.write(folder, canary)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises((RunError, MissingPicture)) as refusal:
+    with pytest.raises((RunError, MissingImage)) as refusal:
         USE[attack.target](folder)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert not canary.exists()

@@ -65,7 +65,7 @@ def save_tiny_encoder(folder: Path, family: str, *, has_query_places: bool = Fal
             )
         )
         processor = BlipImageProcessorPil(size=_SQUARE)
-    for parameter in model.parameters():  # large enough that answers differ from picture to picture
+    for parameter in model.parameters():  # large enough that answers differ from image to image
         parameter.data.add_(0.2 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

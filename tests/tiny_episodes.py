@@ -1,25 +1,25 @@
-"""Real episodes of TinyWorld, in which a point pushes a block; only the block shows in the picture."""
+"""Real episodes of TinyEnv, in which a point pushes a block; only the block shows in the image."""
 
 import numpy as np
 
+from rlvlm.core.judging import Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.core.steps import Pair, Segment, Trajectory
 from rlvlm.envs.config import EnvConfig
-from rlvlm.testing import FakeJudge, TinyWorld
-from rlvlm.types.judging import Label, Query, Score, Stamp, Status, Verdict
-from rlvlm.types.steps import Pair, Segment, Trajectory
+from rlvlm.testing import FakeJudge, TinyEnv
 
 STAMP = Stamp(judge="test", revision="", prompt="", decoding="")
 _FIELDS = ("obs", "actions", "next_obs", "env_rewards", "snapshots", "progress", "success")
 
 
-def tiny_episode(seed: int, world: TinyWorld | None = None, num_steps: int = 20) -> Trajectory:
+def tiny_episode(seed: int, env: TinyEnv | None = None, num_steps: int = 20) -> Trajectory:
     """One episode of noisy pushing to the right."""
-    world = world or TinyWorld(EnvConfig(start="random"), seed)
+    env = env or TinyEnv(EnvConfig(start="random"), seed)
     rng = np.random.default_rng(seed)
     rows = []
-    obs, _ = world.reset()
+    obs, _ = env.reset()
     for _ in range(num_steps):
         action = np.clip(rng.normal([0.4, 0.0], 0.6), -1, 1).astype(np.float32)
-        next_obs, reward, _, _, info = world.step(action)
+        next_obs, reward, _, _, info = env.step(action)
         rows.append((obs, action, next_obs, reward, info["snapshot"], info["progress"], info["success"]))
         obs = next_obs
     columns = dict(zip(_FIELDS, zip(*rows, strict=True), strict=True))
@@ -48,7 +48,7 @@ def numbered_trajectory(num_steps: int, first: float = 0.0) -> Trajectory:
 
 
 def one_step(number: float, block: float = 0.4) -> Segment:
-    """A segment of one step of TinyWorld with the block at `block`; its true reward and progress are `number`."""
+    """A segment of one step of TinyEnv with the block at `block`; its true reward and progress are `number`."""
     obs = np.array([[0.2, 0.5, block, 0.8 - block]], np.float32)
     value = np.array([number], np.float32)
     return Segment(
@@ -69,7 +69,7 @@ class BlockJudge(FakeJudge):
 
 
 def red_ramp(frames: np.ndarray) -> np.ndarray:
-    """Pictures [N, H, W] that are black but for the block, which is brighter the further right it stands."""
+    """Images [N, H, W] that are black but for the block, which is brighter the further right it stands."""
     is_red = (frames[..., 0] == 200) & (frames[..., 1] == 0)
     return is_red * np.arange(frames.shape[2])
 

@@ -1,4 +1,4 @@
-"""Small feedback loops on TinyWorld, and state trees sent through JSON and arrays."""
+"""Small feedback loops on TinyEnv, and state trees sent through JSON and arrays."""
 
 import json
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from tiny_episodes import BlockJudge, tiny_episodes
 
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.answers.teachers import JudgeTeacher, Teacher
 from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.rewards.config import RewardConfig
-from rlvlm.testing import TinyWorld
+from rlvlm.testing import TinyEnv
 
 SMALL = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
 FEEDBACK = FeedbackConfig(first_step=10, every_steps=5, queries=8)
@@ -20,12 +20,12 @@ FEEDBACK = FeedbackConfig(first_step=10, every_steps=5, queries=8)
 
 def build(teacher: Teacher, feedback: FeedbackConfig = FEEDBACK, sees: str = "image", seed: int = 0) -> FeedbackLoop:
     return build_loop(
-        TinyWorld(), teacher, reward=RewardConfig(model=sees), feedback=feedback, reward_model=SMALL, seed=seed
+        TinyEnv(), teacher, reward=RewardConfig(model=sees), feedback=feedback, reward_model=SMALL, seed=seed
     )
 
 
 def judge_teacher(failing: int = 0) -> JudgeTeacher:
-    return JudgeTeacher(BlockJudge(failing=failing), FrameStore(TinyWorld(), 16), TinyWorld.goal)
+    return JudgeTeacher(BlockJudge(failing=failing), FrameStore(TinyEnv(), 16), TinyEnv.goal)
 
 
 def filled(teacher: Teacher, num_episodes: int = 6, **options: Any) -> FeedbackLoop:

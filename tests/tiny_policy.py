@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from rlvlm.core.sampling import ReplyRequest
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.types.sampling import ReplyRequest
 from tests.tiny_vlm import save_tiny_llava_next, save_tiny_vlm
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_next")

@@ -26,7 +26,7 @@ def arrays(run: Path) -> dict[str, np.ndarray]:
 
 
 def assert_same_run(run: Path, other: Path) -> None:
-    """Counters, labels, pictures and every weight agree; only clocks may not."""
+    """Counters, labels, images and every weight agree; only clocks may not."""
     assert table(run / "eval.csv", "wall_s") == table(other / "eval.csv", "wall_s")
     unsteady = ("timestamp", "latency_s")
     assert table(run / "vlm_query_log.csv", *unsteady) == table(other / "vlm_query_log.csv", *unsteady)

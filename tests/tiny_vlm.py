@@ -51,7 +51,7 @@ def save_tiny_vlm(folder: Path, family: str, seed: int = 0) -> Path:
     tokenizer = build_tokenizer()
     torch.manual_seed(seed)
     model = AutoModelForImageTextToText.from_config(_config(family, tokenizer))
-    for parameter in model.parameters():  # large enough that answers differ from picture to picture
+    for parameter in model.parameters():  # large enough that answers differ from image to image
         parameter.data.mul_(4.0)
     model.generation_config = GenerationConfig(
         do_sample=True,
@@ -131,20 +131,20 @@ _PINPOINTS = [[28, 56], [56, 28], [56, 56]]
 
 def save_tiny_llava(folder: Path, seed: int = 0) -> Path:
     """Writes a random LLaVA: a chat VLM that is not of the Qwen-VL line and has a processor of its own."""
-    pictures = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
-    return _save_llava(folder, seed, LlavaConfig, {"image_seq_length": 4}, LlavaProcessor, pictures)
+    images = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    return _save_llava(folder, seed, LlavaConfig, {"image_seq_length": 4}, LlavaProcessor, images)
 
 
 def save_tiny_llava_next(folder: Path, seed: int = 0) -> Path:
-    """Writes a random LLaVA-NeXT: pictures are cut into tiles beside an overview, so they differ in length."""
-    pictures = LlavaNextImageProcessorPil(
+    """Writes a random LLaVA-NeXT: images are cut into tiles beside an overview, so they differ in length."""
+    images = LlavaNextImageProcessorPil(
         size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=_PINPOINTS
     )
     sizes = {"image_seq_length": 4, "image_grid_pinpoints": _PINPOINTS}
-    return _save_llava(folder, seed, LlavaNextConfig, sizes, LlavaNextProcessor, pictures)
+    return _save_llava(folder, seed, LlavaNextConfig, sizes, LlavaNextProcessor, images)
 
 
-def _save_llava(folder: Path, seed: int, config, own: dict, processor, pictures) -> Path:
+def _save_llava(folder: Path, seed: int, config, own: dict, processor, images) -> Path:
     tokenizer = build_tokenizer()
     tokenizer.add_tokens(["<image>"], special_tokens=True)
     template = CHAT_TEMPLATE.replace(START + IMAGE + END, "<image>")
@@ -160,7 +160,7 @@ def _save_llava(folder: Path, seed: int, config, own: dict, processor, pictures)
         )
     ).save_pretrained(folder)
     processor(
-        pictures,
+        images,
         tokenizer,
         patch_size=14,
         vision_feature_select_strategy="default",

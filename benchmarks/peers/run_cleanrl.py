@@ -8,8 +8,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 import numpy as np
 import torch
 from contest import BATCH, WARM_UP_STEPS, answer_orders
+from envs import make
 from oracles.sac import OracleSAC
-from worlds import make
 
 torch.set_num_threads(1)
 env = make(sys.argv[1])

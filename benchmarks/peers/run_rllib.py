@@ -9,6 +9,7 @@ import sys
 import ray
 import torch
 from contest import BATCH, WARM_UP_STEPS, answer_orders
+from envs import EPISODE_STEPS, make
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.algorithms.sac.torch.default_sac_torch_rl_module import DefaultSACTorchRLModule
 from ray.rllib.core.columns import Columns
@@ -17,7 +18,6 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.tune.registry import register_env
 from torch import nn
-from worlds import EPISODE_STEPS, make
 
 
 class Encoder(nn.Module):
@@ -46,13 +46,13 @@ class PlainModule(DefaultSACTorchRLModule):
             self.qf, self.qf_twin = nn.Linear(256, 1), nn.Linear(256, 1)
 
 
-networks, world = sys.argv[1:]
+networks, env = sys.argv[1:]
 model = {"fcnet_hiddens": [256, 256], "fcnet_activation": "relu", "head_fcnet_hiddens": []}
-register_env(world, lambda _: make(world))
+register_env(env, lambda _: make(env))
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 config = (
     SACConfig()
-    .environment(world)
+    .environment(env)
     .env_runners(num_env_runners=0)
     .training(
         actor_lr=3e-4,
@@ -64,7 +64,7 @@ config = (
         num_steps_sampled_before_learning_starts=WARM_UP_STEPS,
     )
     .rl_module(model_config=DefaultModelConfig(**model))
-    .reporting(min_time_s_per_iteration=None, min_sample_timesteps_per_iteration=EPISODE_STEPS[world])
+    .reporting(min_time_s_per_iteration=None, min_sample_timesteps_per_iteration=EPISODE_STEPS[env])
     .debugging(seed=0, log_level="ERROR")
 )
 if networks == "plain":

@@ -12,12 +12,12 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.rewards.config import RewardConfig
 
-world = sys.argv[1]
+env = sys.argv[1]
 logging.disable(logging.WARNING)
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 algorithm = (
     SACPebbleConfig()
-    .worlds(task=TASKS[world], world=EnvConfig(episode_steps=EPISODE_STEPS[world]))
+    .envs(task=TASKS[env], env_settings=EnvConfig(episode_steps=EPISODE_STEPS[env]))
     .learning(sac=SACConfig(hidden=(256, 256), batch_size=BATCH, seed_steps=WARM_UP_STEPS, updates_per_step=1.0))
     .rewards(reward=RewardConfig(source="environment"))
     .build_algo()

@@ -4,10 +4,10 @@ import sys
 
 import torch
 from contest import BATCH, WARM_UP_STEPS, answer_orders
-from worlds import make
+from envs import make
 
 torch.set_num_threads(1)
-library, world = sys.argv[1:]
+library, env = sys.argv[1:]
 if library == "sb3":
     from stable_baselines3 import SAC
 else:
@@ -15,7 +15,7 @@ else:
 
 model = SAC(
     "MlpPolicy",
-    make(world),
+    make(env),
     batch_size=BATCH,
     train_freq=1,
     gradient_steps=1,

@@ -26,8 +26,8 @@ from safetensors.torch import load_file as load_safetensors
 from safetensors.torch import save_file
 
 from rlvlm.algorithms.manifest import CorruptCheckpoint, check_file, read_manifest, write_manifest
-from rlvlm.disk import replace_folder, sync_tree
-from rlvlm.errors import MachineError, NumericsError
+from rlvlm.core.disk import replace_folder, sync_tree
+from rlvlm.core.errors import MachineError, NumericsError
 
 POLICY_FILE = "policy.safetensors"
 """The policy's weights alone, for evaluation and sharing."""

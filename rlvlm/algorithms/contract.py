@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.core.steps import FloatArray, Frames
 
 
 class RunAlgorithm(Protocol):
@@ -15,14 +15,14 @@ class RunAlgorithm(Protocol):
 
     @property
     def env_steps(self) -> int:
-        """Env steps so far, of all worlds together."""
+        """Env steps so far, of all envs together."""
         ...
 
-    def prepare(self, tell: Callable[[str], None]) -> bool:
+    def prepare(self, log: Callable[[str], None]) -> bool:
         """What comes before the first round of a new run: demonstrations and a supervised start, where there are any.
 
         Args:
-            tell: takes a line on what is being done now.
+            log: takes a line on what is being done now.
 
         Returns:
             Whether there is something to look at already: the run then evaluates the policy at step 0 and saves it.
@@ -38,7 +38,7 @@ class RunAlgorithm(Protocol):
         ...
 
     def report(self) -> dict[str, float]:
-        """The newest numbers by their names in `rlvlm.metrics`."""
+        """The newest numbers by their names in `rlvlm.core.metrics`."""
         ...
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
@@ -59,7 +59,7 @@ class RunAlgorithm(Protocol):
         ...
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images [N, H, W, 3] of `snapshots` [N, S]; `size_px` is the side wanted, for worlds that have no size."""
+        """Images [N, H, W, 3] of `snapshots` [N, S]; `size_px` is the side wanted, for envs that have no size."""
         ...
 
     def save_checkpoint(self, checkpoint_dir: str) -> Any:
@@ -71,5 +71,5 @@ class RunAlgorithm(Protocol):
         ...
 
     def stop(self) -> None:
-        """Frees processes, worlds and memory."""
+        """Frees processes, envs and memory."""
         ...

@@ -1,4 +1,4 @@
-"""Episodes of a policy on the true task, in a world and with a generator of their own: training does not notice."""
+"""Episodes of a policy on the true task, in an env and with a generator of their own: training does not notice."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.types.steps import FloatArray
+from rlvlm.core.steps import FloatArray
 
 FIRST_SEED = 1_000_000
 """Evaluation episode i starts from seed FIRST_SEED + i, every time: two evaluations see the same starts."""
@@ -15,10 +15,10 @@ FIRST_SEED = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayedEpisode:
-    """One episode of T steps (or turns, or chunks), whatever kind of world it was played in."""
+    """One episode of T steps (or turns, or chunks), whatever kind of env it was played in."""
 
     snapshots: FloatArray
-    """[T, S] after each step; the world draws them."""
+    """[T, S] after each step; the env draws them."""
     env_rewards: FloatArray
     """[T] the true rewards."""
     learned_rewards: FloatArray
@@ -45,7 +45,7 @@ class PlayedEpisode:
         return bool(self.success[-1])
 
     def reaches(self, least_progress: float) -> bool:
-        """Whether progress was at least so much after any step: how a world's milestones are told."""
+        """Whether progress was at least so much after any step: how an env's milestones are told."""
         return bool((self.progress >= np.float32(least_progress)).any())
 
     @property
@@ -65,11 +65,11 @@ class Evaluation:
 
     episodes: Sequence[PlayedEpisode]
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Whatever else was measured, by names of `rlvlm.metrics`, e.g. success under the other decoding."""
+    """Whatever else was measured, by names of `rlvlm.core.metrics`, e.g. success under the other decoding."""
 
 
 class Player(Protocol):
-    """A policy in a world of its own: `rlvlm eval` and every evaluation during training play by it."""
+    """A policy in an env of its own: `rlvlm eval` and every evaluation during training play by it."""
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
         """A whole episode from a reset with each seed, in their order."""

@@ -17,9 +17,9 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from torch import Tensor, distributed, nn
 
-from rlvlm.algorithms.rllib import only_learner, settle_torch
-from rlvlm.errors import MachineError
-from rlvlm.finite import check_finite
+from rlvlm.algorithms.rllib import configure_torch, only_learner
+from rlvlm.core.errors import MachineError
+from rlvlm.core.finite import check_finite
 
 Learner = TypeVar("Learner")
 Row = TypeVar("Row")
@@ -103,7 +103,7 @@ def check_learners(config: AlgorithmConfig, wanted: int, gpus_each: float, env_r
             )
 
 
-def own_share(rows: Tensor) -> Tensor:
+def local_shard(rows: Tensor) -> Tensor:
     """The part of `rows` [B] that this process's learner goes through: all of them where it is the only one.
 
     Shares differ by a row at most; with fewer rows than learners some are empty.
@@ -113,7 +113,7 @@ def own_share(rows: Tensor) -> Tensor:
     return rows.tensor_split(distributed.get_world_size())[distributed.get_rank()]
 
 
-def add_up(numbers: Tensor) -> Tensor:
+def all_reduce(numbers: Tensor) -> Tensor:
     """`numbers` summed over all learners, the same to the bit in each; themselves where there is one."""
     if not _are_several():
         return numbers
@@ -127,7 +127,7 @@ def add_up_gradients(parameters: Sequence[nn.Parameter]) -> None:
     if not _are_several():
         return
     parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
-    summed = add_up(torch.cat([part.float().reshape(-1) for part in parts]))
+    summed = all_reduce(torch.cat([part.float().reshape(-1) for part in parts]))
     sizes = [part.numel() for part in parts]
     for parameter, values in zip(parameters, summed.split(sizes), strict=True):
         parameter.grad = values.reshape(parameter.shape).to(parameter.dtype)
@@ -143,7 +143,7 @@ def check_weights(parameters: Sequence[nn.Parameter], fix: str) -> None:
     check_finite("after an update", fix, {"parameters' sums": sums})
 
 
-def shared_out(rows: Sequence[Row], compute: Callable[[Sequence[Row]], list[Answer]]) -> list[Answer]:
+def map_sharded(rows: Sequence[Row], compute: Callable[[Sequence[Row]], list[Answer]]) -> list[Answer]:
     """`compute`'s answers for all of `rows`, in their order; each learner computes a share and is told the rest."""
     if not _are_several():
         return compute(rows)
@@ -165,7 +165,7 @@ def _rank() -> int:
 
 def _settle(learner: Any, threads: int) -> "_Answer":
     """Runs in a learner's actor, first of all."""
-    settle_torch(threads)
+    configure_torch(threads)
     return _Answer(rank=_rank(), time_s=time.time(), outcome=None)
 
 

@@ -14,8 +14,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN, NUM_EPISODES
 
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
-from rlvlm.algorithms.rllib import NotChosen
-from rlvlm.errors import MachineError, UsageError
+from rlvlm.algorithms.rllib import Unset
+from rlvlm.core.errors import MachineError, UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _UNUSED = {
     "checkpointing": ("export_native_model_files",),
 }
 """Settings of RLlib that nothing here reads, by the method that sets them; they must be as RLlib has them."""
-_WORLDS = ".worlds(task=..., world=EnvConfig(...))"
+_WORLDS = ".envs(task=..., env_settings=EnvConfig(...))"
 _EPISODE_CALLBACKS = (
     "on_episode_created",
     "on_episode_start",
@@ -71,7 +71,7 @@ _EVALUATION = {
 """What may not be changed about evaluations: they are whole episodes of the algorithm's own player."""
 
 
-def check_life_cycle(config: AlgorithmConfig, section: str, taken: tuple[str, ...] = ()) -> None:
+def reject_unsupported_settings(config: AlgorithmConfig, section: str, taken: tuple[str, ...] = ()) -> None:
     """Passes where everything that RLlib was told is also done.
 
     Args:
@@ -89,7 +89,7 @@ def check_life_cycle(config: AlgorithmConfig, section: str, taken: tuple[str, ..
     for method, names in _UNUSED.items():
         for name in names:
             now, default = getattr(config, name), getattr(plain, name)
-            is_chosen = not isinstance(now, NotChosen) if name in ("gamma", "lr") else now != default
+            is_chosen = not isinstance(now, Unset) if name in ("gamma", "lr") else now != default
             if is_chosen and name not in taken:
                 fix = f"set yours by {instead[method]}" if method in instead else "leave it out"
                 raise ValueError(f"{name.strip('_')} of RLlib's .{method}() is not used here; {fix}")

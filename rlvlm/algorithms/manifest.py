@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from rlvlm.errors import RunError
+from rlvlm.core.errors import RunError
 
 MANIFEST = "manifest.json"
 _OLDER = "`rlvlm resume` goes on from the newest sound checkpoint of the run; others can be named as its folder"

@@ -14,8 +14,8 @@ from ray.rllib.utils.from_config import NotProvided
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from torch import Tensor
 
-from rlvlm import metrics
 from rlvlm.algorithms.training_stats import TrainingStats
+from rlvlm.core import metrics
 from rlvlm.envs.config import EnvConfig
 from rlvlm.vlms.devices import pick_device
 
@@ -25,12 +25,12 @@ _NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
 _QUIET = "ERROR"
 
 
-class NotChosen(float):
+class Unset(float):
     """RLlib's default of a hyperparameter that nobody has chosen: who chooses the same number chooses."""
 
 
 class TaskConfig(AlgorithmConfig):
-    """An RLlib config with a task and its worlds. Ours hold frozen config sections, which a sweep may replace.
+    """An RLlib config with a task and its envs. Ours hold frozen config sections, which a sweep may replace.
 
     Args:
         algo_class: the algorithm.
@@ -40,9 +40,9 @@ class TaskConfig(AlgorithmConfig):
     def __init__(self, algo_class: type[Algorithm], runner: type[EnvRunner]) -> None:
         super().__init__(algo_class)
         self.task = ""
-        self.world = EnvConfig()
+        self.env_settings = EnvConfig()
         self.seed = 0
-        self.gamma, self.lr = NotChosen(self.gamma), NotChosen(self.lr)
+        self.gamma, self.lr = Unset(self.gamma), Unset(self.lr)
         self.env_runner_cls = runner
         self.num_env_runners = self.num_learners = 0
         self.create_local_env_runner = True
@@ -50,18 +50,18 @@ class TaskConfig(AlgorithmConfig):
         self.delay_between_env_runner_restarts_s = self.env_runner_health_probe_timeout_s = 1.0
         self.env_runner_restore_timeout_s = 300.0  # longest wait for one when all are lost
         self.min_time_s_per_iteration = None
-        self.sample_timeout_s = 600.0  # a turn of a slow world takes a minute; a runner that takes longer is replaced
+        self.sample_timeout_s = 600.0  # a turn of a slow env takes a minute; a runner that takes longer is replaced
         self.log_level = _QUIET
         self._dont_auto_sync_env_runner_states = True
 
-    def worlds(self, *, task: str = UNCHANGED, world: EnvConfig = UNCHANGED) -> Self:
+    def envs(self, *, task: str = UNCHANGED, env_settings: EnvConfig = UNCHANGED) -> Self:
         """Chooses what is learned.
 
         Args:
             task: name in `rlvlm.envs.registry`, of a kind that the algorithm plays.
-            world: rules, robot, length of episodes and number of worlds.
+            env_settings: rules, robot, length of episodes and number of envs.
         """
-        return self._take(task=task, world=world)
+        return self._take(task=task, env_settings=env_settings)
 
     def validate(self) -> None:
         """Checks what can be checked before anything starts.
@@ -72,7 +72,7 @@ class TaskConfig(AlgorithmConfig):
         with quiet_rllib():
             super().validate()
         if not self.task:
-            raise ValueError("no task was chosen; call .worlds(task=...), `rlvlm check-task --list` has their names")
+            raise ValueError("no task was chosen; call .envs(task=...), `rlvlm check-task --list` has their names")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed!r}; runs repeat, so there is no random one")
 
@@ -91,7 +91,7 @@ class TaskConfig(AlgorithmConfig):
         return self
 
 
-class OwnLearner(TorchLearner):
+class ManualLearner(TorchLearner):
     """A learner that is handed what it learns from by the algorithm, and takes its own steps."""
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
@@ -133,7 +133,7 @@ def quiet_rllib() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def settle_torch(threads: int) -> None:
+def configure_torch(threads: int) -> None:
     """Torch as our learners want it in their process: `threads` CPU threads, and fresh memory left alone."""
     torch.set_num_threads(threads)
     # RLlib asks torch for determinism, which also writes NaN to all fresh memory, a replay's at once.
@@ -142,7 +142,7 @@ def settle_torch(threads: int) -> None:
 
 def only_learner(algorithm: Algorithm, threads: int) -> Any:
     """The one learner that RLlib has built in this process, which will compute with `threads` CPU threads."""
-    settle_torch(threads)
+    configure_torch(threads)
     learners: Any = algorithm.learner_group  # RLlib's types want a function of two
     return next(iter(learners.foreach_learner(lambda learner: learner))).get()
 

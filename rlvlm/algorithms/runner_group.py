@@ -1,4 +1,4 @@
-"""Where the worlds are stepped: in the learner's process, or in env-runner actors while the learner learns.
+"""Where the envs are stepped: in the learner's process, or in env-runner actors while the learner learns.
 
 The algorithm starts a turn, does what it has to do, and collects what the turn brought. Its own process acts when the
 turn is collected. Actors act from the moment it is started, with the policy as it was then: what is learned meanwhile
@@ -16,7 +16,7 @@ import ray
 from numpy.typing import NDArray
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from rlvlm.errors import MachineError
+from rlvlm.core.errors import MachineError
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +42,11 @@ class Runner(Protocol[Sampled]):
         ...
 
     def begin(self, restart: int) -> None:
-        """New worlds at their first episodes, with random numbers that no other runner or restart has."""
+        """New envs at their first episodes, with random numbers that no other runner or restart has."""
         ...
 
     def save_tree(self) -> dict[str, Any]:
-        """Worlds, running episodes and generators."""
+        """Envs, running episodes and generators."""
         ...
 
     def load_tree(self, tree: dict[str, Any]) -> None:
@@ -133,7 +133,7 @@ class RemoteRunnerGroup(Generic[Sample]):
 
         Raises:
             MachineError: no runner comes back.
-            Exception: whatever a world raised.
+            Exception: whatever an env raised.
         """
         asked = self._group.healthy_env_runner_ids()
         answers = self._group.fetch_ready_async_reqs(tags=_TURN, timeout_seconds=self._timeout_s)

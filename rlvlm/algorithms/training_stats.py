@@ -1,4 +1,4 @@
-"""What a run has done so far, in numbers by their names in `rlvlm.metrics`. Kept by every algorithm."""
+"""What a run has done so far, in numbers by their names in `rlvlm.core.metrics`. Kept by every algorithm."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm import metrics
+from rlvlm.core import metrics
 
 _RECENT_EPISODES = 10
 
@@ -17,13 +17,13 @@ class TrainingStats:
 
     def __init__(self) -> None:
         self.env_steps = 0
-        """Env steps so far, of all worlds together."""
+        """Env steps so far, of all envs together."""
         self._steps_taken = 0
         self._num_episodes = 0
         self._recent: deque[list[float]] = deque(maxlen=_RECENT_EPISODES)
         self._facts: dict[str, float] = {}
 
-    def take_in(self, new_steps: int, episodes: Iterable[tuple[float, bool]]) -> None:
+    def record(self, new_steps: int, episodes: Iterable[tuple[float, bool]]) -> None:
         """Counts steps, and the true return and success of the episodes that ended in them."""
         ended = [[env_return, float(is_success)] for env_return, is_success in episodes]
         self.env_steps += new_steps

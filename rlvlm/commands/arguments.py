@@ -11,8 +11,8 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
+from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.registry import task_summary
-from rlvlm.errors import EXIT_DONE, UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.settings import differences, flat
 from rlvlm.runs.recipes import RECIPES, recipe

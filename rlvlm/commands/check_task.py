@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tyro
 
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import task_kind, task_summary
-from rlvlm.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class CheckTaskArguments:
     list: tyro.conf.FlagCreatePairsOff[bool] = False
     """Show the tasks that there are, or those of the family that is named, and stop."""
     out: Path | None = None
-    """The sheet to write, a picture; by default contact_sheets/TASK.png."""
+    """The sheet to write, an image; by default contact_sheets/TASK.png."""
     episodes: int = 7
     """Episodes of each way to play, from each start."""
     seed: int = 0

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import tyro
 
+from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_heeded, full_name, make_world, task_kind, task_summary
-from rlvlm.errors import EXIT_DONE, UsageError
+from rlvlm.envs.registry import check_unused, full_name, make_env, task_kind, task_summary
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.vla.config import VLARunConfig
 
@@ -31,11 +31,11 @@ class CollectArguments:
     wrong_thoughts: float = 0.0
     """Of tasks in turns: probability in [0, 1] that a thought of another turn is written instead."""
     pictures: bool = True
-    """Of tasks in turns: whether every turn's picture is kept, once each; chat formats need them, learning here does
+    """Of tasks in turns: whether every turn's image is kept, once each; chat formats need them, learning here does
     not."""
     noise: float = 0.0
     """Of tasks in chunks: standard deviation of what is added to the script's actions, scaled to [-1, 1]."""
-    p_stray: float = 0.0
+    p_perturb: float = 0.0
     """Of tasks in chunks: probability in [0, 1) that an earlier chunk of the episode is carried out again in place of
     the script's, which then begins again; a run learns what the script does about it, and not that chunk."""
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -46,8 +46,8 @@ class CollectArguments:
                 raise ValueError(f"{name} must be in [0, 1], got {value:g}")
         if not 0 <= self.noise < math.inf:
             raise ValueError(f"--noise must be >= 0, got {self.noise:g}")
-        if not 0 <= self.p_stray < 1:
-            raise ValueError(f"--p-stray must be in [0, 1), got {self.p_stray:g}")
+        if not 0 <= self.p_perturb < 1:
+            raise ValueError(f"--p-perturb must be in [0, 1), got {self.p_perturb:g}")
 
 
 def command(words: Sequence[str], prog: str) -> int:
@@ -59,22 +59,22 @@ def command(words: Sequence[str], prog: str) -> int:
     default = CollectArguments(out=Path("demonstrations") / task.replace("/", "-"), env=config.env)
     if isinstance(config, VLARunConfig):  # what a run of the task would have its script play
         sft = config.sft
-        default = replace(default, episodes=sft.demonstrations, noise=sft.noise, p_stray=sft.p_stray)
+        default = replace(default, episodes=sft.demonstrations, noise=sft.noise, p_perturb=sft.p_perturb)
     try:
         arguments = tyro.cli(CollectArguments, default=default, args=options, prog=f"{prog} {task}")
     except ValueError as error:  # a rule of what was told, or of EnvConfig
         raise UsageError(str(error), f"{prog} {task} --help") from error
     kind = task_kind(task)
     if kind == "steps":
-        raise UsageError(f"{task} is a world in steps; those in turns or chunks can be collected", f"{prog} push_block")
+        raise UsageError(f"{task} is an env in steps; those in turns or chunks can be collected", f"{prog} push_block")
     if arguments.episodes < 1:
         raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}", f"leave it out for {default.episodes}")
-    others = ("noise", "p_stray") if kind == "turns" else ("wrong_actions", "wrong_thoughts", "pictures")
+    others = ("noise", "p_perturb") if kind == "turns" else ("wrong_actions", "wrong_thoughts", "pictures")
     if odd := [name for name in others if getattr(arguments, name) != getattr(default, name)]:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in odd)
-        raise UsageError(f"{named} would have no effect on {task}, a world in {kind}", f"{prog} {task} --help")
+        raise UsageError(f"{named} would have no effect on {task}, an env in {kind}", f"{prog} {task} --help")
     try:
-        check_heeded(task, arguments.env)
+        check_unused(task, arguments.env)
         told = _collect_chunks(task, arguments) if kind == "chunks" else _collect_turns(task, arguments)
     except ValueError as error:
         raise UsageError(str(error), f"{prog} {task} --help") from error
@@ -83,13 +83,13 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def _collect_turns(task: str, arguments: CollectArguments) -> str:
-    """Plays the expert of a world in turns; what the folder holds then."""
+    """Plays the expert of an env in turns; what the folder holds then."""
     from rlvlm.demonstrations.card import write_card
     from rlvlm.demonstrations.collect import collect
     from rlvlm.demonstrations.folder import create_folder
     from rlvlm.demonstrations.players import ScriptedExpert
 
-    world = make_world(task, arguments.env, 0)
+    world = make_env(task, arguments.env, 0)
     if not world.has_expert:
         raise UsageError(f"{task} has no scripted expert", "choose a task that has one, e.g. doorkey_6x6")
     player = ScriptedExpert(arguments.wrong_actions, arguments.wrong_thoughts)
@@ -98,27 +98,27 @@ def _collect_turns(task: str, arguments: CollectArguments) -> str:
     counts = write_card(folder)
     return (
         f"{num_new:,} new episodes in {arguments.out}: now {counts.episodes:,} with {counts.steps:,} steps, "
-        f"{len(counts.pictures):,} distinct pictures and success {counts.successes / max(counts.episodes, 1):.1%}\n"
+        f"{len(counts.pictures):,} distinct images and success {counts.successes / max(counts.episodes, 1):.1%}\n"
     )
 
 
 def _collect_chunks(task: str, arguments: CollectArguments) -> str:
-    """Plays the script of a world in chunks; what the folder holds then."""
+    """Plays the script of an env in chunks; what the folder holds then."""
     from rlvlm.demonstrations.card import write_card
-    from rlvlm.demonstrations.chunks import Disturbance, collect_chunks, form_of
+    from rlvlm.demonstrations.chunks import Perturbation, collect_chunks, form_of
     from rlvlm.demonstrations.folder import create_folder
     from rlvlm.reports.task.demonstrations import write_sheet
 
     env = replace(arguments.env, physics="exact", plays_on=False)  # whatever a run's training has
-    world = make_world(task, env, arguments.seed)
+    world = make_env(task, env, arguments.seed)
     form = asdict(form_of(world))
     folder = create_folder(arguments.out, task, "chunks", env=asdict(env), chunks=form)
 
-    def tell(line: str) -> None:
+    def log(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
-    disturbance = Disturbance(noise=arguments.noise, p_stray=arguments.p_stray)
-    num_new = collect_chunks(world, folder, arguments.episodes, disturbance, arguments.seed, tell)
+    perturbation = Perturbation(noise=arguments.noise, p_perturb=arguments.p_perturb)
+    num_new = collect_chunks(world, folder, arguments.episodes, perturbation, arguments.seed, log)
     write_sheet(folder, lambda: world)
     counts = write_card(folder)
     return (

@@ -10,11 +10,11 @@ from typing import Literal
 import tyro
 
 from rlvlm.commands.arguments import run_form
+from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.demonstrations.select import FilterConfig
 from rlvlm.demonstrations.trajectories.cut import CutConfig
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import full_name, make_world, task_env, task_kind
-from rlvlm.errors import MachineError, UsageError
+from rlvlm.envs.registry import full_name, make_env, task_env, task_kind
 from rlvlm.runs.folder.settings import read_settings
 
 
@@ -82,7 +82,7 @@ def show(arguments: ShowArguments) -> str:
 
         env = read_settings(EnvConfig, folder.env)
         try:
-            sheet = write_sheet(folder, lambda: make_world(folder.task, env, 0))
+            sheet = write_sheet(folder, lambda: make_env(folder.task, env, 0))
             note = f"look at {sheet}\n" if sheet else ""
         except MachineError as error:  # the counts need no renderer
             note = f"no contact sheet: {error}\n"
@@ -115,10 +115,10 @@ def import_file(arguments: ImportArguments) -> str:
     from rlvlm.demonstrations.folder import create_folder
 
     if task_kind(arguments.task) != "turns":
-        raise UsageError(f"{arguments.task} is no world in turns", "--task number_line")
+        raise UsageError(f"{arguments.task} is no env in turns", "--task number_line")
     if not arguments.file.is_file():
         raise UsageError(f"{arguments.file} is no file", "name a JSON array of chats, or a file with one chat per line")
-    names = make_world(arguments.task, task_env(arguments.task), 0).action_names
+    names = make_env(arguments.task, task_env(arguments.task), 0).action_names
     folder = create_folder(arguments.out, arguments.task, "turns", names)
     counts = import_chats(arguments.file, folder, arguments.player, arguments.images)
     write_card(folder)
@@ -133,18 +133,18 @@ def _import_trajectories(arguments: ImportArguments) -> str:
 
     task, form = full_name(arguments.task), arguments.form
     if task_kind(task) != "chunks":
-        raise UsageError(f"{task} is no world in chunks", "--task libero_object/0")
+        raise UsageError(f"{task} is no env in chunks", "--task libero_object/0")
     if (arguments.player, arguments.images) != ("imported", None):
         raise UsageError("--player and --images are for chats, and have no effect on trajectories", "leave them out")
     if not arguments.file.exists():
         raise UsageError(f"{arguments.file} is not there", "name a file, or the folder of a data set")
     assert form != "chats", "told apart by who calls"
-    world = make_world(task, task_env(task), 0)
+    world = make_env(task, task_env(task), 0)
 
-    def tell(line: str) -> None:
+    def log(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
-    folder, counts = import_trajectories(arguments.file, form, arguments.out, task, world, arguments.cut, tell)
+    folder, counts = import_trajectories(arguments.file, form, arguments.out, task, world, arguments.cut, log)
     write_sheet(folder, lambda: world)
     write_card(folder)
     return f"{counts['added']:,} episodes added to {arguments.out}{_left_out(counts)}\n"

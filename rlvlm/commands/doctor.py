@@ -14,8 +14,8 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
+from rlvlm.core.errors import EXIT_DONE, MachineError
 from rlvlm.envs.rendering import BACKENDS, FIX, try_renderer
-from rlvlm.errors import EXIT_DONE, MachineError
 from rlvlm.runs.doctor import POCKET_FIX, free_port, port_is_free
 from rlvlm.runs.folder.environment import PACKAGES, gpu_names, package_version, usable_cores
 from rlvlm.runs.folder.scratch import VARIABLE as SCRATCH

@@ -16,7 +16,7 @@ class ReportArguments:
     paths: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of runs; runs that differ only in their seed form a group. Or the folder of one sweep."""
     out: Path | None = None
-    """Folder for the page, the tables and the pictures; by default `report`, or the sweep's own folder."""
+    """Folder for the page, the tables and the images; by default `report`, or the sweep's own folder."""
     trust: bool = False
     """Import the task or the pipeline that the folder names as MODULE:NAME, which runs its code."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.errors import EXIT_DONE
+from rlvlm.core.errors import EXIT_DONE
 from rlvlm.runs.doctor import check_before_run
 from rlvlm.runs.folder.run_folder import check_newest, find_folder
 from rlvlm.runs.folder.trust import check_trust

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from rlvlm.commands.arguments import parse_run
-from rlvlm.errors import EXIT_DONE
+from rlvlm.core.errors import EXIT_DONE
 from rlvlm.runs.configs import config_text
 from rlvlm.runs.doctor import check_before_run
 from rlvlm.runs.folder.run_folder import create_folder

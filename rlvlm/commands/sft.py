@@ -11,17 +11,17 @@ from typing import Annotated
 import tyro
 
 from rlvlm.algorithms.sft.config import JobConfig, SFTConfig
+from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.core.turns import TurnEpisode
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_heeded, make_world, task_kind, task_summary
-from rlvlm.errors import EXIT_DONE, UsageError
+from rlvlm.envs.registry import check_unused, make_env, task_kind, task_summary
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.config import Network
 from rlvlm.runs.doctor import check_network
 from rlvlm.runs.policy.config import PolicyRunConfig
 from rlvlm.runs.recipes import recipe
-from rlvlm.types.turns import TurnEpisode
 
-_OF_RUNS = ("turns", "demonstrations", "start_from", "p_wrong", "p_stray")
+_OF_RUNS = ("turns", "demonstrations", "start_from", "p_wrong", "p_perturb")
 """Settings of `SFTConfig` that say what a run's supervised start learns from."""
 
 
@@ -49,7 +49,7 @@ def command(words: Sequence[str], prog: str) -> int:
     if (kind := task_kind(task)) != "turns":
         fixes = {"steps": f"it needs no demonstrations: rlvlm run {task}"}
         fixes |= {"chunks": f"a VLA learns in its run: rlvlm run {task} --sft.data DIR"}
-        raise UsageError(f"{task} is a world in {kind}, not in turns", fixes[kind])
+        raise UsageError(f"{task} is an env in {kind}, not in turns", fixes[kind])
     own = recipe(task)
     default = SFTArguments(source=Path(), out=Path("sft") / task.replace("/", "-"), env=own.env)
     if isinstance(own, PolicyRunConfig):
@@ -57,7 +57,7 @@ def command(words: Sequence[str], prog: str) -> int:
         default = replace(default, policy=own.policy, sft=own.sft, job=job)
     try:
         arguments = tyro.cli(SFTArguments, default=default, args=options, prog=f"{prog} {task}")
-        check_heeded(task, arguments.env)
+        check_unused(task, arguments.env)
     except ValueError as error:  # a rule of EnvConfig
         raise UsageError(str(error), f"{prog} {task} --help") from error
     if arguments.source == Path():
@@ -76,19 +76,21 @@ def command(words: Sequence[str], prog: str) -> int:
     check_network("policy", Network(where, arguments.policy.model, arguments.policy.revision))
     from rlvlm.algorithms.ppo_vlm.algorithm import make_slot
     from rlvlm.algorithms.sft.demonstrations import check_actions, split
-    from rlvlm.algorithms.sft.folders import read_taught, taught_of, write_taught
+    from rlvlm.algorithms.sft.folders import read_sft_manifest, sft_manifest_of, write_sft_manifest
     from rlvlm.algorithms.sft.trainer import TrainLoopConfig, make_policy, run_sft
     from rlvlm.runs.processes.private_ray import ray_session
 
     load = partial(_load, arguments.source.absolute(), task, arguments.env)
-    taught = taught_of(task, arguments.env, arguments.policy, folder.action_names)
-    if (before := read_taught(arguments.out)) is not None and (odd := before.lacks(taught) + before.differs(taught)):
+    taught = sft_manifest_of(task, arguments.env, arguments.policy, folder.action_names)
+    if (before := read_sft_manifest(arguments.out)) is not None and (
+        odd := before.lacks(taught) + before.differs(taught)
+    ):
         raise UsageError(f"{arguments.out} holds a policy that is taught otherwise: {'; '.join(odd)}", "--out another")
     episodes = load()  # what cannot be learned from is told here: a worker's error comes with all of Ray's frames
     if arguments.policy.acts == "head":
         check_actions(split(episodes, arguments.sft.held_out)[0])
     arguments.out.mkdir(parents=True, exist_ok=True)
-    write_taught(arguments.out, taught)
+    write_sft_manifest(arguments.out, taught)
     loop_config = TrainLoopConfig(
         make_policy=partial(make_policy, arguments.policy.in_run(arguments.seed), folder.action_names),
         make_slot=partial(make_slot, task, arguments.env),
@@ -108,4 +110,4 @@ def _load(source: Path, task: str, env: EnvConfig) -> list[TurnEpisode]:
     """What a worker learns from."""
     from rlvlm.algorithms.sft.folders import load_demonstrations
 
-    return load_demonstrations(source, make_world(task, env, 0), env)
+    return load_demonstrations(source, make_env(task, env, 0), env)

@@ -16,7 +16,7 @@ from typing import Annotated
 import tyro
 
 from rlvlm.commands.arguments import parse_run
-from rlvlm.errors import EXIT_DONE, MachineError, UsageError
+from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.run_folder import default_path
 

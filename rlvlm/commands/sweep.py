@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from rlvlm.errors import EXIT_DONE
+from rlvlm.core.errors import EXIT_DONE
 from rlvlm.sweeps.config import SweepConfig, find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand
 

@@ -70,7 +70,7 @@ def write_card(folder: DemonstrationFolder) -> Census:
     if (folder.path / SHEET).exists():
         lines += [f"![Episodes]({SHEET})", ""]
     lines += [
-        "`episodes.jsonl` has one episode per line; its pictures lie in `pictures/` under the digests of their pixels,",
+        "`episodes.jsonl` has one episode per line; its images lie in `pictures/` under the digests of their pixels,",
         "its arrays in `arrays/` under its id. "
         + (
             f"`python -m rlvlm.run {folder.task} --sft.data DIR` learns from them."
@@ -84,7 +84,7 @@ def write_card(folder: DemonstrationFolder) -> Census:
 
 def _of_turns(counts: Census) -> list[str]:
     lines = [
-        f"{counts.episodes:,} episodes, {counts.steps:,} steps, {len(counts.pictures):,} distinct pictures; "
+        f"{counts.episodes:,} episodes, {counts.steps:,} steps, {len(counts.pictures):,} distinct images; "
         f"success {_share(counts.successes, counts.episodes)}, mean return "
         f"{counts.returns / max(counts.episodes, 1):.3g}.",
         "",
@@ -101,9 +101,7 @@ def _of_turns(counts: Census) -> list[str]:
 
 
 def _of_chunks(folder: DemonstrationFolder, counts: Census) -> list[str]:
-    kept = (
-        f"{len(counts.pictures):,} distinct pictures are kept" if counts.pictures else "pictures are drawn from states"
-    )
+    kept = f"{len(counts.pictures):,} distinct images are kept" if counts.pictures else "images are drawn from states"
     return [
         f"{counts.episodes:,} episodes, {counts.chunks:,} chunks, {counts.steps:,} env steps; success "
         f"{_share(counts.successes, counts.episodes)}; {kept}.",

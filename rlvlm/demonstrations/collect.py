@@ -1,4 +1,4 @@
-"""Plays episodes of a world in turns into a folder of demonstrations."""
+"""Plays episodes of an env in turns into a folder of demonstrations."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.players import Player
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
-from rlvlm.envs.turns import TurnWorld
-from rlvlm.labels.pictures import picture_digest
+from rlvlm.envs.turn_env import TurnEnv
+from rlvlm.labels.images import image_digest
 
 FIRST_SEED = 2**33
 """Demonstrations start from seeds from here on, which neither training nor evaluation uses."""
 Rating = Callable[[NDArray[np.uint8], str, NDArray[np.uint8]], float | None]
-"""Scores a step in [0, 1] by the picture before it, the reply, and the picture after it."""
+"""Scores a step in [0, 1] by the image before it, the reply, and the image after it."""
 
 
 def collect(
-    world: TurnWorld,
+    env: TurnEnv,
     player: Player,
     folder: DemonstrationFolder,
     episodes: int,
@@ -30,12 +30,12 @@ def collect(
     """Plays until the folder has `episodes` episodes of this player from this seed on, and returns how many were new.
 
     Args:
-        world: of the folder's task.
+        env: of the folder's task.
         player: plays; what it writes is kept as it is.
         folder: what is there already is not played again, so that a collection that was stopped goes on.
         episodes: wanted in all.
         seed: of the collection, 0 to 999; episode i starts from `FIRST_SEED + 10**7 * seed + i`.
-        keeps_pictures: whether each turn's picture is written beside its snapshot; chat formats need them.
+        keeps_pictures: whether each turn's image is written beside its snapshot; chat formats need them.
         rate: a judge of steps, where there is one.
 
     Raises:
@@ -48,7 +48,7 @@ def collect(
     num_new = 0
     for start in range(FIRST_SEED + 10**7 * seed, FIRST_SEED + 10**7 * seed + episodes):
         if f"{player.name}-{start}" not in known:
-            record, frames = play(world, player, folder.task, start, rate is not None or keeps_pictures)
+            record, frames = play(env, player, folder.task, start, rate is not None or keeps_pictures)
             if rate is not None:
                 record = _rated(record, frames, rate)
             folder.add(record if keeps_pictures else _without_pictures(record), frames if keeps_pictures else ())
@@ -57,24 +57,24 @@ def collect(
 
 
 def play(
-    world: TurnWorld, player: Player, task: str, seed: int, draws: bool = True
+    env: TurnEnv, player: Player, task: str, seed: int, draws: bool = True
 ) -> tuple[EpisodeRecord, NDArray[np.uint8]]:
-    """One whole episode, and its pictures [T + 1, H, W, 3]; none where `draws` is False."""
-    turn, _ = world.reset(seed=seed)
+    """One whole episode, and its images [T + 1, H, W, 3]; none where `draws` is False."""
+    turn, _ = env.reset(seed=seed)
     player.begin(seed)
-    snapshots, goal = [turn.snapshot], world.goal
+    snapshots, goal = [turn.snapshot], env.goal
     steps: list[StepRecord] = []
     terminated = truncated = False
     while not (terminated or truncated):
-        prompt, written = turn.prompt, player.reply(world, turn)
-        action = world.read(written.text).action
-        turn, reward, terminated, truncated, info = world.step(written.text)
+        prompt, written = turn.prompt, player.reply(env, turn)
+        action = env.read(written.text).action
+        turn, reward, terminated, truncated, info = env.step(written.text)
         snapshots.append(turn.snapshot)
         steps.append(
             StepRecord(
                 prompt=prompt,
                 text=written.text,
-                action=None if action is None else world.action_names[action],
+                action=None if action is None else env.action_names[action],
                 env_reward=reward,
                 success=info["success"],
                 progress=info["progress"],
@@ -82,7 +82,7 @@ def play(
             )
         )
     shots = np.stack(snapshots)
-    frames = world.draw(shots) if draws else np.empty((0, *world.picture_px, 3), np.uint8)
+    frames = env.draw(shots) if draws else np.empty((0, *env.picture_px, 3), np.uint8)
     record = EpisodeRecord(
         id=f"{player.name}-{seed}",
         task=task,
@@ -100,7 +100,7 @@ def play(
 
 
 def _with_pictures(record: EpisodeRecord, frames: NDArray[np.uint8]) -> EpisodeRecord:
-    *before, last = (picture_digest(frame) for frame in frames)
+    *before, last = (image_digest(frame) for frame in frames)
     steps = tuple(replace(step, pictures=(digest,)) for step, digest in zip(record.steps, before, strict=True))
     return replace(record, steps=steps, last_pictures=(last,))
 

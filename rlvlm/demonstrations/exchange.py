@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from rlvlm.core.disk import replacing
+from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
 from rlvlm.demonstrations.select import FilterConfig, select
-from rlvlm.disk import replacing
 from rlvlm.envs.replies import read_reply
-from rlvlm.errors import UsageError
-from rlvlm.labels.pictures import MAX_PIXELS, picture_digest
+from rlvlm.labels.images import MAX_PIXELS, image_digest
 from rlvlm.vlms.stills import to_rgb
 
 ChatFormat = Literal["llava", "qwen"]
@@ -36,7 +36,7 @@ def export_chats(
     Images are named relative to the file's own folder. A LLaVA file is one JSON array, a Qwen file has a chat per line.
 
     Raises:
-        UsageError: the folder keeps no pictures, or holds no turns.
+        UsageError: the folder keeps no images, or holds no turns.
         OSError: the disk refused.
     """
     if folder.kind != "turns":
@@ -51,7 +51,7 @@ def export_chats(
             for place in (place for _, places in kept for place in places):
                 if not record.steps or not record.steps[place].pictures:
                     raise UsageError(
-                        f"{folder.path} keeps no pictures of its turns, and chats need them", "collect with --pictures"
+                        f"{folder.path} keeps no images of its turns, and chats need them", "collect with --pictures"
                     )
                 step = record.steps[place]
                 images = [os.path.relpath(folder.picture_store.file(digest), file.parent) for digest in step.pictures]
@@ -192,7 +192,7 @@ def _record(
                 env_reward=0.0,
                 success=False,
                 progress=0.0,
-                pictures=tuple(picture_digest(picture) for picture in shown),
+                pictures=tuple(image_digest(picture) for picture in shown),
             )
         )
     return EpisodeRecord(

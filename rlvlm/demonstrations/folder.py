@@ -1,4 +1,4 @@
-"""A folder of demonstrations: `episodes.jsonl`, arrays and pictures beside it, and a card that counts them."""
+"""A folder of demonstrations: `episodes.jsonl`, arrays and images beside it, and a card that counts them."""
 
 import json
 import re
@@ -11,10 +11,10 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.disk import append_whole, replacing, write_json, write_whole
+from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.records import DamagedRecord, EpisodeRecord, from_json, to_json
-from rlvlm.disk import append_whole, replacing, write_json, write_whole
-from rlvlm.errors import UsageError
-from rlvlm.labels.pictures import PictureStore, picture_digest
+from rlvlm.labels.images import ImageStore, image_digest
 
 SCHEMA = 1
 """Rises when older code could no longer read what newer code writes."""
@@ -40,12 +40,12 @@ class DemonstrationFolder:
         self.task: str = about["task"]
         self.kind: str = about["kind"]
         self.action_names: tuple[str, ...] = tuple(about["action_names"])
-        """Words of the actions of a world in turns; empty for chunks."""
+        """Words of the actions of an env in turns; empty for chunks."""
         self.env: Mapping[str, Any] = about.get("env", {})
-        """Settings of the world that the episodes were collected in, by name; empty where nobody told."""
+        """Settings of the env that the episodes were collected in, by name; empty where nobody told."""
         self.chunks: Mapping[str, Any] = about.get("chunks", {})
         """Of a task in chunks: what these look like, and how they were made of others' data, by name."""
-        self.picture_store = PictureStore(path / "pictures")
+        self.picture_store = ImageStore(path / "pictures")
         self.num_damaged = 0
         """Lines and files that were not believed when the episodes were last read."""
 
@@ -78,7 +78,7 @@ class DemonstrationFolder:
             raise ValueError(f"{self.path} holds {self.task}, got an episode of {record.task} ({record.kind})")
         if not _ID.fullmatch(record.id):
             raise ValueError(f"an id is up to 120 letters, digits and . _ -, got {record.id!r}")
-        self.picture_store.keep((picture_digest(picture), picture) for picture in pictures)
+        self.picture_store.keep((image_digest(picture), picture) for picture in pictures)
         if record.arrays:
             with replacing(self._arrays_file(record.id)) as partial, open(partial, "wb") as stream:
                 np.savez_compressed(stream, allow_pickle=False, **dict(record.arrays))
@@ -158,13 +158,13 @@ def create_folder(
         path: of the folder.
         task: whose episodes it is for.
         kind: `turns` or `chunks`, as the task's.
-        action_names: words of the actions of a world in turns.
-        env: settings of the world, by name. An episode tells its player and its start, and not these, so a folder has
+        action_names: words of the actions of an env in turns.
+        env: settings of the env, by name. An episode tells its player and its start, and not these, so a folder has
             one set of them. None, as of chats that others made, goes with any.
         chunks: of a task in chunks: what these look like and how they were made, by name; a folder has one set.
 
     Raises:
-        UsageError: the folder holds something else, or episodes of a world set up otherwise.
+        UsageError: the folder holds something else, or episodes of an env set up otherwise.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         if not (path / _MARK).is_file():

@@ -1,4 +1,4 @@
-"""Who plays for a collection. A player is asked for each turn and may look at the world, as a scripted expert does."""
+"""Who plays for a collection. A player is asked for each turn and may look at the env, as a scripted expert does."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from rlvlm.envs.turns import TurnWorld
-from rlvlm.types.turns import Turn
+from rlvlm.core.turns import Turn
+from rlvlm.envs.turn_env import TurnEnv
 
 _REMEMBERED = 256
 
@@ -30,13 +30,13 @@ class Player(Protocol):
         """An episode of that seed begins."""
         ...
 
-    def reply(self, world: TurnWorld, turn: Turn) -> PlayerReply:
-        """The answer to `turn`, which `world` waits for."""
+    def reply(self, env: TurnEnv, turn: Turn) -> PlayerReply:
+        """The answer to `turn`, which `env` waits for."""
         ...
 
 
 class ScriptedExpert:
-    """The world's own expert, with a share of mistakes that gives learning by trial something to do.
+    """The env's own expert, with a share of mistakes that gives learning by trial something to do.
 
     A wrong action is another legal one; a wrong thought is one that belonged to an earlier turn. Equal seeds make equal
     mistakes, as long as the episodes are played in the same order.
@@ -61,10 +61,10 @@ class ScriptedExpert:
         """Mistakes depend on the seed."""
         self._noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
 
-    def reply(self, world: TurnWorld, turn: Turn) -> PlayerReply:
+    def reply(self, env: TurnEnv, turn: Turn) -> PlayerReply:
         """The expert's reply, or a spoilt one."""
-        action, thought = world.expert_action(), world.expert_thought()
-        others = [other for other in world.legal() if other != action]
+        action, thought = env.expert_action(), env.expert_thought()
+        others = [other for other in env.legal() if other != action]
         is_wrong_action = bool(others) and self._noise.random() < self._p_wrong_action
         if is_wrong_action:
             action = int(self._noise.choice(others))
@@ -73,7 +73,7 @@ class ScriptedExpert:
         self._thoughts.append(thought)
         if is_wrong_thought:
             thought = earlier[int(self._noise.integers(len(earlier)))]
-        return PlayerReply(world.action_text(action, thought), is_wrong_action or is_wrong_thought)
+        return PlayerReply(env.action_text(action, thought), is_wrong_action or is_wrong_thought)
 
 
 class RandomPlayer:
@@ -85,6 +85,6 @@ class RandomPlayer:
         """Actions depend on the seed."""
         self._noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(2,)))
 
-    def reply(self, world: TurnWorld, turn: Turn) -> PlayerReply:
+    def reply(self, env: TurnEnv, turn: Turn) -> PlayerReply:
         """A reply that can be read."""
-        return PlayerReply(world.action_text(int(self._noise.choice(world.legal()))))
+        return PlayerReply(env.action_text(int(self._noise.choice(env.legal()))))

@@ -1,4 +1,4 @@
-"""What a folder of demonstrations keeps of an episode, whatever kind of world it was played in."""
+"""What a folder of demonstrations keeps of an episode, whatever kind of env it was played in."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.turns import Reply, TurnEpisode
 from rlvlm.envs.replies import read_reply
-from rlvlm.types.turns import Reply, TurnEpisode
 
 
 class DamagedRecord(ValueError):  # noqa: N818 - named for what is found
@@ -28,11 +28,11 @@ class StepRecord:
     """The action that was read in it; None where none could be."""
     env_reward: float
     success: bool
-    """The world's own success test, after the step."""
+    """The env's own success test, after the step."""
     progress: float
     """In [0, 1], after the step."""
     pictures: tuple[str, ...] = ()
-    """Digests of what the player saw; empty where pictures were not kept."""
+    """Digests of what the player saw; empty where images were not kept."""
     is_noise: bool = False
     """Whether the player was made to write something else than it would have."""
     quality: float | None = None
@@ -53,10 +53,10 @@ class EpisodeRecord:
     player: str
     """Who played, e.g. `expert`."""
     goal: str
-    """The world's goal phrase, or the instruction of this episode."""
+    """The env's goal phrase, or the instruction of this episode."""
     env_return: float
     success: bool
-    """Whether the world's own success test held at the end."""
+    """Whether the env's own success test held at the end."""
     terminated: bool
     """Whether it ended for good; a time limit only cuts it."""
     steps: tuple[StepRecord, ...] = ()
@@ -65,12 +65,12 @@ class EpisodeRecord:
     """Digests of what there was to see after the last step."""
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """By name: `snapshots` [T + 1, S] of turns. Of C chunks `snapshots` [C + 1, S], before each and at the end;
-    `actions` [C, L, A], `proprio` [C, P], `steps` [C] that were run of each, `strays` [C] of those that were none of
+    `actions` [C, L, A], `proprio` [C, P], `steps` [C] that were run of each, `perturbed` [C] of those that were none of
     the player's, where it was made to go astray; in place of snapshots there may be
     `pictures` [C, cameras], the digests of what was seen before each."""
 
     def digests(self) -> set[str]:
-        """All pictures of the episode."""
+        """All images of the episode."""
         of_chunks = {str(digest) for digest in np.ravel(self.arrays.get("pictures", ()))}
         return {digest for step in self.steps for digest in step.pictures} | set(self.last_pictures) | of_chunks
 
@@ -114,11 +114,11 @@ def _check(record: EpisodeRecord) -> None:
 
 
 def to_turn_episode(record: EpisodeRecord, action_names: Sequence[str]) -> TurnEpisode:
-    """The episode as players of worlds in turns know it.
+    """The episode as players of envs in turns know it.
 
     Args:
         record: of kind `turns`, with its snapshots.
-        action_names: of its world.
+        action_names: of its env.
 
     Raises:
         ValueError: it has no snapshots, as after an import of chats.

@@ -15,7 +15,7 @@ class FilterConfig:
     """Which steps are good enough."""
 
     valid: bool = True
-    """Leaves out replies that the world could not read."""
+    """Leaves out replies that the env could not read."""
     successful: bool = False
     """Leaves out episodes that did not end in success."""
     noise: bool = True

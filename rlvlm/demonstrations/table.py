@@ -5,8 +5,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rlvlm.core.disk import replacing
 from rlvlm.demonstrations.folder import DemonstrationFolder
-from rlvlm.disk import replacing
 
 SCHEMA = pa.schema(
     [
@@ -29,7 +29,7 @@ SCHEMA = pa.schema(
         ("episode_success", pa.bool_()),
     ]
 )
-"""Pictures are named by digest, as in the folder. `action` is null where the reply could not be read."""
+"""Images are named by digest, as in the folder. `action` is null where the reply could not be read."""
 
 
 def export_parquet(folder: DemonstrationFolder, file: Path) -> int:

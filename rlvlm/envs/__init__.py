@@ -1,1 +1,1 @@
-"""Worlds to act in: tasks by name, their scenes, and pictures drawn from stored snapshots. Used by floors 3-6."""
+"""Envs to act in: tasks by name, their scenes, and images drawn from stored snapshots. Used by floors 3-6."""

@@ -1,8 +1,8 @@
-"""The task `cartpole`: a pole on a cart, balanced by a continuous force, judged by its picture. Made by the registry.
+"""The task `cartpole`: a pole on a cart, balanced by a continuous force, judged by its image. Made by the registry.
 
 Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681: its continuous CartPole, with the equations of Barto, Sutton and
 Anderson 1983 as Gym has them. An episode never ends early: the angle stops at 30 degrees and the cart at 1.92 m, with
-their speeds kept. Pictures always show the cart in the middle. Scene and sizes are the paper's. Two departures: edges
+their speeds kept. Images always show the cart in the middle. Scene and sizes are the paper's. Two departures: edges
 are smooth, and success is a second upright; in the paper's code it is one step within 5 degrees, as every start is.
 
 `start="fixed"` is the paper's start, all four numbers within 0.05; `start="random"` leans up to 20 degrees.
@@ -16,9 +16,9 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.world import World
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.envs.step_env import StepEnv
 
 _GRAVITY, _FORCE, _STEP_S = 9.8, 10.0, 0.02
 _CART_KG, _POLE_KG, _HALF_POLE_M = 1.0, 0.1, 0.5
@@ -29,7 +29,7 @@ _RANDOM_START = np.array([0.5, 0.5, math.radians(20), 0.5])
 _BALANCE = np.array([0.1, 0.2, 8.0, 2.0], np.float32)
 """Force, in units of 10 N, per cart position, its speed, pole angle and its speed."""
 _GRAIN = 0.25e-3
-"""Of picture keys, radians: 0.03 of a pixel at the pole's tip at 200 pixels."""
+"""Of image keys, radians: 0.03 of a pixel at the pole's tip at 200 pixels."""
 
 _SCENE_PX = 200
 _RAIL_Y, _CART, _AXLE = 150.0, (50.0, 30.0), (100.0, 142.5)
@@ -38,7 +38,7 @@ _POLE_LENGTH, _POLE_WIDTH = 125.0, 10.0
 _BLACK, _BROWN, _PURPLE = (0, 0, 0), (202, 152, 101), (129, 132, 203)
 
 
-class CartPole(World):
+class CartPole(StepEnv):
     """A pole on a cart.
 
     Observations [4] are the cart's position and speed, the pole's angle and its speed (m, m/s, rad, rad/s); the action
@@ -84,17 +84,17 @@ class CartPole(World):
         return self._state[2:3].astype(np.float32)
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Pictures [N, size_px, size_px, 3] of `snapshots` [N, 1]."""
+        """Images [N, size_px, size_px, 3] of `snapshots` [N, 1]."""
         if size_px not in self._backgrounds:
             self._backgrounds[size_px] = _background(size_px)
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         for frame, angle in zip(frames, np.rint(snapshots[:, 0] / _GRAIN) * _GRAIN, strict=True):
-            picture = self._backgrounds[size_px].copy()
-            _paint_pole(picture, float(angle))
-            np.rint(picture, out=frame, casting="unsafe")
+            image = self._backgrounds[size_px].copy()
+            _paint_pole(image, float(angle))
+            np.rint(image, out=frame, casting="unsafe")
         return frames
 
-    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, 1]: the angle in steps of a quarter of a milliradian."""
         return np.rint(snapshots / _GRAIN).astype(np.int64)
 
@@ -142,26 +142,26 @@ def _grid(size_px: int) -> tuple[FloatArray, FloatArray]:
     return middles[None, :], middles[:, None]
 
 
-def _blend(picture: FloatArray, outside: NDArray[np.floating], colour: tuple[int, int, int]) -> None:
+def _blend(image: FloatArray, outside: NDArray[np.floating], colour: tuple[int, int, int]) -> None:
     """Lays a colour over `picture` [H, W, 3] where `outside` [H, W], scene pixels from a shape's edge, is negative."""
-    share = np.clip(0.5 - outside * (len(picture) / _SCENE_PX), 0.0, 1.0)[..., None]
-    picture += share * (np.array(colour, np.float32) - picture)
+    share = np.clip(0.5 - outside * (len(image) / _SCENE_PX), 0.0, 1.0)[..., None]
+    image += share * (np.array(colour, np.float32) - image)
 
 
 def _background(size_px: int) -> FloatArray:
     """What never moves [H, W, 3]: white, the rail, the cart."""
     x, y = _grid(size_px)
-    picture = np.full((size_px, size_px, 3), 255.0, np.float32)
-    _blend(picture, np.abs(y - _RAIL_Y) - 0.5 + 0 * x, _BLACK)
-    _blend(picture, np.maximum(np.abs(x - _AXLE[0]) - _CART[0] / 2, np.abs(y - _RAIL_Y) - _CART[1] / 2), _BLACK)
-    return picture
+    image = np.full((size_px, size_px, 3), 255.0, np.float32)
+    _blend(image, np.abs(y - _RAIL_Y) - 0.5 + 0 * x, _BLACK)
+    _blend(image, np.maximum(np.abs(x - _AXLE[0]) - _CART[0] / 2, np.abs(y - _RAIL_Y) - _CART[1] / 2), _BLACK)
+    return image
 
 
-def _paint_pole(picture: FloatArray, angle: float) -> None:
+def _paint_pole(image: FloatArray, angle: float) -> None:
     """Adds the pole, leaning to the right by `angle` radians, and its axle."""
-    x, y = (middles - middle for middles, middle in zip(_grid(len(picture)), _AXLE, strict=True))
+    x, y = (middles - middle for middles, middle in zip(_grid(len(image)), _AXLE, strict=True))
     along = x * math.sin(angle) - y * math.cos(angle)
     across = x * math.cos(angle) + y * math.sin(angle)
     middle = (_POLE_LENGTH - _POLE_WIDTH) / 2
-    _blend(picture, np.maximum(np.abs(across) - _POLE_WIDTH / 2, np.abs(along - middle) - _POLE_LENGTH / 2), _BROWN)
-    _blend(picture, np.hypot(x, y) - _POLE_WIDTH / 2, _PURPLE)
+    _blend(image, np.maximum(np.abs(across) - _POLE_WIDTH / 2, np.abs(along - middle) - _POLE_LENGTH / 2), _BROWN)
+    _blend(image, np.hypot(x, y) - _POLE_WIDTH / 2, _PURPLE)

@@ -20,7 +20,7 @@ def shipped_tasks() -> Iterator[Task]:
             goal=goal,
             goal_state=goal_state,
             maker=f"rlvlm.envs.metaworld.paper:make_{name}",
-            heeds=("start", "robot", "num_envs"),
+            used_settings=("start", "robot", "num_envs"),
         )
     for name, (goal, goal_state) in STOCK_GOALS.items():
         yield Task(
@@ -30,7 +30,7 @@ def shipped_tasks() -> Iterator[Task]:
             arguments=(name,),
             maker="rlvlm.envs.metaworld.stock:make_stock",
             env=EnvConfig(robot="visible"),
-            heeds=("start", "robot", "num_envs"),
+            used_settings=("start", "robot", "num_envs"),
         )
     yield Task(
         name="cartpole",
@@ -38,7 +38,7 @@ def shipped_tasks() -> Iterator[Task]:
         goal_state="the brown pole on the black cart is upright",
         maker="rlvlm.envs.cartpole:CartPole",
         env=EnvConfig(episode_steps=100),
-        heeds=("start", "num_envs"),
+        used_settings=("start", "num_envs"),
         return_range=(-2_640.0, 0.0),
     )
     for name, (goal, goal_state) in DEFORMABLE_GOALS.items():
@@ -49,7 +49,7 @@ def shipped_tasks() -> Iterator[Task]:
             return_range=RETURN_RANGES[name],
             maker=f"rlvlm.envs.deformables.{name}:make_{name}",
             env=DEFORMABLE_ENVS[name],
-            heeds=("start", "num_envs"),
+            used_settings=("start", "num_envs"),
         )
     if importlib.util.find_spec("softgym") is not None:
         for name, (goal, goal_state) in SOFTGYM_GOALS.items():
@@ -58,7 +58,7 @@ def shipped_tasks() -> Iterator[Task]:
                 goal=goal,
                 goal_state=goal_state,
                 arguments=(name,),
-                maker="rlvlm.envs.deformables.softgym:SoftGymWorld",
+                maker="rlvlm.envs.deformables.softgym:SoftGymEnv",
                 env=EnvConfig(episode_steps=100),
             )
     for name, (goal, goal_state, maker, turns) in GAMES.items():
@@ -69,16 +69,16 @@ def shipped_tasks() -> Iterator[Task]:
             maker=f"rlvlm.envs.gym_cards.{maker}",
             env=EnvConfig(episode_steps=turns),
             most_steps=turns,
-            heeds=("rules", "deals", "split"),
+            used_settings=("rules", "deals", "split"),
             kind="turns",
         )
     yield Task(
         name="push_block",
         goal="push the block of the named colour onto the pad",
         goal_state="the block of the named colour lies on the pad",
-        maker="rlvlm.envs.push_block.world:PushBlock",
+        maker="rlvlm.envs.push_block.env:PushBlock",
         env=EnvConfig(episode_steps=32),
-        heeds=("plays_on",),
+        used_settings=("plays_on",),
         kind="chunks",
     )
     yield Task(
@@ -88,7 +88,7 @@ def shipped_tasks() -> Iterator[Task]:
         maker="rlvlm.envs.robosuite.pick_place_can:PickPlaceCan",
         env=EnvConfig(episode_steps=120),
         kind="turns",
-        heeds=("rules", "shows_text", "move_ticks", "second_view", "view_px", "physics"),
+        used_settings=("rules", "shows_text", "move_ticks", "second_view", "view_px", "physics"),
     )
     for suite, files in SUITES.items():
         yield Task(
@@ -97,17 +97,17 @@ def shipped_tasks() -> Iterator[Task]:
             maker="rlvlm.envs.libero.suite:LiberoSuite",
             arguments=(suite,),
             env=EnvConfig(episode_steps=EPISODE_STEPS[suite]),
-            heeds=("moved", "mesh_cell", "physics", "plays_on"),
+            used_settings=("moved", "mesh_cell", "physics", "plays_on"),
             kind="chunks",
         )
         for number, file in enumerate(files):
             yield Task(
                 name=f"{suite}/{number}",
                 goal=instruction_of(file),
-                maker="rlvlm.envs.libero.world:LiberoWorld",
+                maker="rlvlm.envs.libero.env:LiberoEnv",
                 arguments=(suite, str(number)),
                 env=EnvConfig(episode_steps=EPISODE_STEPS[suite]),
-                heeds=("moved", "mesh_cell", "physics", "plays_on"),
+                used_settings=("moved", "mesh_cell", "physics", "plays_on"),
                 kind="chunks",
             )
     for name, env_id, turns in [(short, *entry) for short, entry in SHORT_NAMES.items()] + [
@@ -119,9 +119,9 @@ def shipped_tasks() -> Iterator[Task]:
             goal=goal,
             goal_state=goal_state,
             arguments=(env_id,),
-            maker="rlvlm.envs.minigrid.world:MiniGridWorld",
+            maker="rlvlm.envs.minigrid.env:MiniGridTurnEnv",
             env=EnvConfig(episode_steps=turns),
             most_steps=IDS[env_id],
-            heeds=("rules", "split", "shows_text", "shows_last"),
+            used_settings=("rules", "split", "shows_text", "shows_last"),
             kind="turns",
         )

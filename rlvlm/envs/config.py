@@ -6,51 +6,51 @@ from typing import Literal, Self
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvConfig:
-    """How a task's world is set up."""
+    """How a task's env is set up."""
 
     start: Literal["fixed", "random"] = "fixed"
     """fixed: the paper's start, near the object; random: the stock start positions, drawn anew each episode."""
     robot: Literal["hidden", "visible"] = "hidden"
-    """Whether pictures show the robot; the paper hides it because the arm covers the object."""
+    """Whether images show the robot; the paper hides it because the arm covers the object."""
     episode_steps: int = 250
     """Env steps per episode, >= 1; the limit is a truncation, not an end."""
     num_envs: int = 1
-    """Worlds stepped side by side, >= 1."""
+    """Envs stepped side by side, >= 1."""
     rules: Literal["mended", "legacy"] = "mended"
-    """Of worlds in turns. mended: strict reading of replies, a reply that cannot be read does nothing and costs a
+    """Of envs in turns. mended: strict reading of replies, a reply that cannot be read does nothing and costs a
     penalty; legacy: the reference's rules with their loopholes, and a random action for such a reply."""
     deals: Literal["any", "solvable"] = "any"
     """Of card games that may be impossible to win: any hand, as the reference deals, or solvable ones only."""
     split: Literal["all", "training", "held_out"] = "all"
-    """Of worlds in turns: which starts (hands of cards, layouts of grids) episodes may have. A fifth of them is held
+    """Of envs in turns: which starts (hands of cards, layouts of grids) episodes may have. A fifth of them is held
     out, always the same ones. A run of training plays the others, and its evaluations those that were held out."""
     shows_text: bool = False
-    """Of MiniGrid: whether the prompt tells the mission, the direction and what is carried, which no picture shows. Of
+    """Of MiniGrid: whether the prompt tells the mission, the direction and what is carried, which no image shows. Of
     robosuite: where the hand is."""
     shows_last: bool = False
     """Of MiniGrid: whether the prompt tells the last action, and whether it changed anything. A greedy policy that is
     not told repeats for ever what changes nothing."""
     move_ticks: int = 4
-    """Of robosuite's worlds in turns: control ticks, of 50 ms, that a move of the hand goes on for, >= 1. The reference
+    """Of robosuite's envs in turns: control ticks, of 50 ms, that a move of the hand goes on for, >= 1. The reference
     has 1, and episodes of hundreds of turns."""
     second_view: bool = False
-    """Of robosuite's worlds in turns: whether the image shows, to the right of what the wrist sees, the bin from the
+    """Of robosuite's envs in turns: whether the image shows, to the right of what the wrist sees, the bin from the
     robot's base. From the start the wrist does not see four cans in ten."""
     view_px: int = 256
-    """Of robosuite's worlds in turns: side of each view, pixels, in [32, 1024]. The reference has 256; half of that
+    """Of robosuite's envs in turns: side of each view, pixels, in [32, 1024]. The reference has 256; half of that
     takes two thirds of the time to draw."""
     plays_on: bool = False
-    """Of worlds in chunks, while training: whether an episode goes on to its time limit after its success, which counts
+    """Of envs in chunks, while training: whether an episode goes on to its time limit after its success, which counts
     all the same. Where a judge rewards, an end at success tells the truth by the episode's length. Evaluations and
     demonstrations always end at success."""
     moved: float = 0.0
-    """Of LIBERO's worlds: things are moved by up to so much, metres, along both sides of the table, from where the
+    """Of LIBERO's envs: things are moved by up to so much, metres, along both sides of the table, from where the
     benchmark's saved starts have them; there many of them never move, so a policy need not look."""
     mesh_cell: float = 0.005
     """Of LIBERO's images: points of a mesh that are nearer to each other than this, metres, are drawn as
     one. 0.012 takes half the time and differs by less than a pixel at 64 pixels."""
     physics: Literal["exact", "fast"] = "exact"
-    """Of worlds on robosuite, LIBERO's too, while training. exact: the benchmark's 2 ms steps; fast: 5 ms, twice the
+    """Of envs on robosuite, LIBERO's too, while training. exact: the benchmark's 2 ms steps; fast: 5 ms, twice the
     speed and slightly other movements. Evaluations and demonstrations are always exact."""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Tasks by name. Importing it loads no simulator: a task's world is imported when it is made.
+"""Tasks by name. Importing it loads no simulator: a task's env is imported when it is made.
 
 Wherever a task's name is asked for, `package.module:NAME` works too, NAME being a `Task`: a task of one's own needs no
 registration, and is found in every process. So does `gym:ID` for the envs that Gymnasium knows, and `FAMILY/words` for
@@ -12,10 +12,10 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.catalogue import shipped_tasks
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.task import Kind, Task
-from rlvlm.errors import UsageError
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -95,7 +95,7 @@ def task_recipe(name: str) -> str:
 
 
 def task_env(name: str) -> EnvConfig:
-    """How a run sets a task's world up, unless told otherwise.
+    """How a run sets a task's env up, unless told otherwise.
 
     Raises:
         UsageError: there is no such task.
@@ -103,8 +103,8 @@ def task_env(name: str) -> EnvConfig:
     return _find(name).env
 
 
-def check_heeded(name: str, config: EnvConfig) -> None:
-    """Passes where each setting that differs from the task's own changes its worlds, and its episodes can be as long
+def check_unused(name: str, config: EnvConfig) -> None:
+    """Passes where each setting that differs from the task's own changes its envs, and its episodes can be as long
     as they are to be. Imports nothing: of a task that is not registered nobody knows.
 
     Raises:
@@ -119,9 +119,9 @@ def check_heeded(name: str, config: EnvConfig) -> None:
             f"env.episode_steps must be <= {task.most_steps}, got {config.episode_steps}: the rules of {task.name} end "
             "every episode by then"
         )
-    if task.heeds is None:
+    if task.used_settings is None:
         return
-    heeded = (*task.heeds, "episode_steps")
+    heeded = (*task.used_settings, "episode_steps")
     names = [field.name for field in fields(EnvConfig)]
     odd = [name for name in names if name not in heeded and getattr(config, name) != getattr(task.env, name)]
     if odd:
@@ -149,7 +149,7 @@ def return_range(name: str) -> tuple[float, float] | None:
 
 
 def task_kind(name: str) -> Kind:
-    """What the worlds of a task are: `steps`, `turns` or `chunks`.
+    """What the envs of a task are: `steps`, `turns` or `chunks`.
 
     Raises:
         UsageError: there is no such task.
@@ -157,10 +157,10 @@ def task_kind(name: str) -> Kind:
     return _find(name).kind
 
 
-def make_world(task: str, config: EnvConfig, seed: int) -> Any:
-    """One world, seeded; `config.num_envs` plays no part.
+def make_env(task: str, config: EnvConfig, seed: int) -> Any:
+    """One env, seeded; `config.num_envs` plays no part.
 
-    Its class follows from `task_kind`: a `World`, a `TurnWorld` or a `ChunkWorld`.
+    Its class follows from `task_kind`: a `StepEnv`, a `TurnEnv` or a `ChunkEnv`.
 
     Raises:
         UsageError: there is no such task.
@@ -173,7 +173,7 @@ def make_world(task: str, config: EnvConfig, seed: int) -> Any:
 
 
 def make_vector(task: str, config: EnvConfig, seed: int) -> "gym.vector.SyncVectorEnv":
-    """`config.num_envs` worlds stepped side by side, each with its own seed drawn from `seed`.
+    """`config.num_envs` envs stepped side by side, each with its own seed drawn from `seed`.
 
     An env whose episode ends is reset within the same step: its `obs` are the new episode's first, and the last of
     the old one lie in `infos["final_obs"]` and `infos["final_info"]`.
@@ -187,7 +187,7 @@ def make_vector(task: str, config: EnvConfig, seed: int) -> "gym.vector.SyncVect
 
     _find(task)
     seeds = np.random.SeedSequence(seed).generate_state(config.num_envs)
-    makers = [partial(make_world, task, config, int(own)) for own in seeds]
+    makers = [partial(make_env, task, config, int(own)) for own in seeds]
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
@@ -253,7 +253,7 @@ def _gymnasium_task(name: str) -> Task:
     return Task(
         name=name,
         goal="",
-        maker="rlvlm.envs.gymnasium_world:GymnasiumWorld",
+        maker="rlvlm.envs.gymnasium_env:WrappedGymEnv",
         arguments=(env_id,),
         env=EnvConfig(start="random", robot="visible", episode_steps=episode_steps or EnvConfig().episode_steps),
     )

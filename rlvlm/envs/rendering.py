@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 
-from rlvlm.errors import MachineError
+from rlvlm.core.errors import MachineError
 
 BACKENDS = ("egl", "osmesa")
 """Off-screen backends that need no display, in the order they are tried."""

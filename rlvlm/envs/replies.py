@@ -1,10 +1,10 @@
-"""Reading the action out of what a player wrote. Used by worlds in turns; whatever the text is, nothing is raised."""
+"""Reading the action out of what a player wrote. Used by envs in turns; whatever the text is, nothing is raised."""
 
 import json
 import re
 from collections.abc import Iterator, Sequence
 
-from rlvlm.types.turns import Reply
+from rlvlm.core.turns import Reply
 
 MAX_CHARS = 16_384
 """Longer replies are not read: no honest one is longer, and reading one may take time that grows with its square."""

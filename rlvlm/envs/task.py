@@ -10,26 +10,26 @@ Kind = Literal["steps", "turns", "chunks"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A name that worlds can be made of."""
+    """A name that envs can be made of."""
 
     name: str
     """What users type, e.g. `drawer_open`."""
     goal: str
     """Fills the slot of the prompt, e.g. `open the drawer`; empty where only the user can say it."""
     maker: str
-    """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving a world."""
+    """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving an env."""
     arguments: tuple[str, ...] = ()
     """What the maker is called with besides, for one that makes several tasks."""
     env: EnvConfig = EnvConfig()
-    """How a run sets the world up, unless told otherwise: start, robot, episode length."""
-    heeds: tuple[str, ...] | None = None
-    """Fields of `EnvConfig` that change its worlds, besides `episode_steps`; others are refused. None: nobody said."""
+    """How a run sets the env up, unless told otherwise: start, robot, episode length."""
+    used_settings: tuple[str, ...] | None = None
+    """Fields of `EnvConfig` that change its envs, besides `episode_steps`; others are refused. None: nobody said."""
     most_steps: int | None = None
     """Env steps after which its own rules end every episode, so that a greater `episode_steps` is refused; None: only
     `episode_steps` limits an episode, or nobody knows."""
     goal_state: str = ""
     """The goal as a sentence that is true once it is reached, e.g. `the drawer is open`, for judges that compare a
-    picture with words; empty takes the goal phrase."""
+    image with words; empty takes the goal phrase."""
     return_range: tuple[float, float] | None = None
     """True episode returns that count as 0 (random play) and 1 (solved) where runs are compared; None: the task is
     compared by its success rate."""
@@ -37,5 +37,5 @@ class Task:
     """`module:function` that returns the config a run starts from, e.g. a `PreferenceRunConfig`; empty takes the
     general defaults."""
     kind: Kind = "steps"
-    """What its worlds are: stepped with numbers (`World`), talked to in turns (`TurnWorld`), or driven by chunks of
-    actions (`ChunkWorld`)."""
+    """What its envs are: stepped with numbers (`StepEnv`), talked to in turns (`TurnEnv`), or driven by chunks of
+    actions (`ChunkEnv`)."""

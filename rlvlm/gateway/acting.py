@@ -7,15 +7,15 @@ from collections.abc import Mapping
 
 from fastapi import FastAPI
 
+from rlvlm.core.sampling import ReplyRequest, SampledAction
 from rlvlm.envs.replies import read_reply
 from rlvlm.gateway import messages as wire
 from rlvlm.gateway.async_client import AsyncAppClient
 from rlvlm.gateway.config import ActConfig
-from rlvlm.gateway.media.pictures import read_pictures
+from rlvlm.gateway.media.images import read_pictures
 from rlvlm.gateway.routes import RequestHandler
 from rlvlm.serving.refusal import Refusal
 from rlvlm.serving.replicas.policy import ReplyCall, Sampling
-from rlvlm.types.sampling import ReplyRequest, SampledAction
 
 
 def add_act_route(app: FastAPI, handler: RequestHandler, doors: Mapping[str, tuple[ActConfig, AsyncAppClient]]) -> None:

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
+from rlvlm.core.yaml_text import read_yaml
 from rlvlm.gateway.config import DEFAULT_PORT, LOOPBACK_NAMES, HttpConfig
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.serving.config import PlacementConfig, refuse_unknown_keys
-from rlvlm.yaml_text import read_yaml
 
 JUDGE_APP = "rlvlm.serving.deployments:judge_app"
 GATEWAY_APP = "rlvlm.gateway.gateway:gateway_app"

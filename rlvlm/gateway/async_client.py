@@ -12,11 +12,11 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from rlvlm.errors import ModelUnavailable, UsageError
+from rlvlm.core.errors import ModelUnavailable, UsageError
+from rlvlm.core.judging import Clip, Query, Score, Verdict
 from rlvlm.serving.calls import DIED
 from rlvlm.serving.refusal import Refusal, overloaded
 from rlvlm.serving.replicas.policy import ReplyCall, ReplyReceipt
-from rlvlm.types.judging import Clip, Query, Score, Verdict
 from rlvlm.vlms.chats import Chat
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 from starlette.types import ASGIApp
 
-from rlvlm.errors import MachineError
+from rlvlm.core.errors import MachineError
 from rlvlm.gateway.acting import add_act_route
 from rlvlm.gateway.async_client import AsyncAppClient, AsyncJudge
 from rlvlm.gateway.config import HttpConfig

@@ -116,7 +116,7 @@ class Guard:
                 408,
                 "slow_body",
                 f"the body did not arrive within {self._config.body_deadline_s:g} s",
-                "send it in one piece, or fewer pictures at once",
+                "send it in one piece, or fewer images at once",
             ) from None
 
     def _check_promises(self, scope: Scope) -> None:
@@ -142,7 +142,7 @@ class Guard:
             413,
             "body",
             f"a body has at most {self._config.body_bytes:,} bytes",
-            "send fewer or smaller pictures, or split the batch",
+            "send fewer or smaller images, or split the batch",
         )
 
     def hold(self, num_bytes: int) -> None:
@@ -224,7 +224,7 @@ def check_shape(body: bytes) -> None:
 
 
 def _count(body: bytes, mark: bytes) -> int:
-    """How often `mark` occurs, at most one more than allowed; over pictures in base64 five times as fast as `count`."""
+    """How often `mark` occurs, at most one more than allowed; over images in base64 five times as fast as `count`."""
     at = body.find(mark)
     number = 0
     while at >= 0 and number <= MAX_MARKS:

@@ -10,7 +10,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus
 
-from rlvlm.errors import JudgeUnavailable, MachineError, UsageError
+from rlvlm.core.errors import JudgeUnavailable, MachineError, UsageError
 from rlvlm.gateway.app_file import AppFile
 from rlvlm.gateway.gateway import bind_gateway
 from rlvlm.serving.deployments import bind_judge, bind_policy, check_environment

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from rlvlm.gateway.media.pictures import MAX_PICTURES
+from rlvlm.core.judging import Label, Score, Status, Verdict
+from rlvlm.gateway.media.images import MAX_PICTURES
 from rlvlm.judges.config import check_temperature
 from rlvlm.judges.prompts import MAX_GOAL_CHARS
-from rlvlm.types.judging import Label, Score, Status, Verdict
 
 MAX_TEXT_CHARS = 16_000
 """Longest text part of a chat."""
@@ -47,7 +47,7 @@ class PreferenceRequest(PreferenceQuestion):
 
 
 class PreferenceBatchRequest(WireModel):
-    """Several comparisons, answered in order; all their pictures count together."""
+    """Several comparisons, answered in order; all their images count together."""
 
     queries: list[PreferenceQuestion] = Field(min_length=1, max_length=MAX_PICTURES // 2)
     backend: JudgeName | None = None
@@ -68,7 +68,7 @@ class ScoreRequest(ScoreQuestion):
 
 
 class ScoreBatchRequest(WireModel):
-    """Several clips, answered in order; all their pictures count together."""
+    """Several clips, answered in order; all their images count together."""
 
     clips: list[ScoreQuestion] = Field(min_length=1, max_length=MAX_PICTURES)
     backend: JudgeName | None = None
@@ -132,7 +132,7 @@ class TextPart(WireModel):
 
 
 class ImagePart(WireModel):
-    """A picture of a turn."""
+    """An image of a turn."""
 
     type: Literal["image"]
     image: Picture

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI
 
+from rlvlm.core.judging import Clip
+from rlvlm.core.steps import Frames
 from rlvlm.gateway import messages as wire
 from rlvlm.gateway.media.files import MediaRoot
+from rlvlm.gateway.media.images import read_pictures
 from rlvlm.gateway.media.mp4 import MAX_VIDEO_FRAMES
-from rlvlm.gateway.media.pictures import read_pictures
 from rlvlm.gateway.media.video import read_video
 from rlvlm.gateway.routes import RequestHandler, goal_of
 from rlvlm.serving.refusal import Refusal
-from rlvlm.types.judging import Clip
-from rlvlm.types.steps import Frames
 from rlvlm.vlms.chats import Chat
 
 
@@ -29,7 +29,7 @@ def add_reference_routes(app: FastAPI, handler: RequestHandler, media: MediaRoot
 
     @app.post("/generate")
     async def generate(request: wire.GenerateRequest) -> wire.GenerateAnswer:
-        """The reply of a chat model to a chat with pictures."""
+        """The reply of a chat model to a chat with images."""
         name, client = handler.client(request.backend)
         if request.max_tokens > max_tokens:
             raise Refusal(
@@ -61,10 +61,10 @@ def add_reference_routes(app: FastAPI, handler: RequestHandler, media: MediaRoot
 
 
 def read_chat(turns: list[wire.Turn]) -> Chat:
-    """The chat in the form that judges read, its pictures decoded.
+    """The chat in the form that judges read, its images decoded.
 
     Raises:
-        Refusal: a picture breaks a rule.
+        Refusal: an image breaks a rule.
     """
     parts = [
         [wire.TextPart(type="text", text=turn.content)] if isinstance(turn.content, str) else turn.content

@@ -15,18 +15,18 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 import rlvlm
+from rlvlm.core.judging import Clip, Query
 from rlvlm.gateway import messages as wire
 from rlvlm.gateway.async_client import AsyncJudge
-from rlvlm.gateway.media.pictures import read_pictures
+from rlvlm.gateway.media.images import read_pictures
 from rlvlm.gateway.page import docs_page
 from rlvlm.judges.prompts import check_goal
 from rlvlm.serving.refusal import Refusal, as_json, overloaded
-from rlvlm.types.judging import Clip, Query
 
 logger = logging.getLogger(__name__)
 
 DECODERS = 2
-"""Threads that decode pictures."""
+"""Threads that decode images."""
 MAX_WAITING = 64
 """Requests that may wait for them."""
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         408: "body too slow",
         413: "body too long",
         415: "not JSON",
-        422: "a field or picture breaks a rule",
+        422: "a field or image breaks a rule",
         429: "overloaded; Retry-After",
         503: "the judge does not answer",
         504: "the judge took too long",
@@ -56,7 +56,7 @@ class AsciiJSON(JSONResponse):
 
 
 class FastRequest(Request):
-    """A request whose JSON is read by pydantic's parser: a body of pictures takes a quarter of the time."""
+    """A request whose JSON is read by pydantic's parser: a body of images takes a quarter of the time."""
 
     async def json(self) -> Any:
         """The body; raises ValueError where it is no JSON."""
@@ -81,7 +81,7 @@ Ready = Callable[[], Awaitable[Collection[str]]]
 
 
 class RequestHandler:
-    """Where requests become questions: finds the judge, and reads pictures in a bounded pool of threads.
+    """Where requests become questions: finds the judge, and reads images in a bounded pool of threads.
 
     Args:
         clients: the judges, the default first.
@@ -122,7 +122,7 @@ class RequestHandler:
             Refusal: too much is waiting already.
         """
         if self._waiting >= MAX_WAITING:
-            raise overloaded("too many pictures are waiting to be decoded")
+            raise overloaded("too many images are waiting to be decoded")
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)

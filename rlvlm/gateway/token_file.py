@@ -6,7 +6,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from rlvlm.errors import MachineError
+from rlvlm.core.errors import MachineError
 
 MIN_CHARS = 32
 _ALLOWED = re.compile(rb"[A-Za-z0-9._~+/=-]+")

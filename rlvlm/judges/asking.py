@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from rlvlm.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion
+from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion
+from rlvlm.core.judging import Stamp, Usage
+from rlvlm.core.steps import Frames
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import ChoiceLogProbs, Dialogue, ModelRequest, ParsedReply
-from rlvlm.types.judging import Stamp, Usage
-from rlvlm.types.steps import Frames
 from rlvlm.vlms.chats import TOP_P, Chat, ContinuousEngine, Engine, Reply
 
 logger = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from rlvlm.errors import UnsupportedQuestion
+from rlvlm.core.errors import UnsupportedQuestion
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges.judge import ContinuousJudge, Generator, Judge
-from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.vlms.chats import Chat
 
 SEPARATOR = "\n\n--- the other order ---\n\n"

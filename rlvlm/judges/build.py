@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rlvlm.errors import JudgeUnavailable, ModelUnavailable, UsageError
+from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UsageError
 from rlvlm.judges.asking import BatchAsker, ContinuousAsker
 from rlvlm.judges.both_orders import BothOrders
 from rlvlm.judges.cache import StoredJudge, pick_stamp

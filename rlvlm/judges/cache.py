@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rlvlm.errors import JudgeUnavailable, UsageError
+from rlvlm.core.errors import JudgeUnavailable, UsageError
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.records import Pictures, Question, answer_key, describe
 from rlvlm.labels.store import LabelStore
-from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
 
 Item = TypeVar("Item", Query, Clip)
 Answer = TypeVar("Answer", Verdict, Score)
@@ -21,7 +21,7 @@ class CachedJudge:
     """Answers from memory what was asked before, and asks the rest.
 
     Failed answers are never remembered, so they are asked again. With a store, answers outlive the process and are
-    shared with every other run that uses it: they are on the disk before they are handed out, with their pictures.
+    shared with every other run that uses it: they are on the disk before they are handed out, with their images.
 
     Args:
         judge: is asked what is not known yet.
@@ -85,7 +85,7 @@ class CachedJudge:
         described: Sequence[tuple[Question, Pictures]],
         ask: Callable[[Sequence[Item]], list[Answer]],
     ) -> list[Answer]:
-        """The judge's answers, kept before they are handed out; pictures are written while it thinks."""
+        """The judge's answers, kept before they are handed out; images are written while it thinks."""
         questions = [question for question, _ in described]
         if self._store is None:
             answers = _named(ask(items), questions)
@@ -94,8 +94,8 @@ class CachedJudge:
                     self._known[answer_key(question.id, answer.stamp)] = answer
             return answers
         with ThreadPoolExecutor(1, thread_name_prefix="label-pictures") as pool:
-            pictures = [picture for _, shown in described for picture in shown]
-            kept = pool.submit(self._store.keep_pictures, pictures)
+            images = [image for _, shown in described for image in shown]
+            kept = pool.submit(self._store.keep_pictures, images)
             answers = _named(ask(items), questions)
             kept.result()
         self._store.add_answers(list(zip(questions, answers, strict=True)))
@@ -163,7 +163,7 @@ class StoredJudge:
         if answers and all(answer.status is Status.FAILED for answer in answers):
             raise JudgeUnavailable(
                 f"{self._store.folder} has none of {len(answers)} answers that are wanted: {answers[0].text}",
-                "stored answers fit only the same pictures, to the pixel, and the same goal: use the task, "
+                "stored answers fit only the same images, to the pixel, and the same goal: use the task, "
                 "judge.picture_px and seed of the run that filled the store",
             )
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from rlvlm.errors import UnsupportedQuestion
+from rlvlm.core.errors import UnsupportedQuestion
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges import prompts
 from rlvlm.judges.asking import Asker, ContinuousAsker, DialogueOutcome
 from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.dialogues import Dialogue, label_dialogue, score_dialogue
 from rlvlm.judges.reading.verdicts import status_of
-from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.vlms.chats import Chat, checked_chat
 
 Item = TypeVar("Item", Query, Clip)
@@ -77,7 +77,7 @@ class ChatJudge:
         return await self._continuous.write_one(_checked(chat), max_new_tokens, temperature)
 
     def shrink(self, query: Query) -> Query:
-        """The query with its pictures at the size at which the model will see them; the answer is the same.
+        """The query with its images at the size at which the model will see them; the answer is the same.
 
         For whoever has time before the model has: resizing takes a quarter of a small model's answer. A query that
         cannot be asked comes back as it is.
@@ -145,7 +145,7 @@ class ChatJudge:
     def _problem(self, item: Query | Clip) -> str | None:
         """Why an item cannot be asked; None where it can."""
         if item.goal_picture is not None and not self._abilities.goal_pictures:
-            return "this judge was never shown a picture of the goal in its training; leave out goal_picture"
+            return "this judge was never shown an image of the goal in its training; leave out goal_picture"
         return prompts.problem_of(item)
 
 

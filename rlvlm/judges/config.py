@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
-from rlvlm.errors import UnsupportedQuestion
+from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.vlms.config import ApiConfig, EngineConfig, VLMConfig
 
 Backend = Literal[
@@ -39,19 +39,19 @@ def check_temperature(temperature: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimilarityConfig:
-    """How likeness of picture and goal becomes a score: backends clip and blip2."""
+    """How likeness of image and goal becomes a score: backends clip and blip2."""
 
     baseline: str = ""
     """What the scene looks like without the goal, e.g. `a drawer`. With it only change along the line from this text
-    to the goal counts, as far as `alpha` says; empty compares picture and goal alone."""
+    to the goal counts, as far as `alpha` says; empty compares image and goal alone."""
     alpha: float = 0.5
     """Weight of that line, in [0, 1]: 0 is plain likeness, 1 the line alone."""
     tie_band: float = 0.0
     """Scores that differ by no more than this are no preference, >= 0."""
     template: str = "{goal}"
-    """Sentence put to the text encoder, with one slot, e.g. `a picture of {goal}`; a state reads better than a task."""
+    """Sentence put to the text encoder, with one slot, e.g. `an image of {goal}`; a state reads better than a task."""
     head: Literal["match", "contrast"] = "match"
-    """How blip2 compares. match: probability of a match; contrast: cosine of picture and text, as the paper's
+    """How blip2 compares. match: probability of a match; contrast: cosine of image and text, as the paper's
     baseline."""
 
     def __post_init__(self) -> None:
@@ -84,11 +84,11 @@ class JudgeConfig(VLMConfig):
 
     backend: Backend = "pocket"
     """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any Qwen-VL or LLaVA; vllm: the same, faster, in
-    an environment of its own; openai, gemini: over HTTP; clip, blip2: similarity of picture and goal; robometer,
+    an environment of its own; openai, gemini: over HTTP; clip, blip2: similarity of image and goal; robometer,
     rynnvalue: reward models with heads of their own; cached: from disk."""
     model: str = ""
     """Hub name or local folder of the weights, or the API's name of the model. Of the pocket backend: empty for the
-    judge of pairs, `scorer` for the one that scores turns and clips of worlds that act, `video` for the one of 27
+    judge of pairs, `scorer` for the one that scores turns and clips of envs that act, `video` for the one of 27
     tasks of LIBERO, or a folder made like them.
     `random` gives clip and blip2 random weights: a control that knows nothing."""
     prompt: Mode = "direct"
@@ -96,17 +96,17 @@ class JudgeConfig(VLMConfig):
     probabilities from one forward pass, no text."""
     score: ScoreMode = "progress"
     """How one clip is scored. progress: percent, in one number; rating: 1 to 5; success: probability of yes from one
-    forward pass; video: percent after written reasoning, from first picture, clip and current picture; utility: of one
-    step, from the picture before it, the action and the picture after it, by the probabilities of five ratings;
+    forward pass; video: percent after written reasoning, from first image, clip and current image; utility: of one
+    step, from the image before it, the action and the image after it, by the probabilities of five ratings;
     statement: probability of True behind the statement that the clip shows the goal (TOPReward); rubric: 1 to 5 by a
-    rubric on the final state (RoboReward); delta: signed percents between neighbouring pictures, added up (VLAC)."""
+    rubric on the final state (RoboReward); delta: signed percents between neighbouring images, added up (VLAC)."""
     wording: str = ""
     """File with a published model's own sentences for statement, rubric, delta, robometer or rynnvalue: JSON, by their
     names in `judges.prompts.SENTENCES`. Empty: ours."""
     both_orders: bool = False
     """Ask each query in both orders, at twice the price; where the answers disagree there is no preference."""
     picture_px: int = 300
-    """Side of the square pictures drawn for the judge, in pixels (300 in the paper)."""
+    """Side of the square images drawn for the judge, in pixels (300 in the paper)."""
     temperature: float = 0.0
     """0 is greedy; from 0.01 to 2 top-p 0.9 sampling."""
     max_new_tokens: int = 256
@@ -170,12 +170,12 @@ class JudgeConfig(VLMConfig):
 
     @property
     def reads_clips(self) -> bool:
-        """Whether it was taught to look at more than one picture per side."""
+        """Whether it was taught to look at more than one image per side."""
         return not self.ships_weights
 
     @property
     def reads_states(self) -> bool:
-        """Whether it compares pictures with a sentence about a state, and is not told what to do."""
+        """Whether it compares images with a sentence about a state, and is not told what to do."""
         return self.backend in _BY_LIKENESS
 
     @property
@@ -208,7 +208,7 @@ class Abilities:
     score: frozenset[ScoreMode] = frozenset(get_args(ScoreMode))
     """Values of `JudgeConfig.score`."""
     goal_pictures: bool = True
-    """Whether it may be shown a picture of the goal."""
+    """Whether it may be shown an image of the goal."""
 
     def check(self, config: JudgeConfig) -> None:
         """Passes when the model can be asked as `config` says.

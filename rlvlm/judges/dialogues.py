@@ -13,10 +13,10 @@ from math import fsum
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.judging import Clip, Label, Query
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Mode, ScoreMode
 from rlvlm.judges.reading.verdicts import parse_change, parse_label, parse_rating, parse_score, parse_video_score
-from rlvlm.types.judging import Clip, Label, Query
 from rlvlm.vlms.chats import Chat, Reply
 
 MIN_CHOICE_MASS = 1e-3
@@ -119,7 +119,7 @@ def _label_in_one(query: Query) -> Dialogue:
 
 
 def _label_in_two(query: Query) -> Dialogue:
-    """From a report on the pictures and a second, text-only question about the report."""
+    """From a report on the images and a second, text-only question about the report."""
     report = yield ModelRequest(chat=prompts.compare_messages("two_stage", query))
     assert isinstance(report, Reply)
     if report.is_refusal or not report.text.strip():  # nothing to ask about
@@ -195,9 +195,9 @@ def _score_rubric(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
 
 
 def _score_delta(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
-    """Signed percents between neighbouring pictures, each taken of what is left, or of what there is where it is lost.
+    """Signed percents between neighbouring images, each taken of what is left, or of what there is where it is lost.
 
-    Source: VLAC, arXiv:2509.15937: v + (100 - v) c / 100 for c > 0 and v + v c / 100 for c < 0, from v = 0. One picture
+    Source: VLAC, arXiv:2509.15937: v + (100 - v) c / 100 for c > 0 and v + v c / 100 for c < 0, from v = 0. One image
     alone is compared with itself.
     """
     frames, value, texts = prompts.thin(clip.frames), 0.0, []

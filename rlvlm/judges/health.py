@@ -3,9 +3,9 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from rlvlm.errors import JudgeUnavailable
-from rlvlm.finite import check_finite
-from rlvlm.types.judging import Score, Status, Verdict
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.finite import check_finite
+from rlvlm.core.judging import Score, Status, Verdict
 
 _WINDOW = 200
 _FEWEST = 50

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from rlvlm.types.judging import Clip, Query, Score, Stamp, Verdict
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Verdict
 from rlvlm.vlms.chats import Chat
 
 
 @runtime_checkable
 class Judge(Protocol):
-    """A frozen model that looks at pictures and answers.
+    """A frozen model that looks at images and answers.
 
     Members: `chat.ChatJudge` (any chat VLM), the judges of `backends`, `both_orders.BothOrders`, `cache.CachedJudge`
     (remembers), `serving.client.ServedJudge` (by name on Ray Serve), `testing.FakeJudge`. One answer that cannot be
@@ -39,7 +39,7 @@ class Generator(Protocol):
         """The model's reply to each chat, in order.
 
         Args:
-            chats: in the Qwen message format of `prompts`, pictures as `[H, W, 3]` uint8 arrays.
+            chats: in the Qwen message format of `prompts`, images as `[H, W, 3]` uint8 arrays.
             max_new_tokens: longest reply, in tokens, >= 1.
             temperature: 0 is greedy, above it the reply is sampled.
 

@@ -5,9 +5,9 @@
 
 Sources, for the order of the parts and the scales; the wording is our own. Comparisons: RL-VLM-F, arXiv:2402.03681.
 Rating: RoboReward, arXiv:2601.00675 (1 to 5 on the final state). Success: TOPReward, arXiv:2602.19313, as a yes-no
-question. Video: PRIMO-R1, arXiv:2603.15600 (first picture, clip, current picture; think, then answer). Departure: the
-clip's pictures are sent as pictures, not as a video file. Utility: the scorer of the VLM_PPO repository (picture
-before, action, picture after, with a rubric). Departure: a scale of 1 to 5, each one token, in place of 0 to 10.
+question. Video: PRIMO-R1, arXiv:2603.15600 (first image, clip, current image; think, then answer). Departure: the
+clip's images are sent as images, not as a video file. Utility: the scorer of the VLM_PPO repository (image
+before, action, image after, with a rubric). Departure: a scale of 1 to 5, each one token, in place of 0 to 10.
 Statement: TOPReward with its own order, clip, statement, answer. Rubric: RoboReward with the clip first and a rubric.
 Delta: VLAC, arXiv:2509.15937.
 """
@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.errors import UsageError, first_line
+from rlvlm.core.errors import UsageError, first_line
+from rlvlm.core.judging import Clip, Query
+from rlvlm.core.steps import Frames
 from rlvlm.judges.config import JudgeConfig, Mode, ScoreMode
-from rlvlm.types.judging import Clip, Query
-from rlvlm.types.steps import Frames
 from rlvlm.vlms.chats import Chat, image_parts, tame, text_part
 
 VERSION = 1
@@ -31,17 +31,17 @@ VERSION = 1
 LABEL_TEXTS = ("0", "1", "-1")
 """How left, right and tie are written in an answer."""
 MAX_FRAMES = 8
-"""Pictures shown per side; longer clips are thinned evenly, first and last picture kept."""
+"""Images shown per side; longer clips are thinned evenly, first and last image kept."""
 MAX_VIDEO_FRAMES = 16
 """Likewise for the clip of a video score."""
 MAX_PICTURES = 2 * max(MAX_FRAMES, MAX_VIDEO_FRAMES) + 3
-"""Most pictures in one chat: two clips, or a clip with start and present, and the goal."""
+"""Most images in one chat: two clips, or a clip with start and present, and the goal."""
 MAX_GOAL_CHARS = 200
 MAX_REPORT_CHARS = 4_000
 """A stage-1 answer is cut to this length before it is pasted into stage 2."""
 
-INTRO_PICTURES = "Two pictures of one scene. Goal: {goal}."
-INTRO_CLIPS = "Two clips of one scene, pictures in order of time. Goal: {goal}."
+INTRO_PICTURES = "Two images of one scene. Goal: {goal}."
+INTRO_CLIPS = "Two clips of one scene, images in order of time. Goal: {goal}."
 TAG_LEFT = "First:"
 TAG_RIGHT = "Second:"
 QUESTIONS = (
@@ -53,8 +53,8 @@ LABEL_REQUEST = (
     "0 for the first, 1 for the second, -1 if there is no difference or you are not sure."
 )
 END_WITH_LABEL = "Answer the questions, then end with the label. "
-REPORT = "Two pictures of one scene were compared. Goal: {goal}. Questions: {questions}\nReport:\n{report}\n"
-INTRO_SCORE = "One scene, pictures in order of time. Goal: {goal}."
+REPORT = "Two images of one scene were compared. Goal: {goal}. Questions: {questions}\nReport:\n{report}\n"
+INTRO_SCORE = "One scene, images in order of time. Goal: {goal}."
 SCORE_REQUEST = (
     "How much of the goal is reached at the end? Write one line with only a whole number: "
     "0 for nothing, 100 for all of it."
@@ -64,15 +64,15 @@ RATING_REQUEST = (
     "4 for nearly all, 5 for all of it. Write one line with only the number."
 )
 SUCCESS_REQUEST = "Is the goal reached at the end? Answer with one word, yes or no."
-TAG_GOAL = "Picture of the goal reached:"
+TAG_GOAL = "Image of the goal reached:"
 TAG_SCENE = "The scene:"
 VIDEO_SYSTEM = (
     "You watch a robot at work and say how far it has come. First think between <think> and </think>, in three parts: "
-    "planning, which steps the task needs; observation, what the pictures show; reasoning, which steps are done. "
+    "planning, which steps the task needs; observation, what the images show; reasoning, which steps are done. "
     "Then give the result alone between <answer> and </answer>."
 )
 TAG_START = "The scene at the start:"
-TAG_CLIP = "The clip, pictures in order of time:"
+TAG_CLIP = "The clip, images in order of time:"
 TAG_NOW = "The scene now:"
 VIDEO_REQUEST = "How much of the task is done now? The answer is a whole number of percent, from 0 to 100."
 TAG_BEFORE = "Before:"
@@ -91,13 +91,13 @@ ANSWERS_YES, ANSWERS_NO = ("yes", "Yes", "YES"), ("no", "No", "NO")
 """How yes and no are written in an answer."""
 
 SENTENCES = {
-    "statement": "The pictures above show a robot that does this task to its end: {goal}. Is this statement True or "
+    "statement": "The images above show a robot that does this task to its end: {goal}. Is this statement True or "
     "not? The answer is:",
     "rubric": "Give the robot in the clip one score for how far the task has come. Only the final state counts, not "
     "the time it took. Answer in the form ANSWER: score. 1: nothing that matters for the task has changed. 2: a small "
     "change in its direction, by far not enough. 3: a good part, with a large fault or several. 4: nearly all, with "
     "one small fault. 5: everything that the task asks for.\nTask: {goal}",
-    "delta": "How much nearer to the end of the task is the second picture than the first? Answer with one number of "
+    "delta": "How much nearer to the end of the task is the second image than the first? Answer with one number of "
     "percent, above 0 where the second is nearer, below 0 where the first is. The task: {goal}",
     "robometer_progress": "The robot's task is '{goal}'. Say for each frame of the clip how far the robot has come "
     "with it, from 0 at the start to 1 when it is done. Where the robot does something else it is 0.",
@@ -185,7 +185,7 @@ def problem_of(item: Query | Clip) -> str | None:
     shown = [item.left, item.right] if isinstance(item, Query) else [item.frames]
     for frames in shown if item.goal_picture is None else [*shown, item.goal_picture]:
         if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != "uint8" or 0 in frames.shape:
-            return f"pictures must be [L, H, W, 3] uint8, got {frames.shape} {frames.dtype}"
+            return f"images must be [L, H, W, 3] uint8, got {frames.shape} {frames.dtype}"
     try:
         check_goal(item.goal)
         if isinstance(item, Clip):
@@ -196,7 +196,7 @@ def problem_of(item: Query | Clip) -> str | None:
 
 
 def compare_messages(mode: Mode, query: Query) -> Chat:
-    """The first turn, to the vision model: intro, goal picture, tag, left pictures, tag, right pictures, questions."""
+    """The first turn, to the vision model: intro, goal image, tag, left images, tag, right images, questions."""
     goal = check_goal(query.goal)
     is_clip = max(len(query.left), len(query.right)) > 1
     intro = (INTRO_CLIPS if is_clip else INTRO_PICTURES).format(goal=goal)
@@ -225,8 +225,8 @@ def label_messages(goal: str, report: str) -> Chat:
 def score_messages(mode: ScoreMode, clip: Clip) -> Chat:
     """The turns that ask for one clip's score.
 
-    `video` shows first picture, whole clip and current picture, and asks for reasoning before the answer; `utility`
-    shows the first and the last picture with the action between them; the others show the clip once and differ in their
+    `video` shows first image, whole clip and current image, and asks for reasoning before the answer; `utility`
+    shows the first and the last image with the action between them; the others show the clip once and differ in their
     last line alone.
     """
     goal = check_goal(clip.goal)
@@ -258,7 +258,7 @@ def score_messages(mode: ScoreMode, clip: Clip) -> Chat:
 
 
 def worded_messages(mode: ScoreMode, clip: Clip, sentences: Mapping[str, str]) -> Chat:
-    """The turn of the forms that published reward models have: the clip first, then the sentence; no goal picture."""
+    """The turn of the forms that published reward models have: the clip first, then the sentence; no goal image."""
     text = sentences[mode].replace("{goal}", check_goal(clip.goal))
     return [{"role": "user", "content": [*image_parts(thin(clip.frames, MAX_VIDEO_FRAMES)), text_part(text)]}]
 
@@ -271,7 +271,7 @@ def thin(frames: Frames, most: int = MAX_FRAMES) -> Frames:
 
 
 def _opening(intro: str, goal_picture: Frames | None, tag: str) -> list[dict[str, Any]]:
-    """Intro and tag in one text, or with the goal picture between them."""
+    """Intro and tag in one text, or with the goal image between them."""
     if goal_picture is None:
         return [text_part(f"{intro}\n{tag}" if tag else intro)]
     return [text_part(f"{intro}\n{TAG_GOAL}"), *image_parts(goal_picture[:1]), text_part(tag)]

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rlvlm.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion
+from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion
+from rlvlm.core.steps import Frames
 from rlvlm.judges.asking import DialogueOutcome, stamp_of
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import Dialogue
-from rlvlm.types.steps import Frames
 from rlvlm.vlms.chats import Chat
 from rlvlm.vlms.engines.remote import ApiRequest, Refused, RemoteEngine, TransientError
 

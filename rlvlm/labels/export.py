@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlvlm.disk import replacing
+from rlvlm.core.disk import replacing
+from rlvlm.core.judging import Label, Status, Verdict
 from rlvlm.labels.records import StoredAnswer, Truth, truth_about
 from rlvlm.labels.store import LabelStore
-from rlvlm.types.judging import Label, Status, Verdict
 
 ROWS_AT_ONCE = 10_000
 """In memory, and per row group of the file."""
@@ -51,7 +51,7 @@ SCHEMA = pa.schema(
         ("correct", pa.bool_()),
     ]
 )
-"""Pictures are named by digest, as in the store. `correct` is null without a decided label or a truth that decides."""
+"""Images are named by digest, as in the store. `correct` is null without a decided label or a truth that decides."""
 
 
 def export_parquet(store: LabelStore, file: Path) -> int:

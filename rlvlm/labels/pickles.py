@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
 
 MAX_FILE_BYTES = 2 * 2**30
 MAX_OPCODES = 100_000

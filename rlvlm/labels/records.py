@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
+from rlvlm.core.steps import Frames
+from rlvlm.labels.images import image_digest, is_digest
 from rlvlm.labels.lines import DamagedLine
-from rlvlm.labels.pictures import is_digest, picture_digest
-from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
-from rlvlm.types.steps import Frames
 
 Answer = Verdict | Score
 Pictures = Sequence[tuple[str, Any]]
@@ -19,16 +19,16 @@ Pictures = Sequence[tuple[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What was asked, with pictures by their digests; the same whoever is asked."""
+    """What was asked, with images by their digests; the same whoever is asked."""
 
     kind: Literal["compare", "score"]
     goal: str
     left: tuple[str, ...]
-    """Pictures of the left side, in order of time; of the clip, where one is scored."""
+    """Images of the left side, in order of time; of the clip, where one is scored."""
     right: tuple[str, ...] = ()
-    """Pictures of the right side; none where one clip is scored."""
+    """Images of the right side; none where one clip is scored."""
     goal_picture: tuple[str, ...] = ()
-    """The picture of the goal reached, where one was shown."""
+    """The image of the goal reached, where one was shown."""
     action: str = ""
     """What was done within the clip, where the judge is told."""
 
@@ -104,7 +104,7 @@ class Truth:
 
 
 def describe(item: Query | Clip) -> tuple[Question, Pictures]:
-    """A question by content, and the pictures it shows."""
+    """A question by content, and the images it shows."""
     left, right = (item.left, item.right) if isinstance(item, Query) else (item.frames, None)
     sides = [_digests(frames) for frames in (left, right, item.goal_picture)]
     digests = [tuple(digest for digest, _ in side) for side in sides]
@@ -181,11 +181,11 @@ def from_record(record: dict[str, Any]) -> StoredAnswer | Truth:
 
 
 def _digests(frames: Frames | None) -> list[tuple[str, Any]]:
-    """Digest and pixels of each frame; what is no stack of pictures counts as one odd picture."""
+    """Digest and pixels of each frame; what is no stack of images counts as one odd image."""
     if frames is None:
         return []
     pictures = list(frames) if getattr(frames, "ndim", 0) == 4 else [frames]
-    return [(picture_digest(picture), picture) for picture in pictures]
+    return [(image_digest(picture), picture) for picture in pictures]
 
 
 def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _question(record: dict[str, Any]) -> Question:
     sides = {name: tuple(record.get(name, ())) for name in ("left", "right", "goal_picture")}
     has_digests = all(is_digest(name) for side in sides.values() for name in side)
     if record["kind"] not in ("compare", "score") or not has_digests:
-        raise DamagedLine("a question is of kind compare or score, and names its pictures by digest")
+        raise DamagedLine("a question is of kind compare or score, and names its images by digest")
     goal, action = (_text(record.get(name, "")) for name in ("goal", "action"))
     return Question(kind=record["kind"], goal=goal, action=action, **sides)
 

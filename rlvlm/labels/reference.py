@@ -1,7 +1,7 @@
 """Label files of the reference implementation, converted once into a store. Nothing in them is executed.
 
 Source: RL-VLM-F (Wang et al. 2024, arXiv:2402.03681), its cached VLM labels: a pickled list of seven arrays for each
-feedback session: pairs of pictures side by side [N, H, 2W, 3] uint8, true labels [N, 1], the VLM's labels [N, 1],
+feedback session: pairs of images side by side [N, H, 2W, 3] uint8, true labels [N, 1], the VLM's labels [N, 1],
 states and actions of both sides, and true rewards of both sides [N, L, 1]; undecided labels were removed before.
 Departure: states and actions are left out; a label store keeps what a judge saw and said.
 """
@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.judging import Label, Query, Stamp, Status, Verdict
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.labels.pickles import RefusedPickle, read_pickled_arrays
 from rlvlm.labels.records import Truth, describe
 from rlvlm.labels.store import LabelStore
-from rlvlm.types.judging import Label, Query, Stamp, Status, Verdict
-from rlvlm.types.steps import FloatArray, Frames
 
 PROMPT = "reference"
 """Stands in the stamp: the words were the reference's, not a version of ours."""
@@ -57,7 +57,7 @@ def read_reference(file: Path) -> ReferenceSession:
         raise RefusedPickle(f"{_NUM_ARRAYS} arrays are wanted, got {len(arrays)}")
     pictures, true_labels, labels, _, _, *rewards = arrays
     if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[3] != 3 or pictures.shape[2] % 2:
-        raise RefusedPickle(f"pairs of pictures are [N, H, 2W, 3] uint8, got {pictures.shape} {pictures.dtype}")
+        raise RefusedPickle(f"pairs of images are [N, H, 2W, 3] uint8, got {pictures.shape} {pictures.dtype}")
     count, width = len(pictures), pictures.shape[2] // 2
     if any(len(array) != count for array in (true_labels, labels, *rewards)):
         raise RefusedPickle(f"{count} pairs need as many labels and rewards")

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rlvlm.disk import append_whole
+from rlvlm.core.disk import append_whole
 from rlvlm.labels.lines import MAX_LINE_BYTES, DamagedLine, decode_line, encode_line
 
 logger = logging.getLogger(__name__)

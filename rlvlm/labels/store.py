@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.disk import write_whole
-from rlvlm.errors import UsageError
+from rlvlm.core.disk import write_whole
+from rlvlm.core.errors import UsageError
+from rlvlm.core.judging import Stamp, Status, Verdict
+from rlvlm.labels.images import ImageStore
 from rlvlm.labels.lines import DamagedLine
-from rlvlm.labels.pictures import PictureStore
 from rlvlm.labels.records import (
     Answer,
     Origin,
@@ -27,7 +28,6 @@ from rlvlm.labels.records import (
     to_record,
 )
 from rlvlm.labels.segments import Place, SegmentReader, SegmentWriter, read_record
-from rlvlm.types.judging import Stamp, Status, Verdict
 
 SCHEMA = 1
 """Rises when older code could no longer read what newer code writes."""
@@ -37,11 +37,11 @@ _MARK, _WHAT = "store.json", "rlvlm label store"
 class LabelStore:
     """Answers by content, for every judge that ever answered into the folder.
 
-    `store.json` names the schema, `lines/` holds the segments, `pictures/` one PNG per distinct picture. Nothing is
+    `store.json` names the schema, `lines/` holds the segments, `pictures/` one PNG per distinct image. Nothing is
     ever changed or removed, there is no lock, and a line that is there twice is harmless: the first one counts. What a
     crash tears or a disk flips is known by its checksum and costs that one line.
 
-    In memory there is where each answer stands, about 300 bytes; texts and pictures stay on the disk.
+    In memory there is where each answer stands, about 300 bytes; texts and images stay on the disk.
 
     Args:
         folder: made with the first line.
@@ -53,7 +53,7 @@ class LabelStore:
 
     def __init__(self, folder: Path, origin: Origin | None = None) -> None:
         self.folder = Path(folder)
-        self._picture_store = PictureStore(self.folder / "pictures")
+        self._picture_store = ImageStore(self.folder / "pictures")
         self._origin = origin or Origin()
         self._is_marked = _check_mark(self.folder)
         self._writer = SegmentWriter(self.folder / "lines")
@@ -121,7 +121,7 @@ class LabelStore:
         self._append([replace(truth, when=now, origin=self._origin) for truth in truths])
 
     def keep_pictures(self, pictures: Pictures) -> None:
-        """Writes the pictures that are not there yet. Keep them before the answers about them.
+        """Writes the images that are not there yet. Keep them before the answers about them.
 
         Args:
             pictures: digests and pixels, from `describe`.
@@ -133,15 +133,15 @@ class LabelStore:
         self._picture_store.keep(pictures)
 
     def picture(self, digest: str) -> NDArray[np.uint8]:
-        """The picture `[H, W, 3]` of that digest.
+        """The image `[H, W, 3]` of that digest.
 
         Raises:
-            MissingPicture: it is not there, or its file is not what was written.
+            MissingImage: it is not there, or its file is not what was written.
         """
         return self._picture_store.load(digest)
 
     def has_pictures(self, question: Question) -> bool:
-        """Whether a file is there for every picture of the question."""
+        """Whether a file is there for every image of the question."""
         return all(map(self._picture_store.has, (*question.left, *question.right, *question.goal_picture)))
 
     def answers(self) -> Iterator[StoredAnswer]:

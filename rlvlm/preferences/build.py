@@ -5,12 +5,12 @@ from functools import partial
 
 import numpy as np
 
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.envs.world import World
+from rlvlm.envs.images import FrameStore
+from rlvlm.envs.step_env import StepEnv
 from rlvlm.preferences.answers.teachers import Teacher
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.preferences.loop import FeedbackLoop
-from rlvlm.preferences.model.networks import PictureInput, PictureNetwork, RewardInput, StateInput
+from rlvlm.preferences.model.networks import ImageInput, ImageNetwork, RewardInput, StateInput
 from rlvlm.preferences.model.objectives import PREFERENCE, SCORE
 from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.questions.comparing import Comparing
@@ -19,7 +19,7 @@ from rlvlm.rewards.config import RewardConfig
 from rlvlm.vlms.devices import pick_device
 
 _PICTURE_BYTES = 600_000_000
-"""Memory for pictures at the reward model's size, touched only as pictures come: a visible robot makes many."""
+"""Memory for images at the reward model's size, touched only as images come: a visible robot makes many."""
 
 
 _LEARNING = {"preference": (Comparing, PREFERENCE), "score": (Scoring, SCORE)}
@@ -27,7 +27,7 @@ _LEARNING = {"preference": (Comparing, PREFERENCE), "score": (Scoring, SCORE)}
 
 
 def build_loop(
-    world: World,
+    env: StepEnv,
     teacher: Teacher,
     *,
     reward: RewardConfig,
@@ -39,7 +39,7 @@ def build_loop(
     """A loop with a fresh reward model.
 
     Args:
-        world: draws pictures; may be a training env, which is not disturbed.
+        env: draws images; may be a training env, which is not disturbed.
         teacher: from `teachers.build_teacher`.
         reward: its source is one that learns, and says from what; its model what the ensemble looks at.
         feedback: when and about what the teacher is asked.
@@ -49,9 +49,9 @@ def build_loop(
     """
     subject_class, objective = _LEARNING[reward.source]
     picture_bytes = 3 * reward_model.picture_px**2
-    frames = FrameStore(world, reward_model.picture_px, max(_PICTURE_BYTES // picture_bytes, 1))
+    frames = FrameStore(env, reward_model.picture_px, max(_PICTURE_BYTES // picture_bytes, 1))
     seeds = np.random.SeedSequence(seed).generate_state(2)
-    inputs = reward_input(world, frames, reward, reward_model)
+    inputs = reward_input(env, frames, reward, reward_model)
     device = pick_device(reward_model.device, "reward-model")
     model = RewardModel(inputs, reward_model, int(seeds[0]), objective, device)
     subject = subject_class(frames, model, feedback)
@@ -61,12 +61,12 @@ def build_loop(
 
 
 def reward_input(
-    world: World, frames: FrameStore, reward: RewardConfig, reward_model: RewardModelConfig
+    env: StepEnv, frames: FrameStore, reward: RewardConfig, reward_model: RewardModelConfig
 ) -> RewardInput:
     """What `reward.model` looks at."""
     if reward.model == "image":
-        return PictureInput(frames, partial(PictureNetwork, reward_model.picture_px))
+        return ImageInput(frames, partial(ImageNetwork, reward_model.picture_px))
     if reward.model == "resnet18":
         resnet = importlib.import_module("rlvlm.preferences.model.resnet")  # loads transformers, for those who want it
-        return PictureInput(frames, resnet.ResNetNetwork, resnet.affordable_pictures(reward_model.picture_px), 16)
-    return StateInput(world.observation_space.shape[0], world.action_space.shape[0])
+        return ImageInput(frames, resnet.ResNetNetwork, resnet.affordable_pictures(reward_model.picture_px), 16)
+    return StateInput(env.observation_space.shape[0], env.action_space.shape[0])

@@ -45,7 +45,7 @@ class SimulatedTeacherConfig:
 
 
 RESNET_SMALLEST_PX = 64
-"""A ResNet's five halvings leave two pixels of 64: with one, a batch of one picture could not be normalised."""
+"""A ResNet's five halvings leave two pixels of 64: with one, a batch of one image could not be normalised."""
 BPREF_TEACHERS = {
     "mistake": SimulatedTeacherConfig(mistake=0.1),
     "stochastic": SimulatedTeacherConfig(beta=1.0),
@@ -95,7 +95,7 @@ class FeedbackConfig:
     max_queries: int = 20_000
     """Budget of the whole run: queries asked, answered or not."""
     segment_steps: int = 1
-    """Steps per segment, L >= 1; 1 compares single pictures, as the paper does."""
+    """Steps per segment, L >= 1; 1 compares single images, as the paper does."""
     recent_episodes: int = 100
     """Queries are drawn from the frames of this many newest episodes."""
     sampling: Sampling = "uniform"
@@ -144,7 +144,7 @@ class RewardModelConfig:
     """An ensemble that predicts what the teacher says."""
 
     picture_px: int = 64
-    """Side of the pictures the image model sees, in pixels (300 in the paper)."""
+    """Side of the images the image model sees, in pixels (300 in the paper)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where it is fitted and read. auto: a GPU that Ray or SLURM has assigned to the process, else the CPU; cuda: the
     first that is visible, which a judge may use too."""
@@ -170,7 +170,7 @@ class RewardModelConfig:
     At 0 rewards grow until they reach their bound, where near and nearer are worth the same."""
     hold_out_every: int = 5
     """One score in this many never trains; a fit ends once these are met. 0 holds out none, and trusts every fit: else
-    the agent explores until so many answers were foretold, before they trained, that a coin would manage it in one run
+    the agent explores until so many answers were predicted, before they trained, that a coin would manage it in one run
     of a hundred."""
 
     def __post_init__(self) -> None:
@@ -212,7 +212,7 @@ def check_learning(reward: RewardConfig, feedback: FeedbackConfig, reward_model:
     if reward.model == "resnet18" and reward_model.picture_px < RESNET_SMALLEST_PX:
         raise ValueError(
             f"reward.model resnet18 needs reward_model.picture_px >= {RESNET_SMALLEST_PX}, got "
-            f"{reward_model.picture_px}; smaller pictures are for reward.model image"
+            f"{reward_model.picture_px}; smaller images are for reward.model image"
         )
     if reward.source != "score":
         return
@@ -220,7 +220,7 @@ def check_learning(reward: RewardConfig, feedback: FeedbackConfig, reward_model:
         raise ValueError("reward_model.label_smoothing is of pairs; reward.source score has none")
     if feedback.segment_steps != 1:
         raise ValueError(
-            "reward.source score learns from single pictures, so feedback.segment_steps must be 1, "
+            "reward.source score learns from single images, so feedback.segment_steps must be 1, "
             f"got {feedback.segment_steps}; longer segments need reward.source preference"
         )
     if feedback.sampling == "entropy":

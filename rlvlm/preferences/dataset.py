@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.judging import Label, Score, Verdict
+from rlvlm.core.steps import FloatArray, Pair, Segment, Transitions
 from rlvlm.rewards.growing import GrowingArray
-from rlvlm.types.judging import Label, Score, Verdict
-from rlvlm.types.steps import FloatArray, Pair, Segment, Transitions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

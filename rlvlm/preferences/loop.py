@@ -9,15 +9,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlvlm import metrics
-from rlvlm.preferences.answers.sessions import Answered, AskAhead, AskAndWait, Asking, Session
+from rlvlm.core import metrics
+from rlvlm.core.steps import Trajectory
+from rlvlm.preferences.answers.sessions import Answered, Asking, AsyncLabelling, Session, SyncLabelling
 from rlvlm.preferences.answers.teachers import InformedTeacher, Teacher
 from rlvlm.preferences.config import FeedbackConfig
 from rlvlm.preferences.dataset import Examples
 from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.records import FeedbackCounts, Record
 from rlvlm.preferences.source import Disagreement, LearnedReward
-from rlvlm.types.steps import Trajectory
 
 _ARRAYS = ("obs", "actions", "next_obs", "env_rewards", "snapshots", "progress", "success")
 
@@ -33,7 +33,7 @@ class Subject(Protocol):
     """Metric with their number."""
 
     def draw(self, recent: Sequence[Trajectory], num: int, rng: np.random.Generator) -> tuple[list[Any], int]:
-        """Up to `num` questions worth asking, and how many were drawn whose pictures tell nothing new."""
+        """Up to `num` questions worth asking, and how many were drawn whose images tell nothing new."""
         ...
 
     def add(self, questions: Sequence[Any], answers: Sequence[Any]) -> int:
@@ -59,7 +59,7 @@ class FeedbackLoop:
     Source: Lee et al. 2021 (PEBBLE), arXiv:2106.05091, algorithm 1, lines 9-19; Wang et al. 2024 (RL-VLM-F),
     arXiv:2402.03681. Departures:
 
-    1. Questions whose pictures tell nothing new are drawn again before anybody is asked, and cost no budget.
+    1. Questions whose images tell nothing new are drawn again before anybody is asked, and cost no budget.
     2. A session that yields no label is no error: nothing is fitted, and the next one comes on schedule.
     3. With `FeedbackConfig.ahead` the answers of a session are used at the next one, those of the last at once.
     4. Nobody is asked at the run's end, where nothing would train on the answers.
@@ -84,7 +84,7 @@ class FeedbackLoop:
         total_steps: int | None = None,
     ) -> None:
         self._teacher = teacher
-        self._asking: Asking = AskAhead(teacher) if config.ahead else AskAndWait(teacher)
+        self._asking: Asking = AsyncLabelling(teacher) if config.ahead else SyncLabelling(teacher)
         self._subject = subject
         self._model = model
         self._config = config

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvlm import metrics
+from rlvlm.core import metrics
+from rlvlm.core.judging import Label, Score, Status, Verdict
+from rlvlm.core.steps import Pair, Segment
 from rlvlm.judges.health import JudgeHealth
-from rlvlm.types.judging import Label, Score, Status, Verdict
-from rlvlm.types.steps import Pair, Segment
 
 _SMALLEST_GAP = 1e-6
 """Progress gap up to which the truth says nothing."""

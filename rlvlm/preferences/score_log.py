@@ -1,21 +1,21 @@
 """The truth beside what a judge said directly: records of `judged` rewards. Drained by the algorithm."""
 
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.core.steps import Trajectory
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.questions.queries import cut
 from rlvlm.preferences.records import ScoreRecord, record_scores
 from rlvlm.rewards.judged import JudgedReward, TimedScore
-from rlvlm.types.steps import Trajectory
 
 
 class ScoreLog:
-    """Waits until an episode ends that shows a picture which was judged: only then is its true progress known.
+    """Waits until an episode ends that shows an image which was judged: only then is its true progress known.
 
-    Nothing of it is part of a checkpoint. A run that goes on has its pictures judged again, from the label store, and
+    Nothing of it is part of a checkpoint. A run that goes on has its images judged again, from the label store, and
     so recorded again.
 
     Args:
         source: judges.
-        frames: names pictures.
+        frames: names images.
     """
 
     def __init__(self, source: JudgedReward, frames: FrameStore) -> None:
@@ -29,7 +29,7 @@ class ScoreLog:
         self._episodes.append(episode)
 
     def drain(self, env_steps: int) -> list[ScoreRecord]:
-        """The records of answers whose picture was shown in an episode since the last call."""
+        """The records of answers whose image was shown in an episode since the last call."""
         self._waiting |= self._source.drain_answers()
         records: list[ScoreRecord] = []
         for episode in self._episodes:

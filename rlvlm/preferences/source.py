@@ -1,9 +1,9 @@
 """The learned reward as a source, and how little is known of it. Handed to algorithms by the loop."""
 
+from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.preferences.dataset import Steps
 from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.rewards.source import Labelling
-from rlvlm.types.steps import FloatArray, Transitions
 
 
 class LearnedReward:
@@ -24,7 +24,7 @@ class LearnedReward:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the model has foretold enough answers to reward anybody."""
+        """Whether the model has predicted enough answers to reward anybody."""
         return self._model.is_trusted
 
     def label(self, transitions: Transitions) -> FloatArray:

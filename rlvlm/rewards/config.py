@@ -12,7 +12,7 @@ class ExplorationConfig:
 
     Source: Liang et al. 2022 (RUNE), arXiv:2205.12401, sec. 4: reward + beta_t bonus, with beta_t = beta_0 (1 - rho)^t.
     Departures: t counts from the step at which the learned reward takes over, since before that novelty is the whole
-    reward; and the bonus may be novelty, which sees what the pictures of the reward model hide, such as the robot.
+    reward; and the bonus may be novelty, which sees what the images of the reward model hide, such as the robot.
     """
 
     bonus: Literal["none", "disagreement", "novelty"] = "none"
@@ -40,8 +40,8 @@ class RewardConfig:
     """Where the reward comes from."""
 
     source: Literal["preference", "score", "judged", "environment", "sparse", "novelty"] = "preference"
-    """preference: learned from a teacher's comparisons; score: learned from a teacher's scores of single pictures;
-    judged: the judge's score of each picture, as it stands; environment: the true reward; sparse: the success flag;
+    """preference: learned from a teacher's comparisons; score: learned from a teacher's scores of single images;
+    judged: the judge's score of each image, as it stands; environment: the true reward; sparse: the success flag;
     novelty: state entropy alone."""
     teacher: Literal[
         "judge",
@@ -62,7 +62,7 @@ class RewardConfig:
     feedback.simulated; published: right, wrong or undecided as often as the paper's VLM was on this task; measured: as
     feedback.measured says; random: a coin, or a die. Scores come from judge, oracle or random."""
     model: Literal["image", "resnet18", "state"] = "image"
-    """What the learned reward looks at. image: pictures, by a small CNN; resnet18: pictures, by a ResNet-18; state:
+    """What the learned reward looks at. image: images, by a small CNN; resnet18: images, by a ResNet-18; state:
     observation and action."""
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
     """What is added to a learned reward for a while, so that exploring does not end when it takes over."""
@@ -150,7 +150,7 @@ class MixtureConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnRewardConfig:
-    """What the turns of a world that is talked to are worth; the true reward is kept beside it, for evaluation."""
+    """What the turns of an env that is talked to are worth; the true reward is kept beside it, for evaluation."""
 
     source: Literal["environment", "judged", "mixture"] = "environment"
     """environment: the true reward; judged: a judge's score alone; mixture: what `mixture` weighs."""
@@ -170,7 +170,7 @@ class TurnRewardConfig:
     compare episodes, its whole group), or score it `neutral`. The truth never takes its place."""
     neutral: float = 0.5
     """See `without_answer`; in [0, 1]."""
-    last_resort: str = ""
+    fallback_judge: str = ""
     """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: nobody is."""
     false_positives: float = FALSE_POSITIVES
     """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
@@ -185,8 +185,8 @@ class TurnRewardConfig:
                 f"reward.source is {self.source} and reward.mixture weighs {self.mixture.used or 'nothing'}: weights "
                 "go with the source mixture, which needs one at least"
             )
-        if self.last_resort and not self.asks_judge:
-            raise ValueError("reward.last_resort has no effect where no judge is asked")
+        if self.fallback_judge and not self.asks_judge:
+            raise ValueError("reward.fallback_judge has no effect where no judge is asked")
         of_scores = (self.teacher, self.per, self.without_answer, self.neutral, self.monitor)
         if not self.scores and of_scores != ("judge", "turn", "drop", 0.5, MonitorConfig()):
             raise ValueError(

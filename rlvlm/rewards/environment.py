@@ -1,7 +1,7 @@
 """The env's own rewards, dense and sparse: the sources that a learned reward is compared with."""
 
+from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.rewards.source import Labelling
-from rlvlm.types.steps import FloatArray, Transitions
 
 
 class EnvironmentReward:

@@ -1,4 +1,4 @@
-"""The judge's own score as reward: no model is learned, every new picture is looked at once."""
+"""The judge's own score as reward: no model is learned, every new image is looked at once."""
 
 import time
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.core.judging import Clip, Score, Status
+from rlvlm.core.steps import FloatArray, Transitions
+from rlvlm.envs.images import FrameStore
 from rlvlm.judges.health import JudgeHealth
 from rlvlm.judges.judge import Judge
 from rlvlm.rewards.source import Labelling
-from rlvlm.types.judging import Clip, Score, Status
-from rlvlm.types.steps import FloatArray, Transitions
 
 _PICTURES_PER_CALL = 64
 """Drawn and held at once: 17 MB at 300 pixels."""
@@ -28,7 +28,7 @@ def to_reward(score: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TimedScore:
-    """What was said of a picture, and when."""
+    """What was said of an image, and when."""
 
     score: Score
     timestamp: float
@@ -36,9 +36,9 @@ class TimedScore:
 
 
 class JudgedReward:
-    """What a judge says of the picture after each step, in [-1, 1]; pictures that look the same are judged once.
+    """What a judge says of the image after each step, in [-1, 1]; images that look the same are judged once.
 
-    A picture whose answer cannot be read has no reward, and transitions that lead to it do not train. One that was not
+    An image whose answer cannot be read has no reward, and transitions that lead to it do not train. One that was not
     answered is asked about again when it is met again. A judge who answers nothing of what he is asked, or mostly what
     cannot be read, ends the run; the env's reward never takes his place.
 
@@ -49,7 +49,7 @@ class JudgedReward:
 
     Args:
         judge: local or served.
-        frames: draws pictures at the judge's size.
+        frames: draws images at the judge's size.
         goal: what the judge is told.
     """
 
@@ -86,14 +86,14 @@ class JudgedReward:
         return np.array([self._rewards.get(key, np.nan) for key in keys], np.float32)[kind]
 
     def drain_answers(self) -> dict[bytes, TimedScore]:
-        """What was said since the last call, by the picture's name in the frame store; not part of a checkpoint."""
+        """What was said since the last call, by the image's name in the frame store; not part of a checkpoint."""
         answers, self._answers = self._answers, {}
         return answers
 
     def _ask(self, snapshots: FloatArray) -> Sequence[Score]:
-        """The judge's scores of the pictures of `snapshots` `[N, S]`."""
+        """The judge's scores of the images of `snapshots` `[N, S]`."""
         pictures = self._frames.frames(snapshots)
-        scores = self._judge.score([Clip(goal=self._goal, frames=picture[None]) for picture in pictures])
+        scores = self._judge.score([Clip(goal=self._goal, frames=image[None]) for image in pictures])
         assert len(scores) == len(snapshots), f"a judge owes one score per clip, got {len(scores)} of {len(snapshots)}"
         self._health.note(scores)
         self._health.check(scores)

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm import metrics
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core import metrics
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Score
 from rlvlm.judges.agreement import area_under_curve, best_threshold, calibration_error, wilson_interval
 from rlvlm.judges.prompts import OTHER_GOAL
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.rewards.scorers import Scorer
 from rlvlm.rewards.scoring_items import ScoringItem
-from rlvlm.types.judging import Score
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class JudgeMonitor:
         self._controls.extend(rows)
 
     def report(self) -> dict[str, float]:
-        """The newest figures by their names in `rlvlm.metrics`; those that nothing is known of are left out."""
+        """The newest figures by their names in `rlvlm.core.metrics`; those that nothing is known of are left out."""
         rows = np.array(self._recent).reshape(-1, 2)
         if not len(rows):
             return {}

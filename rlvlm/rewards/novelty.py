@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.rewards.growing import GrowingArray
 from rlvlm.rewards.source import Labelling
-from rlvlm.types.steps import FloatArray, Transitions
 
 _ROWS_AT_ONCE = 512
 """Bounds the memory of all distances: 4 KB for each state visited so far."""

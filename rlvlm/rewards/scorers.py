@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlvlm.errors import JudgeUnavailable, first_line
+from rlvlm.core.errors import JudgeUnavailable, first_line
+from rlvlm.core.judging import Clip, Score, Stamp, Status, Usage
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.judges.health import JudgeHealth
 from rlvlm.judges.judge import Judge
 from rlvlm.rewards.config import ScoreTeacher
 from rlvlm.rewards.scoring_items import ScoringItem
-from rlvlm.types.judging import Clip, Score, Stamp, Status, Usage
-from rlvlm.types.steps import FloatArray, Frames
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class JudgeScorer:
     Args:
         judge: local or served.
         draw: makes images [N, H, W, 3] of snapshots [N, S].
-        remembers: whether answers are kept in memory: for worlds in which the same is met again.
+        remembers: whether answers are kept in memory: for envs in which the same is met again.
     """
 
     def __init__(self, judge: Judge, draw: Callable[[FloatArray], Frames], *, remembers: bool) -> None:
@@ -169,7 +169,7 @@ class LastResortScorer:
         try:
             scores = self._first.score(items)
         except JudgeUnavailable as error:
-            logger.warning("the judge does not answer (%s): the last resort is asked", first_line(error))
+            logger.warning("the judge does not answer (%s): the fallback judge is asked", first_line(error))
             return self._last.score(items)
         missing = [place for place, score in enumerate(scores) if score.value is None]
         if missing:
@@ -261,7 +261,7 @@ def make_scorer(
     *,
     remembers: bool,
     flaw: float = 0.0,
-    make_last_resort: Callable[[], Judge] | None = None,
+    make_fallback_judge: Callable[[], Judge] | None = None,
 ) -> Scorer:
     """The scorer that `teacher` names.
 
@@ -272,7 +272,7 @@ def make_scorer(
         seed: of a control.
         remembers: see `JudgeScorer`.
         flaw: of a simulated teacher: the false positives of the biased one, the noise of progress.
-        make_last_resort: makes a judge that is asked where the first has no answer; None where nobody is.
+        make_fallback_judge: makes a judge that is asked where the first has no answer; None where nobody is.
     """
     if teacher == "random":
         return RandomScorer(seed)
@@ -282,9 +282,9 @@ def make_scorer(
         return ProgressScorer(flaw, seed)
     assert make_judge is not None, "the config has checked that there is a judge"
     first = JudgeScorer(make_judge(), draw, remembers=remembers)
-    if make_last_resort is None:
+    if make_fallback_judge is None:
         return first
-    return LastResortScorer(first, JudgeScorer(make_last_resort(), draw, remembers=remembers))
+    return LastResortScorer(first, JudgeScorer(make_fallback_judge(), draw, remembers=remembers))
 
 
 def chance_of(item: ScoringItem, seed: int) -> float:

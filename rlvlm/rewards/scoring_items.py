@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlvlm.types.judging import Score
-from rlvlm.types.steps import FloatArray
+from rlvlm.core.judging import Score
+from rlvlm.core.steps import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,12 +16,12 @@ class ScoringItem:
     goal: str
     """What the judge is told, e.g. `reach the green goal square`."""
     snapshots: FloatArray
-    """[L, S] moments in order of time; the world draws them."""
+    """[L, S] moments in order of time; the env draws them."""
     action: str = ""
     """What was done between the first and the last moment, of a turn; empty where nobody could read it, and of
     episodes."""
     is_success: bool
-    """Whether the world's own test holds at the last moment, or held at one before it. The judge is never told."""
+    """Whether the env's own test holds at the last moment, or held at one before it. The judge is never told."""
     is_undone: bool = False
     """Whether it held before and no longer does: then neither answer of a judge is an error."""
     progress: float

@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Protocol
 
-from rlvlm.types.steps import FloatArray, Transitions
+from rlvlm.core.steps import FloatArray, Transitions
 
 
 class Labelling(Enum):

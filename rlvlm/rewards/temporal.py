@@ -1,4 +1,4 @@
-"""Novelty of what is done: how badly a small network foretells an episode's actions from its first image."""
+"""Novelty of what is done: how badly a small network predicts an episode's actions from its first image."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlvlm.types.steps import FloatArray, Frames
-from rlvlm.types.turns import TurnEpisode
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.turns import TurnEpisode
 
 _SIDE, _WIDTH = 12, 48
 """Pixels per side of the image that the network sees, and its width."""
@@ -22,11 +22,11 @@ class TemporalNovelty:
     """Surprise at each action, in [0, 1] over the episodes of a rollout; 0 for replies that could not be read.
 
     Source: the temporal predictor of the VLM_PPO repository. Departures: a small GRU in the place of a second LoRA
-    adapter; the whole sequence is foretold step by step, each from the first image and the actions before it; and
+    adapter; the whole sequence is predicted step by step, each from the first image and the actions before it; and
     success plays no part, where the reference gives successful episodes no novelty: that would be the truth.
 
     Args:
-        num_actions: of the world.
+        num_actions: of the env.
         draw: makes images [N, H, W, 3] of snapshots [N, S].
         seed: of the network and of the order in which it learns.
         lr: Adam's step size.
@@ -37,7 +37,7 @@ class TemporalNovelty:
         self._num_actions = num_actions
         state = torch.random.get_rng_state()
         torch.manual_seed(seed)
-        self._network = _Foreteller(num_actions)
+        self._network = _Predictor(num_actions)
         torch.random.set_rng_state(state)  # nobody else's chance changes with whether novelty is wanted
         self._optimizer = torch.optim.Adam(self._network.parameters(), lr=lr)
         self._order = torch.Generator().manual_seed(seed)
@@ -58,7 +58,7 @@ class TemporalNovelty:
         ]
 
     def learn(self, episodes: Sequence[TurnEpisode]) -> None:
-        """Learns to foretell `episodes` and those kept of earlier ones."""
+        """Learns to predict `episodes` and those kept of earlier ones."""
         self._kept.extend(self._seen(episode) for episode in episodes)
         for _ in range(_EPOCHS if self._kept else 0):
             for rows in torch.randperm(len(self._kept), generator=self._order).split(_BATCH):
@@ -96,7 +96,7 @@ class TemporalNovelty:
         return functional.adaptive_avg_pool2d(image, _SIDE).flatten(), torch.tensor(actions)
 
 
-class _Foreteller(nn.Module):
+class _Predictor(nn.Module):
     """Minus the log-probability of each action, given the first image and the actions before it."""
 
     def __init__(self, num_actions: int) -> None:
@@ -104,11 +104,11 @@ class _Foreteller(nn.Module):
         self._look = nn.Linear(3 * _SIDE * _SIDE, _WIDTH)
         self._words = nn.Embedding(num_actions + 2, _WIDTH)
         self._gru = nn.GRU(_WIDTH, _WIDTH, batch_first=True)
-        self._tell = nn.Linear(_WIDTH, num_actions + 1)
+        self._log = nn.Linear(_WIDTH, num_actions + 1)
         self._first = num_actions + 1
 
     def forward(self, image: Tensor, actions: Tensor) -> Tensor:
         """[T] in nats."""
         before = torch.cat((actions.new_tensor([self._first]), actions[:-1]))
         hidden, _ = self._gru(self._words(before)[None], torch.tanh(self._look(image))[None, None])
-        return functional.cross_entropy(self._tell(hidden[0]), actions, reduction="none")
+        return functional.cross_entropy(self._log(hidden[0]), actions, reduction="none")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 import tyro
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_heeded, task_goal, task_goal_state
+from rlvlm.envs.registry import check_unused, task_goal, task_goal_state
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.config import PlacementConfig
 
@@ -92,7 +92,7 @@ class RunConfig:
         *("judge.engine.python", "judge.engine.tensor_parallel", "judge.engine.memory_share", "judge.engine.cache_gib"),
         *("*.device", "*.threads", "*.env_runners", "*.num_learners", "*.gpus_per_learner", "*.cache_mib"),
         *("algo.*lr", "reward_model.lr", "*.kl_weight"),
-        *("*.without_answer", "*.last_resort", "*.on_alarm", "*.most_unreadable"),
+        *("*.without_answer", "*.fallback_judge", "*.on_alarm", "*.most_unreadable"),
     )
     """Patterns of the settings that a run may be resumed with after they were changed in its `config.yaml`: how far it
     goes, what is seen of it, what it runs on, and what its own errors tell to change. The others say what it is."""
@@ -119,7 +119,7 @@ class RunConfig:
             raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed}")
         if names := ", ".join(_not_numbers(self)):  # which every comparison with a bound lets pass
             raise ValueError(f"{names} must be a number, got nan")
-        check_heeded(self.task, self.env)
+        check_unused(self.task, self.env)
         judge, api = self.judge, self.judge.api
         longest_s = math.ceil(judge.batch_size / api.concurrency) * api.deadline_s
         if judge.is_remote and longest_s >= self.serve.timeout_s:
@@ -139,7 +139,7 @@ class RunConfig:
         return ()
 
     @property
-    def unheeded(self) -> dict[str, str]:
+    def unused_settings(self) -> dict[str, str]:
         """Patterns of settings that have no effect in this run, with the setting that is why. A recipe may have them
         all the same; whoever sets one on the command line is told.
         """
@@ -147,7 +147,7 @@ class RunConfig:
 
     def why_unheeded(self, name: str) -> str | None:
         """The setting that leaves the one of that dotted name without effect; None where it has one."""
-        return next((why for pattern, why in self.unheeded.items() if fnmatchcase(name, pattern)), None)
+        return next((why for pattern, why in self.unused_settings.items() if fnmatchcase(name, pattern)), None)
 
     @property
     def max_queries(self) -> int:
@@ -206,8 +206,8 @@ class RunConfig:
         return self.serve.app or self.judge.backend
 
     @property
-    def world_name(self) -> str:
-        """How the world is set up, for the run's card."""
+    def env_name(self) -> str:
+        """How the env is set up, for the run's card."""
         return f"{self.env.episode_steps} steps per episode"
 
     def labels(self, own: Path) -> Path:

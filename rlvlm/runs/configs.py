@@ -3,13 +3,13 @@
 import importlib
 from typing import Any
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
+from rlvlm.core.yaml_text import read_yaml
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.settings import read_settings, to_yaml
 from rlvlm.runs.policy.config import PolicyRunConfig
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.runs.vla.config import VLARunConfig
-from rlvlm.yaml_text import read_yaml
 
 CONFIGS: dict[str, type[RunConfig]] = {
     config.pipeline: config for config in (PreferenceRunConfig, PolicyRunConfig, VLARunConfig)

@@ -3,8 +3,8 @@
 import socket
 from pathlib import Path
 
+from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
-from rlvlm.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError
 from rlvlm.runs.config import Network, RunConfig
 from rlvlm.vlms.shipped import shipped_folder, weights_folder
 
@@ -79,7 +79,7 @@ def _check_judge(config: RunConfig) -> None:
     if config.judge.ships_weights and is_name and not (shipped_folder(model) or Path(model).is_dir()):
         raise UsageError(
             f"judge.model {model} is no pocket judge and no folder",
-            "scorer, video, or a folder with the weights of one; leave it out for the one that compares pictures",
+            "scorer, video, or a folder with the weights of one; leave it out for the one that compares images",
         )
     if config.judge.backend == "transformers" and shipped_folder(model):
         raise UsageError(

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, evaluate
-from rlvlm.disk import write_json
-from rlvlm.errors import EXIT_DONE, UsageError
+from rlvlm.core.disk import write_json
+from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.artifacts.write import VIDEO_PX, write_videos
 from rlvlm.runs.folder.checkpoints import Checkpoint, newest_sound
@@ -65,7 +65,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool)
     return EXIT_DONE
 
 
-def choose_checkpoint(folder: RunFolder, path: Path, tell: Callable[[str], None]) -> Checkpoint:
+def choose_checkpoint(folder: RunFolder, path: Path, log: Callable[[str], None]) -> Checkpoint:
     """The checkpoint that `path` lies in, otherwise the best of the run, or the newest sound one where that is damaged.
 
     Raises:
@@ -81,7 +81,7 @@ def choose_checkpoint(folder: RunFolder, path: Path, tell: Callable[[str], None]
     if best is None:
         raise UsageError(f"{folder.path} has no checkpoint yet", f"let it run on: {folder.resume_command}")
     candidates = [best, *folder.checkpoints.newest_first()]
-    return newest_sound(candidates, lambda damage: tell(f"damaged checkpoint: {damage}")) or best
+    return newest_sound(candidates, lambda damage: log(f"damaged checkpoint: {damage}")) or best
 
 
 def _each(played: Sequence[PlayedEpisode]) -> list[dict[str, float | bool]]:

@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 
 from rlvlm.algorithms.checkpoint import load_tree
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.envs.registry import make_world
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.images import FrameStore
+from rlvlm.envs.registry import make_env
 from rlvlm.preferences.build import reward_input
 from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.runs.config import RunConfig
@@ -21,7 +22,6 @@ from rlvlm.runs.folder.checkpoints import newest_sound
 from rlvlm.runs.folder.run_folder import RunFolder, create_folder
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.runs.train import start_run
-from rlvlm.types.steps import FloatArray, Frames
 
 
 def train(config: RunConfig) -> RunFolder:
@@ -59,7 +59,7 @@ def learned_reward(run: RunFolder) -> Callable[[Frames], FloatArray]:
     if checkpoint is None:
         raise UsageError(f"{run.path} has no checkpoint yet", f"let it run on: rlvlm resume {run.path}")
     size_px = config.reward_model.picture_px
-    world = make_world(config.task, config.env, config.seed)
+    world = make_env(config.task, config.env, config.seed)
     inputs = reward_input(world, FrameStore(world, size_px, 1), config.reward, config.reward_model)
     model = RewardModel(inputs, config.reward_model, seed=0)
     model.set_state(load_tree(checkpoint.algorithm)["schedule"]["loop"]["model"])

@@ -4,12 +4,12 @@ import time
 from collections import deque
 from pathlib import Path
 
-from rlvlm import metrics
 from rlvlm.algorithms.contract import RunAlgorithm
 from rlvlm.algorithms.evaluation import Evaluation
-from rlvlm.console.panel import RunConsole
-from rlvlm.console.signals import StopRequest
-from rlvlm.errors import JudgeUnavailable, MachineError
+from rlvlm.core import metrics
+from rlvlm.core.console.panel import RunConsole
+from rlvlm.core.console.signals import StopRequest
+from rlvlm.core.errors import JudgeUnavailable, MachineError
 from rlvlm.runs.artifacts.write import NUM_VIDEOS, VIDEO_PX, write_artifacts
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import RunState
@@ -113,7 +113,7 @@ class Training:
             is_best = self._evaluate()
             self._log(is_due=True)
             self._try_to_save(is_best)
-            self._recent.clear()  # what is left is foretold from rounds of training alone
+            self._recent.clear()  # what is left is predicted from rounds of training alone
             self._recent.append((self.state.wall_s, self.state.env_steps))
 
     def advance(self) -> None:

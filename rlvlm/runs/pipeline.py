@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from rlvlm.algorithms.contract import RunAlgorithm
 from rlvlm.algorithms.evaluation import Player
-from rlvlm.console.panel import PanelRow
+from rlvlm.core.console.panel import PanelRow
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.judges.judge import Judge
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.types.steps import FloatArray, Frames
 
 Draw = Callable[[FloatArray, int], Frames]
 """Makes images [N, H, W, 3] of snapshots [N, S]; takes the side wanted, in pixels."""

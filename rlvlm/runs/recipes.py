@@ -24,7 +24,7 @@ _GENERAL: Mapping[Kind, Callable[[str], RunConfig]] = {
     "turns": policy.general,
     "chunks": vla.general,
 }
-"""For all others, by what their worlds are."""
+"""For all others, by what their envs are."""
 
 
 def recipe(task: str) -> RunConfig:

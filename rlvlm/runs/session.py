@@ -12,7 +12,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.tune.trainable import trainable
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
@@ -56,7 +56,7 @@ def judge_session(
         yield lambda: MeteredCache(CachedJudge(running.judge, open_store()), config.task)
 
 
-def last_resort(app: str) -> Callable[[], Judge] | None:
+def fallback_judge(app: str) -> Callable[[], Judge] | None:
     """What makes the client of a running Serve app of that name; None where there is no name."""
     return partial(_answering, app) if app else None
 
@@ -71,8 +71,8 @@ def _answering(app: str) -> Judge:
     try:
         _ = judge.stamp
     except JudgeUnavailable as error:
-        fix = "start it with `rlvlm serve`, or leave out --reward.last-resort"
-        raise JudgeUnavailable(f"reward.last_resort: {error}", fix) from error
+        fix = "start it with `rlvlm serve`, or leave out --reward.fallback-judge"
+        raise JudgeUnavailable(f"reward.fallback_judge: {error}", fix) from error
     return judge
 
 

@@ -7,11 +7,11 @@ from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 
-from rlvlm import metrics
-from rlvlm.console.panel import RunConsole
-from rlvlm.console.quiet import quiet_output
-from rlvlm.console.signals import StopRequest
-from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, NumericsError, RunError, UsageError
+from rlvlm.core import metrics
+from rlvlm.core.console.panel import RunConsole
+from rlvlm.core.console.quiet import quiet_output
+from rlvlm.core.console.signals import StopRequest
+from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, NumericsError, RunError, UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.folder.label_store import label_store
@@ -32,7 +32,7 @@ def start_run(folder: RunFolder, config: RunConfig) -> int:
         RunError: it cannot start or go on; a folder in which nothing happened yet is taken away again.
     """
     try:
-        return _carry_on(folder, config, ())
+        return _run_training(folder, config, ())
     except RunError:
         if not folder.has_begun():
             folder.remove()
@@ -45,7 +45,7 @@ def resume_run(folder: RunFolder, config: RunConfig) -> int:
     Raises:
         RunError: it cannot go on.
     """
-    return _carry_on(folder, config, folder.checkpoints.newest_first())
+    return _run_training(folder, config, folder.checkpoints.newest_first())
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def check_settings(before: RunState, config: RunConfig) -> None:
 
 
 @contextmanager
-def told_failures(folder: RunFolder) -> Iterator[None]:
+def convert_errors(folder: RunFolder) -> Iterator[None]:
     """Turns whatever a run's outermost frame meets into a RunError: its words are for the user, the file for us.
 
     Raises:
@@ -145,7 +145,7 @@ def told_failures(folder: RunFolder) -> Iterator[None]:
         raise _crash(folder, error) from error
 
 
-def _carry_on(folder: RunFolder, config: RunConfig, checkpoints: Iterable[Checkpoint]) -> int:
+def _run_training(folder: RunFolder, config: RunConfig, checkpoints: Iterable[Checkpoint]) -> int:
     """Trains from the first sound one of `checkpoints` (none: from the start) to the end or a signal, with the folder
     locked.
     """
@@ -154,8 +154,8 @@ def _carry_on(folder: RunFolder, config: RunConfig, checkpoints: Iterable[Checkp
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
         console = stack.enter_context(RunConsole(terminal, config.title, config.steps, pipeline_of(config).rows))
-        stop.tell = console.line
-        stack.enter_context(told_failures(folder))
+        stop.log = console.line
+        stack.enter_context(convert_errors(folder))
         try:
             with open_training(folder, config, choose_sound(checkpoints, console), console, stop) as training:
                 try:
@@ -167,7 +167,7 @@ def _carry_on(folder: RunFolder, config: RunConfig, checkpoints: Iterable[Checkp
         except StoppedEarly:
             console.line(f"stopped before there was anything to save; start over with: {folder.resume_command}")
             return EXIT_PREEMPTED
-        _say_goodbye(folder, console)
+        _print_summary(folder, console)
     return EXIT_DONE if is_done else EXIT_PREEMPTED
 
 
@@ -184,7 +184,7 @@ def _train(training: Training, stop: StopRequest) -> bool:
     return training.is_over
 
 
-def _say_goodbye(folder: RunFolder, console: RunConsole) -> None:
+def _print_summary(folder: RunFolder, console: RunConsole) -> None:
     summary = folder.summary()
     rate = summary["final_success_rate"]
     success = "not evaluated" if rate is None else f"success {rate:.0%} (mean of the last evaluations)"

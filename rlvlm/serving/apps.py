@@ -14,7 +14,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig

@@ -12,7 +12,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from rlvlm.errors import ModelUnavailable, RunError, first_line
+from rlvlm.core.errors import ModelUnavailable, RunError, first_line
 
 logger = logging.getLogger(__name__)
 

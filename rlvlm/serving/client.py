@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Verdict
 from rlvlm.serving.calls import REFUSED, AppCalls
 from rlvlm.serving.envelope import Kind, Receipt, Request, digest, request_key
 from rlvlm.serving.monitoring import ClientMetrics
-from rlvlm.types.judging import Clip, Query, Score, Stamp, Verdict
 from rlvlm.vlms.chats import Chat
 
 IN_FLIGHT = 4
@@ -24,7 +24,7 @@ class ServedJudge:
 
     Questions go out in pieces of `batch_size`, cut by position alone: with one client the model sees the same batches
     whatever the timing, so answers repeat to the bit. A piece that is lost with its replica is sent again under the
-    same key, so that no replica judges it twice, and every answer comes with a digest of the pictures it is about, so
+    same key, so that no replica judges it twice, and every answer comes with a digest of the images it is about, so
     that none is taken for another's. The object pickles; the handle is looked up where it is used.
     """
 
@@ -121,7 +121,7 @@ class ServedJudge:
         return [answer for part in parts for answer in part]
 
     def _ask_piece(self, kind: Kind, call: str, index: int, items: list[Any]) -> list[Any]:
-        """The answers to one piece of a call, once they are known to be about the pictures that were sent."""
+        """The answers to one piece of a call, once they are known to be about the images that were sent."""
         digests = [digest(item) for item in items]
         request = Request(key=request_key(call, index, digests), run=self._run, kind=kind, items=items)
 

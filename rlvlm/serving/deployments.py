@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from ray import serve
 from ray.serve.config import AutoscalingConfig, BackpressureConfig
 
-from rlvlm.errors import JudgeUnavailable, UsageError
+from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -22,7 +22,7 @@ from rlvlm.vlms.config import EngineConfig
 
 MAX_ONGOING_REQUESTS = 16
 """Requests that a replica holds at once. Inside a replica runs get even shares (`batches`); before it, first come is
-first served, so it lets in all that a few busy runs send, and a request is at most a batch of pictures."""
+first served, so it lets in all that a few busy runs send, and a request is at most a batch of images."""
 MAX_QUEUED_REQUESTS = 8
 """Requests one caller may have waiting; beyond it gets a BackPressureError and tries again later."""
 CONSTRUCTOR_TRIES = 3

@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import torch
 
-from rlvlm import metrics
-from rlvlm.errors import MachineError, ModelUnavailable
+from rlvlm.core import metrics
+from rlvlm.core.errors import MachineError, ModelUnavailable
+from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledAction, SampledReply
+from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.engine import asked_tokens
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import TokenRules
@@ -19,8 +21,6 @@ from rlvlm.serving.config import EngineConfig
 from rlvlm.serving.replicas.policy import ReplyCall, ReplyReceipt, Sampling
 from rlvlm.serving.replicas.tokens import TokenCall
 from rlvlm.serving.weights import Weights, exported, packed
-from rlvlm.types.sampling import ReplyRequest, ReplyTokens, SampledAction, SampledReply
-from rlvlm.types.steps import Frames
 
 _VALUED_AT_ONCE = 64
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlvlm.types.judging import Clip, Query, Score, Verdict
+from rlvlm.core.judging import Clip, Query, Score, Verdict
 
 Kind = Literal["compare", "score"]
 
@@ -35,7 +35,7 @@ class Receipt:
 
 
 def digest(item: Query | Clip) -> bytes:
-    """32 bytes that two questions share only when goal, action and all pictures are the same."""
+    """32 bytes that two questions share only when goal, action and all images are the same."""
     clips = [item.frames] if isinstance(item, Clip) else [item.left, item.right]
     clips += [item.goal_picture] if item.goal_picture is not None else []
     told = (item.goal, item.action) if isinstance(item, Clip) and item.action else item.goal

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from ray.serve import metrics as serve_metrics  # as Ray's own, plus the application, deployment and replica
 from ray.util import metrics as ray_metrics
 
-from rlvlm import metrics
+from rlvlm.core import metrics
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Verdict
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
-from rlvlm.types.judging import Clip, Query, Score, Stamp, Verdict
 
 Answer = TypeVar("Answer", Verdict, Score)
 
@@ -37,7 +37,7 @@ RETRIES = "rlvlm_judge_retries"
 REFUSED = "rlvlm_judge_refused"
 """Counter: requests refused because the queue was full."""
 CROSSED = "rlvlm_judge_crossed"
-"""Counter: answers that came back for other pictures than were sent; anything but 0 is a fault of ours."""
+"""Counter: answers that came back for other images than were sent; anything but 0 is a fault of ours."""
 CACHE_HITS = "rlvlm_cache_hits"
 """Gauge, tag run: questions answered from memory so far."""
 CACHE_MISSES = "rlvlm_cache_misses"
@@ -88,7 +88,7 @@ class ClientMetrics:
     def __init__(self) -> None:
         self.retries = ray_metrics.Counter(RETRIES, "Requests sent again.", tag_keys=("run", "reason"))
         self.refused = ray_metrics.Counter(REFUSED, "Requests refused: queue full.", tag_keys=("run",))
-        self.crossed = ray_metrics.Counter(CROSSED, "Answers about other pictures than were sent.", tag_keys=("run",))
+        self.crossed = ray_metrics.Counter(CROSSED, "Answers about other images than were sent.", tag_keys=("run",))
 
 
 class MeteredCache:

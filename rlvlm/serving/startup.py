@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import ray
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from rlvlm.errors import JudgeUnavailable, MachineError, ModelUnavailable, RunError
+from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, RunError
 
 START_TIMEOUT_S = 1_800.0
 """Longest wait: a big model is read from a slow disk in some minutes."""

@@ -18,10 +18,10 @@ from ray import ObjectRef
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlvlm.errors import ModelUnavailable
+from rlvlm.core.errors import ModelUnavailable
+from rlvlm.core.sampling import ReplyTokens
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.types.sampling import ReplyTokens
-from rlvlm.types.steps import FloatArray, Frames
 from rlvlm.vlms.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 FETCH_TIMEOUT_S = 300.0

@@ -9,7 +9,7 @@ from typing import Any
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 
-from rlvlm.console.signals import StopRequest
+from rlvlm.core.console.signals import StopRequest
 from rlvlm.sweeps.config import SweepConfig
 from rlvlm.sweeps.folder import State, SweepFolder, TrialRecord
 from rlvlm.sweeps.halving import Halving

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.runs.folder.settings import from_yaml
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from rlvlm.disk import write_whole
-from rlvlm.errors import UsageError
+from rlvlm.core.disk import write_whole
+from rlvlm.core.errors import UsageError
 from rlvlm.runs.folder.run_folder import RunFolder, check_disk, read_config
 from rlvlm.runs.folder.settings import to_yaml
 from rlvlm.runs.folder.tables import CsvTable

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.settings import flat, override, to_yaml
 from rlvlm.runs.recipes import recipe

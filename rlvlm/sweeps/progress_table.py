@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from rlvlm.console.screen import Screen
+from rlvlm.core.console.screen import Screen
 from rlvlm.sweeps.folder import FINISHED, State, TrialRecord
 from rlvlm.sweeps.plan import TrialPlan
 

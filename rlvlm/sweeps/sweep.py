@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ray import tune
 
-from rlvlm.console.quiet import quiet_output
-from rlvlm.console.signals import StopRequest
-from rlvlm.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable
+from rlvlm.core.console.quiet import quiet_output
+from rlvlm.core.console.signals import StopRequest
+from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable
 from rlvlm.runs.processes.private_ray import ray_session
 from rlvlm.runs.session import reachable
 from rlvlm.serving.apps import start_judge
@@ -57,7 +57,7 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
             able = [key for key in waiting if callback.records[key].state is not State.FAILED]
             if able and not stop:
                 _tune(folder, sweep, able, callback)
-        return _say_goodbye(table, callback, folder, stop)
+        return _print_summary(table, callback, folder, stop)
 
 
 def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callback: SweepCallback) -> None:
@@ -113,7 +113,7 @@ def _judges(
         yield
 
 
-def _say_goodbye(table: ProgressTable, callback: SweepCallback, folder: SweepFolder, stop: StopRequest) -> int:
+def _print_summary(table: ProgressTable, callback: SweepCallback, folder: SweepFolder, stop: StopRequest) -> int:
     records = list(callback.records.values())
     folder.write_records(records)
     failed = [record for record in records if record.state is State.FAILED]

@@ -12,14 +12,14 @@ from numpy.typing import ArrayLike
 from ray.tune import Trainable
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from rlvlm.console.panel import RunConsole
-from rlvlm.console.quiet import quiet_output
-from rlvlm.errors import RunError, UsageError
+from rlvlm.core.console.panel import RunConsole
+from rlvlm.core.console.quiet import quiet_output
+from rlvlm.core.errors import RunError, UsageError
 from rlvlm.runs.doctor import check_before_run
 from rlvlm.runs.folder.run_folder import RunFolder, create_folder
 from rlvlm.runs.loop import Training
 from rlvlm.runs.pipelines import pipeline_of
-from rlvlm.runs.train import choose_sound, open_training, told_failures
+from rlvlm.runs.train import choose_sound, convert_errors, open_training
 from rlvlm.sweeps.config import FlatConfig
 from rlvlm.sweeps.folder import DONE, FLAT, SweepFolder
 from rlvlm.sweeps.plan import TrialPlan, alone_command, app_name
@@ -63,7 +63,7 @@ class SweepTrial(Trainable):
         if training is None:
             return self._report()
         try:
-            with told_failures(self._folder):
+            with convert_errors(self._folder):
                 self._train(training)
         except RunError as error:
             self._write_down(training, type(error).__name__)  # and no checkpoint: the next try must not begin there
@@ -105,7 +105,7 @@ class SweepTrial(Trainable):
         config = self._folder.config()
         if config.asks_judge:  # the judge that the sweep has started for all who ask it
             config = replace(config, serve=replace(config.serve, app=app_name(config, self._sweep.path)))
-        with told_failures(self._folder):
+        with convert_errors(self._folder):
             check_before_run(config)
             _HOLDING(lambda: self._stack.enter_context(self._folder.locked()))
             log = self._stack.enter_context(open(self._folder.log, "a", buffering=1))

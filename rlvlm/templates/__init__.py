@@ -27,12 +27,12 @@ def render(name: str, **facts: Any) -> str:
     return _PAGES.get_template(name).render(facts)
 
 
-def inline(picture: Path | bytes, kind: str = "png") -> str:
-    """A picture as the `src` of an image, so that the page needs no file beside it.
+def inline(image: Path | bytes, kind: str = "png") -> str:
+    """An image as the `src` of an image, so that the page needs no file beside it.
 
     Args:
-        picture: an encoded picture, or its file.
+        image: an encoded image, or its file.
         kind: of the encoding: png or webp.
     """
-    data = picture.read_bytes() if isinstance(picture, Path) else picture
+    data = image.read_bytes() if isinstance(image, Path) else image
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -1,17 +1,17 @@
-"""What every Judge promises, checked: each judge's tests call this. Worlds are checked by `rlvlm.envs.contracts`."""
+"""What every Judge promises, checked: each judge's tests call this. Envs are checked by `rlvlm.envs.contracts`."""
 
 import numpy as np
 
+from rlvlm.core.judging import Clip, Query, Status
 from rlvlm.judges.judge import Judge
-from rlvlm.types.judging import Clip, Query, Status
 
 
 def check_judge(judge: Judge, size_px: int = 32) -> None:
     """Passes when `judge` keeps every promise of the `Judge` protocol, whatever it believes.
 
     Args:
-        judge: any judge; it is asked about twenty questions with random pictures.
-        size_px: side of those pictures.
+        judge: any judge; it is asked about twenty questions with random images.
+        size_px: side of those images.
 
     Raises:
         AssertionError: says which promise is broken.

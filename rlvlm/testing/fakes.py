@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 
 
 class FakeJudge:
-    """A judge whose truth is brightness: the side whose last picture is brighter is nearer to the goal.
+    """A judge whose truth is brightness: the side whose last image is brighter is nearer to the goal.
 
     Args:
         margin: differences of mean brightness up to this, in grey levels, are ties.
@@ -29,7 +29,7 @@ class FakeJudge:
         return [self._compare(query) for query in queries]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """The brightness of each clip's last picture, 1 for white."""
+        """The brightness of each clip's last image, 1 for white."""
         return [Score(status=Status.OK, value=float(clip.frames[-1].mean() / 255), stamp=self.stamp) for clip in clips]
 
     def _compare(self, query: Query) -> Verdict:

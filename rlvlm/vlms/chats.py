@@ -1,4 +1,4 @@
-"""Chats with pictures, what a model replies, and what an engine offers to those who ask it. numpy only.
+"""Chats with images, what a model replies, and what an engine offers to those who ask it. numpy only.
 
 A chat is a list of turns in the Qwen format: `{"role": str, "content": [{"type": "text" | "image", ...}]}`.
 """
@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.types.judging import Usage
+from rlvlm.core.judging import Usage
 
 Message = dict[str, Any]
 """One turn."""
@@ -108,12 +108,12 @@ def text_part(text: str) -> dict[str, Any]:
 
 
 def image_parts(frames: Sequence[Picture] | NDArray[np.uint8]) -> list[dict[str, Any]]:
-    """Parts of a turn that are pictures, one per frame [H, W, 3]."""
+    """Parts of a turn that are images, one per frame [H, W, 3]."""
     return [{"type": "image", "image": frame} for frame in frames]
 
 
 def pictures_of(chat: Chat) -> list[Picture]:
-    """Every picture of the chat, in the order in which the processor will meet them."""
+    """Every image of the chat, in the order in which the processor will meet them."""
     return [part["image"] for turn in chat for part in turn["content"] if part["type"] == "image"]
 
 
@@ -153,7 +153,7 @@ def _checked_part(part: Any, number: int) -> dict[str, Any]:
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
         if image.shape[-1] == 3 and image.size > 0:
             return {"type": "image", "image": image}
-    raise ValueError(f"a part of turn {number} is neither a text nor a picture [H, W, 3] of uint8")
+    raise ValueError(f"a part of turn {number} is neither a text nor an image [H, W, 3] of uint8")
 
 
 def without_thought(chat: str) -> str:

@@ -34,7 +34,7 @@ class VLMConfig:
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
     """How attention is computed; auto leaves it to transformers."""
     min_pixels: int = 0
-    """Lower bound of pixels per picture inside the processor; 0 takes the model's own."""
+    """Lower bound of pixels per image inside the processor; 0 takes the model's own."""
     max_pixels: int = 0
     """Upper bound likewise; 0 takes the model's own."""
     seed: int = 0

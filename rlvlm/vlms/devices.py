@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from rlvlm.errors import ModelUnavailable
+from rlvlm.core.errors import ModelUnavailable
 
 logger = logging.getLogger(__name__)
 

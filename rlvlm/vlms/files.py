@@ -6,7 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
-from rlvlm.errors import ModelUnavailable, first_line
+from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.vlms.config import MODEL_FILES
 
 _DIGEST_CHUNKS, _DIGEST_BYTES = 16, 1 << 20

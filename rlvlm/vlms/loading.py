@@ -22,7 +22,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 from transformers.utils.logging import disable_progress_bar
 
-from rlvlm.errors import ModelUnavailable, first_line
+from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.devices import pick_device, pick_dtype
 from rlvlm.vlms.files import locate
@@ -40,7 +40,7 @@ class LoadedVLM:
     model: Any
     """An `AutoModelForImageTextToText` in eval mode; with an adapter, PEFT's wrapper around one."""
     processor: Any
-    """Turns chats and pictures into the model's inputs; has `tokenizer` and `apply_chat_template`."""
+    """Turns chats and images into the model's inputs; has `tokenizer` and `apply_chat_template`."""
     revision: str
     """Hub commit, or a digest of a local folder."""
 
@@ -85,7 +85,7 @@ def _vlm_config(folder: Path) -> Any:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # whatever a stranger's file holds
         raise ModelUnavailable(f"{folder} holds no model that transformers knows: {first_line(error)}", fix) from error
     if config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        raise ModelUnavailable(f"{folder} holds a {config.model_type} model, which cannot look at pictures", fix)
+        raise ModelUnavailable(f"{folder} holds a {config.model_type} model, which cannot look at images", fix)
     if not list(folder.glob("*.safetensors")):
         raise ModelUnavailable(
             f"{folder} has no *.safetensors weights; pickled weights are not read",
@@ -156,7 +156,7 @@ def _model(folder: Path, config: VLMConfig, device: torch.device) -> Any:
 def _nf4(folder: Path, dtype: torch.dtype) -> BitsAndBytesConfig:
     """4-bit settings that leave out the output head and every layer that is no whole number of blocks.
 
-    The CPU kernel of bitsandbytes works on blocks of 32 outputs by 64 inputs and fails on others; the picture encoders
+    The CPU kernel of bitsandbytes works on blocks of 32 outputs by 64 inputs and fails on others; the image encoders
     of Qwen2.5-VL and Qwen3-VL have layers of 3420 and 4304.
     """
     with torch.device("meta"):

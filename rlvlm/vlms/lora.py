@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvlm.errors import ModelUnavailable, first_line
+from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.vlms.files import folder_digest
 
 if TYPE_CHECKING:  # loaded where it is used: the environment of vLLM, which only checks adapters, has no PEFT

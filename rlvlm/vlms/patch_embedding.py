@@ -1,4 +1,4 @@
-"""The first layer of a Qwen-VL picture encoder as the matrix product that it is. Used by `loading`.
+"""The first layer of a Qwen-VL image encoder as the matrix product that it is. Used by `loading`.
 
 The families write it as a 3-D convolution whose kernel is as large as its stride, over patches that are already cut:
 each output is one dot product. Torch runs such a convolution several times slower than the product.

@@ -1,4 +1,4 @@
-"""What turns chats and pictures into a chat VLM's inputs. Used by `loading`."""
+"""What turns chats and images into a chat VLM's inputs. Used by `loading`."""
 
 import importlib.util
 import json
@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlvlm.errors import ModelUnavailable, first_line
+from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.vlms.config import VLMConfig
-from rlvlm.vlms.pictures import can_replace, process
+from rlvlm.vlms.images import can_replace, process
 
 Pictures = Sequence[NDArray[np.uint8]]
 
 
 class PillowProcessor:
-    """A Qwen-VL processor from its parts: Pillow pictures, tokenizer and chat template, without torchvision.
+    """A Qwen-VL processor from its parts: Pillow images, tokenizer and chat template, without torchvision.
 
-    The families' own processor class insists on a video processor, which needs torchvision; clips are sent as pictures
+    The families' own processor class insists on a video processor, which needs torchvision; clips are sent as images
     here, so nothing is lost. `tests/vlms/test_processors.py` holds its inputs to what the models are trained on.
     """
 
@@ -39,12 +39,12 @@ class PillowProcessor:
         )
 
     def __call__(self, text: Sequence[str], images: Sequence[Pictures]) -> dict[str, torch.Tensor]:
-        """Left-padded inputs [B, N] for `text`, each with its pictures in order.
+        """Left-padded inputs [B, N] for `text`, each with its images in order.
 
         Raises:
-            ValueError: a text has not one picture mark per picture.
+            ValueError: a text has not one image mark per image.
         """
-        flat = [picture for pictures in images for picture in pictures]
+        flat = [image for pictures in images for image in pictures]
         if can_replace(self.image_processor):
             inputs = process(flat, self.image_processor) if flat else {}
         else:
@@ -54,7 +54,7 @@ class PillowProcessor:
         for chat, pictures in zip(text, images, strict=True):
             parts = chat.split(self._image_token)
             if len(parts) != len(pictures) + 1:
-                raise ValueError(f"{len(pictures)} pictures need as many marks in the chat, got {len(parts) - 1}")
+                raise ValueError(f"{len(pictures)} images need as many marks in the chat, got {len(parts) - 1}")
             marks = [self._image_token * counts.pop(0) for _ in pictures]
             expanded.append("".join(part + mark for part, mark in zip(parts, [*marks, ""], strict=True)))
         inputs |= self.tokenizer(
@@ -82,7 +82,7 @@ class AutoProcessorAdapter:
         )
 
     def __call__(self, text: Sequence[str], images: Sequence[Pictures]) -> dict[str, torch.Tensor]:
-        """Left-padded inputs [B, N] for `text`, each with its pictures in order."""
+        """Left-padded inputs [B, N] for `text`, each with its images in order."""
         has_pictures = any(len(pictures) > 0 for pictures in images)
         return dict(
             self._processor(
@@ -124,7 +124,7 @@ def _from_files(folder: Path, model_config: Any) -> PillowProcessor | AutoProces
             return AutoProcessorAdapter(AutoProcessor.from_pretrained(folder, trust_remote_code=False))
     except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
         raise ModelUnavailable(
-            f"the tokenizer or picture processor in {folder} cannot be loaded: {first_line(error)}",
+            f"the tokenizer or image processor in {folder} cannot be loaded: {first_line(error)}",
             "the folder needs tokenizer.json, preprocessor_config.json and a chat template; download it again",
         ) from error
     if not tokenizer.chat_template:
@@ -140,7 +140,7 @@ def _set_pixels(image_processor: Any, config: VLMConfig) -> None:
     own = (size["shortest_edge"], size["longest_edge"]) if hasattr(image_processor, "merge_size") else None
     if own is None:
         raise ModelUnavailable(
-            "this model's picture processor has no pixel bounds",
+            "this model's image processor has no pixel bounds",
             f"leave out --{config.section}.min-pixels and --{config.section}.max-pixels",
         )
     smallest, largest = config.min_pixels or own[0], config.max_pixels or own[1]

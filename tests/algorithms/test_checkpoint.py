@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file, load_tree, save_tree
-from rlvlm.errors import MachineError
+from rlvlm.core.errors import MachineError
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
 

@@ -6,7 +6,7 @@ from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.environment import SparseSuccess
-from rlvlm.testing import TinyWorld
+from rlvlm.testing import TinyEnv
 
 
 def steady_policy(action):
@@ -19,28 +19,28 @@ def steady_policy(action):
 
 
 def test_going_right_succeeds_and_standing_still_does_not():
-    world = TinyWorld(EnvConfig(episode_steps=20))
-    (right,) = evaluate(StepsPlayer(steady_policy([0.999999, 0.0]), world), 1)
+    env = TinyEnv(EnvConfig(episode_steps=20))
+    (right,) = evaluate(StepsPlayer(steady_policy([0.999999, 0.0]), env), 1)
     assert right.is_success and len(right.success) == 20
     # The point goes from 0.2 to 0.7, where the block has come to 0.8, at just under 0.1 a step: the sixth step does it.
     assert np.flatnonzero(right.success)[0] == 5
     assert right.env_return == np.float64(right.env_rewards).sum()
-    (still,) = evaluate(StepsPlayer(steady_policy([0.0, 0.0]), world), 1)
+    (still,) = evaluate(StepsPlayer(steady_policy([0.0, 0.0]), env), 1)
     assert not still.is_success and still.env_return == 0
 
 
 def test_the_source_labels_every_step_and_none_means_nan():
-    world, policy = TinyWorld(EnvConfig(episode_steps=20)), steady_policy([0.999999, 0.0])
-    (episode,) = evaluate(StepsPlayer(policy, world, SparseSuccess()), 1)
+    env, policy = TinyEnv(EnvConfig(episode_steps=20)), steady_policy([0.999999, 0.0])
+    (episode,) = evaluate(StepsPlayer(policy, env, SparseSuccess()), 1)
     np.testing.assert_array_equal(episode.learned_rewards, episode.success)
     assert episode.learned_return == 15
-    (unasked,) = evaluate(StepsPlayer(policy, world), 1)
+    (unasked,) = evaluate(StepsPlayer(policy, env), 1)
     assert np.isnan(unasked.learned_rewards).all() and np.isnan(unasked.learned_return)
 
 
 def test_two_evaluations_see_the_same_starts_and_episodes_differ():
-    world, policy = TinyWorld(EnvConfig(start="random")), steady_policy([0.5, 0.1])
-    first, again = evaluate(StepsPlayer(policy, world), 3), evaluate(StepsPlayer(policy, world), 3)
+    env, policy = TinyEnv(EnvConfig(start="random")), steady_policy([0.5, 0.1])
+    first, again = evaluate(StepsPlayer(policy, env), 3), evaluate(StepsPlayer(policy, env), 3)
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one.snapshots, other.snapshots)
     assert not np.array_equal(first[0].snapshots[0], first[1].snapshots[0])
@@ -49,5 +49,5 @@ def test_two_evaluations_see_the_same_starts_and_episodes_differ():
 def test_no_randomness_is_taken_from_anybody():
     policy = steady_policy([0.5, 0.1])
     before = torch.get_rng_state()
-    evaluate(StepsPlayer(policy, TinyWorld()), 1)
+    evaluate(StepsPlayer(policy, TinyEnv()), 1)
     assert torch.equal(before, torch.get_rng_state())

@@ -19,8 +19,8 @@ from rlvlm.algorithms.grpo.config import GRPOConfig
 from rlvlm.algorithms.grpo.config import SFTConfig as ChunkSFTConfig
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.errors import UsageError
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.rewards.config import RewardConfig
 from tests.algorithms.ppo_vlm.tiny_runs import build as build_ppo
@@ -32,7 +32,7 @@ SMALL = SACConfig(hidden=(16, 16), batch_size=16, seed_steps=20, turn_steps=10)
 def config_of() -> SACPebbleConfig:
     return (
         SACPebbleConfig()
-        .worlds(task="rlvlm.testing:TINY", world=EnvConfig(episode_steps=20))
+        .envs(task="rlvlm.testing:TINY", env_settings=EnvConfig(episode_steps=20))
         .learning(sac=SMALL)
         .rewards(reward=RewardConfig(source="environment"))
         .debugging(seed=0)
@@ -81,7 +81,7 @@ def test_a_state_goes_on_as_if_there_had_been_no_stop(build: Any, tmp_path: Path
 def build_grpo(folder: Path) -> Any:
     return (
         VLAGRPOConfig()
-        .worlds(task="push_block", world=EnvConfig(episode_steps=16))
+        .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
         .learning(
             policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
             sft=ChunkSFTConfig(demonstrations=4, steps=4),
@@ -226,7 +226,7 @@ class Listener(RLlibCallback):
     [
         (lambda config: config.training(grad_clip=1.0), "grad_clip of RLlib's .*SACConfig"),
         (lambda config: config.training(train_batch_size_per_learner=64), "train_batch_size_per_learner"),
-        (lambda config: config.environment("CartPole-v1"), r"env of RLlib's .environment\(\) .* \.worlds"),
+        (lambda config: config.environment("CartPole-v1"), r"env of RLlib's .environment\(\) .* \.envs"),
         (lambda config: config.env_runners(num_envs_per_env_runner=4), "num_envs_per_env_runner .*EnvConfig"),
         (lambda config: config.debugging(seed=-1), "seed must be 0 to"),
         (lambda config: config.debugging(seed=None), "seed must be 0 to .*, got None"),
@@ -247,9 +247,9 @@ def test_what_would_be_ignored_is_refused_by_name(change: Any, says: str) -> Non
 
 def test_grpo_takes_over_nothing_of_rllib_s_training() -> None:
     with pytest.raises(ValueError, match=r"gamma of RLlib's .*GRPOConfig"):
-        VLAGRPOConfig().worlds(task="push_block").training(gamma=0.5).validate()
+        VLAGRPOConfig().envs(task="push_block").training(gamma=0.5).validate()
     with pytest.raises(ValueError, match=r"lr of RLlib's .*GRPOConfig"):
-        VLAGRPOConfig().worlds(task="push_block").training(lr=AlgorithmConfig().lr).validate()
+        VLAGRPOConfig().envs(task="push_block").training(lr=AlgorithmConfig().lr).validate()
 
 
 @pytest.mark.full

@@ -16,8 +16,8 @@ from rlvlm.algorithms.grpo.config import SFTConfig as ChunkSFTConfig
 from rlvlm.algorithms.ppo_vlm.config import HeadConfig
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.core.errors import NumericsError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.errors import NumericsError
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
@@ -53,8 +53,8 @@ def the_judge() -> OddJudge:
 def build_sac(folder: Path) -> Any:
     return (
         SACPebbleConfig()
-        .worlds(task="rlvlm.testing:TINY", world=EnvConfig(episode_steps=20, start="random", robot="visible"))
-        .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=10, turn_steps=5, catch_up_updates=2))
+        .envs(task="rlvlm.testing:TINY", env_settings=EnvConfig(episode_steps=20, start="random", robot="visible"))
+        .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=10, turn_steps=5, critic_reset_updates=2))
         .rewards(
             reward=RewardConfig(source="preference", teacher="judge", model="state"),
             feedback=FeedbackConfig(first_step=20, every_steps=20, queries=4),
@@ -70,7 +70,7 @@ def build_sac(folder: Path) -> Any:
 def build_grpo(folder: Path) -> Any:
     return (
         VLAGRPOConfig()
-        .worlds(task="push_block", world=EnvConfig(episode_steps=32))
+        .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
         .learning(
             policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
             sft=ChunkSFTConfig(demonstrations=4, steps=4),
@@ -100,11 +100,11 @@ def trained(request: Any, local_ray: Any, tmp_path_factory: Any) -> Iterator[tup
 
 
 def odd_step(step: Callable[..., Any], place: str, odd: float) -> Callable[..., Any]:
-    """`step` of a world in steps, in turns or of many in chunks, with one number of its answer made odd."""
+    """`step` of an env in steps, in turns or of many in chunks, with one number of its answer made odd."""
 
     def stepped(*arguments: Any) -> Any:
         came = step(*arguments)
-        if not isinstance(came, tuple):  # many worlds in chunks
+        if not isinstance(came, tuple):  # many envs in chunks
             if place == "reward":
                 came.env_rewards[0, 0] = odd
                 return came
@@ -122,12 +122,12 @@ def odd_step(step: Callable[..., Any], place: str, odd: float) -> Callable[..., 
     return stepped
 
 
-def break_world(name: str, algorithm: Any, place: str, odd: float, patch: pytest.MonkeyPatch) -> None:
+def break_env(name: str, algorithm: Any, place: str, odd: float, patch: pytest.MonkeyPatch) -> None:
     runner = algorithm._runner if name == "ppo_vlm" else algorithm.env_runner_group.local_env_runner
     if name == "grpo":
-        worlds = [runner._worlds]
+        worlds = [runner._envs]
     else:
-        worlds = runner._worlds if name == "sac_pebble" else [slot.world for slot in runner.slots]
+        worlds = runner._envs if name == "sac_pebble" else [slot.env for slot in runner.slots]
     for world in worlds:
         patch.setattr(world, "step", odd_step(world.step, place, odd))
 
@@ -166,7 +166,7 @@ def test_it_is_met_within_the_round(
     name, algorithm, folder = trained
     algorithm.load_checkpoint(str(folder / "good"))
     if place in ("observation", "reward"):
-        break_world(name, algorithm, place, odd, monkeypatch)
+        break_env(name, algorithm, place, odd, monkeypatch)
     elif place == "label":
         monkeypatch.setattr(JUDGE, "odd", odd)
         if name == "ppo_vlm":  # which remembers what was said of a turn

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "names",
     [
-        ("sac, pictures", "grpo"),
+        ("sac, images", "grpo"),
         pytest.param(("sac, resnet18", "sac, states, autograd", "sac, the judge's own word"), marks=pytest.mark.full),
     ],
     ids=["usual", "rare"],

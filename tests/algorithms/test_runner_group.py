@@ -11,24 +11,24 @@ import ray
 import torch
 from state_trees import assert_same
 
-from rlvlm import metrics
 from rlvlm.algorithms import life_cycle
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.algorithms.sac_pebble.runner import WorldRunner
+from rlvlm.algorithms.sac_pebble.runner import StepEnvRunner
+from rlvlm.core import metrics
+from rlvlm.core.errors import MachineError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.task import Task
-from rlvlm.errors import MachineError
 from rlvlm.rewards.config import RewardConfig
-from rlvlm.testing import TinyWorld
+from rlvlm.testing import TinyEnv
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 EPISODE_STEPS, NUM_ENVS = 20, 2
 
 
-class JammedWorld(TinyWorld):
-    """A TinyWorld that breaks at its second episode."""
+class JammedEnv(TinyEnv):
+    """A TinyEnv that breaks at its second episode."""
 
     def reset(self, *, seed=None, options=None):
         if self._steps:
@@ -36,13 +36,13 @@ class JammedWorld(TinyWorld):
         return super().reset(seed=seed, options=options)
 
 
-JAMMED = Task(name="jammed", goal="push", maker="tests.algorithms.test_runner_group:JammedWorld")
+JAMMED = Task(name="jammed", goal="push", maker="tests.algorithms.test_runner_group:JammedEnv")
 
 
 def lost_runner(marks, wanted):
     """A class of runners whose process ends when it is asked for the spaces, until `wanted` files lie in `marks`."""
 
-    class LostRunner(WorldRunner):
+    class LostRunner(StepEnvRunner):
         def get_spaces(self):
             if len(list(marks.iterdir())) < wanted:
                 (marks / str(os.getpid())).touch()
@@ -66,10 +66,10 @@ def build(local_ray):
             replay_capacity=1000,
             env_runners=env_runners,
         )
-        world = EnvConfig(episode_steps=EPISODE_STEPS, num_envs=NUM_ENVS, start="random")
+        env = EnvConfig(episode_steps=EPISODE_STEPS, num_envs=NUM_ENVS, start="random")
         config = (
             SACPebbleConfig()
-            .worlds(task=task, world=world)
+            .envs(task=task, env_settings=env)
             .learning(sac=sac)
             .rewards(reward=RewardConfig(source="environment"))
             .fault_tolerance(env_runner_restore_timeout_s=revival_s)
@@ -185,11 +185,11 @@ def test_a_runner_that_dies_again_as_it_begins_is_tried_once_more(pair, caplog, 
     assert pair.env_steps == steps + 2 * NUM_ENVS * EPISODE_STEPS
 
 
-def test_what_a_world_raises_reaches_the_caller_with_its_place(build):
+def test_what_a_env_raises_reaches_the_caller_with_its_place(build):
     algorithm = build(1, task="tests.algorithms.test_runner_group:JAMMED")
     with pytest.raises(OSError, match="the gripper is jammed") as caught:
         train(algorithm, 2)
-    assert "in env runner 1:" in caught.value.__notes__[0] and "JammedWorld" not in str(caught.value)
+    assert "in env runner 1:" in caught.value.__notes__[0] and "JammedEnv" not in str(caught.value)
 
 
 def test_more_runners_than_the_cluster_can_hold_are_refused(build):
@@ -246,7 +246,7 @@ def test_a_runner_lost_in_rllib_s_set_up_is_replaced_a_few_times(local_ray, tmp_
     monkeypatch.setattr(life_cycle, "_SET_UP_TRIES", 2)
     config = (
         SACPebbleConfig()
-        .worlds(task="rlvlm.testing:TINY", world=EnvConfig(episode_steps=EPISODE_STEPS))
+        .envs(task="rlvlm.testing:TINY", env_settings=EnvConfig(episode_steps=EPISODE_STEPS))
         .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=20, env_runners=1))
         .rewards(reward=RewardConfig(source="environment"))
         .debugging(seed=0)

@@ -1,18 +1,18 @@
 import numpy as np
 
-from rlvlm import metrics
 from rlvlm.algorithms.training_stats import TrainingStats
+from rlvlm.core import metrics
 
 
 def test_counts_and_means_by_hand():
     stats = TrainingStats()
-    stats.take_in(4, [])
+    stats.record(4, [])
     assert metrics.TRAIN_EPISODE_RETURN not in stats.report(), "no episode has ended: there is nothing to average"
-    stats.take_in(4, [(1.0, False), (5.0, True)])
+    stats.record(4, [(1.0, False), (5.0, True)])
     report = stats.report()
     assert (report[metrics.ENV_STEPS], report[metrics.EPISODES], report[metrics.TRAIN_EPISODE_RETURN]) == (8, 2, 3)
     assert report[metrics.TRAIN_EPISODE_SUCCESS] == 0.5
-    stats.take_in(2, [(9.0, True)] * 10)  # only the last ten episodes count
+    stats.record(2, [(9.0, True)] * 10)  # only the last ten episodes count
     assert stats.report()[metrics.TRAIN_EPISODE_RETURN] == 9 and stats.report()[metrics.EPISODES] == 12
 
 
@@ -28,8 +28,8 @@ def test_rewards_are_told_per_episode_and_what_has_none_is_counted():
 
 def test_a_restored_tally_is_the_same():
     stats, other = TrainingStats(), TrainingStats()
-    stats.take_in(3, [(3.0, True)])
+    stats.record(3, [(3.0, True)])
     stats.note({"reward_model/loss": 0.5})
-    other.take_in(9, [(9.0, True)] * 4)  # what came meanwhile has never been
+    other.record(9, [(9.0, True)] * 4)  # what came meanwhile has never been
     other.load_tree(stats.save_tree())
     assert other.report() == stats.report() and other.env_steps == 3

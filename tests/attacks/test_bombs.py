@@ -61,7 +61,7 @@ def many_frames(count: int, kind: str) -> bytes:
 
 
 def image_bombs() -> Iterator[tuple[str, bytes]]:
-    """Pictures by what is wrong with them."""
+    """Images by what is wrong with them."""
     rows = zeros(100 * 2**20)
     yield "png 84 Mpixel", png_saying(9_165, 9_165, png_chunk(b"IDAT", zeros(84 * 2**20)), colour=0)
     yield "png 144 Mpixel", png_saying(12_000, 12_000, png_chunk(b"IDAT", zeros(144 * 2**20)), colour=0)
@@ -96,7 +96,7 @@ def image_bombs() -> Iterator[tuple[str, bytes]]:
 
 
 def defused_bombs() -> Iterator[tuple[str, bytes]]:
-    """Small pictures with a bomb in a part that is never opened; they may be shown."""
+    """Small images with a bomb in a part that is never opened; they may be shown."""
     whole = png(7, (8, 8))
     gigabyte = zeros(2**29)
     for name, content in [
@@ -128,7 +128,7 @@ def video_bombs() -> Iterator[tuple[str, bytes]]:
     yield "a billion frames of one byte", one_size
     yield "a billion frames in the time table", patched(SMALL, b"stts", put(billion, 8))
     yield "a billion entries in the time table", patched(SMALL, b"stts", put(billion, 4))
-    yield "a picture of 4 gigapixel", patched(SMALL, b"avc1", put(b"\xff\xff\xff\xff", 24))
+    yield "an image of 4 gigapixel", patched(SMALL, b"avc1", put(b"\xff\xff\xff\xff", 24))
     yield "a stream larger than its header says", patched(large, b"avc1", put(struct.pack(">HH", 64, 36), 24))
     yield "300 frames", movie([0] * 300, size=(16, 16), codec="mpeg4")
     yield "fragments", head + box(b"moov", box(b"mvex")) + box(b"moof") * 10

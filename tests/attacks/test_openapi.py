@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 SHORT, FULL = 240, 20_000
 PICTURES = [text(png(level, kind=kind)) for level, kind in [(0, "PNG"), (255, "PNG"), (90, "JPEG"), (90, "WEBP")]]
-"""Some of what is sent as pictures are pictures, so that requests get as far as the judge."""
+"""Some of what is sent as images are images, so that requests get as far as the judge."""
 
 
 def attack(tmp_path, count: int) -> Counter:

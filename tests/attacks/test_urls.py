@@ -126,7 +126,7 @@ def urls(port: int, count: int, seed: int) -> list[str]:
 
 
 def requests(url: str) -> list[tuple[str, dict]]:
-    """The same address in each place where a picture or video may be named."""
+    """The same address in each place where an image or video may be named."""
     good = text(png())
     image = [{"role": "user", "content": [{"type": "image", "image": url}]}]
     return [

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm.commands.arguments import parse_run
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.runs.recipes import recipe
 
 
@@ -74,4 +74,4 @@ def test_a_setting_that_another_leaves_without_effect_is_refused(words: str, why
 
 def test_what_a_recipe_has_without_effect_is_no_error() -> None:
     config = parse_run("libero_object/0 --sft.data shown --smoke".split(), "rlvlm run").config
-    assert config.unheeded and config.judge.model == "video"
+    assert config.unused_settings and config.judge.model == "video"

@@ -24,7 +24,7 @@ def test_collect_show_export_and_import(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_chunks_are_collected_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "d"
-    words = ["collect", "push_block", "--episodes", "3", "--noise", "0.1", "--p-stray", "0.1", "--out", str(folder)]
+    words = ["collect", "push_block", "--episodes", "3", "--noise", "0.1", "--p-perturb", "0.1", "--out", str(folder)]
     assert main(words) == 0
     assert "3 new episodes" in capsys.readouterr().out
     assert main(words) == 0
@@ -37,7 +37,7 @@ def test_chunks_are_collected_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
     assert (folder / "episodes.png").read_bytes() == sheet
 
 
-def test_a_folder_has_one_set_of_settings_of_the_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_has_one_set_of_settings_of_the_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["collect", "empty_random_5x5", "--episodes", "2", "--out", str(tmp_path / "d")]
     assert main([*words, "--env.shows-last"]) == 0
     assert main([*words, "--env.shows-last", "--seed", "1", "--wrong-actions", "0.2"]) == 0
@@ -54,12 +54,12 @@ def test_a_folder_has_one_set_of_settings_of_the_world(tmp_path: Path, capsys: p
     [
         (["collect"], "name a task first"),
         (["collect", "numberline"], "did you mean"),
-        (["collect", "drawer_open"], "a world in steps"),
+        (["collect", "drawer_open"], "an env in steps"),
         (["collect", "minigrid/BabyAI-GoToLocal-v0"], "no scripted expert"),
         (["collect", "number_line", "--wrong-actions", "2"], "--wrong-actions must be in [0, 1], got 2"),
         (["collect", "push_block", "--noise", "-1"], "--noise must be >= 0, got -1"),
         (["collect", "number_line", "--out", "letters"], "name a new or an empty folder with --out"),
-        (["collect", "push_block", "--p-stray", "1"], "--p-stray must be in [0, 1), got 1"),
+        (["collect", "push_block", "--p-perturb", "1"], "--p-perturb must be in [0, 1), got 1"),
         (["collect", "number_line", "--noise", "0.1"], "--noise would have no effect"),
         (["collect", "push_block", "--no-pictures"], "--pictures would have no effect"),
         (["collect", "push_block", "--env.episode-steps", "8"], "succeeded in 0 of 20 episodes"),

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from rlvlm.cli import main
+from rlvlm.core.judging import Query
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.store import LabelStore
 from rlvlm.testing import FakeJudge
-from rlvlm.types.judging import Query
 
 
 @pytest.fixture

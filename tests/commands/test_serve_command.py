@@ -5,7 +5,7 @@ import pytest
 from rlvlm.cli import main
 from rlvlm.commands.judging import serve
 from rlvlm.commands.judging.serve import find_app
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.gateway.app_file import AppFile
 
 REPOSITORY = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def test_names_cannot_lead_out_of_the_folder():
 def test_a_port_in_use_and_a_loose_token_are_said_before_anything_starts(tmp_path, monkeypatch):
     import socket
 
-    from rlvlm.errors import MachineError
+    from rlvlm.core.errors import MachineError
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     token = tmp_path / "token"

@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from rlvlm.algorithms.sft.folders import taught_of, write_taught
+from rlvlm.algorithms.sft.folders import sft_manifest_of, write_sft_manifest
 from rlvlm.cli import run_word
+from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.folder import create_folder, open_folder
 from rlvlm.envs.config import EnvConfig
-from rlvlm.errors import UsageError
 from rlvlm.policies.vlm.config import PolicyConfig
 
 
@@ -28,7 +28,7 @@ def test_what_was_taught_otherwise_is_not_gone_on_with(tmp_path: Path) -> None:
     assert run_word(["collect", "empty_random_5x5", "--episodes", "1", "--out", source]) == 0
     names = open_folder(tmp_path / "demos").action_names
     out.mkdir()
-    write_taught(out, taught_of("empty_random_5x5", EnvConfig(shows_last=True), PolicyConfig(), names))
+    write_sft_manifest(out, sft_manifest_of("empty_random_5x5", EnvConfig(shows_last=True), PolicyConfig(), names))
     with pytest.raises(UsageError, match="taught otherwise: .*env.shows_last was True, not False"):
         run_word(["sft", "empty_random_5x5", "--from", source, "--out", str(out)])
 

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.card import census, write_card
 from rlvlm.demonstrations.collect import FIRST_SEED, collect, play
 from rlvlm.demonstrations.exchange import export_chats, import_chats
@@ -14,18 +15,17 @@ from rlvlm.demonstrations.players import PlayerReply, ScriptedExpert
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord, to_turn_episode
 from rlvlm.demonstrations.select import FilterConfig, select, split
 from rlvlm.demonstrations.table import export_parquet
-from rlvlm.envs.registry import make_world, task_env
-from rlvlm.errors import UsageError
+from rlvlm.envs.registry import make_env, task_env
 
 
 def made(task: str):
-    return make_world(task, task_env(task), 0)
+    return make_env(task, task_env(task), 0)
 
 
 def folder_of(path: Path, task: str, episodes: int = 5, player: ScriptedExpert | None = None) -> DemonstrationFolder:
-    world = made(task)
-    folder = create_folder(path, task, "turns", world.action_names)
-    collect(world, player or ScriptedExpert(), folder, episodes, seed=0)
+    env = made(task)
+    folder = create_folder(path, task, "turns", env.action_names)
+    collect(env, player or ScriptedExpert(), folder, episodes, seed=0)
     return folder
 
 
@@ -49,24 +49,24 @@ def test_a_filter_worked_by_hand() -> None:
 
 
 def test_what_is_kept_is_what_happened(tmp_path: Path) -> None:
-    world = made("ez_points")
+    env = made("ez_points")
     folder = folder_of(tmp_path / "d", "ez_points", 3)
     record = next(iter(open_folder(tmp_path / "d").episodes()))
     assert record.seed == FIRST_SEED and record.success and record.env_return == 10.0 and record.terminated
     whole = to_turn_episode(record, folder.action_names)
-    turn, _ = world.reset(seed=record.seed)
+    turn, _ = env.reset(seed=record.seed)
     for t, reply in enumerate(whole.replies):
         assert np.array_equal(turn.snapshot, whole.snapshots[t]) and turn.prompt == whole.prompts[t]
         (digest,) = record.steps[t].pictures
-        assert np.array_equal(folder.picture_store.load(digest), world.draw(turn.snapshot[None])[0])
+        assert np.array_equal(folder.picture_store.load(digest), env.draw(turn.snapshot[None])[0])
         assert reply.action_span is not None and reply.action is not None
-        assert reply.text[slice(*reply.action_span)] == world.action_names[reply.action] == record.steps[t].action
-        turn, reward, terminated, _, info = world.step(reply.text)
+        assert reply.text[slice(*reply.action_span)] == env.action_names[reply.action] == record.steps[t].action
+        turn, reward, terminated, _, info = env.step(reply.text)
         assert (reward, info["success"]) == (whole.env_rewards[t], whole.success[t])
     assert terminated and np.array_equal(turn.snapshot, whole.snapshots[-1])
 
 
-def test_a_picture_is_kept_once(tmp_path: Path) -> None:
+def test_a_image_is_kept_once(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "number_line", 60)
     counts = census(folder.episodes())
     assert len(list((tmp_path / "pictures").rglob("*.png"))) == len(counts.pictures) <= 36 < counts.steps
@@ -74,12 +74,12 @@ def test_a_picture_is_kept_once(tmp_path: Path) -> None:
 
 def test_a_stopped_collection_goes_on_and_a_finished_one_stays(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "a", "number_line", 3)
-    world = made("number_line")
-    assert collect(world, ScriptedExpert(), folder, 5, seed=0) == 2
-    assert collect(world, ScriptedExpert(), folder, 5, seed=0) == 0
+    env = made("number_line")
+    assert collect(env, ScriptedExpert(), folder, 5, seed=0) == 2
+    assert collect(env, ScriptedExpert(), folder, 5, seed=0) == 0
     whole = folder_of(tmp_path / "b", "number_line", 5)
     assert [record.steps for record in folder.episodes()] == [record.steps for record in whole.episodes()]
-    assert collect(world, ScriptedExpert(), folder, 2, seed=1) == 2
+    assert collect(env, ScriptedExpert(), folder, 2, seed=1) == 2
 
 
 @pytest.mark.slow
@@ -101,15 +101,15 @@ def test_unreadable_replies_are_counted_as_such(tmp_path: Path) -> None:
         def begin(self, seed: int) -> None:
             pass
 
-        def reply(self, world, turn) -> PlayerReply:
+        def reply(self, env, turn) -> PlayerReply:
             return PlayerReply("hm\ud800")
 
-    world = made("number_line")
-    folder = create_folder(tmp_path / "d", "number_line", "turns", world.action_names)
-    collect(world, Mumbler(), folder, 2, seed=0, rate=lambda before, text, after: float(np.array_equal(before, after)))
+    env = made("number_line")
+    folder = create_folder(tmp_path / "d", "number_line", "turns", env.action_names)
+    collect(env, Mumbler(), folder, 2, seed=0, rate=lambda before, text, after: float(np.array_equal(before, after)))
     counts = write_card(folder)
     assert counts.rejected == {"unreadable reply": 20} and counts.actions == {"(none)": 20}
-    assert counts.qualities == {4: 20}, "a judge sees both pictures: nothing moved"
+    assert counts.qualities == {4: 20}, "a judge sees both images: nothing moved"
     assert export_parquet(folder, tmp_path / "t.parquet") == 20
 
 

@@ -17,17 +17,17 @@ import pytest
 from PIL import Image
 
 from rlvlm.cli import main
-from rlvlm.demonstrations.chunks import Disturbance, folder_form, is_whole, kept_images, scripted_episodes
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.demonstrations.chunks import Perturbation, folder_form, is_whole, kept_images, scripted_episodes
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
 from rlvlm.demonstrations.trajectories.cut import CutConfig, cut, moving, opened
 from rlvlm.demonstrations.trajectories.rlds import _example_class, _masked_checksum
 from rlvlm.demonstrations.trajectories.take_in import Source, import_trajectories
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.libero.world import to_robosuite
-from rlvlm.envs.push_block.world import PushBlock
-from rlvlm.envs.registry import make_world, task_env
-from rlvlm.errors import UsageError
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.envs.libero.env import to_robosuite
+from rlvlm.envs.push_block.env import PushBlock
+from rlvlm.envs.registry import make_env, task_env
 
 GRIPPERS = np.array([False] * 6 + [True])
 GREEN, RED = "push the green block onto the pad", "push the red block onto the pad"
@@ -182,8 +182,8 @@ def test_a_gripper_that_may_mean_either_must_be_explained(tmp_path: Path) -> Non
 def test_an_episode_of_libero_goes_out_as_a_file_comes_back_and_can_be_played(tmp_path: Path) -> None:
     """Seen through both cameras at every chunk, in robosuite's units, as OpenVLA's files have it."""
     pytest.importorskip("robosuite")
-    world: Any = make_world("libero_object/0", task_env("libero_object/0"), 0)
-    (played,) = scripted_episodes(world, "libero_object/0", wanted=1, disturbance=Disturbance(noise=0.02), seed=0)
+    world: Any = make_env("libero_object/0", task_env("libero_object/0"), 0)
+    (played,) = scripted_episodes(world, "libero_object/0", wanted=1, perturbation=Perturbation(noise=0.02), seed=0)
     count = len(played.arrays["actions"])
     images = np.stack([world.draw(played.arrays["snapshots"][:count], PX, camera) for camera in world.cameras], axis=1)
     actions = played.arrays["actions"].reshape(-1, 7)[: played.arrays["steps"].sum()]
@@ -429,20 +429,20 @@ def test_other_versions_and_wrong_folders_are_refused(tmp_path: Path) -> None:
 def test_the_command_says_what_was_done_and_what_has_no_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def tell(*words: str) -> tuple[int, str]:
+    def log(*words: str) -> tuple[int, str]:
         code = main(["data", "import", *words, "--out", str(tmp_path / "d")])
         out, err = capsys.readouterr()
         return code, " ".join((out + err).replace("│", " ").split())
 
     file = hdf5_file(tmp_path)
     words = (str(file), "--task", "push_block", "--form", "libero")
-    code, text = tell(*words)
+    code, text = log(*words)
     assert code == 2 and "images of 2 cameras, push_block has above" in text
-    code, text = tell(*words, "--cut.cameras", "agentview_rgb")
+    code, text = log(*words, "--cut.cameras", "agentview_rgb")
     assert code == 0 and "0 episodes added" in text and "left out 1: proprioception of 8 numbers, not 2" in text
     card = (tmp_path / "d" / "README.md").read_text()
     assert "| turned | True |" in card and "| gripper | minus_one_opens |" in card
-    assert "no effect on trajectories" in tell(*words, "--player", "me")[1]
-    assert "no world in chunks" in tell(str(file), "--task", "number_line", "--form", "libero")[1]
-    assert "no effect on chats" in tell(str(file), "--task", "number_line", "--cut.stride", "2")[1]
+    assert "no effect on trajectories" in log(*words, "--player", "me")[1]
+    assert "no env in chunks" in log(str(file), "--task", "number_line", "--form", "libero")[1]
+    assert "no effect on chats" in log(str(file), "--task", "number_line", "--cut.stride", "2")[1]
     assert open_folder(tmp_path / "d").kind == "chunks"

@@ -7,7 +7,7 @@ import pytest
 
 from rlvlm.envs.cartpole import CartPole
 from rlvlm.envs.config import EnvConfig
-from rlvlm.testing import check_world
+from rlvlm.testing import check_step_env
 
 LEFT, RIGHT = np.array([-1.0], np.float32), np.array([1.0], np.float32)
 
@@ -21,21 +21,21 @@ def angles(*degrees: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("fields", [{}, {"start": "random", "episode_steps": 25}], ids=["paper", "random"])
-def test_it_is_a_world(fields: dict[str, Any]) -> None:
-    check_world(make(**fields), make(**fields), angles(-30.0, -1.0, 0.0, 1.0, 30.0))
+def test_it_is_a_env(fields: dict[str, Any]) -> None:
+    check_step_env(make(**fields), make(**fields), angles(-30.0, -1.0, 0.0, 1.0, 30.0))
 
 
 def test_one_step_by_hand() -> None:
-    world = make()
-    world.reset()
-    world.set_state(world.get_state() | {"state": np.zeros(4)})
-    obs, reward, terminated, truncated, info = world.step(RIGHT)
+    env = make()
+    env.reset()
+    env.set_state(env.get_state() | {"state": np.zeros(4)})
+    obs, reward, terminated, truncated, info = env.step(RIGHT)
     # 10 N on 1.1 kg push 9.0909 m/s2; the pole turns back by 9.0909 / (0.5 (4/3 - 0.1/1.1)) = 14.634 rad/s2
     # and its share 0.1 0.5 14.634 / 1.1 = 0.6652 adds to the cart's 9.0909; positions follow a step later
     np.testing.assert_allclose(obs, [0.0, 0.02 * 9.7561, 0.0, -0.02 * 14.634], atol=1e-4)
     assert (reward, terminated, truncated) == (0.0, False, False)
     assert info["progress"] == 1.0 and not info["success"]
-    obs, reward, _, _, _ = world.step(RIGHT)
+    obs, reward, _, _, _ = env.step(RIGHT)
     assert obs[2] == pytest.approx(-0.02 * 0.29268, abs=1e-5)
     assert reward == pytest.approx(-math.degrees(0.02 * 0.29268), abs=1e-3)
 
@@ -51,9 +51,9 @@ def test_the_equations_are_those_of_gymnasium() -> None:
 
 
 def test_nothing_ends_an_episode_but_time_and_the_pole_stops_at_30_degrees() -> None:
-    world = make(episode_steps=90)
-    world.reset()
-    steps = [world.step(RIGHT) for _ in range(90)]
+    env = make(episode_steps=90)
+    env.reset()
+    steps = [env.step(RIGHT) for _ in range(90)]
     assert [step[2] for step in steps] == [False] * 90
     assert [step[3] for step in steps] == [False] * 89 + [True]
     obs, reward, _, _, info = steps[-1]
@@ -62,16 +62,16 @@ def test_nothing_ends_an_episode_but_time_and_the_pole_stops_at_30_degrees() -> 
 
 
 def test_success_is_a_second_upright() -> None:
-    world = make()
-    obs, _ = world.reset(seed=0)
+    env = make()
+    obs, _ = env.reset(seed=0)
     infos = []
     for _ in range(100):
-        obs, _, _, _, info = world.step(world.scripted_action(obs))
+        obs, _, _, _, info = env.step(env.scripted_action(obs))
         infos.append(info)
     assert [info["success"] for info in infos] == [False] * 49 + [True] * 51
-    world.step(RIGHT)
+    env.step(RIGHT)
     for _ in range(99):
-        info = world.step(RIGHT)[4]
+        info = env.step(RIGHT)[4]
     assert not info["success"]
 
 
@@ -83,7 +83,7 @@ def test_starts() -> None:
     assert math.radians(10) < random[2] <= math.radians(20)
 
 
-def test_the_picture_by_hand() -> None:
+def test_the_image_by_hand() -> None:
     upright, left, right = make().draw(angles(0.0, -30.0, 30.0), 200)
     assert tuple(upright[90, 100]) == (202, 152, 101) and tuple(upright[90, 80]) == (255, 255, 255)
     assert tuple(upright[160, 80]) == (0, 0, 0) and tuple(upright[150, 20]) != (255, 255, 255)
@@ -95,7 +95,7 @@ def test_the_picture_by_hand() -> None:
 
 
 @pytest.mark.parametrize("size_px", [50, 64, 100])
-def test_smaller_pictures_show_the_same(size_px: int) -> None:
+def test_smaller_images_show_the_same(size_px: int) -> None:
     large, small = (make().draw(angles(12.0), size)[0].astype(float) for size in (size_px * 4, size_px))
     shrunk = large.reshape(size_px, 4, size_px, 4, 3).mean(axis=(1, 3))
     assert np.abs(shrunk - small).mean() < 2

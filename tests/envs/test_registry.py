@@ -4,10 +4,10 @@ import sys
 import numpy as np
 import pytest
 
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_vector, make_world, register, task_goal, task_goal_state, task_names
+from rlvlm.envs.registry import make_env, make_vector, register, task_goal, task_goal_state, task_names
 from rlvlm.envs.task import Task
-from rlvlm.errors import UsageError
 
 TINY = "rlvlm.testing:TINY"
 
@@ -19,7 +19,7 @@ def test_drawer_open_is_a_task_with_a_goal() -> None:
 
 def test_a_misspelt_task_names_its_neighbour_and_all_tasks() -> None:
     with pytest.raises(UsageError, match="drawer_open") as caught:
-        make_world("drawer_opne", EnvConfig(), 0)
+        make_env("drawer_opne", EnvConfig(), 0)
     assert caught.value.fix == "did you mean drawer_open?"
 
 
@@ -56,25 +56,25 @@ def test_only_a_near_name_of_the_same_family_is_proposed(name: str, fix: str) ->
 
 
 def test_a_task_needs_no_registration_when_given_by_reference() -> None:
-    world = make_world(TINY, EnvConfig(), 0)
-    assert world.goal == task_goal(TINY) == "push the red block to the green line"
+    env = make_env(TINY, EnvConfig(), 0)
+    assert env.goal == task_goal(TINY) == "push the red block to the green line"
 
 
-@pytest.mark.parametrize("reference", ["no.such.module:X", "rlvlm.testing:NO", "rlvlm.testing:TinyWorld", ":", "a:"])
+@pytest.mark.parametrize("reference", ["no.such.module:X", "rlvlm.testing:NO", "rlvlm.testing:TinyEnv", ":", "a:"])
 def test_a_wrong_reference_is_a_usage_error(reference: str) -> None:
     with pytest.raises(UsageError):
         task_goal(reference)
 
 
 def test_registering_twice_is_allowed_but_not_with_another_meaning() -> None:
-    task = Task(name="test_registry_push", goal="push", maker="rlvlm.testing:TinyWorld")
+    task = Task(name="test_registry_push", goal="push", maker="rlvlm.testing:TinyEnv")
     register(task)
     register(task)
-    assert make_world("test_registry_push", EnvConfig(), 0).snapshot_size == 3
+    assert make_env("test_registry_push", EnvConfig(), 0).snapshot_size == 3
     with pytest.raises(ValueError, match="already registered"):
-        register(Task(name="test_registry_push", goal="pull", maker="rlvlm.testing:TinyWorld"))
+        register(Task(name="test_registry_push", goal="pull", maker="rlvlm.testing:TinyEnv"))
     with pytest.raises(ValueError, match="two rising returns"):
-        register(Task(name="test_registry_range", goal="", maker="rlvlm.testing:TinyWorld", return_range=(1.0, 0.0)))
+        register(Task(name="test_registry_range", goal="", maker="rlvlm.testing:TinyEnv", return_range=(1.0, 0.0)))
     with pytest.raises(ValueError, match="package.module:function"):
         register(Task(name="test_registry_other", goal="push", maker="rlvlm.testing"))
 
@@ -85,7 +85,7 @@ def test_the_registry_loads_no_simulator() -> None:
     assert child.stdout.strip() == "set()"
 
 
-def test_worlds_side_by_side_start_differently_and_reproducibly() -> None:
+def test_envs_side_by_side_start_differently_and_reproducibly() -> None:
     config = EnvConfig(start="random", num_envs=3)
     starts = [make_vector(TINY, config, seed).reset()[0] for seed in (4, 4, 5)]
     assert len(np.unique(starts[0], axis=0)) == 3
@@ -93,7 +93,7 @@ def test_worlds_side_by_side_start_differently_and_reproducibly() -> None:
     assert not np.array_equal(starts[0], starts[2])
 
 
-def test_a_finished_world_is_reset_within_the_same_step() -> None:
+def test_a_finished_env_is_reset_within_the_same_step() -> None:
     vector = make_vector(TINY, EnvConfig(num_envs=2, episode_steps=3), 0)
     first, _ = vector.reset()
     right = np.array([[1.0, 0.0]] * 2, np.float32)

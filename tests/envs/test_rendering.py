@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
+from rlvlm.core.errors import MachineError
 from rlvlm.envs import rendering
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
-from rlvlm.errors import MachineError
 
 
 @pytest.fixture(scope="module")

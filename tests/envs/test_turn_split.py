@@ -1,16 +1,16 @@
 import pytest
 
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_world
-from rlvlm.errors import UsageError
+from rlvlm.envs.registry import make_env
 
 
 def starts(task: str, split, count: int = 120) -> list[bytes]:
-    world = make_world(task, EnvConfig(split=split), 0)
+    env = make_env(task, EnvConfig(split=split), 0)
     keys = []
     for seed in range(count):
-        world.reset(seed=seed)
-        keys.append(world.start_key(world.snapshot()))
+        env.reset(seed=seed)
+        keys.append(env.start_key(env.snapshot()))
     return keys
 
 
@@ -25,18 +25,18 @@ def test_no_start_is_on_both_sides_and_all_of_them_are_on_one(task: str) -> None
 
 
 def test_a_hand_is_the_same_in_any_order_and_suits() -> None:
-    world = make_world("points24", EnvConfig(split="held_out"), 0)
-    world.reset(seed=1)
-    state, key = world.get_state(), world.start_key(world.snapshot())
-    world.set_state(state | {"cards": state["cards"][::-1].copy()})
-    assert world.start_key(world.snapshot()) == key
+    env = make_env("points24", EnvConfig(split="held_out"), 0)
+    env.reset(seed=1)
+    state, key = env.get_state(), env.start_key(env.snapshot())
+    env.set_state(state | {"cards": state["cards"][::-1].copy()})
+    assert env.start_key(env.snapshot()) == key
 
 
-def test_a_world_with_one_start_says_so() -> None:
+def test_a_env_with_one_start_says_so() -> None:
     sides = []
     for split in ("training", "held_out"):
         try:
-            make_world("minigrid/MiniGrid-Empty-6x6-v0", EnvConfig(split=split), 0)
+            make_env("minigrid/MiniGrid-Empty-6x6-v0", EnvConfig(split=split), 0)
             sides.append(split)
         except UsageError as error:
             assert "--env.split all" in error.fix

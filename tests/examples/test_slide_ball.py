@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvlm.envs.registry import make_world
+from rlvlm.envs.registry import make_env
 from rlvlm.reports.task.check import check_task
 from rlvlm.runs.recipes import recipe
 
@@ -22,7 +22,7 @@ def test_the_example_of_the_docs_keeps_every_promise(tmp_path: Path) -> None:
 def test_it_brings_its_recipe_stays_short_and_is_what_the_docs_show() -> None:
     config = recipe("slide_ball:TASK")
     assert (config.task, config.steps, config.env.episode_steps) == ("slide_ball:TASK", 5_000, 50)
-    assert make_world(config.task, config.env, 0).goal == "put the red ball into the green ring"
+    assert make_env(config.task, config.env, 0).goal == "put the red ball into the green ring"
     whole = (EXAMPLES / "slide_ball.py").read_text()
     assert whole in (EXAMPLES.parent / "docs" / "tasks.md").read_text()
     code = [line for line in whole.splitlines() if line.strip()]

@@ -11,24 +11,24 @@ import psutil
 import pytest
 from chaos import Killer
 
-from rlvlm import metrics
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.core import metrics
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.task import Task
 from rlvlm.rewards.config import RewardConfig
-from rlvlm.testing import TinyWorld
+from rlvlm.testing import TinyEnv
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1_800)]
 
 P_CRASH = 0.01
-"""Of a world at each of its steps: the process is gone at once."""
+"""Of an env at each of its steps: the process is gone at once."""
 STEPS, EPISODE_STEPS = 800, 20
 KILLS, KILL_EVERY_S, PATIENCE_S = 3, 10.0, 20.0
 
 
-class CrashingWorld(TinyWorld):
-    """A TinyWorld that shows which episode and which step it is in, and that takes its process down now and then."""
+class CrashingEnv(TinyEnv):
+    """A TinyEnv that shows which episode and which step it is in, and that takes its process down now and then."""
 
     def reset(self, *, seed=None, options=None):
         self._mark = -1.0
@@ -47,7 +47,7 @@ class CrashingWorld(TinyWorld):
         return obs
 
 
-CRASHING = Task(name="crashing", goal="push", maker="tests.faults.test_crashing_runners:CrashingWorld")
+CRASHING = Task(name="crashing", goal="push", maker="tests.faults.test_crashing_runners:CrashingEnv")
 
 
 def runners() -> list[int]:
@@ -55,7 +55,7 @@ def runners() -> list[int]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            found += [process.pid] if "WorldRunner" in " ".join(process.cmdline()) else []
+            found += [process.pid] if "StepEnvRunner" in " ".join(process.cmdline()) else []
         except psutil.Error:  # it has just ended
             continue
     return found
@@ -68,8 +68,9 @@ def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray) 
     )  # fmt: skip
     config = (
         SACPebbleConfig()
-        .worlds(
-            task="tests.faults.test_crashing_runners:CRASHING", world=EnvConfig(episode_steps=EPISODE_STEPS, num_envs=2)
+        .envs(
+            task="tests.faults.test_crashing_runners:CRASHING",
+            env_settings=EnvConfig(episode_steps=EPISODE_STEPS, num_envs=2),
         )
         .learning(sac=sac)
         .env_runners(sample_timeout_s=PATIENCE_S)

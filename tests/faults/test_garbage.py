@@ -7,10 +7,10 @@ import pytest
 from chaos import garbage
 from numpy.typing import NDArray
 
+from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.types.judging import Clip, Label, Query, Status
 from rlvlm.vlms.chats import Chat, Reply
 
 SEED = 2026

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from chaos import garbage
 
-from rlvlm.algorithms.world_slots import WorldSlot
-from rlvlm.envs.registry import make_world, task_env
+from rlvlm.algorithms.env_slots import EnvSlot
+from rlvlm.envs.registry import make_env, task_env
 
 SEED = 2026
 COUNT = 2_500
@@ -30,9 +30,9 @@ def nearly(names: tuple[str, ...], seed: int) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["number_line", "blackjack", "points24", "doorkey_6x6"])
 def test_garbage_is_flagged_and_never_becomes_an_action(task: str) -> None:
-    slot = WorldSlot(make_world(task, task_env(task), 0), task)
+    slot = EnvSlot(make_env(task, task_env(task), 0), task)
     slot.begin(0)
-    names = slot.world.action_names
+    names = slot.env.action_names
     unread = written = 0
     for number, text in enumerate(nearly(names, SEED)):
         before, image = slot.turn.snapshot, slot.obs.image

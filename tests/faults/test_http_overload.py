@@ -55,7 +55,7 @@ def address(tmp_path_factory) -> Iterator[tuple[str, dict[str, str]]]:
     ray.shutdown()
 
 
-def picture(rng: np.random.Generator) -> str:
+def image(rng: np.random.Generator) -> str:
     stream = io.BytesIO()
     Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(stream, "PNG")
     return base64.b64encode(stream.getvalue()).decode()
@@ -110,7 +110,7 @@ async def flood(url: str, headers: dict[str, str], bodies: list[Any]) -> tuple[C
 def test_every_refusal_is_a_429_and_the_judge_recovers(address) -> None:
     url, headers = address
     rng = np.random.default_rng(SEED)
-    bodies = [{"goal": "open the drawer", "left": [picture(rng)], "right": [picture(rng)]} for _ in range(50)]
+    bodies = [{"goal": "open the drawer", "left": [image(rng)], "right": [image(rng)]} for _ in range(50)]
     assert httpx.post(f"{url}/v1/preference", json=bodies[0], headers=headers, timeout=60).status_code == 200
     before_mb = gateway_rss_mb()
     statuses, accepted_s, bare, recovered_s = asyncio.run(flood(url, headers, bodies))

@@ -15,9 +15,10 @@ from ray import serve
 from stub_judge import StubJudge, stub
 from tiny_run import table
 
-from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
+from rlvlm.core import metrics
+from rlvlm.core.judging import Clip
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
@@ -25,7 +26,6 @@ from rlvlm.rewards.config import MonitorConfig
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.types.judging import Clip
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -37,7 +37,7 @@ PLACEMENT = PlacementConfig(num_replicas=2, num_cpus=0.1, timeout_s=30.0, stall_
 def build(app: str) -> VLAGRPO:
     algorithm = (
         VLAGRPOConfig()
-        .worlds(task="push_block", world=EnvConfig(episode_steps=32))
+        .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
         .learning(
             policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
             sft=SFTConfig(demonstrations=8, steps=10),
@@ -58,7 +58,7 @@ def build(app: str) -> VLAGRPO:
 
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.full)])
 def test_replicas_killed_while_they_score_leave_every_episode_one_score(local_ray: None, kills: int) -> None:
-    """The stub's score follows from the pictures alone, so that a lost, doubled or swapped one would be seen."""
+    """The stub's score follows from the images alone, so that a lost, doubled or swapped one would be seen."""
     with start_judge(JudgeConfig(batch_size=4, device="cpu"), PLACEMENT, "rollouts", stub(per_item_s=0.03)) as running:
         algorithm, told = build(running.app), []
         algorithm.prepare(lambda line: None)

@@ -20,14 +20,14 @@ from ray import serve
 from ray.serve.exceptions import BackPressureError
 from stub_judge import StubJudge, set_trap, stub, stub_queries
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Query, Verdict
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.apps import RunningJudge, start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.deployments import MAX_ONGOING_REQUESTS, MAX_QUEUED_REQUESTS
 from rlvlm.serving.envelope import Receipt, Request
-from rlvlm.types.judging import Query, Verdict
 
 pytestmark = pytest.mark.ray
 

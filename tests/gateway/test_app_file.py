@@ -5,7 +5,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.gateway.app_file import GATEWAY_APP, JUDGE_APP, read_app_file
 from rlvlm.gateway.gateway import GatewayArgs
 from rlvlm.serving.deployments import JudgeAppArgs

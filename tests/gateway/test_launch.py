@@ -2,7 +2,7 @@ import pytest
 import ray
 
 from rlvlm.commands.judging.serve import find_app
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.gateway import launch
 from rlvlm.serving.startup import check_cluster
 

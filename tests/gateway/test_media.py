@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from http_edge import movie, patched
 
-from rlvlm.errors import MachineError
+from rlvlm.core.errors import MachineError
 from rlvlm.gateway.media.files import MediaRoot
 from rlvlm.gateway.media.mp4 import Movie, read_movie
 from rlvlm.gateway.media.video import read_video

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from http_edge import Edge, FakeLine, movie, png, text
 
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.core.judging import Score, Stamp, Status, Verdict
 from rlvlm.gateway import async_client
 from rlvlm.gateway.async_client import AsyncAppClient
 from rlvlm.serving.refusal import Refusal
-from rlvlm.types.judging import Score, Stamp, Status, Verdict
 
 DARK, LIGHT = text(png(50)), text(png(200))
 

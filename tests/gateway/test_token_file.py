@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from rlvlm.errors import MachineError
+from rlvlm.core.errors import MachineError
 from rlvlm.gateway.token_file import MIN_CHARS, make_token, read_token
 
 

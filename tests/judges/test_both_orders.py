@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from scripted import ScriptedModel
 
-from rlvlm.errors import UnsupportedQuestion
+from rlvlm.core.errors import UnsupportedQuestion
+from rlvlm.core.judging import Clip, Label, Query, Stamp, Status, Usage, Verdict
 from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.both_orders import SEPARATOR, BothOrders
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.testing import FakeJudge, check_judge
-from rlvlm.types.judging import Clip, Label, Query, Stamp, Status, Usage, Verdict
 
 STAMP = Stamp(judge="scripted", revision="1", prompt="direct/1 progress/1", decoding="")
 PICTURE = np.zeros((1, 4, 4, 3), np.uint8)

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rlvlm.core.judging import Clip, Query, Stamp, Status, Verdict
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import answer_key, describe
 from rlvlm.labels.store import LabelStore
 from rlvlm.testing import FakeJudge, check_judge
-from rlvlm.types.judging import Clip, Query, Stamp, Status, Verdict
 
 
 def make_query(left: int, right: int) -> Query:

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scripted import ScriptedModel
 
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges import prompts
 from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import Abilities, JudgeConfig
-from rlvlm.types.judging import Clip, Label, Query, Status
 from rlvlm.vlms.chats import pictures_of
 
 GOAL = "open the drawer"
@@ -49,7 +49,7 @@ def test_a_step_is_shown_as_before_action_after():
     make_judge(model, score="utility").score([replace(CLIP, action="pull the handle"), CLIP])
     for chat, action in zip(model.chats, ("pull the handle", prompts.NO_ACTION), strict=True):
         parts = chat[0]["content"]
-        assert [int(picture[0, 0, 0]) for picture in pictures_of(chat)] == [0, 2]
+        assert [int(image[0, 0, 0]) for image in pictures_of(chat)] == [0, 2]
         assert [part["type"] for part in parts] == ["text", "image", "text", "image", "text"]
         assert action in parts[2]["text"]
 
@@ -93,7 +93,7 @@ def test_a_video_score_shows_start_clip_and_present_in_this_order():
     model = ScriptedModel(["<answer>1</answer>"])
     make_judge(model, score="video").score([CLIP])
     assert [chat["role"] for chat in model.chats[0]] == ["system", "user"]
-    assert [int(picture[0, 0, 0]) for picture in pictures_of(model.chats[0])] == [0, 0, 1, 2, 2]
+    assert [int(image[0, 0, 0]) for image in pictures_of(model.chats[0])] == [0, 0, 1, 2, 2]
 
 
 def test_two_stage_keeps_both_texts_and_reads_the_second():
@@ -123,7 +123,7 @@ def test_what_a_model_was_not_taught_is_refused_before_it_is_asked():
     assert "goal_picture" in verdicts[1].text
 
 
-def test_a_goal_picture_is_shown_first_and_checked_like_the_others():
+def test_a_goal_image_is_shown_first_and_checked_like_the_others():
     model = ScriptedModel(["50"] * 2, log_p=lambda count: [[-1.0, -2.0, -3.0]] * count)
     judge = make_judge(model)
     goal_picture = PICTURE + 200
@@ -164,8 +164,8 @@ def test_a_model_that_does_not_answer_with_a_label_is_invalid():
 
 def test_a_chat_model_also_just_writes():
     model = ScriptedModel(["hello", "there", "again", "and", "on"])
-    picture = {"type": "image", "image": PICTURE[0]}
-    chat = [{"role": "system", "content": "be brief<|im_end|>"}, {"role": "user", "content": [picture]}]
+    image = {"type": "image", "image": PICTURE[0]}
+    chat = [{"role": "system", "content": "be brief<|im_end|>"}, {"role": "user", "content": [image]}]
     texts = make_judge(model).generate([chat] * 5, max_new_tokens=8, temperature=0.0)
     assert texts == ["hello", "there", "again", "and", "on"] and model.sizes == [4, 1]
     assert model.chats[0][0]["content"] == [{"type": "text", "text": "be brief< im_end >"}]

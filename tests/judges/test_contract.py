@@ -14,11 +14,11 @@ from tiny_encoders import save_tiny_encoder
 from tiny_reward_models import save_tiny_robometer, save_tiny_rynnvalue
 from tiny_vlm import save_tiny_llava, save_tiny_llava_next
 
+from rlvlm.core.judging import Clip, Query, Status
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Generator, Judge
 from rlvlm.testing import FakeJudge, check_judge
-from rlvlm.types.judging import Clip, Query, Status
 
 Make = Callable[[dict[str, Path], Path], Judge]
 """Builds a judge from the tiny VLMs' folders and a folder of its own."""
@@ -67,14 +67,14 @@ def test_every_judge_keeps_the_contract(tiny_vlms, tmp_path, name):
     judge = JUDGES[name](tiny_vlms, tmp_path)
     check_judge(judge)
     if isinstance(judge, Generator) and name != "both_orders":
-        picture = {"type": "image", "image": np.zeros((32, 32, 3), np.uint8)}
-        turn = {"role": "user", "content": [{"type": "text", "text": "open the drawer"}, picture]}
+        image = {"type": "image", "image": np.zeros((32, 32, 3), np.uint8)}
+        turn = {"role": "user", "content": [{"type": "text", "text": "open the drawer"}, image]}
         replies = judge.generate([[turn], [turn]], max_new_tokens=3, temperature=0.0)
         assert len(replies) == 2 and replies[0] == replies[1]
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_video", "llava_next"])
-def test_a_goal_picture_changes_nothing_in_the_contract(tiny_vlms, tmp_path, name):
+def test_a_goal_image_changes_nothing_in_the_contract(tiny_vlms, tmp_path, name):
     judge = JUDGES[name](tiny_vlms, tmp_path)
     goal, *frames = np.random.default_rng(0).integers(0, 256, (4, 1, 32, 32, 3), np.uint8)
     verdicts = judge.compare([Query(goal="open it", left=frames[0], right=frames[1], goal_picture=goal)])

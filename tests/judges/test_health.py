@@ -1,8 +1,8 @@
 import pytest
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Label, Score, Stamp, Status, Verdict
 from rlvlm.judges.health import JudgeHealth
-from rlvlm.types.judging import Label, Score, Stamp, Status, Verdict
 
 STAMP = Stamp(judge="test", revision="", prompt="", decoding="")
 LEFT = Verdict(status=Status.OK, label=Label.LEFT, stamp=STAMP)

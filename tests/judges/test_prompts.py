@@ -3,8 +3,8 @@ import hashlib
 import numpy as np
 import pytest
 
+from rlvlm.core.judging import Clip, Query
 from rlvlm.judges import prompts
-from rlvlm.types.judging import Clip, Query
 from rlvlm.vlms.chats import Chat, pictures_of
 
 BLACK, WHITE = np.zeros((1, 8, 8, 3), np.uint8), np.full((1, 8, 8, 3), 255, np.uint8)
@@ -14,10 +14,10 @@ def texts(messages: Chat) -> list[str]:
     return [part.get("text", "<picture>") for message in messages for part in message["content"]]
 
 
-def test_pictures_and_words_are_interleaved_in_the_order_of_the_paper():
+def test_images_and_words_are_interleaved_in_the_order_of_the_paper():
     messages = prompts.compare_messages("direct", Query(goal="open the drawer", left=BLACK, right=WHITE))
     assert texts(messages) == [
-        "Two pictures of one scene. Goal: open the drawer.\nFirst:",
+        "Two images of one scene. Goal: open the drawer.\nFirst:",
         "<picture>",
         "Second:",
         "<picture>",
@@ -38,7 +38,7 @@ def test_only_the_last_turn_of_a_mode_asks_for_the_label(mode):
 def test_clips_show_their_frames_in_order_and_long_ones_are_thinned():
     frames = np.arange(20, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
     messages = prompts.compare_messages("direct", Query(goal="open it", left=frames[:2], right=frames))
-    shown = [int(picture[0, 0, 0]) for picture in pictures_of(messages)]
+    shown = [int(image[0, 0, 0]) for image in pictures_of(messages)]
     assert shown[:2] == [0, 1] and len(shown) == 2 + prompts.MAX_FRAMES
     assert shown[2:] == sorted(set(shown[2:])) and (shown[2], shown[-1]) == (0, 19)
     assert texts(messages)[0].startswith("Two clips")
@@ -66,11 +66,11 @@ def test_the_words_are_those_the_pocket_judge_was_trained_on():
     assert (prompts.VERSION, hashlib.sha256(words.encode()).hexdigest()[:16]) == (1, "1366ae7242100fdb")
 
 
-def test_a_goal_picture_comes_before_what_is_judged():
+def test_a_goal_image_comes_before_what_is_judged():
     goal = np.full((1, 8, 8, 3), 7, np.uint8)
     compared = prompts.compare_messages("direct", Query(goal="open it", left=BLACK, right=WHITE, goal_picture=goal))
     assert texts(compared) == [
-        f"Two pictures of one scene. Goal: open it.\n{prompts.TAG_GOAL}",
+        f"Two images of one scene. Goal: open it.\n{prompts.TAG_GOAL}",
         "<picture>",
         "First:",
         "<picture>",
@@ -98,7 +98,7 @@ def test_other_scores_differ_in_their_last_line_alone(mode, request_text):
 def test_a_video_score_shows_start_clip_and_present():
     frames = np.arange(20, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
     messages = prompts.score_messages("video", Clip(goal="open it", frames=frames))
-    shown = [int(picture[0, 0, 0]) for picture in pictures_of(messages)]
+    shown = [int(image[0, 0, 0]) for image in pictures_of(messages)]
     assert (shown[0], shown[-1]) == (0, 19) and len(shown) == 2 + prompts.MAX_VIDEO_FRAMES
     tags = [text for text in texts(messages)[2:] if text != "<picture>"]
     assert tags == [prompts.TAG_CLIP, prompts.TAG_NOW, prompts.VIDEO_REQUEST]

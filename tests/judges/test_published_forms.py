@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scripted import ScriptedModel
 
+from rlvlm.core.judging import Clip, Status
 from rlvlm.judges import prompts
 from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import score_dialogue
 from rlvlm.judges.reading.verdicts import parse_change
-from rlvlm.types.judging import Clip, Status
 from rlvlm.vlms.chats import Reply, pictures_of
 
 CLIP = Clip(

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from api_server import CUT, ApiServer, Call, Dialect, Response, error
 
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.core.judging import Clip, Label, Query, Status, Usage
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import CUT as CUT_OFF
@@ -25,7 +26,6 @@ from rlvlm.judges.dialogues import EMPTY, REFUSAL
 from rlvlm.judges.judge import Generator
 from rlvlm.runs.folder.settings import to_yaml
 from rlvlm.testing import check_judge
-from rlvlm.types.judging import Clip, Label, Query, Status, Usage
 from rlvlm.vlms.config import ApiConfig
 
 KEY = "canary-7f3a9c5e1b"
@@ -68,7 +68,7 @@ def flaky(server: ApiServer, response: Response, *, at: int) -> ApiServer:
     """Lets only the pair whose left side has the shade `at` meet the response."""
 
     def answer(call: Call) -> Response:
-        is_hit = bool(call.pictures) and call.pictures[0].mean() == at
+        is_hit = bool(call.images) and call.images[0].mean() == at
         return response if is_hit else server.truth(call)
 
     server.respond = lambda call: (server.calls.append(call), answer(call))[1]
@@ -82,7 +82,7 @@ def flaky(server: ApiServer, response: Response, *, at: int) -> ApiServer:
 @pytest.mark.parametrize("prompt", ["direct", "single_stage", "two_stage"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_query_reaches_the_server_and_its_label_comes_back(dialect: Dialect, prompt: str) -> None:
-    # By hand: the server prefers the brighter of two pictures, and counts 100 tokens in and 5 out per request.
+    # By hand: the server prefers the brighter of two images, and counts 100 tokens in and 5 out per request.
     server = ApiServer(dialect)
     with server.running() as url:
         verdicts = judge(dialect, url, prompt=prompt).compare([query(10, 200), query(200, 10)])
@@ -90,7 +90,7 @@ def test_a_query_reaches_the_server_and_its_label_comes_back(dialect: Dialect, p
     num_requests = 2 if prompt == "two_stage" else 1
     assert [v.usage for v in verdicts] == [Usage(tokens_in=100 * num_requests, tokens_out=5 * num_requests)] * 2
     assert len(server.calls) == 2 * num_requests
-    assert sorted(p.mean() for p in server.calls[0].pictures) == [10, 200]
+    assert sorted(p.mean() for p in server.calls[0].images) == [10, 200]
     if prompt == "direct":  # 0.9 and 0.06 of what is no other word
         assert verdicts[0].probabilities == pytest.approx((0.0625, 0.9375, 0.0))
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Clip, Query, Status
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import CachedConfig, JudgeConfig
 from rlvlm.labels.store import LabelStore
 from rlvlm.testing import FakeJudge, check_judge
-from rlvlm.types.judging import Clip, Query, Status
 
 
 def make_query(left: int, right: int) -> Query:

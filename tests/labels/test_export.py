@@ -1,12 +1,12 @@
 import duckdb
 import numpy as np
 
+from rlvlm.core.judging import Clip, Query
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.export import SCHEMA, export_parquet
 from rlvlm.labels.records import Origin, Truth
 from rlvlm.labels.store import LabelStore, open_store
 from rlvlm.testing import FakeJudge
-from rlvlm.types.judging import Clip, Query
 
 
 def test_duckdb_reads_accuracy_out_of_a_store(tmp_path):

@@ -1,4 +1,4 @@
-"""Label files of the reference become a store: pictures, labels and true returns, and nothing else."""
+"""Label files of the reference become a store: images, labels and true returns, and nothing else."""
 
 import pickle
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlvlm.core.judging import Label
 from rlvlm.labels.pickles import RefusedPickle
 from rlvlm.labels.reference import import_reference, read_reference
 from rlvlm.labels.store import LabelStore, open_store
-from rlvlm.types.judging import Label
 
 
 def make_session(num: int = 6, seed: int = 0) -> list[np.ndarray]:
@@ -28,7 +28,7 @@ def write(file: Path, session: list) -> Path:
     return file
 
 
-def test_a_session_becomes_labels_with_pictures_and_truth(tmp_path):
+def test_a_session_becomes_labels_with_images_and_truth(tmp_path):
     session = make_session()
     store = LabelStore(tmp_path / "s")
     counts = import_reference([write(tmp_path / "a.pkl", session)], store, goal="open the drawer", judge="gemini-pro")
@@ -69,8 +69,8 @@ def broken() -> dict[str, list]:
     return {
         "six arrays": good[:6],
         "eight arrays": [*good, good[0]],
-        "no pictures": [good[0][..., 0], *good[1:]],
-        "float pictures": [good[0].astype(np.float32), *good[1:]],
+        "no images": [good[0][..., 0], *good[1:]],
+        "float images": [good[0].astype(np.float32), *good[1:]],
         "odd width": odd_width,
         "fewer labels": [*good[:2], good[2][:-1], *good[3:]],
         "label 2": [*good[:2], good[2] + 2, *good[3:]],

@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
 from rlvlm.labels import store
+from rlvlm.labels.images import image_digest
 from rlvlm.labels.lines import encode_line
-from rlvlm.labels.pictures import picture_digest
 from rlvlm.labels.records import Origin, Question, Truth, answer_key, describe, from_record, to_record
 from rlvlm.labels.store import LabelStore, is_store, open_store
-from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
 
 STAMP = Stamp(judge="test", revision="1", prompt="direct/1", decoding="temperature=0")
 ORIGIN = Origin(run="one", task="drawer_open", seed=3)
 
 
 def make_question(number: int) -> Question:
-    digests = [picture_digest(np.array([number, side])) for side in (0, 1)]
+    digests = [image_digest(np.array([number, side])) for side in (0, 1)]
     return Question(kind="compare", goal="open it", left=(digests[0],), right=(digests[1],))
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 TINY = ["--steps", "600", "--env.episode-steps", "20", "--algo.seed-steps", "100", "--feedback.first-step", "200",
         "--feedback.every-steps", "200", "--feedback.queries", "20", "--reward-model.min-updates", "5",
-        "--reward-model.max-updates", "5", "--algo.catch-up-updates", "5", "--eval.every-steps", "300",
+        "--reward-model.max-updates", "5", "--algo.critic-reset-updates", "5", "--eval.every-steps", "300",
         "--eval.episodes", "1"]
 TINY_SETTINGS = {
     name.removeprefix("--").replace("-", "_"): int(value) for name, value in zip(TINY[::2], TINY[1::2], strict=True)
@@ -22,7 +22,7 @@ tasks: [rlvlm.testing:TINY]
 seeds: [0]
 budget: {steps: 400}
 settings: {env.episode_steps: 20, algo.seed_steps: 100, eval.every_steps: 200, eval.episodes: 1,
-           feedback.first_step: 200, feedback.every_steps: 200, feedback.queries: 20, algo.catch_up_updates: 5}
+           feedback.first_step: 200, feedback.every_steps: 200, feedback.queries: 20, algo.critic_reset_updates: 5}
 sources:
   environment: {title: true reward, settings: {reward.source: environment}}
   random: {title: a coin, settings: {reward.teacher: random}}
@@ -62,4 +62,4 @@ def test_a_notebook_runs_from_its_first_cell_to_its_last(name, tmp_path, monkeyp
     book.cells.insert(place + 1, nbformat.v4.new_code_cell(chosen))
     NotebookClient(book, timeout=1_200, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert any("image/png" in output.get("data", {}) for output in shown), "a reader sees pictures"
+    assert any("image/png" in output.get("data", {}) for output in shown), "a reader sees images"

@@ -19,9 +19,9 @@ def state_reward(weights: dict[str, torch.Tensor], row: torch.Tensor) -> torch.T
     return 3 * torch.tanh((weights["layers.6.weight"][0] @ x + weights["layers.6.bias"][0]) / 3)
 
 
-def picture_reward(weights: dict[str, torch.Tensor], picture: torch.Tensor) -> torch.Tensor:
-    """Reward of one picture [H, W, 3]."""
-    x = picture.permute(2, 0, 1)[None] / 255
+def picture_reward(weights: dict[str, torch.Tensor], image: torch.Tensor) -> torch.Tensor:
+    """Reward of one image [H, W, 3]."""
+    x = image.permute(2, 0, 1)[None] / 255
     for layer, stride in ((0, 4), (2, 2), (4, 2), (6, 2)):
         kernel = weights[f"layers.{layer}.weight"]
         x = conv2d(x, kernel, weights[f"layers.{layer}.bias"], stride, kernel.shape[-1] // 2).clamp(min=0)

@@ -16,7 +16,7 @@ Weights = Mapping[str, Array]
 
 def logits(
     weights: Weights,
-    pictures: Sequence[tuple[Array, Array]],
+    images: Sequence[tuple[Array, Array]],
     prompt: Sequence[int],
     proprio: Array | None,
     *,
@@ -30,17 +30,17 @@ def logits(
 
     Args:
         weights: by the checkpoint's names; `proprio_projector.*` too where there is proprioception.
-        pictures: of each camera, [3, H, W] as DINOv2 and as SigLIP take it.
+        images: of each camera, [3, H, W] as DINOv2 and as SigLIP take it.
         prompt: ids, the start token first.
         proprio: [P] normalised.
-        heads: of the two picture encoders.
+        heads: of the two image encoders.
         language_heads: of the language model.
         num_tokens: places of the chunk.
         has_stop: whether the stop token follows.
         epsilon: of the language model's norms.
     """
     seen = []
-    for for_dino, for_siglip in pictures:
+    for for_dino, for_siglip in images:
         left = tower(weights, "vision_backbone.featurizer", for_dino, heads[0])
         right = tower(weights, "vision_backbone.fused_featurizer", for_siglip, heads[1])
         for row in np.concatenate([left, right], axis=1):
@@ -59,14 +59,14 @@ def logits(
     return np.stack([head @ states[first + place - 1] for place in range(num_tokens)])
 
 
-def tower(weights: Weights, name: str, picture: Array, heads: int) -> Array:
+def tower(weights: Weights, name: str, image: Array, heads: int) -> Array:
     """[patches, width] before the last block."""
     kernel, bias = weights[f"{name}.patch_embed.proj.weight"], weights[f"{name}.patch_embed.proj.bias"]
     side = kernel.shape[-1]
     rows = []
-    for top in range(0, picture.shape[1], side):
-        for left in range(0, picture.shape[2], side):
-            patch = picture[:, top : top + side, left : left + side]
+    for top in range(0, image.shape[1], side):
+        for left in range(0, image.shape[2], side):
+            patch = image[:, top : top + side, left : left + side]
             rows.append((kernel * patch).sum(axis=(1, 2, 3)) + bias)
     states = np.stack(rows) + weights[f"{name}.pos_embed"][0]
     extra = [weights[f"{name}.{token}"][0] for token in ("cls_token", "reg_token") if f"{name}.{token}" in weights]

@@ -1,7 +1,7 @@
 """Estimators and losses of PPO for replies in text, one number at a time: what `rlvlm.algorithms.ppo_vlm` is held to.
 
 Written from the papers with loops over turns and tokens and `math` alone; it shares no code with rlvlm. A rollout is a
-list of worlds, a world a list of turns, a turn a dict. Log-probabilities and values may be torch scalars, so that
+list of envs, an env a list of turns, a turn a dict. Log-probabilities and values may be torch scalars, so that
 autograd gives the gradient of what the loops compute.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 
-def gae_of_world(turns, gamma, lam):
+def gae_of_env(turns, gamma, lam):
     """turns: dicts with reward, value, next_value, end."""
     out = []
     for start in range(len(turns)):
@@ -31,21 +31,19 @@ def standardise(numbers):
     return [(x - mean) / (deviation + 1e-6) for x in numbers]
 
 
-def turn_critic_credit(worlds, gamma, lam):
-    raw = [gae_of_world(turns, gamma, lam) for turns in worlds]
-    returns = [
-        [a + t["value"] for a, t in zip(row, turns, strict=True)] for row, turns in zip(raw, worlds, strict=True)
-    ]
+def turn_critic_credit(envs, gamma, lam):
+    raw = [gae_of_env(turns, gamma, lam) for turns in envs]
+    returns = [[a + t["value"] for a, t in zip(row, turns, strict=True)] for row, turns in zip(raw, envs, strict=True)]
     flat = iter(standardise([a for row in raw for a in row]))
     return [[next(flat) for _ in row] for row in raw], returns
 
 
-def bi_level_credit(worlds, turn_gamma, turn_lambda, token_gamma, token_lambda):
+def bi_level_credit(envs, turn_gamma, turn_lambda, token_gamma, token_lambda):
     """Turns bring `token_values`, one per token of the reply."""
     raw, returns = [], []
-    for turns in worlds:
+    for turns in envs:
         tops = [dict(t, value=t["token_values"][-1]) for t in turns]
-        upper = gae_of_world(tops, turn_gamma, turn_lambda)
+        upper = gae_of_env(tops, turn_gamma, turn_lambda)
         for turn, top, advantage in zip(turns, tops, upper, strict=True):
             pay, values = advantage + top["value"], turn["token_values"]
             n = len(values)
@@ -76,33 +74,33 @@ def compared(score, others, scaled):
     return (score - mean) / (deviation + 1e-6)
 
 
-def grpo_credit(worlds, groups, scaled):
-    totals = [sum(t["reward"] for t in turns) for turns in worlds]
+def grpo_credit(envs, groups, scaled):
+    totals = [sum(t["reward"] for t in turns) for turns in envs]
     credit = []
-    for world, turns in enumerate(worlds):
-        rivals = [totals[i] for i in range(len(worlds)) if groups[i] == groups[world]]
-        credit.append([compared(totals[world], rivals, scaled) for _ in turns])
+    for env, turns in enumerate(envs):
+        rivals = [totals[i] for i in range(len(envs)) if groups[i] == groups[env]]
+        credit.append([compared(totals[env], rivals, scaled) for _ in turns])
     return credit
 
 
-def gigpo_credit(worlds, groups, gamma, step_weight, scaled):
+def gigpo_credit(envs, groups, gamma, step_weight, scaled):
     """Turns bring `state`."""
-    episodes = grpo_credit(worlds, groups, scaled)
+    episodes = grpo_credit(envs, groups, scaled)
     to_go = []
-    for turns in worlds:
+    for turns in envs:
         row = []
         for start in range(len(turns)):
             row.append(sum(gamma**k * turn["reward"] for k, turn in enumerate(turns[start:])))
         to_go.append(row)
     credit = []
-    for w, turns in enumerate(worlds):
+    for w, turns in enumerate(envs):
         row = []
         for t, turn in enumerate(turns):
             rivals = [
                 to_go[i][j]
-                for i in range(len(worlds))
-                for j in range(len(worlds[i]))
-                if groups[i] == groups[w] and worlds[i][j]["state"] == turn["state"]
+                for i in range(len(envs))
+                for j in range(len(envs[i]))
+                if groups[i] == groups[w] and envs[i][j]["state"] == turn["state"]
             ]
             row.append(episodes[w][t] + step_weight * compared(to_go[w][t], rivals, scaled))
         credit.append(row)

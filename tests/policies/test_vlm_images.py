@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from rlvlm.errors import MachineError
+from rlvlm.core.errors import MachineError
+from rlvlm.core.sampling import IntArray
 from rlvlm.policies.vlm.images import SeenImage, SeenImages
 from rlvlm.policies.vlm.padding import pad
-from rlvlm.types.sampling import IntArray
 
 KIB = 1024
 

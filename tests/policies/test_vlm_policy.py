@@ -10,12 +10,12 @@ import torch
 from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn.modules import Linear4bit
 
-from rlvlm.errors import MachineError, UsageError
+from rlvlm.core.errors import MachineError, UsageError
+from rlvlm.core.sampling import ReplyRequest, SampledReply
 from rlvlm.policies.vlm import loading
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.types.sampling import ReplyRequest, SampledReply
 from tests.tiny_policy import FAMILIES, PROMPTS, requests, show_images, tiny_policy
 
 

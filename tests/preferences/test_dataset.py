@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from tiny_episodes import one_step, pair_of, score, tiny_episodes, truth, verdict
 
+from rlvlm.core.judging import Label, Status
 from rlvlm.preferences.dataset import Examples, decided, scored
 from rlvlm.preferences.questions.queries import draw_pairs
-from rlvlm.types.judging import Label, Status
 
 ANSWERS = [verdict(Label.LEFT), verdict(Label.TIE), verdict(Label.RIGHT), verdict(None), verdict(None, Status.FAILED)]
 

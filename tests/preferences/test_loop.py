@@ -8,16 +8,16 @@ import pytest
 from tiny_episodes import numbered_trajectory, tiny_episode, tiny_episodes, truth, verdict
 from tiny_loops import FEEDBACK, build, filled, from_files, judge_teacher, same_trees, through_files
 
-from rlvlm import metrics
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core import metrics
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Label, Verdict
+from rlvlm.core.steps import Pair, Transitions
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.answers.teachers import OracleTeacher, RandomTeacher, Teacher
 from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.preferences.questions.queries import look_alike
 from rlvlm.rewards.source import Labelling
-from rlvlm.testing import TinyWorld
-from rlvlm.types.judging import Label, Verdict
-from rlvlm.types.steps import Pair, Transitions
+from rlvlm.testing import TinyEnv
 
 
 class Scripted:
@@ -91,7 +91,7 @@ def test_pairs_that_look_alike_are_never_asked_and_cost_nothing() -> None:
     loop = filled(teacher, feedback=dataclasses.replace(FEEDBACK, queries=60))
     told = loop.run_session(10)
     assert told[metrics.QUERIES] == 60 == len(teacher.asked) and told[metrics.QUERIES_LOOK_ALIKE] > 0
-    assert not look_alike(teacher.asked, FrameStore(TinyWorld(), 16)).any()
+    assert not look_alike(teacher.asked, FrameStore(TinyEnv(), 16)).any()
 
 
 def test_a_session_in_which_everything_looks_alike_asks_nothing_and_fits_nothing() -> None:

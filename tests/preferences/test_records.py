@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 from tiny_episodes import numbered_trajectory, one_step, pair_of, verdict
 
-from rlvlm import metrics
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core import metrics
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Label, Status, Verdict
+from rlvlm.core.steps import Pair
 from rlvlm.preferences.questions.queries import cut
 from rlvlm.preferences.records import FeedbackCounts, QueryRecord, is_correct, record_queries
-from rlvlm.types.judging import Label, Status, Verdict
-from rlvlm.types.steps import Pair
 
 
 def records_of(verdicts: list[Verdict]) -> list[QueryRecord]:

@@ -2,12 +2,12 @@ import numpy as np
 from stub_judge import StubJudge
 from tiny_episodes import tiny_episodes
 
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.core.judging import Clip
+from rlvlm.core.steps import Trajectory, Transitions
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.score_log import ScoreLog
 from rlvlm.rewards.judged import JudgedReward
-from rlvlm.testing import TinyWorld
-from rlvlm.types.judging import Clip
-from rlvlm.types.steps import Trajectory, Transitions
+from rlvlm.testing import TinyEnv
 
 
 def transitions(episode: Trajectory) -> Transitions:
@@ -23,8 +23,8 @@ def transitions(episode: Trajectory) -> Transitions:
     )
 
 
-def test_every_picture_is_recorded_once_with_its_truth_when_an_episode_has_shown_it() -> None:
-    frames = FrameStore(TinyWorld(), 16)
+def test_every_image_is_recorded_once_with_its_truth_when_an_episode_has_shown_it() -> None:
+    frames = FrameStore(TinyEnv(), 16)
     source = JudgedReward(StubJudge(), frames, "push")
     log, (one, other) = ScoreLog(source, frames), tiny_episodes(2)
     source.label(transitions(one))
@@ -35,8 +35,8 @@ def test_every_picture_is_recorded_once_with_its_truth_when_an_episode_has_shown
     shown = [round(float(record.segment.snapshots[0, 2]), 3) for record in records]
     assert sorted(shown) == sorted({round(float(block), 3) for block in one.snapshots[:, 2]})
     for record in records:
-        picture = TinyWorld().draw(record.segment.snapshots, 16)
-        assert [record.score] == StubJudge().score([Clip(goal="push", frames=picture)])
+        image = TinyEnv().draw(record.segment.snapshots, 16)
+        assert [record.score] == StubJudge().score([Clip(goal="push", frames=image)])
         assert record.progress == float(record.segment.progress[0]) and record.env_step == 40
     assert [record.index for record in records] == list(range(len(records)))
     log.add(one)

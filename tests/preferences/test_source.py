@@ -1,6 +1,7 @@
 import numpy as np
 from tiny_episodes import tiny_episode, tiny_episodes, truth
 
+from rlvlm.core.steps import Transitions
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps, decided
 from rlvlm.preferences.model.networks import StateInput
@@ -8,7 +9,6 @@ from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.preferences.source import LearnedReward
 from rlvlm.rewards.source import Labelling
-from rlvlm.types.steps import Transitions
 
 
 def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits() -> None:

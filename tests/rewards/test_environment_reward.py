@@ -1,8 +1,8 @@
 import numpy as np
 
+from rlvlm.core.steps import Transitions
 from rlvlm.rewards.environment import EnvironmentReward, SparseSuccess
 from rlvlm.rewards.source import Labelling
-from rlvlm.types.steps import Transitions
 
 
 def test_each_source_gives_its_own_column_and_never_changes() -> None:

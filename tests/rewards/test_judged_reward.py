@@ -5,18 +5,18 @@ import numpy as np
 import pytest
 from stub_judge import StubJudge
 
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Clip, Score, Status
+from rlvlm.core.steps import Transitions
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.envs.images import FrameStore
 from rlvlm.rewards.judged import JudgedReward, to_reward
 from rlvlm.rewards.source import Labelling
-from rlvlm.testing import TinyWorld
-from rlvlm.types.judging import Clip, Score, Status
-from rlvlm.types.steps import Transitions
+from rlvlm.testing import TinyEnv
 
 
 class Moody(StubJudge):
-    """Answers each question with the next of `statuses`, then by its picture; remembers how many were asked at once."""
+    """Answers each question with the next of `statuses`, then by its image; remembers how many were asked at once."""
 
     def __init__(self, *statuses: Status) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Moody(StubJudge):
 
 
 def steps(*blocks: float) -> Transitions:
-    """Steps of TinyWorld that end with the block where it is said; the true rewards are wrong on purpose."""
+    """Steps of TinyEnv that end with the block where it is said; the true rewards are wrong on purpose."""
     num = len(blocks)
     columns: dict[str, Any] = {name: np.zeros((num, 4), np.float32) for name in ("obs", "actions", "next_obs")}
     columns |= {name: np.full(num, 77, np.float32) for name in ("terminated", "env_rewards", "success")}
@@ -41,13 +41,13 @@ def steps(*blocks: float) -> Transitions:
 
 
 def build(judge: Moody) -> JudgedReward:
-    return JudgedReward(judge, FrameStore(TinyWorld(EnvConfig()), 20), "push")
+    return JudgedReward(judge, FrameStore(TinyEnv(EnvConfig()), 20), "push")
 
 
 def right(*blocks: float) -> np.ndarray:
     """The rewards that the judge's answers stand for, each asked alone."""
-    pictures = TinyWorld().draw(steps(*blocks).snapshots, 20)
-    values = [StubJudge().score([Clip(goal="push", frames=picture[None])])[0].value for picture in pictures]
+    pictures = TinyEnv().draw(steps(*blocks).snapshots, 20)
+    values = [StubJudge().score([Clip(goal="push", frames=image[None])])[0].value for image in pictures]
     return 2 * np.array(values) - 1
 
 
@@ -55,7 +55,7 @@ def test_a_score_as_reward_by_hand() -> None:
     assert [to_reward(score) for score in (0.0, 0.25, 1.0)] == [-1.0, -0.5, 1.0]
 
 
-def test_each_picture_is_judged_once_and_equal_pictures_share_their_reward() -> None:
+def test_each_image_is_judged_once_and_equal_images_share_their_reward() -> None:
     judge = Moody()
     source = build(judge)
     assert (source.labelling, source.version) == (Labelling.WHERE_ANSWERED, 0)
@@ -75,7 +75,7 @@ def test_an_unreadable_answer_leaves_the_step_without_a_reward_for_good() -> Non
     assert judge.calls == [2]
 
 
-def test_a_missing_answer_is_asked_for_again_when_the_picture_is_met_again() -> None:
+def test_a_missing_answer_is_asked_for_again_when_the_image_is_met_again() -> None:
     judge = Moody(Status.OK, Status.FAILED)
     source = build(judge)
     assert np.isnan(source.label(steps(0.4, 0.6))[1])
@@ -98,17 +98,17 @@ def test_a_judge_that_is_mostly_unreadable_is_given_up() -> None:
         source.label(steps(*np.linspace(0.4, 0.8, 60)))
 
 
-def test_many_new_pictures_are_asked_about_in_pieces_and_keep_their_order() -> None:
+def test_many_new_images_are_asked_about_in_pieces_and_keep_their_order() -> None:
     blocks = np.linspace(0.3, 0.85, 150)
     judge = Moody()
     np.testing.assert_allclose(build(judge).label(steps(*blocks)), right(*blocks), atol=1e-6)
     assert judge.calls == [64, 64, 22]
 
 
-def test_answers_are_drained_once_by_the_name_of_their_picture() -> None:
+def test_answers_are_drained_once_by_the_name_of_their_image() -> None:
     source = build(Moody(Status.OK, Status.INVALID))
     source.label(steps(0.4, 0.6))
-    names = FrameStore(TinyWorld(), 20).keys(steps(0.4, 0.6).snapshots)
+    names = FrameStore(TinyEnv(), 20).keys(steps(0.4, 0.6).snapshots)
     answers = source.drain_answers()
     assert list(answers) == names and [said.score.status for said in answers.values()] == [Status.OK, Status.INVALID]
     assert source.drain_answers() == {}

@@ -3,14 +3,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rlvlm import metrics
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core import metrics
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.judges.prompts import OTHER_GOAL
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.rewards.monitor import JudgeMonitor, RewardHacked, check_judge
 from rlvlm.rewards.scorers import BiasedScorer, RandomScorer, Scorer
 from rlvlm.rewards.scoring_items import ScoringItem
-from rlvlm.types.judging import Score, Stamp, Status
 
 STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
 

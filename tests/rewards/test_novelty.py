@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from rlvlm.core.steps import Transitions
 from rlvlm.rewards.novelty import NoveltyReward, RunningSpread, neighbour_distances
 from rlvlm.rewards.source import Labelling
-from rlvlm.types.steps import Transitions
 
 
 def transitions_at(obs: np.ndarray) -> Transitions:

@@ -4,11 +4,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Clip, Score, Stamp, Status
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.rewards.scorers import BiasedScorer, JudgeScorer, LastResortScorer, ProgressScorer, RandomScorer
 from rlvlm.rewards.scoring_items import ScoringItem
-from rlvlm.types.judging import Clip, Score, Stamp, Status
-from rlvlm.types.steps import FloatArray, Frames
 
 STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
 

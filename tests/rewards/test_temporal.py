@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.turns import Reply, TurnEpisode
 from rlvlm.rewards.temporal import TemporalNovelty
-from rlvlm.types.steps import FloatArray, Frames
-from rlvlm.types.turns import Reply, TurnEpisode
 
 
 def draw(snapshots: FloatArray) -> Frames:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm.commands.arguments import parse_run
-from rlvlm.errors import MachineError, UsageError
+from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs import doctor

@@ -1,4 +1,4 @@
-"""Runs of every kind of world, by algorithms that rlvlm has never heard of."""
+"""Runs of every kind of env, by algorithms that rlvlm has never heard of."""
 
 import csv
 import json
@@ -13,10 +13,10 @@ import stub_pipelines
 from damaged import damage
 from tiny_run import arrays, table
 
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.contracts.chunks import check_chunk_world
-from rlvlm.envs.contracts.turns import check_turn_world
-from rlvlm.errors import UsageError
+from rlvlm.envs.contracts.chunks import check_chunk_env
+from rlvlm.envs.contracts.turns import check_turn_env
 from rlvlm.runs.configs import config_text, read_config_text
 from rlvlm.runs.recipes import recipe
 
@@ -36,9 +36,9 @@ def finish(child: "subprocess.Popen[str]") -> str:
     return out
 
 
-def test_the_stub_worlds_keep_the_contracts() -> None:
-    check_turn_world(*(stub_pipelines.TinyTurns(EnvConfig(), 0) for _ in range(2)))
-    check_chunk_world(*(stub_pipelines.TinyChunks(EnvConfig(), 0) for _ in range(2)))
+def test_the_stub_envs_keep_the_contracts() -> None:
+    check_turn_env(*(stub_pipelines.TinyTurns(EnvConfig(), 0) for _ in range(2)))
+    check_chunk_env(*(stub_pipelines.TinyChunks(EnvConfig(), 0) for _ in range(2)))
 
 
 @pytest.mark.parametrize("task", TASKS)

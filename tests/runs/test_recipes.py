@@ -2,10 +2,10 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import register
 from rlvlm.envs.task import Kind, Task
-from rlvlm.errors import UsageError
 from rlvlm.pocket.video import TASKS
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.runs.folder.settings import override

@@ -1,4 +1,4 @@
-"""Whole runs in processes of their own: real Ray, the real algorithm, a world that costs microseconds."""
+"""Whole runs in processes of their own: real Ray, the real algorithm, an env that costs microseconds."""
 
 import json
 import os
@@ -156,7 +156,7 @@ def test_a_policy_can_be_played_from_its_folder(whole: tuple[Path, str]) -> None
 def test_a_number_that_is_none_ends_the_run_with_what_was_met_and_good_checkpoints(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = [
-        "odd_world:ODD",
+        "odd_env:ODD",
         *WORDS[1:],
         "--out",
         str(run),
@@ -172,7 +172,7 @@ def test_a_number_that_is_none_ends_the_run_with_what_was_met_and_good_checkpoin
     told = re.sub(r"[│\s]", "", err)  # the words of a box, whose lines break where they must
     assert "1of1rewardsarenotfinite" in told and str(run / "numerics") in told
     evidence = json.loads((run / "numerics" / "error.json").read_text())
-    assert evidence["task"] == "odd_world:ODD" and evidence["seed"] == 2
+    assert evidence["task"] == "odd_env:ODD" and evidence["seed"] == 2
     with np.load(run / "numerics" / "found.npz") as found:
         assert np.isnan(found["rewards"]).all() and found["observations"].shape == (1, 4)
     newest = sorted((run / "checkpoints").glob("step_*"))[-1]

@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 import pytest
 
 from rlvlm.commands.arguments import parse_run
-from rlvlm.envs.registry import check_heeded, task_env, task_names
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
+from rlvlm.envs.registry import check_unused, task_env, task_names
 from rlvlm.runs.folder.checkpoints import RunState
 from rlvlm.runs.folder.settings import flat, override
 from rlvlm.runs.recipes import recipe
@@ -70,7 +70,7 @@ def test_infinity_is_a_setting() -> None:
         ("cartpole --env.robot visible", "env.robot"),
     ],
 )
-def test_what_a_world_does_not_heed_is_refused(words: str, name: str) -> None:
+def test_what_a_env_does_not_heed_is_refused(words: str, name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} would have no effect"):
         parse_run(words.split(), "run")
 
@@ -91,15 +91,15 @@ def test_episodes_cannot_be_longer_than_the_rules_of_the_task_let_them(task: str
     assert parse_run([task, "--env.episode-steps", str(limit)], "run").config.env.episode_steps == limit
 
 
-def test_what_a_world_heeds_is_taken_and_so_is_every_recipe() -> None:
+def test_what_a_env_heeds_is_taken_and_so_is_every_recipe() -> None:
     for words in ("points24 --env.split training --env.deals solvable", "libero_goal/8 --env.moved 0.01"):
         parse_run(words.split(), "run")
     for task in task_names():
-        check_heeded(task, recipe(task).env)
+        check_unused(task, recipe(task).env)
 
 
 def test_of_a_task_of_ones_own_nobody_knows_and_none_is_imported() -> None:
-    check_heeded("no_such_module:TASK", replace(task_env("number_line"), start="random"))
+    check_unused("no_such_module:TASK", replace(task_env("number_line"), start="random"))
 
 
 @pytest.mark.parametrize("words", ["--reward.teacher random", "--reward.without-answer stop", "--reward.per episode"])
@@ -114,6 +114,6 @@ def test_settings_of_a_scorer_go_with_one(words: str) -> None:
 
 def test_segments_are_for_judges_that_read_clips_and_an_attached_one_may() -> None:
     longer = {"feedback.segment_steps": 4}
-    with pytest.raises(UsageError, match="knows single pictures only"):
+    with pytest.raises(UsageError, match="knows single images only"):
         override(recipe("drawer_open"), longer)
     assert override(recipe("drawer_open"), longer | {"serve.app": "qwen3vl-8b"}).serve.app == "qwen3vl-8b"

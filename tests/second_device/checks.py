@@ -36,7 +36,7 @@ def sac(device: torch.device, folder: Path, *, model: str, update: str = "by_han
         size_px = 64 if model == "resnet18" else 16
         return (
             SACPebbleConfig()
-            .worlds(task="rlvlm.testing:TINY", world=EnvConfig(episode_steps=20, start="random", robot="visible"))
+            .envs(task="rlvlm.testing:TINY", env_settings=EnvConfig(episode_steps=20, start="random", robot="visible"))
             .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=10, turn_steps=5, update=update))  # type: ignore[arg-type]
             .rewards(
                 reward=RewardConfig(**settings),
@@ -70,7 +70,7 @@ def grpo(device: torch.device, folder: Path) -> None:
     """The supervised start, two updates, both kinds of evaluation, a checkpoint."""
     algorithm: Any = (
         VLAGRPOConfig()
-        .worlds(task="push_block", world=EnvConfig(episode_steps=32))
+        .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
         .learning(
             sft=SFTConfig(demonstrations=4, steps=4),
             grpo=GRPOConfig(groups=2, group_size=4),
@@ -88,7 +88,7 @@ def grpo(device: torch.device, folder: Path) -> None:
 
 
 CHECKS = {
-    "sac, pictures": functools.partial(sac, model="image"),
+    "sac, images": functools.partial(sac, model="image"),
     "sac, resnet18": functools.partial(sac, model="resnet18"),
     "sac, states, autograd": functools.partial(sac, model="state", update="autograd"),
     "sac, the judge's own word": functools.partial(sac, model="image", source="judged"),

@@ -14,9 +14,11 @@ from chaos import wait_until
 from ray import serve
 from stub_judge import StubJudge, stub, stub_queries
 
-from rlvlm import metrics
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core import metrics
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Clip, Query, Status
+from rlvlm.core.steps import Transitions
+from rlvlm.envs.images import FrameStore
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
@@ -26,9 +28,7 @@ from rlvlm.serving.apps import RunningJudge, start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.monitoring import ClientMetrics, MeteredCache, RunMetrics
-from rlvlm.testing import FakeJudge, TinyWorld, check_judge
-from rlvlm.types.judging import Clip, Query, Status
-from rlvlm.types.steps import Transitions
+from rlvlm.testing import FakeJudge, TinyEnv, check_judge
 
 pytestmark = pytest.mark.ray
 
@@ -95,7 +95,7 @@ def test_the_client_travels_to_a_task(running):
     assert [v.label for v in ray.get(ask.remote(client))] == [v.label for v in running.judge.compare(queries)]
 
 
-def test_pictures_beyond_the_grpc_limit_pass(running):
+def test_images_beyond_the_grpc_limit_pass(running):
     pictures = np.zeros((4, 2, 1, 600, 600, 3), np.uint8)  # 8.6 MB in one request
     queries = [Query(goal="open the drawer", left=left, right=right) for left, right in pictures]
     assert all(verdict.status is not Status.FAILED for verdict in running.judge.compare(queries))
@@ -217,11 +217,11 @@ def test_more_than_the_cluster_has_is_refused(cluster, config, monkeypatch):
 
 
 def test_a_judged_reward_through_serve_is_that_of_the_judge_itself(cluster):
-    world, blocks = TinyWorld(), np.linspace(0.4, 0.8, 30)
+    env, blocks = TinyEnv(), np.linspace(0.4, 0.8, 30)
     zeros = {name: np.zeros((30, 4), np.float32) for name in ("obs", "actions", "next_obs")}
     zeros |= {name: np.zeros(30, np.float32) for name in ("terminated", "env_rewards", "success")}
     steps = Transitions(**zeros, snapshots=np.array([(0.2, 0.5, block) for block in blocks], np.float32))
     with start_judge(JudgeConfig(batch_size=4), PlacementConfig(num_cpus=0.1), "judged", stub()) as running:
-        served = JudgedReward(running.judge, FrameStore(world, 64), "push").label(steps)
-    np.testing.assert_array_equal(served, JudgedReward(StubJudge(), FrameStore(world, 64), "push").label(steps))
+        served = JudgedReward(running.judge, FrameStore(env, 64), "push").label(steps)
+    np.testing.assert_array_equal(served, JudgedReward(StubJudge(), FrameStore(env, 64), "push").label(steps))
     assert len(set(served.tolist())) > 10

@@ -10,7 +10,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from stub_judge import StubJudge, stub_queries
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.serving import calls as module
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.envelope import Receipt, Request, digest, request_key
@@ -105,7 +105,7 @@ def test_the_same_question_twice_is_two_requests(ask):
     assert request_key("a", 0, [b"x"]) != request_key("a", 1, [b"x"]) != request_key("b", 1, [b"x"])
 
 
-def test_an_answer_about_other_pictures_is_refused_and_asked_again(ask):
+def test_an_answer_about_other_images_is_refused_and_asked_again(ask):
     other = stub_queries(2, 9)
 
     def crossed(request: Request, number: int) -> Receipt:

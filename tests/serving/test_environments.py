@@ -1,6 +1,6 @@
 import pytest
 
-from rlvlm.errors import JudgeUnavailable, UsageError
+from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.deployments import bind_judge, check_environment

@@ -17,9 +17,11 @@ import torch
 from chaos import Killer, replica_pids, wait_until
 from ray import serve
 
-from rlvlm import metrics
 from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, check_versions
-from rlvlm.errors import ModelUnavailable, RunError, UsageError
+from rlvlm.core import metrics
+from rlvlm.core.errors import ModelUnavailable, RunError, UsageError
+from rlvlm.core.sampling import ReplyRequest, ReplyTokens
+from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -28,8 +30,6 @@ from rlvlm.serving.config import EngineConfig, PlacementConfig
 from rlvlm.serving.engine import ServedEngine
 from rlvlm.serving.replicas.policy import PolicyReplica, ReplyCall, Sampling
 from rlvlm.serving.weights import packed, take_over
-from rlvlm.types.sampling import ReplyRequest, ReplyTokens
-from rlvlm.types.steps import Frames
 from tests.algorithms.ppo_vlm.tiny_runs import build
 from tests.tiny_policy import requests, tiny_policy
 from tests.tiny_vlm import save_tiny_vlm

@@ -14,12 +14,13 @@ import ray
 import torch
 from chaos import replica_pids
 
-from rlvlm import metrics
 from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig
 from rlvlm.algorithms.ppo_vlm.config import PPOConfig, TokenPPOConfig
 from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.core import metrics
+from rlvlm.core.errors import ModelUnavailable, UsageError
+from rlvlm.core.sampling import ReplyRequest
 from rlvlm.envs.registry import task_env
-from rlvlm.errors import ModelUnavailable, UsageError
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
@@ -28,7 +29,6 @@ from rlvlm.policies.vlm.vllm import check_policy, collapsed
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import EngineConfig, PolicyVllmConfig
 from rlvlm.serving.engine import ServedEngine
-from rlvlm.types.sampling import ReplyRequest
 
 PYTHON = Path(__file__).parents[2] / ".envs/vllm/bin/python"
 needs_vllm = [
@@ -178,11 +178,11 @@ class TestServed:
         with running_policy(config, 0, ENGINE.placement, "ppo", batch_size=8, vllm=ENGINE.vllm) as app:
             settings = (
                 PPOVLMConfig()
-                .worlds(task="number_line", world=task_env("number_line"))
+                .envs(task="number_line", env_settings=task_env("number_line"))
                 .acting(make_policy=partial(load_policy, config), make_engine=partial(ServedEngine, app, config=ENGINE))
                 .learning(
                     ppo=PPOConfig(
-                        objective=TokenPPOConfig(), num_worlds=8, rollout_turns=32, minibatch_turns=16, lr=3e-4
+                        objective=TokenPPOConfig(), num_envs=8, rollout_turns=32, minibatch_turns=16, lr=3e-4
                     ),
                     sft=SFTConfig(turns=0),
                     total_steps=128,

@@ -13,14 +13,14 @@ import psutil
 import pytest
 from chaos import replica_pids, wait_until
 
-from rlvlm.errors import UnsupportedQuestion
+from rlvlm.core.errors import UnsupportedQuestion
+from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.testing import check_judge
-from rlvlm.types.judging import Clip, Label, Query, Status
 from rlvlm.vlms.config import EngineConfig
 from rlvlm.vlms.shipped import weights_folder
 
@@ -37,7 +37,7 @@ ON_VLLM = replace(POCKET, backend="vllm", engine=EngineConfig(python=str(PYTHON)
 
 
 def make_pairs(count: int) -> list[Query]:
-    """Noise with one plain band of another colour per side: different pictures, different answers."""
+    """Noise with one plain band of another colour per side: different images, different answers."""
     rng = np.random.default_rng(0)
     frames = rng.integers(0, 256, (count, 2, 1, 200, 200, 3), np.uint8)
     frames[:, :, :, 60:140] = rng.integers(0, 256, (count, 2, 1, 1, 1, 3))
@@ -62,7 +62,7 @@ def test_the_same_pairs_get_the_same_verdicts_as_from_transformers(judge):
     assert [verdict.label for verdict in there] == [verdict.label for verdict in here]
     for one, other in zip(here, there, strict=True):
         assert other.probabilities == pytest.approx(one.probabilities, abs=1e-4)
-    assert len({verdict.probabilities[0] for verdict in there}) == 12  # the pictures matter
+    assert len({verdict.probabilities[0] for verdict in there}) == 12  # the images matter
     assert there[0].stamp.revision == here[0].stamp.revision and there[0].stamp.judge.startswith("vllm:")
 
 

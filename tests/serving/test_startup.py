@@ -1,7 +1,7 @@
 import pytest
 from ray.serve.schema import ApplicationStatus
 
-from rlvlm.errors import JudgeUnavailable, MachineError
+from rlvlm.core.errors import JudgeUnavailable, MachineError
 from rlvlm.serving.startup import cause_of, marked
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlvlm.console.signals import StopRequest
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core.console.signals import StopRequest
+from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.sweeps import sweep as sitting
 from rlvlm.sweeps.callback import SweepCallback
 from rlvlm.sweeps.config import SourceConfig, SweepConfig

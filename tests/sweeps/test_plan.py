@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm.commands.arguments import parse_run
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.sweeps.config import BudgetConfig, SourceConfig, SweepConfig
 from rlvlm.sweeps.plan import alone_command, app_name, expand, shared_judges

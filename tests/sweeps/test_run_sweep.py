@@ -1,4 +1,4 @@
-"""A whole sweep in a process of its own: real Ray Tune, real runs, a world that costs microseconds, and real kills."""
+"""A whole sweep in a process of its own: real Ray Tune, real runs, an env that costs microseconds, and real kills."""
 
 import csv
 import os
@@ -31,7 +31,7 @@ settings:
 sources:
   environment: {title: true reward, settings: {reward.source: environment}}
 """
-BROKEN = ("tasks: [", 'tasks: ["broken_world:BROKEN", ')
+BROKEN = ("tasks: [", 'tasks: ["broken_env:BROKEN", ')
 WORKS = Path("rlvlm-testing-TINY/environment/seed_0")
 
 
@@ -78,13 +78,13 @@ def test_a_sweep_that_was_ended_goes_on_with_what_is_left(tmp_path: Path, how: s
         assert child.returncode == 75 and f"rlvlm resume {out}" in said
         assert [row["state"] for row in rows(out / "trials.csv")] == ["saved"]
 
-    file.write_text(SWEEP.replace(*BROKEN))  # a task more, whose world breaks
+    file.write_text(SWEEP.replace(*BROKEN))  # a task more, whose env breaks
     child = start("sweep", str(file), "--out", str(out))
     said = child.communicate(timeout=500)[0]
     assert child.returncode == 1 and "the table has collapsed" in said
     assert {row["task"]: row["state"] for row in rows(out / "trials.csv")} == {
         "rlvlm.testing:TINY": "done",
-        "broken_world:BROKEN": "failed",  # one run fails, the other does not
+        "broken_env:BROKEN": "failed",  # one run fails, the other does not
     }
     steps = [int(row["step"]) for row in rows(out / WORKS / "eval.csv")]
     assert steps == [500, 1_000, 1_500, 2_000, 2_500, 3_000]  # nothing is repeated, nothing is left out

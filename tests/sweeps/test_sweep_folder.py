@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.runs.folder.run_folder import create_folder
 from rlvlm.sweeps.config import ResourceConfig, SourceConfig, SweepConfig
 from rlvlm.sweeps.folder import State, SweepFolder, find_sweep, held_sweep

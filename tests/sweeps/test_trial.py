@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvlm.errors import NumericsError, RunError
+from rlvlm.core.errors import NumericsError, RunError
 from rlvlm.runs.folder.run_folder import RunFolder, create_folder
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.sweeps.trial import SweepTrial

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlvlm.errors import ModelUnavailable
+from rlvlm.core.errors import ModelUnavailable
 from rlvlm.vlms import loading
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.devices import pick_device
@@ -53,7 +53,7 @@ def test_a_missing_folder_is_named(name):
 def test_a_language_model_cannot_look(tmp_path):
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     Qwen2ForCausalLM(Qwen2Config(vocab_size=32, num_key_value_heads=2, **sizes)).save_pretrained(tmp_path)
-    with pytest.raises(ModelUnavailable, match="cannot look at pictures"):
+    with pytest.raises(ModelUnavailable, match="cannot look at images"):
         load(tmp_path)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.errors import ModelUnavailable
+from rlvlm.core.errors import ModelUnavailable
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.loading import load_vlm
 from rlvlm.vlms.lora import LoraConfig, adapter_mark, add_adapter, load_adapter, save_adapter
@@ -13,9 +13,9 @@ from rlvlm.vlms.lora import LoraConfig, adapter_mark, add_adapter, load_adapter,
 def logits(vlm, model):
     turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "how near?"}]}]
     chat = vlm.processor.apply_chat_template(turn)
-    picture = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
+    image = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
     with torch.no_grad():
-        return model(**vlm.processor([chat], [[picture]])).logits[0, -1]
+        return model(**vlm.processor([chat], [[image]])).logits[0, -1]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ def load(folder, **changes):
     return load_processor(folder, AutoConfig.from_pretrained(folder), VLMConfig(**changes))
 
 
-def test_the_processor_puts_as_many_marks_as_the_picture_has_merged_patches(tiny_vlms):
+def test_the_processor_puts_as_many_marks_as_the_image_has_merged_patches(tiny_vlms):
     # by hand: 64 x 32 pixels are 4 x 2 patches of 16 px; 2 x 2 patches merge into one mark: 2 marks
     processor = load(tiny_vlms["qwen3_vl"])
     tall = np.zeros((64, 32, 3), np.uint8)
@@ -24,17 +24,17 @@ def test_the_processor_puts_as_many_marks_as_the_picture_has_merged_patches(tiny
     assert inputs["attention_mask"].sum(-1).tolist()[1] == 1 and inputs["attention_mask"][1, -1] == 1  # padded left
 
 
-def test_pictures_without_marks_are_refused(tiny_vlms):
+def test_images_without_marks_are_refused(tiny_vlms):
     processor = load(tiny_vlms["qwen3_vl"])
-    with pytest.raises(ValueError, match="1 pictures need as many marks"):
+    with pytest.raises(ValueError, match="1 images need as many marks"):
         processor(["no mark"], [[np.zeros((32, 32, 3), np.uint8)]])
 
 
 def test_pixel_bounds_come_from_the_config(tiny_vlms):
-    picture = np.zeros((256, 256, 3), np.uint8)
+    image = np.zeros((256, 256, 3), np.uint8)
 
     def num_patches(**changes) -> int:
-        return len(load(tiny_vlms["qwen3_vl"], **changes).image_processor(images=[picture])["pixel_values"])
+        return len(load(tiny_vlms["qwen3_vl"], **changes).image_processor(images=[image])["pixel_values"])
 
     assert num_patches() == 16  # the folder's own bound is 64 x 64 px
     assert num_patches(max_pixels=128 * 128) == 64

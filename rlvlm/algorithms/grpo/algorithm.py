@@ -7,7 +7,7 @@ from the success of whole episodes). Departures:
    on their mean; what is dropped counts in no denominator.
 2. The step size follows how far an update has moved the policy, so that Adam's first steps cannot wreck it.
 3. The executed action is what has a probability: the two tokens of the top bin count as one.
-4. Policy and worlds share one process, with the learner unless there are several; RLlib's episodes and connectors are
+4. Policy and envs share one process, with the learner unless there are several; RLlib's episodes and connectors are
    not on the path.
 5. With `GRPOConfig.draws` chunk, tokens of a chunk that share a random number are not independent, and the loss adds up
    their log-probabilities as if they were: what is learned from is no longer the gradient of what was played.
@@ -28,26 +28,28 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from torch.nn.utils import parameters_to_vector
 
-from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig, check_together
 from rlvlm.algorithms.grpo.credit.critic import Critic
-from rlvlm.algorithms.grpo.credit.groups import Group, weighed
+from rlvlm.algorithms.grpo.credit.groups import Group, make_update
 from rlvlm.algorithms.grpo.group_source import GroupSource
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, read_demonstrations
 from rlvlm.algorithms.grpo.learner import GRPOLearner, VLAModule
 from rlvlm.algorithms.grpo.player import ChunkPlayer, as_played, policy_file, take_policy
-from rlvlm.algorithms.grpo.reward.preflight import try_scorer
+from rlvlm.algorithms.grpo.reward.preflight import preflight_scorer
 from rlvlm.algorithms.grpo.reward.scoring import EpisodeScorer, SuccessScorer, VideoScorer, shown_frames
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor, explored_dimensions
 from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner, join
 from rlvlm.algorithms.learners import Learners, check_learners
-from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
+from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, reject_unsupported_settings
 from rlvlm.algorithms.rllib import UNCHANGED, TaskConfig, gpus_of_learner, log_round
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
 from rlvlm.algorithms.training_stats import TrainingStats
-from rlvlm.envs.registry import make_world
+from rlvlm.core import metrics
+from rlvlm.core.chunks import ChunkEpisode
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.registry import make_env
 from rlvlm.judges.judge import Judge, Remembering
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import VLAConfig
@@ -55,8 +57,6 @@ from rlvlm.policies.vla.policy import take_weights, trained_weights
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.rewards.scorers import Scorer, make_scorer
 from rlvlm.rewards.scoring_items import ScoredItem
-from rlvlm.types.chunks import ChunkEpisode
-from rlvlm.types.steps import FloatArray, Frames
 
 
 class VLAGRPOConfig(TaskConfig):
@@ -70,7 +70,7 @@ class VLAGRPOConfig(TaskConfig):
         self.total_steps = 200_000
         self.scores = ScoreConfig()
         self.make_judge: Callable[[], Judge] | None = None
-        self.make_last_resort: Callable[[], Judge] | None = None
+        self.make_fallback_judge: Callable[[], Judge] | None = None
 
     def learning(
         self,
@@ -99,16 +99,16 @@ class VLAGRPOConfig(TaskConfig):
         *,
         scores: ScoreConfig = UNCHANGED,
         make_judge: Callable[[], Judge] | None = UNCHANGED,
-        make_last_resort: Callable[[], Judge] | None = UNCHANGED,
+        make_fallback_judge: Callable[[], Judge] | None = UNCHANGED,
     ) -> Self:
         """Chooses what an episode is worth.
 
         Args:
             scores: success, or a judge's word on the video.
             make_judge: makes the judge in the process that asks it; must pickle.
-            make_last_resort: likewise the judge that is asked where the first has no answer.
+            make_fallback_judge: likewise the judge that is asked where the first has no answer.
         """
-        return self._take(scores=scores, make_judge=make_judge, make_last_resort=make_last_resort)
+        return self._take(scores=scores, make_judge=make_judge, make_fallback_judge=make_fallback_judge)
 
     def validate(self) -> None:
         """Checks what can be checked before anything starts.
@@ -117,7 +117,7 @@ class VLAGRPOConfig(TaskConfig):
             ValueError: says which setting is wrong and what to do.
         """
         super().validate()
-        check_life_cycle(self, ".learning(grpo=GRPOConfig(...))")
+        reject_unsupported_settings(self, ".learning(grpo=GRPOConfig(...))")
         env_runners = (self.num_env_runners or 0) if self.in_evaluation else self.grpo.env_runners
         check_learners(self, self.grpo.num_learners, self.grpo.gpus_per_learner, env_runners)
         if self.scores.asks_judge != (self.make_judge is not None):
@@ -128,10 +128,10 @@ class VLAGRPOConfig(TaskConfig):
         check_together(self.scores, self.grpo, self.sft, self.policy)
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """The policy, sized by `policy` and by the task's world."""
+        """The policy, sized by `policy` and by the task's env."""
 
         def make_policy() -> torch.nn.Module:
-            return build_policy(self.policy, make_world(self.task, self.world, self.seed))
+            return build_policy(self.policy, make_env(self.task, self.env_settings, self.seed))
 
         return RLModuleSpec(module_class=VLAModule, model_config={"make_policy": make_policy})
 
@@ -151,14 +151,14 @@ class VLAGRPO(CheckpointedAlgorithm):
         return VLAGRPOConfig()
 
     def setup(self, config: AlgorithmConfig) -> None:
-        """Builds worlds and policy; called by RLlib."""
+        """Builds envs and policy; called by RLlib."""
         if config.num_env_runners:
             check_places(config.num_env_runners, config.num_cpus_per_env_runner or 0)
         super().setup(config)
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
         self._learners: Learners[GRPOLearner] = Learners(self, self.config.grpo.threads)
         self._learner = self._learners.local
-        self._viewer = make_world(self.config.task, self.config.world.for_evaluation(), self.config.seed)
+        self._viewer = make_env(self.config.task, self.config.env_settings.for_evaluation(), self.config.seed)
         self._policy: Any
         if self._learner is None:
             self._policy = build_policy(self.config.policy, self._viewer)
@@ -195,64 +195,64 @@ class VLAGRPO(CheckpointedAlgorithm):
         return make_scorer(
             scores.teacher, make_judge,
             lambda snapshots: shown_frames(self.draw(snapshots, scores.frame_px), scores),
-            self.config.seed, remembers=False, flaw=scores.flaw, make_last_resort=self.config.make_last_resort,
+            self.config.seed, remembers=False, flaw=scores.flaw, make_fallback_judge=self.config.make_fallback_judge,
         )  # fmt: skip
 
     @property
     def env_steps(self) -> int:
-        """Env steps so far, of all worlds together; demonstrations are not among them."""
+        """Env steps so far, of all envs together; demonstrations are not among them."""
         return self._stats.env_steps
 
-    def prepare(self, tell: Callable[[str], None]) -> bool:
+    def prepare(self, log: Callable[[str], None]) -> bool:
         """The supervised start: the policy imitates demonstrations; not one that comes trained, or is another run's."""
-        self._try_judge(tell)
+        self._preflight(log)
         if self.config.sft.start_from:
             start = Path(self.config.sft.start_from).expanduser()
-            tell(f"starting from the policy of {start}")
+            log(f"starting from the policy of {start}")
             self._scale = take_policy(start / "algorithm", self._policy, self.config.policy)
         elif self._policy.scale is None:
-            self._imitate(tell)
+            self._imitate(log)
         else:
             self._scale = self._policy.scale
         assert self._scale is not None, "just set"
         is_explored = explored_dimensions(self._scale, self._viewer, self.config.grpo.least_range)
         if not is_explored.all():
             still = ", ".join(map(str, np.flatnonzero(~is_explored)))
-            tell(f"dimensions {still} of the actions are not explored: demonstrations hardly use their range")
+            log(f"dimensions {still} of the actions are not explored: demonstrations hardly use their range")
         if self._learner is None:  # all learners begin as the policy that plays here, fresh adapters too
             weights = {name: value.cpu() for name, value in trained_weights(self._policy).items()}
             self._learners.call_all("take_weights", weights)
         self._learners.call_all("begin")
         return True
 
-    def _imitate(self, tell: Callable[[str], None]) -> None:
-        """Has the world's script demonstrate, or reads what it or others have, and the policy learn from it."""
+    def _imitate(self, log: Callable[[str], None]) -> None:
+        """Has the env's script demonstrate, or reads what it or others have, and the policy learn from it."""
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(6,)))
         sft = self.config.sft
         if sft.data:
-            data, task, env = Path(sft.data).expanduser(), self.config.task, self.config.world
-            shown = read_demonstrations(data, task, env, self._viewer, self._policy.image_px, tell)
+            data, task, env = Path(sft.data).expanduser(), self.config.task, self.config.env_settings
+            shown = read_demonstrations(data, task, env, self._viewer, self._policy.image_px, log)
         else:
-            tell(f"{sft.demonstrations} demonstrations by the task's script")
-            shown = demonstrate(self._viewer, sft, self.config.seed, tell)
+            log(f"{sft.demonstrations} demonstrations by the task's script")
+            shown = demonstrate(self._viewer, sft, self.config.seed, log)
         actions = shown.actions.reshape(-1, shown.actions.shape[-1])
         self._scale = ActionScale.of_actions(actions, self._viewer.scaled_actions)
         assert self._scale is not None, "just set"
-        loss = imitate(self._policy, self._obs_processor, shown, self._scale, sft, rng, tell)
+        loss = imitate(self._policy, self._obs_processor, shown, self._scale, sft, rng, log)
         self._stats.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
 
-    def _try_judge(self, tell: Callable[[str], None]) -> None:
+    def _preflight(self, log: Callable[[str], None]) -> None:
         """Tries who scores on known episodes, where anybody is asked or noise is to be measured."""
         if not isinstance(self._scorer, VideoScorer):
             return
-        found = try_scorer(
+        found = preflight_scorer(
             self._scorer,
             self._viewer,
             self.config.scores,
             self.config.grpo.advantage,
             self.config.seed,
             lambda: self._make_scorer(partial(_without_memory, self.config.make_judge)),
-            tell,
+            log,
         )
         self._stats.note(found)
         self._groups.scorer_noise = found.get(metrics.JUDGE_PREFLIGHT_NOISE, self._groups.scorer_noise)
@@ -270,10 +270,10 @@ class VLAGRPO(CheckpointedAlgorithm):
         if self._critic is not None:
             update = self._critic.weigh(groups)
         else:
-            update = weighed(groups, self.config.grpo.advantage) if groups else None
+            update = make_update(groups, self.config.grpo.advantage) if groups else None
         if update is not None:
             self._learners.call_all("learn", update, self.env_steps / self.config.total_steps)
-            self._take_over()
+            self._sync_weights()
             self._update_s = time.monotonic() - began
 
     def _weights(self) -> FloatArray:
@@ -284,12 +284,12 @@ class VLAGRPO(CheckpointedAlgorithm):
         """Takes env runners back in that were lost and have been started again; RLlib asks before every round."""
         return self._runner_group.revive()
 
-    def _take_over(self) -> None:
+    def _sync_weights(self) -> None:
         """Has the policy that plays in this process be the learners'."""
         if self._learner is None:
             take_weights(self._policy, self._learners.call("weights"))
 
-    def _catch_up(self) -> None:
+    def _flush_pending(self) -> None:
         """Learns from what was played and is still being looked at, so that nothing is on its way."""
         self._learn_from(self._groups.rest())
 
@@ -298,7 +298,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         log_round(self, self._stats, self.report())
 
     def report(self) -> dict[str, float]:
-        """The newest numbers by their names in `rlvlm.metrics`; success is that of the newest update's episodes."""
+        """The newest numbers by their names in `rlvlm.core.metrics`; success is the newest update's."""
         critic = {} if self._critic is None else self._critic.report()
         seconds = {metrics.GRPO_ROLLOUT_S: self._groups.rollout_s, metrics.GRPO_UPDATE_S: self._update_s}
         measured = {name: value for name, value in seconds.items() if value}
@@ -306,7 +306,7 @@ class VLAGRPO(CheckpointedAlgorithm):
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Greedy episodes from held-out initial states, and the success rate of sampled ones from the same states."""
-        self._catch_up()
+        self._flush_pending()
         seeds = range(FIRST_SEED, FIRST_SEED + num_episodes)
         self.last_played = self._player(temperature=None).roll(seeds)
         sampled = self._player(temperature=self.config.grpo.temperature).roll(seeds)
@@ -319,7 +319,7 @@ class VLAGRPO(CheckpointedAlgorithm):
 
     def finish(self) -> None:
         """Learns from the last rollout, where scores are waited for one update later."""
-        self._catch_up()
+        self._flush_pending()
 
     def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
         """`episodes` with what the judge says of each as it goes; as they are where no judge is asked.
@@ -360,7 +360,7 @@ class VLAGRPO(CheckpointedAlgorithm):
             MachineError: the disk is full or cannot be written.
         """
         assert self._scale is not None, "there is something to save once the policy has been prepared"
-        self._catch_up()
+        self._flush_pending()
         tree = {
             "runner": self._runner_group.save_tree(),
             "learner": self._learners.call("save_tree"),
@@ -385,7 +385,7 @@ class VLAGRPO(CheckpointedAlgorithm):
         tree = load_tree(Path(checkpoint_dir))
         self._runner_group.load_tree(tree["runner"])
         self._learners.call_all("load_tree", tree["learner"])
-        self._take_over()
+        self._sync_weights()
         self._scale = ActionScale.read(tree["scale"], "task")
         self._iteration = tree["iteration"]
         self._stats.load_tree(tree["tally"])
@@ -397,7 +397,7 @@ class VLAGRPO(CheckpointedAlgorithm):
             self._critic.load_tree(tree["critic"])
 
     def cleanup(self) -> None:
-        """Closes the worlds and lets RLlib stop the rest."""
+        """Closes the envs and lets RLlib stop the rest."""
         super().cleanup()
         self._viewer.close()
 

@@ -13,14 +13,14 @@ Averaging = Literal["trajectory", "token", "constant"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CriticConfig:
-    """A network that foretells an episode's score before each of its chunks, from the simulator's state.
+    """A network that predicts an episode's score before each of its chunks, from the simulator's state.
 
     Only training has it: the policy still acts on images.
     """
 
     trace: float = 0.5
     """Lambda of the generalised advantage estimate over chunks, in [0, 1]. 1: a chunk is credited with all that comes
-    after it; 0: with nothing but the change in what is foretold from before it to after it."""
+    after it; 0: with nothing but the change in what is predicted from before it to after it."""
     hidden: int = 128
     """Width of its two layers."""
     lr: float = 1e-3
@@ -140,7 +140,7 @@ class ScoreConfig:
     """Where the judge has no answer: end the run, leave the episode's group out, or score it `neutral`."""
     neutral: float = 0.5
     """See `without_answer`; in [0, 1]."""
-    last_resort: str = ""
+    fallback_judge: str = ""
     """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: nobody is."""
     false_positives: float = FALSE_POSITIVES
     """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
@@ -182,8 +182,8 @@ class ScoreConfig:
             raise ValueError("ahead has no effect unless source is judged")
         if self.threshold == "calibrated" and not (self.asks_judge and self.monitor.preflight):
             raise ValueError("a calibrated threshold needs a judge, and monitor.preflight episodes to calibrate it on")
-        if self.last_resort and not self.asks_judge:
-            raise ValueError("last_resort has no effect where no judge is asked")
+        if self.fallback_judge and not self.asks_judge:
+            raise ValueError("fallback_judge has no effect where no judge is asked")
         if self.without_answer != "neutral" and self.neutral != 0.5:
             raise ValueError("neutral has no effect unless without_answer is neutral")
 
@@ -204,7 +204,7 @@ class SFTConfig:
 
     data: str = ""
     """Folder that `rlvlm collect` or `rlvlm data import` made, to learn from all its successes; empty: the
-    task's script plays. `demonstrations`, `noise` and `p_stray` are for the script."""
+    task's script plays. `demonstrations`, `noise` and `p_perturb` are for the script."""
     start_from: str = ""
     """Checkpoint of another run, e.g. `runs/push_block/TIME/checkpoints/best`: this one begins with its policy, and
     nothing is demonstrated."""
@@ -212,7 +212,7 @@ class SFTConfig:
     """Episodes of the script, each from an initial state of its own; only successes are learned from."""
     noise: float = 0.05
     """Standard deviation of what is added to the script's actions, scaled to [-1, 1]."""
-    p_stray: float = 0.0
+    p_perturb: float = 0.0
     """Probability in [0, 1) that an earlier chunk of the episode is carried out again in place of the script's, and not
     learned from. So a thing is missed or lost now and then, and the demonstration shows how to begin again."""
     label_width: float = 0.15
@@ -240,8 +240,8 @@ class SFTConfig:
         for name, least in (counts | {"noise": 0, "label_width": 0}).items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"sft.{name} must be >= {least}, got {getattr(self, name)}")
-        if not 0 <= self.p_stray < 1:
-            raise ValueError(f"sft.p_stray must be in [0, 1), got {self.p_stray}")
+        if not 0 <= self.p_perturb < 1:
+            raise ValueError(f"sft.p_perturb must be in [0, 1), got {self.p_perturb}")
         if not self.weight_decay >= 0 or not self.lr > 0:
             raise ValueError(f"need sft.weight_decay >= 0 and sft.lr > 0, got {self.weight_decay} and {self.lr}")
 
@@ -261,7 +261,7 @@ class GRPOConfig:
     """Of sampling, in rollouts and in the update."""
     draws: Literal["token", "chunk"] = "token"
     """Of the random numbers that rollouts are sampled with. token: one for each token; chunk: one for each dimension of
-    the action, for all steps of a chunk, so that a chunk strays to one side as a whole and does not tremble. Each token
+    the action, for all steps of a chunk, so that a chunk drifts to one side and does not tremble. Each token
     has the same distribution in both, and the update takes them as if they were drawn one by one; evaluations always
     draw one for each token."""
     least_range: float = 0.0
@@ -293,7 +293,7 @@ class GRPOConfig:
     threads: int = 1
     """Threads of torch in each learner's process, >= 1."""
     env_runners: int = 0
-    """Processes that play groups side by side, each with worlds and a copy of the policy; 0: the run's own plays."""
+    """Processes that play groups side by side, each with envs and a copy of the policy; 0: the run's own plays."""
     num_learners: int = 0
     """Processes that take each step together, with the gradient of one; 0: one, in the run's own process."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig
-from rlvlm.algorithms.grpo.credit.groups import Group, gathered, sifted
+from rlvlm.algorithms.grpo.credit.groups import Group, filter_groups, group_episodes
 from rlvlm.algorithms.grpo.reward.scoring import EpisodeScorer
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
 from rlvlm.algorithms.training_stats import TrainingStats
+from rlvlm.core import metrics
+from rlvlm.core.chunks import ChunkEpisode
 from rlvlm.policies.vla.tokens import ActionScale
-from rlvlm.types.chunks import ChunkEpisode
 
 
 class GroupSource:
@@ -95,7 +95,7 @@ class GroupSource:
                 num_missing -= len(rollout.episodes) // self._grpo.group_size
         self.rollout_s += time.monotonic() - began
         ended = [(float(episode.env_rewards.sum()), episode.success) for episode in episodes]
-        self._stats.take_in(sum(map(len, episodes)), ended)
+        self._stats.record(sum(map(len, episodes)), ended)
         return episodes
 
     def _parts(self) -> list[int]:
@@ -109,7 +109,7 @@ class GroupSource:
         """The groups of a rollout that ended at `env_step`, once it has its scores; none where nothing was played."""
         if not episodes:
             return []
-        return gathered(episodes, self._scorer.collect(len(episodes), env_step))
+        return group_episodes(episodes, self._scorer.collect(len(episodes), env_step))
 
     def _sifted(self, groups: list[Group]) -> list[Group]:
         """Those of an update's groups that teach something; to a critic, all whose episodes have scores. The figures
@@ -117,7 +117,7 @@ class GroupSource:
         """
         if not groups:
             return []
-        kept = sifted(groups, self._grpo.advantage, self.scorer_noise)
+        kept = filter_groups(groups, self._grpo.advantage, self.scorer_noise)
         episodes = [episode for group in groups for episode in group.episodes]
         scores = np.concatenate([group.scores for group in groups])
         self._stats.note(

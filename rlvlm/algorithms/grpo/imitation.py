@@ -1,4 +1,4 @@
-"""The supervised start: demonstrations by the world's script or of a folder, and the policy's lessons from them."""
+"""The supervised start: demonstrations by the env's script or of a folder, and the policy's lessons from them."""
 
 import math
 from collections import Counter
@@ -15,8 +15,11 @@ from torch import Tensor
 from rlvlm.algorithms.grpo.config import SFTConfig
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.algorithms.grpo.ways import WaysLessons
+from rlvlm.core.chunks import ChunkObs
+from rlvlm.core.errors import NumericsError, UsageError
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.chunks import (
-    Disturbance,
+    Perturbation,
     folder_form,
     form_of,
     is_whole,
@@ -25,19 +28,16 @@ from rlvlm.demonstrations.chunks import (
 )
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import EpisodeRecord
-from rlvlm.envs.chunks import ChunkWorld
+from rlvlm.envs.chunk_env import ChunkEnv
 from rlvlm.envs.config import EnvConfig
-from rlvlm.errors import NumericsError, UsageError
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.tokens import NUM_BINS, ActionScale, encode
-from rlvlm.types.chunks import ChunkObs
-from rlvlm.types.steps import FloatArray, Frames
 
 _WARM_UP = 20
 """Gradient steps over which the step size rises."""
 _SHAPES_PLAY = ("episode_steps", "moved")
-"""Settings of a world in chunks that demonstrations depend on: physics are always exact, and they end at success."""
+"""Settings of an env in chunks that demonstrations depend on: physics are always exact, and they end at success."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,34 +62,34 @@ class Demonstrations:
 
 
 def demonstrate(
-    world: ChunkWorld, config: SFTConfig, seed: int, tell: Callable[[str], None] = lambda line: None
+    world: ChunkEnv, config: SFTConfig, seed: int, log: Callable[[str], None] = lambda line: None
 ) -> Demonstrations:
-    """Plays the world's script until it has succeeded `config.demonstrations` times, and tells how far it is.
+    """Plays the env's script until it has succeeded `config.demonstrations` times, and tells how far it is.
 
     Raises:
-        UsageError: the world has no script, or the script fails most of the time.
+        UsageError: the env has no script, or the script fails most of the time.
     """
     wanted, num_failures = config.demonstrations, 0
     successes: list[EpisodeRecord] = []
-    disturbance = Disturbance(noise=config.noise, p_stray=config.p_stray)
-    for record in scripted_episodes(world, "", wanted=wanted, disturbance=disturbance, seed=seed, tell=tell):
+    perturbation = Perturbation(noise=config.noise, p_perturb=config.p_perturb)
+    for record in scripted_episodes(world, "", wanted=wanted, perturbation=perturbation, seed=seed, log=log):
         num_failures += not record.success
         successes += [record] if record.success else []
     return _gathered(successes, num_failures)
 
 
 def read_demonstrations(
-    path: Path, task: str, env: EnvConfig, world: ChunkWorld, image_px: int, tell: Callable[[str], None]
+    path: Path, task: str, env: EnvConfig, world: ChunkEnv, image_px: int, log: Callable[[str], None]
 ) -> Demonstrations:
     """The successful episodes of a folder that `rlvlm collect` or `rlvlm data import` made.
 
     Args:
         path: of the folder.
         task: of the run.
-        env: settings of its worlds.
+        env: settings of its envs.
         world: of the task, whose chunks a policy is to learn.
         image_px: side of the images that the policy looks at.
-        tell: takes lines on what was left out, and on what was set otherwise when it was collected.
+        log: takes lines on what was left out, and on what was set otherwise when it was collected.
 
     Raises:
         UsageError: it holds another task's episodes, chunks of another form, or no success.
@@ -105,7 +105,7 @@ def read_demonstrations(
     if odd := form.against(form_of(world, form.image_px)):
         raise UsageError(f"{path} holds chunks of another form: {'; '.join(odd)}", "collect or import it anew")
     if other := folder.differs({name: getattr(env, name) for name in _SHAPES_PLAY}):
-        tell(f"{path} was collected with {'; '.join(other)}")
+        log(f"{path} was collected with {'; '.join(other)}")
     outcomes = Counter[str]()
     successes: list[EpisodeRecord] = []
     for record in folder.episodes():
@@ -113,7 +113,7 @@ def read_demonstrations(
         outcomes[outcome] += 1
         successes += [record] if outcome == "successes" else []
     players = ", ".join(sorted({record.player for record in successes})) or "nobody"
-    tell(
+    log(
         f"{outcomes['successes']} demonstrations from {path} by {players}; left out: {outcomes['failures']} failures, "
         f"{outcomes['unusable'] + folder.num_damaged} that are damaged"
     )
@@ -126,7 +126,7 @@ def read_demonstrations(
 def _gathered(records: Sequence[EpisodeRecord], num_failures: int, images: Frames | None = None) -> Demonstrations:
     """The chunks of all `records`, one after the other; what was led astray is left out."""
     arrays = [record.arrays for record in records]
-    shown = [np.flatnonzero(~one.get("strays", np.zeros(len(one["actions"]), bool))) for one in arrays]
+    shown = [np.flatnonzero(~one.get("perturbed", np.zeros(len(one["actions"]), bool))) for one in arrays]
     pairs = list(zip(arrays, shown, strict=True))
     snapshots = [np.empty((len(rows), 0)) if images is not None else one["snapshots"][rows] for one, rows in pairs]
     obs = ChunkObs(
@@ -150,7 +150,7 @@ def imitate(
     scale: ActionScale,
     config: SFTConfig,
     rng: np.random.Generator,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> float:
     """Teaches the policy the demonstrations' action tokens; returns the last ten steps' mean loss, nats per token.
 
@@ -160,18 +160,18 @@ def imitate(
 
     Raises:
         NumericsError: the loss is not finite.
-        UsageError: the world cannot rearrange its scenes.
+        UsageError: the env cannot rearrange its scenes.
     """
     bins = torch.from_numpy(encode(scale.from_env(demonstrations.actions)))  # [N, L, A]
     targets = soft_targets(config.label_width)
     is_soft = torch.tensor(scale.scaled) & (torch.tensor(scale.high) > torch.tensor(scale.low))
     images, words, proprio = obs_processor.look(demonstrations.obs, demonstrations.images)
     lessons = None
-    if policy.tells_ways and demonstrations.images is None:
+    if policy.predicts_offsets and demonstrations.images is None:
         net = cast(PocketVLA, policy)
-        lessons = WaysLessons(net, obs_processor, demonstrations.obs, demonstrations.begins, config.scenes, rng, tell)
-    elif policy.tells_ways:
-        tell("the demonstrations keep images and no states: the policy does not learn to tell ways from them")
+        lessons = WaysLessons(net, obs_processor, demonstrations.obs, demonstrations.begins, config.scenes, rng, log)
+    elif policy.predicts_offsets:
+        log("the demonstrations keep images and no states: the policy does not learn to tell ways from them")
     optimizer = torch.optim.AdamW(policy.parameters(), config.lr, weight_decay=config.weight_decay)
     losses: list[float] = []
     for step in range(config.steps):
@@ -182,7 +182,7 @@ def imitate(
         if lessons is None:
             logits = policy(*seen)
         else:
-            logits, told = lessons.policy.act_and_tell(*seen)
+            logits, told = lessons.policy.forward_with_offsets(*seen)
             loss_of_ways = lessons.loss(told, rows, rng)
         logits = logits.view(*bins[rows].shape, -1)
         loss = imitation_loss(logits, bins[rows].to(logits.device), targets.to(logits.device), is_soft)
@@ -193,7 +193,7 @@ def imitate(
         if not math.isfinite(losses[-1]):
             raise NumericsError(f"the loss of step {step + 1} of imitation is {losses[-1]}", "a smaller --sft.lr")
         if (step + 1) % 200 == 0:
-            tell(f"imitation: step {step + 1} of {config.steps}, loss {np.mean(losses[-10:]):.2f} nats per token")
+            log(f"imitation: step {step + 1} of {config.steps}, loss {np.mean(losses[-10:]):.2f} nats per token")
     return float(np.mean(losses[-10:])) if losses else math.nan
 
 

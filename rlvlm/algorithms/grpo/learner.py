@@ -19,16 +19,16 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
-from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import GRPOConfig
 from rlvlm.algorithms.grpo.credit.groups import UpdateBatch
 from rlvlm.algorithms.grpo.losses import kl_k3, token_weights, update_loss
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor, seen_at_chunks
-from rlvlm.algorithms.learners import add_up, add_up_gradients, check_weights, own_share
-from rlvlm.algorithms.rllib import OwnLearner
-from rlvlm.envs.chunks import ChunkWorld
-from rlvlm.envs.registry import make_world
-from rlvlm.errors import NumericsError, UsageError
+from rlvlm.algorithms.learners import add_up_gradients, all_reduce, check_weights, local_shard
+from rlvlm.algorithms.rllib import ManualLearner
+from rlvlm.core import metrics
+from rlvlm.core.errors import NumericsError, UsageError
+from rlvlm.envs.chunk_env import ChunkEnv
+from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.policy import take_weights, trained_weights
 from rlvlm.policies.vla.sampling import entropy, log_probs_of
 
@@ -84,12 +84,12 @@ class TrainBatch:
     """[B, L * A] as `losses.token_weights` gives them, and 0 for tokens that were taken and not drawn."""
 
 
-class GRPOLearner(OwnLearner):
+class GRPOLearner(ManualLearner):
     """The clipped update of GRPO, with a step size that follows how far updates move the policy."""
 
     policy: nn.Module
     obs_processor: ObsProcessor
-    _world: ChunkWorld
+    _env: ChunkEnv
     _grpo: GRPOConfig
 
     def build(self) -> None:
@@ -115,14 +115,14 @@ class GRPOLearner(OwnLearner):
             frozen = {id(weight): weight for weight in self.policy.parameters() if not weight.requires_grad}
             self._reference = copy.deepcopy(self.policy, frozen)
 
-    def watch(self, obs_processor: ObsProcessor, world: ChunkWorld) -> None:
-        """Takes what draws what the policy saw, and a world of the task; called once, before anything is learned."""
-        self.obs_processor, self._world = obs_processor, world
+    def watch(self, obs_processor: ObsProcessor, env: ChunkEnv) -> None:
+        """Takes what draws what the policy saw, and an env of the task; called once, before anything is learned."""
+        self.obs_processor, self._env = obs_processor, env
 
     def watch_alone(self) -> None:
-        """`watch` in a process of its own, with a world of its own."""
-        world = make_world(self.config.task, self.config.world, self._seed)
-        self.watch(ObsProcessor(cast(Any, self.policy), world), world)
+        """`watch` in a process of its own, with an env of its own."""
+        env = make_env(self.config.task, self.config.env_settings, self._seed)
+        self.watch(ObsProcessor(cast(Any, self.policy), env), env)
 
     def weights(self) -> dict[str, np.ndarray]:
         """The policy's, by name: what others act with."""
@@ -152,7 +152,7 @@ class GRPOLearner(OwnLearner):
         """
         grpo, chosen = self._grpo, torch.from_numpy(update.rows)
         minibatches = self._minibatches(chosen)
-        train_batch = self._train_batch(update, torch.cat([own_share(rows) for rows in minibatches]).unique())
+        train_batch = self._train_batch(update, torch.cat([local_shard(rows) for rows in minibatches]).unique())
         warmth = min(1.0, (self.num_updates + 1) / (grpo.warm_up + 1))
         fall = grpo.final_lr + (1 - grpo.final_lr) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         share, target = 1.0, grpo.kl_target
@@ -180,9 +180,9 @@ class GRPOLearner(OwnLearner):
     def _read(self, train_batch: TrainBatch, rows: Tensor) -> dict[str, float]:
         """Leaves the gradient of `rows`, of all learners together, in the parameters; returns what it found."""
         self._optimizer.zero_grad()
-        sums = self._backward(train_batch, own_share(rows))
+        sums = self._backward(train_batch, local_shard(rows))
         add_up_gradients([parameter for parameter in self.policy.parameters() if parameter.requires_grad])
-        kl, ratio, clipped, total, disorder, disorder_total, loss = add_up(sums).tolist()
+        kl, ratio, clipped, total, disorder, disorder_total, loss = all_reduce(sums).tolist()
         norm = float(nn.utils.clip_grad_norm_(self.policy.parameters(), self._grpo.max_grad_norm))
         if not (np.isfinite(loss) and np.isfinite(norm)):
             raise NumericsError(
@@ -225,7 +225,7 @@ class GRPOLearner(OwnLearner):
             with torch.no_grad():
                 reference = log_probs_of(self._reference(*seen), bins, temperature)
         loss = update_loss(
-            log_probs, old, train_batch.advantages[rows], weights, config, len(self._world.action_low), reference
+            log_probs, old, train_batch.advantages[rows], weights, config, len(self._env.action_low), reference
         )
         (loss * self._grpo.minibatches).backward()  # minibatches' losses add up to the update's
         with torch.no_grad():
@@ -260,10 +260,10 @@ class GRPOLearner(OwnLearner):
             steps,
             episodes,
             len(counts),
-            chunk_steps=self._world.chunk_steps,
-            action_size=len(self._world.action_low),
+            chunk_steps=self._env.chunk_steps,
+            action_size=len(self._env.action_low),
             average=self._grpo.loss.average,
-            longest_steps=self._world.episode_steps,
+            longest_steps=self._env.episode_steps,
         )
         old_log_probs = torch.from_numpy(np.concatenate([episode.log_probs for episode in update.episodes]))
         weights *= old_log_probs < 0  # what was taken, not drawn, teaches nothing

@@ -19,13 +19,13 @@ from rlvlm.algorithms.grpo.rollouts import (
     explored_dimensions,
     roll_out,
 )
-from rlvlm.envs.chunks import ChunkWorld
-from rlvlm.errors import ModelUnavailable, UsageError
+from rlvlm.core.chunks import ChunkEpisode
+from rlvlm.core.errors import ModelUnavailable, UsageError
+from rlvlm.envs.chunk_env import ChunkEnv
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.policy import VLAPolicy, take_weights, trained_weights
 from rlvlm.policies.vla.tokens import ActionScale
-from rlvlm.types.chunks import ChunkEpisode
 
 KIND = "vla"
 """Of the policy's file in a checkpoint."""
@@ -33,11 +33,11 @@ _SCALE_KEY = "task"
 
 
 class ChunkPlayer:
-    """Plays a VLA in worlds side by side; a seed is the number of an initial state.
+    """Plays a VLA in envs side by side; a seed is the number of an initial state.
 
     Args:
         policy: on any device.
-        world: draws, and makes the worlds; not one that training uses.
+        env: draws, and makes the envs; not one that training uses.
         scale: of its actions.
         temperature: of sampling; None takes the likeliest token of each distribution.
         least_range: see `GRPOConfig`; what rollouts do not explore is not sampled here either.
@@ -46,16 +46,16 @@ class ChunkPlayer:
     def __init__(
         self,
         policy: VLAPolicy,
-        world: ChunkWorld,
+        env: ChunkEnv,
         scale: ActionScale,
         temperature: float | None = None,
         least_range: float = 0.0,
     ) -> None:
         self._policy = policy
-        self._world = world
+        self._env = env
         self._scale = scale
         self._temperature = temperature
-        self._explored = explored_dimensions(scale, world, least_range)
+        self._explored = explored_dimensions(scale, env, least_range)
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
         """An episode from the initial state of each seed.
@@ -68,14 +68,14 @@ class ChunkPlayer:
     def roll(self, seeds: Sequence[int]) -> list[ChunkEpisode]:
         """The same episodes, chunk by chunk."""
         if self._temperature is None:
-            seeds = seeds[: self._world.num_held_out]
+            seeds = seeds[: self._env.num_held_out]
         if not seeds:
             return []
         ids = np.array(seeds, np.int64)
-        obs_processor = ObsProcessor(self._policy, self._world)
+        obs_processor = ObsProcessor(self._policy, self._env)
         sampler = Sampler(self._policy, obs_processor, self._temperature, explored=self._explored)
         starts = InitialStates(task="", state_ids=ids, groups=np.arange(len(ids)))
-        return roll_out(self._world.many(), starts, sampler.choose, decoded_by(self._scale, self._world.chunk_steps))
+        return roll_out(self._env.many(), starts, sampler.choose, decoded_by(self._scale, self._env.chunk_steps))
 
 
 def as_played(episode: ChunkEpisode) -> PlayedEpisode:
@@ -99,7 +99,7 @@ def policy_file(policy: torch.nn.Module, config: VLAConfig, scale: ActionScale) 
     return PolicyFile(kind=KIND, weights=trained_weights(policy), card=card)
 
 
-def load_policy(folder: Path, world: ChunkWorld) -> tuple[VLAPolicy, ActionScale]:
+def load_policy(folder: Path, env: ChunkEnv) -> tuple[VLAPolicy, ActionScale]:
     """The policy of the checkpoint in `folder`, and the scale of its actions.
 
     Raises:
@@ -108,7 +108,7 @@ def load_policy(folder: Path, world: ChunkWorld) -> tuple[VLAPolicy, ActionScale
     """
     file = load_policy_file(folder)
     with _playable(folder):
-        policy = build_policy(_config_of(file), world)
+        policy = build_policy(_config_of(file), env)
         take_weights(policy, file.weights)
         return policy, ActionScale.read(file.card["statistics"], _SCALE_KEY)
 
@@ -118,7 +118,7 @@ def take_policy(folder: Path, policy: torch.nn.Module, config: VLAConfig) -> Act
 
     Raises:
         CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
-        UsageError: its policy was built by other settings, or for a world of another shape.
+        UsageError: its policy was built by other settings, or for an env of another shape.
     """
     file = load_policy_file(folder)
     with _playable(folder):
@@ -133,7 +133,7 @@ def take_policy(folder: Path, policy: torch.nn.Module, config: VLAConfig) -> Act
     if other := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
         name = other[0]
         raise UsageError(
-            f"the policy of {folder.parent} was made for another world: {name} is {found.get(name, 'missing')} there "
+            f"the policy of {folder.parent} was made for another env: {name} is {found.get(name, 'missing')} there "
             f"and {wanted.get(name, 'missing')} here",
             "start from a run of the same task, or of one with the same cameras, actions and proprioception",
         )

@@ -1,4 +1,4 @@
-"""Drives worlds by a VLA, chunk after chunk, and gathers whole episodes: for training and for players."""
+"""Drives envs by a VLA, chunk after chunk, and gathers whole episodes: for training and for players."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,15 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlvlm.envs.chunks import ChunkWorld, ChunkWorlds
-from rlvlm.finite import check_finite
+from rlvlm.core.chunks import ChunkEpisode, ChunkObs, ChunkStep
+from rlvlm.core.finite import check_finite
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.chunk_env import ChunkEnv, ChunkEnvs
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.sampling import draw_bins, likeliest_bins
 from rlvlm.policies.vla.tokens import ActionScale, decode
-from rlvlm.types.chunks import ChunkEpisode, ChunkObs, ChunkStep
-from rlvlm.types.steps import FloatArray, Frames
 
-_FIX = "mend the world; rlvlm check-task looks at it"
+_FIX = "mend the env; rlvlm check-task looks at it"
 Drawn = dict[tuple[str, bytes], Frames]
 """Images by camera and snapshot."""
 Choice = tuple[NDArray[np.int64], FloatArray]
@@ -29,14 +29,14 @@ class ObsProcessor:
 
     Args:
         policy: says how large images are and how words are written.
-        world: draws.
+        env: draws.
         memory_bytes: of the newest images, which are kept so that what a rollout looked at is not drawn again for the
             update.
     """
 
-    def __init__(self, policy: VLAPolicy, world: ChunkWorld, memory_bytes: int = 0) -> None:
+    def __init__(self, policy: VLAPolicy, env: ChunkEnv, memory_bytes: int = 0) -> None:
         self._policy = policy
-        self._world = world
+        self._env = env
         self._most = memory_bytes // (3 * policy.image_px**2)
         self._drawn: OrderedDict[tuple[str, bytes], Frames] = OrderedDict()
 
@@ -64,28 +64,28 @@ class ObsProcessor:
         """
         device = next(self._policy.parameters()).device
         if images is None:
-            images = np.stack([self._images(obs.snapshots, camera) for camera in self._world.cameras], axis=1)
+            images = np.stack([self._images(obs.snapshots, camera) for camera in self._env.cameras], axis=1)
         words = self._policy.read(obs.instructions)
         return torch.from_numpy(images).to(device), words, torch.from_numpy(obs.proprio).to(device)
 
-    def rearranged(self, obs: ChunkObs, starts: ChunkObs, rng: np.random.Generator) -> ChunkObs:
-        """Scenes as `ChunkWorld.rearranged` at N moments and N starts; words and proprioception are the moments'."""
-        scenes = self._world.rearranged(obs.snapshots, starts.snapshots, rng)
+    def augment_scenes(self, obs: ChunkObs, starts: ChunkObs, rng: np.random.Generator) -> ChunkObs:
+        """Scenes as `ChunkEnv.augment_scenes` at N moments and N starts; words and proprioception are the moments'."""
+        scenes = self._env.augment_scenes(obs.snapshots, starts.snapshots, rng)
         return replace(obs, snapshots=scenes)
 
     def true_ways(self, obs: ChunkObs) -> Tensor:
-        """[N, W] as `ChunkWorld.ways` at N moments, on the policy's device."""
-        return torch.from_numpy(self._world.ways(obs.snapshots)).to(next(self._policy.parameters()).device)
+        """[N, W] as `ChunkEnv.ways` at N moments, on the policy's device."""
+        return torch.from_numpy(self._env.ways(obs.snapshots)).to(next(self._policy.parameters()).device)
 
     def _images(self, snapshots: FloatArray, camera: str) -> Frames:
         """[N, H, W, 3] by one camera; of snapshots that are equal to the bit one is drawn."""
         size_px = self._policy.image_px
         if not self._most:
-            return self._world.draw(snapshots, size_px, camera)
+            return self._env.draw(snapshots, size_px, camera)
         keys = [(camera, row.tobytes()) for row in snapshots]
         missing = {key: row for row, key in enumerate(keys) if key not in self._drawn}
         if missing:
-            images = self._world.draw(snapshots[list(missing.values())], size_px, camera)
+            images = self._env.draw(snapshots[list(missing.values())], size_px, camera)
             self._drawn.update(zip(missing, images, strict=True))
         found = np.stack([self._drawn[key] for key in keys])
         self._forget()
@@ -122,7 +122,7 @@ class Sampler:
 
     @torch.no_grad()
     def choose(self, obs: ChunkObs) -> Choice:
-        """Bins of a chunk for each of N worlds and their log-probabilities; 0 where the likeliest are taken.
+        """Bins of a chunk for each of N envs and their log-probabilities; 0 where the likeliest are taken.
 
         Raises:
             NumericsError: the policy's numbers are not finite.
@@ -158,7 +158,7 @@ class InitialStates:
 
 
 def roll_out(
-    worlds: ChunkWorlds,
+    worlds: ChunkEnvs,
     starts: InitialStates,
     choose: Callable[[ChunkObs], Choice],
     to_actions: Callable[[NDArray[np.int64]], FloatArray],
@@ -172,7 +172,7 @@ def roll_out(
         to_actions: bins [n, L * A] to actions [n, L, A] in the env's units.
 
     Raises:
-        NumericsError: what a world shows or gives is not finite.
+        NumericsError: what an env shows or gives is not finite.
     """
     played: dict[int, ChunkEpisode] = {}
     for places in worlds.batches(starts.state_ids):
@@ -182,7 +182,7 @@ def roll_out(
 
 
 def _driven(
-    worlds: ChunkWorlds,
+    worlds: ChunkEnvs,
     starts: InitialStates,
     choose: Callable[[ChunkObs], Choice],
     to_actions: Callable[[NDArray[np.int64]], FloatArray],
@@ -193,7 +193,7 @@ def _driven(
     told: list[tuple[NDArray[np.intp], ChunkObs, Choice, ChunkStep]] = []
     while len(rows):
         seen = {"numbers of observations": obs.snapshots, "numbers of proprioception": obs.proprio}
-        check_finite(f"the world {starts.task}", _FIX, seen, {"state_ids": starts.state_ids[rows]})
+        check_finite(f"the env {starts.task}", _FIX, seen, {"state_ids": starts.state_ids[rows]})
         choice = choose(obs)
         came = worlds.step(rows, to_actions(choice[0]))
         told.append((rows, obs, choice, came))
@@ -202,14 +202,14 @@ def _driven(
         obs = came.obs.at(running)
     episodes = [_episode(row, starts, first, told) for row in range(len(first))]
     rewards = np.concatenate([episode.env_rewards for episode in episodes])
-    check_finite(f"the world {starts.task}", _FIX, {"rewards": rewards}, {"state_ids": starts.state_ids})
+    check_finite(f"the env {starts.task}", _FIX, {"rewards": rewards}, {"state_ids": starts.state_ids})
     return episodes
 
 
 def _episode(
     row: int, starts: InitialStates, first: ChunkObs, told: list[tuple[NDArray[np.intp], ChunkObs, Choice, ChunkStep]]
 ) -> ChunkEpisode:
-    """The episode of world `row` from what all of them were told; `rows` of every chunk ascend."""
+    """The episode of env `row` from what all of them were told; `rows` of every chunk ascend."""
     parts = []
     for rows, obs, (bins, log_probs), came in told:
         place = int(np.searchsorted(rows, row))
@@ -237,9 +237,9 @@ def _episode(
     )
 
 
-def explored_dimensions(scale: ActionScale, world: ChunkWorld, least_range: float) -> NDArray[np.bool_]:
-    """[A] those dimensions of `world`'s actions of whose range demonstrations use `least_range` or more."""
-    return scale.share_used(world.action_low, world.action_high) >= least_range
+def explored_dimensions(scale: ActionScale, env: ChunkEnv, least_range: float) -> NDArray[np.bool_]:
+    """[A] those dimensions of `env`'s actions of whose range demonstrations use `least_range` or more."""
+    return scale.share_used(env.action_low, env.action_high) >= least_range
 
 
 def decoded_by(scale: ActionScale, chunk_steps: int) -> Callable[[NDArray[np.int64]], FloatArray]:

@@ -19,13 +19,13 @@ from rlvlm.algorithms.grpo.rollouts import (
     explored_dimensions,
     roll_out,
 )
-from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld
-from rlvlm.envs.registry import make_world
+from rlvlm.core.chunks import ChunkEpisode
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE, ChunkEnv
+from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.policy import trained_weights
 from rlvlm.policies.vla.tokens import ActionScale
-from rlvlm.types.chunks import ChunkEpisode
-from rlvlm.types.steps import FloatArray
 
 IMAGE_BYTES = 256 * 2**20
 """Of the images that a rollout looked at, kept for its update."""
@@ -48,7 +48,7 @@ def join(rollouts: Sequence[Rollout]) -> Rollout:
 
 
 class GroupRunner(EnvRunner):
-    """Worlds side by side, persistent, each group from an initial state of its own.
+    """Envs side by side, persistent, each group from an initial state of its own.
 
     In the learner's process it plays with the very policy that is trained (`policy` and `obs_processor` are set from
     outside). An actor has a policy of its own, whose weights come with every turn. Initial states and tokens come from
@@ -65,13 +65,13 @@ class GroupRunner(EnvRunner):
 
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
-        self.world: ChunkWorld = make_world(config.task, config.world, config.seed)
-        self._worlds = self.world.many()
+        self.chunk_env: ChunkEnv = make_env(config.task, config.env_settings, config.seed)
+        self._envs = self.chunk_env.many()
         self.begin()
         if worker_index > 0:
             torch.set_num_threads(1)  # an actor has one core
-            self.policy = build_policy(config.policy, self.world)
-            self.obs_processor = ObsProcessor(self.policy, self.world, IMAGE_BYTES)
+            self.policy = build_policy(config.policy, self.chunk_env)
+            self.obs_processor = ObsProcessor(self.policy, self.chunk_env, IMAGE_BYTES)
 
     def begin(self, restart: int = 0) -> None:
         """Random numbers and groups that no other runner or restart has.
@@ -112,10 +112,10 @@ class GroupRunner(EnvRunner):
         self._next_group += own
         size = grpo.group_size
         starts = InitialStates(task=self.config.task, state_ids=state_ids.repeat(size), groups=groups.repeat(size))
-        shared = self.world.chunk_steps if grpo.draws == "chunk" else 1
-        explored = explored_dimensions(scale, self.world, grpo.least_range)
+        shared = self.chunk_env.chunk_steps if grpo.draws == "chunk" else 1
+        explored = explored_dimensions(scale, self.chunk_env, grpo.least_range)
         sampler = Sampler(self.policy, self.obs_processor, grpo.temperature, self._tokens, shared, explored)
-        episodes = roll_out(self._worlds, starts, sampler.choose, decoded_by(scale, self.world.chunk_steps))
+        episodes = roll_out(self._envs, starts, sampler.choose, decoded_by(scale, self.chunk_env.chunk_steps))
         return Rollout(episodes=episodes, images=self.obs_processor.give() if self.worker_index else {})
 
     def act(self, *, values: FloatArray, num_groups: int, scale: ActionScale, players: Sequence[int] = ()) -> Rollout:
@@ -127,13 +127,13 @@ class GroupRunner(EnvRunner):
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """Snapshots and chunks, for RLlib; policies see images and words instead."""
-        snapshots = gym.spaces.Box(-np.inf, np.inf, (self.world.snapshot_size,), np.float32)
-        low = np.tile(self.world.action_low, (self.world.chunk_steps, 1))
-        high = np.tile(self.world.action_high, (self.world.chunk_steps, 1))
+        snapshots = gym.spaces.Box(-np.inf, np.inf, (self.chunk_env.snapshot_size,), np.float32)
+        low = np.tile(self.chunk_env.action_low, (self.chunk_env.chunk_steps, 1))
+        high = np.tile(self.chunk_env.action_high, (self.chunk_env.chunk_steps, 1))
         return {DEFAULT_MODULE_ID: (snapshots, gym.spaces.Box(low, high, dtype=np.float32))}
 
     def make_env(self) -> None:
-        """The worlds are made once, with the runner."""
+        """The envs are made once, with the runner."""
 
     def make_module(self) -> None:
         """The policy is set from outside, or made with the runner."""
@@ -148,8 +148,8 @@ class GroupRunner(EnvRunner):
         """Nothing to check: a runner either lives or has raised."""
 
     def stop(self) -> None:
-        """Closes the world."""
-        self.world.close()
+        """Closes the env."""
+        self.chunk_env.close()
 
     def save_tree(self) -> dict[str, Any]:
         """Generators and the next group's number; between rounds no episode is under way."""

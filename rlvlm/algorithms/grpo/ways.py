@@ -1,7 +1,7 @@
 """Learning to see: a policy tells the ways from its hand to the things of the task, which the simulator knows.
 
 An auxiliary task of the supervised start, see `imitation`; the policy acts on images alone. Demonstrations show the
-hand where it should be, so from them alone a policy foretells the ways from where its hand is, and is lost where the
+hand where it should be, so from them alone a policy predicts the ways from where its hand is, and is lost where the
 hand is elsewhere. Scenes that nobody has played teach it to look.
 """
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
+from rlvlm.core.chunks import ChunkObs
 from rlvlm.policies.vla.pocket import PocketVLA
-from rlvlm.types.chunks import ChunkObs
 
 _SCENES_PER_CHUNK = 2
 """Scenes that nobody has played in a gradient step, for each of its demonstrated chunks."""
@@ -31,10 +31,10 @@ class WaysLessons:
         begins: [E] which of them are the first of an episode.
         num_scenes: that nobody has played; 0 leaves them out.
         rng: of the scenes.
-        tell: takes a line.
+        log: takes a line.
 
     Raises:
-        UsageError: the world cannot rearrange its scenes.
+        UsageError: the env cannot rearrange its scenes.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class WaysLessons:
         begins: NDArray[np.intp],
         num_scenes: int,
         rng: np.random.Generator,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self.policy = policy
         self._ways = obs_processor.true_ways(shown)
         self._num_scenes = num_scenes
         if num_scenes:
-            tell(f"drawing {num_scenes:,} scenes that nobody has played, to learn to see from")
-            scenes = rearranged(shown, begins, num_scenes, obs_processor, rng)
+            log(f"drawing {num_scenes:,} scenes that nobody has played, to learn to see from")
+            scenes = augment_scenes(shown, begins, num_scenes, obs_processor, rng)
             self._scenes = (*obs_processor.look(scenes), obs_processor.true_ways(scenes))
 
     def loss(self, told: Tensor, rows: Tensor, rng: np.random.Generator) -> Tensor:
@@ -63,22 +63,22 @@ class WaysLessons:
         if self._num_scenes:
             drawn = torch.from_numpy(rng.integers(self._num_scenes, size=_SCENES_PER_CHUNK * len(rows)))
             *seen, ways = (part[drawn] for part in self._scenes)
-            loss = loss + functional.mse_loss(self.policy.tell(*seen), ways)
+            loss = loss + functional.mse_loss(self.policy.predict_offsets(*seen), ways)
         return loss
 
 
-def rearranged(
+def augment_scenes(
     shown: ChunkObs, begins: NDArray[np.intp], num: int, obs_processor: ObsProcessor, rng: np.random.Generator
 ) -> ChunkObs:
     """`num` scenes that nobody has played: the robot of a demonstrated moment among the things of an episode's start,
     each moved a little; both of one instruction, as it may decide which things there are.
 
     Raises:
-        UsageError: the world cannot rearrange its scenes.
+        UsageError: the env cannot rearrange its scenes.
     """
     moments, starts = rng.integers(len(shown), size=num), np.empty(num, np.intp)
     told = np.array(shown.instructions)
     for instruction in np.unique(told):
         rows = np.flatnonzero(told[moments] == instruction)
         starts[rows] = rng.choice(begins[told[begins] == instruction], len(rows))
-    return obs_processor.rearranged(shown.at(moments), shown.at(starts), rng)
+    return obs_processor.augment_scenes(shown.at(moments), shown.at(starts), rng)

@@ -3,7 +3,7 @@
 Sources: Schulman et al. 2017, arXiv:1707.06347 (PPO); Zhai et al. 2024, arXiv:2405.10292 (RL4VLM). Departures from
 RL4VLM:
 
-1. Many worlds are played side by side and their replies sampled as one batch; every turn's own prompt is stored and
+1. Many envs are played side by side and their replies sampled as one batch; every turn's own prompt is stored and
    log-probs are computed anew from exactly those ids.
 2. A reply that cannot be read changes nothing and costs the task's penalty; it is never turned into a random action.
 3. Values of states that a time limit cut off are bootstrapped.
@@ -24,11 +24,11 @@ import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file, load_tree, save_tree
+from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.algorithms.learners import Learners, check_learners
-from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
+from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, reject_unsupported_settings
 from rlvlm.algorithms.ppo_vlm.config import HeadConfig, PPOConfig
 from rlvlm.algorithms.ppo_vlm.learner import ReplyLearner
 from rlvlm.algorithms.ppo_vlm.module import VLMModule
@@ -42,13 +42,16 @@ from rlvlm.algorithms.ppo_vlm.update.objectives import build_objective
 from rlvlm.algorithms.rllib import UNCHANGED, TaskConfig, log_round
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
-from rlvlm.algorithms.sft.folders import check_taught, load_demonstrations, load_trained, taught_of
-from rlvlm.algorithms.sft.in_process import teach
+from rlvlm.algorithms.sft.folders import check_sft_manifest, load_demonstrations, load_trained, sft_manifest_of
+from rlvlm.algorithms.sft.in_process import fine_tune
 from rlvlm.algorithms.training_stats import TrainingStats
-from rlvlm.algorithms.world_slots import WorldSlot
+from rlvlm.core import metrics
+from rlvlm.core.errors import RunError
+from rlvlm.core.sampling import ReplyTokens
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.turns import TurnEpisode
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_world
-from rlvlm.errors import RunError
+from rlvlm.envs.registry import make_env
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -56,9 +59,6 @@ from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.scorers import make_scorer
 from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.rewards.temporal import TemporalNovelty
-from rlvlm.types.sampling import ReplyTokens
-from rlvlm.types.steps import FloatArray, Frames
-from rlvlm.types.turns import TurnEpisode
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class PPOVLMConfig(TaskConfig):
         self.reward = TurnRewardConfig()
         self.goal = ""
         self.make_judge: Callable[[], Judge] | None = None
-        self.make_last_resort: Callable[[], Judge] | None = None
+        self.make_fallback_judge: Callable[[], Judge] | None = None
         self.total_steps = 15_000
 
     def acting(self, *, make_policy: Callable[[int], VLMPolicy], make_engine: MakeEngine | None = UNCHANGED) -> Self:
@@ -97,7 +97,7 @@ class PPOVLMConfig(TaskConfig):
         """Chooses how it learns.
 
         Args:
-            ppo: hyperparameters, objective, number of worlds and of learners.
+            ppo: hyperparameters, objective, number of envs and of learners.
             sft: the supervised start.
             total_steps: env steps over which the step sizes fall.
         """
@@ -111,17 +111,17 @@ class PPOVLMConfig(TaskConfig):
         reward: TurnRewardConfig = UNCHANGED,
         goal: str = UNCHANGED,
         make_judge: Callable[[], Judge] | None = UNCHANGED,
-        make_last_resort: Callable[[], Judge] | None = UNCHANGED,
+        make_fallback_judge: Callable[[], Judge] | None = UNCHANGED,
     ) -> Self:
         """Chooses what turns are worth.
 
         Args:
             reward: sources and their weights.
-            goal: what a judge is told; empty takes the world's own goal.
+            goal: what a judge is told; empty takes the env's own goal.
             make_judge: makes the judge in the process that asks it; must pickle. None where nobody is asked.
-            make_last_resort: likewise the judge that is asked where the first has no answer.
+            make_fallback_judge: likewise the judge that is asked where the first has no answer.
         """
-        return self._take(reward=reward, goal=goal, make_judge=make_judge, make_last_resort=make_last_resort)
+        return self._take(reward=reward, goal=goal, make_judge=make_judge, make_fallback_judge=make_fallback_judge)
 
     def validate(self) -> None:
         """Checks what can be checked before anything starts.
@@ -132,7 +132,7 @@ class PPOVLMConfig(TaskConfig):
         super().validate()
         if self.make_policy is None:
             raise ValueError("there is no policy; call .acting(make_policy=...)")
-        check_life_cycle(self, ".learning(ppo=PPOConfig(...))")
+        reject_unsupported_settings(self, ".learning(ppo=PPOConfig(...))")
         check_learners(self, self.ppo.num_learners, self.ppo.gpus_per_learner)
         if self.reward.asks_judge != (self.make_judge is not None):
             raise ValueError(
@@ -160,7 +160,7 @@ class PPOVLM(CheckpointedAlgorithm):
         return PPOVLMConfig()
 
     def setup(self, config: AlgorithmConfig) -> None:
-        """Builds worlds, policy and learner; called by RLlib."""
+        """Builds envs, policy and learner; called by RLlib."""
         super().setup(config)
         torch.use_deterministic_algorithms(False)  # RLlib asks for it, and it forbids sampling on a GPU
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
@@ -171,7 +171,7 @@ class PPOVLM(CheckpointedAlgorithm):
         ppo, make_policy = self.config.ppo, self.config.make_policy
         assert make_policy is not None, "checked by `validate`"
         self._learner = self._learners.local
-        world = runner.slots[0].world
+        world = runner.slots[0].env
         policy = make_policy(len(world.action_names)) if self._learner is None else self._learner.policy
         self._policy = policy
         self._group_size = build_objective(ppo.objective).group_size
@@ -184,11 +184,11 @@ class PPOVLM(CheckpointedAlgorithm):
         self._actor = runner.actor = Actor(self._engine, ppo.max_reply_tokens, ppo.temperature)
         self._player = TurnsPlayer(
             self._actor,
-            partial(make_slot, self.config.task, self.config.world.for_evaluation()),
-            ppo.num_worlds,
+            partial(make_slot, self.config.task, self.config.env_settings.for_evaluation()),
+            ppo.num_envs,
             milestones=world.milestones,
         )
-        self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
+        self._viewer = make_env(self.config.task, self.config.env_settings, self.config.seed)
         self.last_played: list[tuple[TurnEpisode, list[PolicyOutput]]] = []
         """The greedy episodes of the last evaluation, with the moves that made them."""
         self._labeller = self._make_labeller()
@@ -199,26 +199,26 @@ class PPOVLM(CheckpointedAlgorithm):
     def _make_engine(self) -> Engine:
         """What samples: the policy of this process, or what the config's `make_engine` makes for it."""
         if self.config.make_engine is None:
-            return PolicyEngine(self._policy, self.config.ppo.num_worlds)
-        slot = make_slot(self.config.task, self.config.world)
+            return PolicyEngine(self._policy, self.config.ppo.num_envs)
+        slot = make_slot(self.config.task, self.config.env_settings)
         slot.begin(self.config.seed)
-        frame = slot.world.draw(slot.turn.snapshot[None])
+        frame = slot.env.draw(slot.turn.snapshot[None])
         self._policy.show([slot.obs.image], frame)
-        probe = self._policy.write(slot.obs.prompt, slot.obs.image, slot.world.action_text(0))
+        probe = self._policy.write(slot.obs.prompt, slot.obs.image, slot.env.action_text(0))
         engine = self.config.make_engine(self._policy, probe, frame)
         engine.take(0)
         return engine
 
     @property
     def env_steps(self) -> int:
-        """Turns so far, of all worlds together."""
+        """Turns so far, of all envs together."""
         return self._stats.env_steps
 
-    def prepare(self, tell: Callable[[str], None] = logger.info) -> bool:
+    def prepare(self, log: Callable[[str], None] = logger.info) -> bool:
         """Demonstrations and the supervised start, once; PPO's reference is the policy after it.
 
         Args:
-            tell: takes a line on what is being done now.
+            log: takes a line on what is being done now.
 
         Returns:
             Whether there was such a start, or one was taken over.
@@ -227,22 +227,24 @@ class PPOVLM(CheckpointedAlgorithm):
         is_taught = bool(sft.turns or sft.demonstrations or sft.start_from)
         if self._is_prepared:
             return is_taught
-        self._try_judge(tell)
-        slot = make_slot(self.config.task, replace(self.config.world, physics="exact"))
+        self._preflight(log)
+        slot = make_slot(self.config.task, replace(self.config.env_settings, physics="exact"))
         if sft.start_from:
             start = Path(sft.start_from)
-            tell(f"starting from {start}")
-            names = slot.world.action_names
-            check_taught(start, taught_of(self.config.task, self.config.world, self._policy.config, names), tell)
+            log(f"starting from {start}")
+            names = slot.env.action_names
+            check_sft_manifest(
+                start, sft_manifest_of(self.config.task, self.config.env_settings, self._policy.config, names), log
+            )
             load_trained(self._policy, start)
         elif is_taught:
-            episodes = self._demonstrations(slot, tell)
-            measured = teach(
-                self._policy, slot, episodes, sft, self.config.seed, self.config.ppo.max_reply_tokens, tell
+            episodes = self._demonstrations(slot, log)
+            measured = fine_tune(
+                self._policy, slot, episodes, sft, self.config.seed, self.config.ppo.max_reply_tokens, log
             )
             self._stats.note(measured)
             exact = measured.get(metrics.SFT_EXACT_ACTION)
-            tell(
+            log(
                 f"supervised start: {sft.updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, held-out turns: "
                 + ("none" if exact is None else f"{exact:.0%} with the demonstrated action")
             )
@@ -254,13 +256,13 @@ class PPOVLM(CheckpointedAlgorithm):
         self._is_prepared = True
         return is_taught
 
-    def _demonstrations(self, slot: WorldSlot, tell: Callable[[str], None]) -> list[TurnEpisode]:
+    def _demonstrations(self, slot: EnvSlot, log: Callable[[str], None]) -> list[TurnEpisode]:
         """Those of the folder that was named, or turns of the scripted expert."""
         sft = self.config.sft
         if sft.demonstrations:
-            tell(f"reading the demonstrations in {sft.demonstrations}")
-            return load_demonstrations(Path(sft.demonstrations), slot.world, self.config.world)
-        tell(f"collecting {sft.turns:,} turns of the scripted expert")
+            log(f"reading the demonstrations in {sft.demonstrations}")
+            return load_demonstrations(Path(sft.demonstrations), slot.env, self.config.env_settings)
+        log(f"collecting {sft.turns:,} turns of the scripted expert")
         return demonstrate(slot, sft, self.config.seed)
 
     def _make_labeller(self) -> TurnLabeller:
@@ -270,13 +272,13 @@ class PPOVLM(CheckpointedAlgorithm):
         if reward.scores:
             scorer = make_scorer(
                 reward.teacher, self.config.make_judge, self._viewer.draw, seed, remembers=True,
-                flaw=reward.flaw, make_last_resort=self.config.make_last_resort,
+                flaw=reward.flaw, make_fallback_judge=self.config.make_fallback_judge,
             )  # fmt: skip
         if reward.weights.novelty:
             novelty = TemporalNovelty(len(self._viewer.action_names), self._viewer.draw, seed)
         return TurnLabeller(reward, scorer, novelty, self.config.goal)
 
-    def _try_judge(self, tell: Callable[[str], None]) -> None:
+    def _preflight(self, log: Callable[[str], None]) -> None:
         """Has a judge tell turns or episodes apart whose worth is known, before anything is learned from it.
 
         Raises:
@@ -285,20 +287,20 @@ class PPOVLM(CheckpointedAlgorithm):
         reward, monitor = self.config.reward, self.config.reward.monitor
         if not (reward.asks_judge and monitor.preflight):
             return
-        world = make_slot(self.config.task, self.config.world).world
+        world = make_slot(self.config.task, self.config.env_settings).env
         if not world.has_expert:
-            tell("the judge is not tried on known turns: nobody has written an expert for this task")
+            log("the judge is not tried on known turns: nobody has written an expert for this task")
             return
-        tell(f"trying the judge on {2 * monitor.preflight} {reward.per}s whose worth is known")
+        log(f"trying the judge on {2 * monitor.preflight} {reward.per}s whose worth is known")
         if reward.per == "turn":
             known = known_turns(world, monitor.preflight, self.config.seed, self.config.goal)
         else:
             known = known_episodes(world, monitor.preflight, reward.num_frames, self.config.seed, self.config.goal)
-        preflight = self._labeller.try_on(known)
+        preflight = self._labeller.preflight_on(known)
         self._stats.note(
             {metrics.JUDGE_PREFLIGHT_AUC: preflight.area, metrics.JUDGE_PREFLIGHT_THRESHOLD: preflight.threshold}
         )
-        tell(f"the judge tells better from worse {reward.per}s: {preflight}")
+        log(f"the judge tells better from worse {reward.per}s: {preflight}")
 
     def training_step(self) -> None:
         """A rollout, each turn's credit, some epochs of updates."""
@@ -310,27 +312,27 @@ class PPOVLM(CheckpointedAlgorithm):
         learned = without_unknown(rollout)
         if len(learned):
             self._learners.call_all("learn", learned, self.env_steps / self.config.total_steps)
-            self._take_over()
+            self._sync_weights()
             self._engine.take(self._engine.version + 1)
         self._log_round(rollout, between - began, time.monotonic() - between)
 
-    def _take_over(self) -> None:
+    def _sync_weights(self) -> None:
         """Has the policy that plays in this process be the learners'."""
         if self._learner is None:
             self._policy.load_trained_state(self._learners.call("weights"))
 
     def _play(self) -> Rollout:
-        """What every world does before the next update, with what each turn was worth."""
+        """What every env does before the next update, with what each turn was worth."""
         if self._group_size > 1:
             rollout = self._runner.sample_groups(group_size=self._group_size)
         else:
-            rollout = self._runner.sample(num_turns=self.config.ppo.turns_per_world)
+            rollout = self._runner.sample(num_turns=self.config.ppo.turns_per_env)
         return self._labeller.label(rollout, self.env_steps + len(rollout))
 
     def _log_round(self, rollout: Rollout, rollout_s: float, update_s: float) -> None:
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
         ended = [(float(one.env_rewards.sum()), bool(one.success.any())) for one in rollout.episodes]
-        self._stats.take_in(len(rollout), ended)
+        self._stats.record(len(rollout), ended)
         turns = [played for row in rollout.turns for played in row if played is not None]
         watched = watch_replies(turns, self.config.ppo.max_reply_tokens)
         check_readable(watched, self.config.ppo.most_unreadable)
@@ -339,7 +341,7 @@ class PPOVLM(CheckpointedAlgorithm):
         log_round(self, self._stats, self.report())
 
     def report(self) -> dict[str, float]:
-        """The newest numbers by their names in `rlvlm.metrics`."""
+        """The newest numbers by their names in `rlvlm.core.metrics`."""
         return self._stats.report() | self._learners.call("report") | self._engine.report() | self._labeller.report()
 
     def finish(self) -> None:
@@ -350,7 +352,7 @@ class PPOVLM(CheckpointedAlgorithm):
         return self._labeller.drain_records()
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
-        """Episodes of the present policy, greedy and sampled, in worlds of their own."""
+        """Episodes of the present policy, greedy and sampled, in envs of their own."""
         evaluation, self.last_played = self._player.evaluate(num_episodes)
         return evaluation
 
@@ -389,7 +391,7 @@ class PPOVLM(CheckpointedAlgorithm):
         tree = load_tree(Path(checkpoint_dir))
         self._runner.load_tree(tree["runner"])
         self._learners.call_all("load_tree", tree["learner"])
-        self._take_over()
+        self._sync_weights()
         self._stats.load_tree(tree["tally"])
         self._labeller.load_tree(tree["labeller"])
         self._is_prepared = tree["is_prepared"]
@@ -402,7 +404,7 @@ class PPOVLM(CheckpointedAlgorithm):
         self._learners.call_all("forget_images")
 
     def cleanup(self) -> None:
-        """Closes the worlds and lets RLlib stop the rest."""
+        """Closes the envs and lets RLlib stop the rest."""
         super().cleanup()
         self._viewer.close()
         self._engine.close()
@@ -422,9 +424,9 @@ def check_versions(rollout: Rollout, version: int) -> None:
         )
 
 
-def make_slot(task: str, world: EnvConfig) -> WorldSlot:
-    """A new world of `task` for demonstrations or evaluations; every episode in it begins with a seed of its own."""
-    return WorldSlot(make_world(task, world, 0), task)
+def make_slot(task: str, world: EnvConfig) -> EnvSlot:
+    """A new env of `task` for demonstrations or evaluations; every episode in it begins with a seed of its own."""
+    return EnvSlot(make_env(task, world, 0), task)
 
 
 def load_trained_policy(policy: VLMPolicy, folder: Path) -> None:

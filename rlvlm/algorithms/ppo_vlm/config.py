@@ -124,7 +124,7 @@ class GRPOConfig:
 
     choice: ClassVar[str] = "grpo"
     group_size: int = 8
-    """Episodes from each start, >= 2; it must divide the number of worlds."""
+    """Episodes from each start, >= 2; it must divide the number of envs."""
     is_scaled: bool = True
     """Whether a group's advantages are divided by their standard deviation."""
     clip: float = 0.2
@@ -146,7 +146,7 @@ class GiGPOConfig:
 
     choice: ClassVar[str] = "gigpo"
     group_size: int = 8
-    """Episodes from each start, >= 2; it must divide the number of worlds."""
+    """Episodes from each start, >= 2; it must divide the number of envs."""
     gamma: float = 0.95
     """Discount per turn of the returns that turns are compared by, in [0, 1]."""
     step_weight: float = 1.0
@@ -214,10 +214,10 @@ class PPOConfig:
         | Annotated[HeadConfig, tyro.conf.subcommand("head")]
     ) = field(default_factory=TokenPPOConfig)
     """How advantages are estimated, and the loss that uses them."""
-    num_worlds: int = 32
-    """Worlds played side by side; their replies are sampled as one batch."""
+    num_envs: int = 32
+    """Envs played side by side; their replies are sampled as one batch."""
     rollout_turns: int = 512
-    """Turns between updates, of all worlds together; objectives with groups play one episode per world instead."""
+    """Turns between updates, of all envs together; objectives with groups play one episode per env instead."""
     epochs: int = 2
     """Passes over a rollout."""
     minibatch_turns: int = 64
@@ -258,7 +258,7 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         _check_positive(
-            self, "algo", "num_worlds", "rollout_turns", "epochs", "minibatch_turns", "microbatch_turns", "lr",
+            self, "algo", "num_envs", "rollout_turns", "epochs", "minibatch_turns", "microbatch_turns", "lr",
             "value_lr", "max_grad_norm", "reward_scale", "temperature", "max_reply_tokens", "threads",
         )  # fmt: skip
         _check_shares(self, "algo", "final_lr", "most_unreadable")
@@ -270,24 +270,24 @@ class PPOConfig:
                 f"algo.minibatch_turns must be >= algo.num_learners, got {self.minibatch_turns} and "
                 f"{self.num_learners}: some learners would never see a turn"
             )
-        if self.rollout_turns % self.num_worlds:
+        if self.rollout_turns % self.num_envs:
             raise ValueError(
-                f"algo.num_worlds must divide algo.rollout_turns, got {self.num_worlds} and {self.rollout_turns}"
+                f"algo.num_envs must divide algo.rollout_turns, got {self.num_envs} and {self.rollout_turns}"
             )
         size = getattr(self.objective, "group_size", 1)
-        if self.num_worlds % size:
-            raise ValueError(f"algo.objective.group_size must divide algo.num_worlds, got {size} and {self.num_worlds}")
+        if self.num_envs % size:
+            raise ValueError(f"algo.objective.group_size must divide algo.num_envs, got {size} and {self.num_envs}")
 
     @property
-    def turns_per_world(self) -> int:
-        """Turns that each world is played between updates."""
-        return self.rollout_turns // self.num_worlds
+    def turns_per_env(self) -> int:
+        """Turns that each env is played between updates."""
+        return self.rollout_turns // self.num_envs
 
 
 def rl4vlm_parity() -> PPOConfig:
     """The flags of RL4VLM's scripts for NumberLine; what its engine made of them differs (docs/policies.md)."""
     return PPOConfig(
-        objective=RL4VLMConfig(), num_worlds=1, rollout_turns=512, epochs=4, minibatch_turns=128, microbatch_turns=1,
+        objective=RL4VLMConfig(), num_envs=1, rollout_turns=512, epochs=4, minibatch_turns=128, microbatch_turns=1,
         lr=1e-5, value_lr=1e-5, final_lr=1e-4, max_grad_norm=0.01, largest_kl=0.0, temperature=0.2,
         max_reply_tokens=256, is_value_detached=False,
     )  # fmt: skip

@@ -15,18 +15,18 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from torch import Tensor, nn
 
-from rlvlm import metrics
-from rlvlm.algorithms.learners import add_up, add_up_gradients, check_weights, own_share
+from rlvlm.algorithms.learners import add_up_gradients, all_reduce, check_weights, local_shard
 from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.ppo_vlm.runner import Rollout
 from rlvlm.algorithms.ppo_vlm.update import losses
 from rlvlm.algorithms.ppo_vlm.update.objectives import Loss, Minibatch, Objective, build_objective
 from rlvlm.algorithms.ppo_vlm.update.train_batch import RolloutReader, TrainBatch, chunks
-from rlvlm.algorithms.rllib import OwnLearner
-from rlvlm.envs.registry import make_world
-from rlvlm.errors import NumericsError
+from rlvlm.algorithms.rllib import ManualLearner
+from rlvlm.core import metrics
+from rlvlm.core.errors import NumericsError
+from rlvlm.core.sampling import ReplyTokens
+from rlvlm.envs.registry import make_env
 from rlvlm.policies.vlm.policy import ReadReplies, VLMPolicy
-from rlvlm.types.sampling import ReplyTokens
 
 _LOG_RATIO_BOUND = 2.0
 """Log-ratios beyond count as this when the divergence of an update is measured."""
@@ -44,7 +44,7 @@ _MEASURED = (
 """What `_measure` tells of a minibatch."""
 
 
-class ReplyLearner(OwnLearner):
+class ReplyLearner(ManualLearner):
     """PPO's updates for any objective; see `objectives` for what they descend."""
 
     policy: VLMPolicy
@@ -63,7 +63,7 @@ class ReplyLearner(OwnLearner):
         self._generator = torch.Generator().manual_seed(self.config.seed)
         self._latest: dict[str, float] = {}
         self.reader = RolloutReader(self.policy, self.objective, ppo)
-        self._world: Any = None
+        self._env: Any = None
         head = self.policy.action_head
         self._acting = [*self.policy.backbone_parameters(), *([] if head is None else head.parameters())]
         self._parameters = [*self.policy.backbone_parameters(), *self.policy.head_parameters()]
@@ -99,14 +99,14 @@ class ReplyLearner(OwnLearner):
         train_batch = self.reader.train_batch(rollout)
         readings: list[dict[str, float]] = []
         before = [parameter.detach().clone() for parameter in self._acting] if self.objective.is_shrunk else []
-        gains = torch.zeros(int(train_batch.worlds.max()) + 1, device=self.policy.device)  # [W]
+        gains = torch.zeros(int(train_batch.envs.max()) + 1, device=self.policy.device)  # [W]
         is_tested = torch.zeros_like(gains, dtype=torch.bool)
-        for rows, is_test in self._minibatches(train_batch.worlds):
+        for rows, is_test in self._minibatches(train_batch.envs):
             readings.append(self._step(train_batch, rows, gains if is_test else None))
-            is_tested[train_batch.worlds[rows]] |= is_test
+            is_tested[train_batch.envs[rows]] |= is_test
             if ppo.largest_kl and readings[-1][metrics.PPO_KL] > ppo.largest_kl:
                 break
-        kept = self._shrink(before, add_up(gains)[is_tested])
+        kept = self._shrink(before, all_reduce(gains)[is_tested])
         self.policy.forget_stale_images()
         self.num_updates += 1
         check_weights(self._parameters, _FIX)
@@ -133,10 +133,10 @@ class ReplyLearner(OwnLearner):
         missing = [keys[place] for place in self.policy.images.missing(keys)]
         if not missing:
             return
-        if self._world is None:
-            self._world = make_world(self.config.task, self.config.world, self._seed)
+        if self._env is None:
+            self._env = make_env(self.config.task, self.config.env_settings, self._seed)
         for chunk in chunks(missing, self._ppo.microbatch_turns):
-            frames = self._world.draw(np.stack([rollout.snapshots[key] for key in chunk]))
+            frames = self._env.draw(np.stack([rollout.snapshots[key] for key in chunk]))
             self.policy.show(chunk, frames)
 
     def forget_images(self) -> None:
@@ -146,8 +146,8 @@ class ReplyLearner(OwnLearner):
     def _minibatches(self, worlds: Tensor) -> Iterator[tuple[Tensor, bool]]:
         """Rows of each step, epoch by epoch, and whether all learners' update so far can be tested on them.
 
-        Where updates are shrunk the first epoch goes through the worlds, some at a time: turns of one world share what
-        came of them, so an update that has seen one of them is tested on other worlds only.
+        Where updates are shrunk the first epoch goes through the envs, some at a time: turns of one env share what
+        came of them, so an update that has seen one of them is tested on other envs only.
 
         Args:
             worlds: [M] of each turn.
@@ -171,7 +171,7 @@ class ReplyLearner(OwnLearner):
 
         Args:
             before: of each of `_acting` before the update; none where updates are not shrunk.
-            gains: of the worlds on which the update was tested.
+            gains: of the envs on which the update was tested.
         """
         if not before or self.num_updates < self.objective.value_warm_up:
             return 1.0
@@ -188,18 +188,18 @@ class ReplyLearner(OwnLearner):
         Args:
             train_batch: the rollout.
             rows: of this step.
-            gains: [W] where the policy before the step is tested on these rows: what it gains is added to each world.
+            gains: [W] where the policy before the step is tested on these rows: what it gains is added to each env.
         """
         self._optimizer.zero_grad()
         reading: dict[str, float] = {name: 0.0 for name in (_LOSS, *_MEASURED)}
         is_warming_up = self.num_updates < self.objective.value_warm_up
-        for part in own_share(rows).split(self._ppo.microbatch_turns):
+        for part in local_shard(rows).split(self._ppo.microbatch_turns):
             if not len(part):
                 continue
             share = len(part) / len(rows)
             batch = self._batch(train_batch, part)
             if gains is not None:
-                gains.index_add_(0, train_batch.worlds[part].to(gains.device), _gain(batch))
+                gains.index_add_(0, train_batch.envs[part].to(gains.device), _gain(batch))
             loss = self.objective.loss(batch)
             total = loss.value if is_warming_up else loss.policy + loss.value + loss.rest
             (share * total).backward()
@@ -222,7 +222,7 @@ class ReplyLearner(OwnLearner):
     def _added_up(self, reading: dict[str, float]) -> dict[str, float]:
         """`reading` summed over all learners; they decide by it, so it is the same in each."""
         values = torch.tensor(list(reading.values()), dtype=torch.float64, device=self.policy.device)
-        return dict(zip(reading, add_up(values).tolist(), strict=True))
+        return dict(zip(reading, all_reduce(values).tolist(), strict=True))
 
     def _batch(self, train_batch: TrainBatch, rows: Tensor) -> Minibatch:
         """Some rows as they were sampled and as the policy sees them now."""

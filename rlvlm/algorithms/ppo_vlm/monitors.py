@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlvlm import metrics
 from rlvlm.algorithms.ppo_vlm.play import PlayedTurn
-from rlvlm.errors import RunError
+from rlvlm.core import metrics
+from rlvlm.core.errors import RunError
 
 
 class PolicyCollapsed(RunError):  # noqa: N818 - named for what happened, as in the other rooms
-    """A policy no longer writes what its world can read."""
+    """A policy no longer writes what its env can read."""
 
     exit_code = 4
 
@@ -28,7 +28,7 @@ def check_readable(measured: Mapping[str, float], most_unreadable: float) -> Non
 
 
 def watch_replies(turns: Sequence[PlayedTurn], max_reply_tokens: int) -> dict[str, float]:
-    """What the replies of some turns look like, by the names in `rlvlm.metrics`.
+    """What the replies of some turns look like, by the names in `rlvlm.core.metrics`.
 
     Args:
         turns: at least one.

@@ -1,7 +1,7 @@
 """What a run of this algorithm shows besides success and returns."""
 
-from rlvlm import metrics
-from rlvlm.console.panel import DEFAULT, PanelRow
+from rlvlm.core import metrics
+from rlvlm.core.console.panel import DEFAULT, PanelRow
 
 ROWS = (
     *DEFAULT,

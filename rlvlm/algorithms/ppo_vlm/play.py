@@ -1,4 +1,4 @@
-"""A policy plays worlds side by side: rollouts and evaluations both are made of this."""
+"""A policy plays envs side by side: rollouts and evaluations both are made of this."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlvlm.algorithms.world_slots import TurnObs, TurnOutcome, WorldSlot
+from rlvlm.algorithms.env_slots import EnvSlot, TurnObs, TurnOutcome
+from rlvlm.core.sampling import ReplyRequest, ReplyTokens
+from rlvlm.core.steps import FloatArray
+from rlvlm.core.turns import TurnEpisode
 from rlvlm.policies.vlm.engine import Engine
-from rlvlm.types.sampling import ReplyRequest, ReplyTokens
-from rlvlm.types.steps import FloatArray
-from rlvlm.types.turns import TurnEpisode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +18,7 @@ class PolicyOutput:
     """What a policy did in a turn, by text or by its action head."""
 
     text: str
-    """What the world is told; untrusted."""
+    """What the env is told; untrusted."""
     tokens: ReplyTokens
     """What it was shown and what it wrote; log-probs are recomputed from this."""
     log_probs: FloatArray
@@ -33,7 +33,7 @@ class PolicyOutput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayedTurn:
-    """A turn of one world: what the policy did, and what came of it."""
+    """A turn of one env: what the policy did, and what came of it."""
 
     output: PolicyOutput
     outcome: TurnOutcome
@@ -55,7 +55,7 @@ class Actor:
         self._max_reply_tokens = max_reply_tokens
         self._temperature = temperature
 
-    def act(self, slots: Sequence[WorldSlot], seeds: Iterable[int], greedy: bool = False) -> list[PolicyOutput]:
+    def act(self, slots: Sequence[EnvSlot], seeds: Iterable[int], greedy: bool = False) -> list[PolicyOutput]:
         """An output for the present turn of every slot, in their order.
 
         Args:
@@ -72,7 +72,7 @@ class Actor:
         if self._engine.acts == "head":
             return [
                 PolicyOutput(
-                    text=slot.world.action_text(one.action),
+                    text=slot.env.action_text(one.action),
                     tokens=one.tokens,
                     log_probs=np.array([one.log_prob], np.float32),
                     value=one.value,
@@ -96,17 +96,17 @@ class Actor:
             for one in replies
         ]
 
-    def show(self, slots: Sequence[WorldSlot], observations: Sequence[TurnObs]) -> None:
+    def show(self, slots: Sequence[EnvSlot], observations: Sequence[TurnObs]) -> None:
         """Draws and encodes the images of `observations`, one of each slot, that the engine does not have."""
         missing = self._engine.missing([obs.image for obs in observations])
         if missing:
             snapshots = np.stack([slots[place].turn.snapshot for place in missing])
-            frames = slots[0].world.draw(snapshots)
+            frames = slots[0].env.draw(snapshots)
             self._engine.show([observations[place].image for place in missing], frames)
 
 
 def play_episodes(
-    actor: Actor, make_slot: Callable[[], WorldSlot], seeds: Sequence[int], num_slots: int, greedy: bool
+    actor: Actor, make_slot: Callable[[], EnvSlot], seeds: Sequence[int], num_slots: int, greedy: bool
 ) -> list[tuple[TurnEpisode, list[PolicyOutput]]]:
     """A whole episode from a reset with each seed, in their order, with the outputs that made it.
 
@@ -115,7 +115,7 @@ def play_episodes(
 
     Args:
         actor: plays.
-        make_slot: makes a slot with a world of its own.
+        make_slot: makes a slot with an env of its own.
         seeds: >= 0.
         num_slots: episodes under way at once.
         greedy: the likeliest token each time.
@@ -141,7 +141,7 @@ def play_episodes(
 class _Running:
     """An episode under way."""
 
-    def __init__(self, slot: WorldSlot, index: int, seed: int) -> None:
+    def __init__(self, slot: EnvSlot, index: int, seed: int) -> None:
         self.slot, self.index = slot, index
         self.noise = np.random.default_rng(seed)
         self.outputs: list[PolicyOutput] = []

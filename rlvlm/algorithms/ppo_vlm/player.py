@@ -5,33 +5,33 @@ from types import MappingProxyType
 
 import numpy as np
 
-from rlvlm import metrics
+from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
 from rlvlm.algorithms.ppo_vlm.play import Actor, PolicyOutput, play_episodes
-from rlvlm.algorithms.world_slots import WorldSlot
+from rlvlm.core import metrics
+from rlvlm.core.turns import TurnEpisode
 from rlvlm.demonstrations.players import Player as Script
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.types.turns import TurnEpisode
 
 _FIRST_SAMPLED_SEED = 2 * FIRST_SEED
 """Sampled evaluations start here: no seed is shared with greedy ones or with training."""
 
 
 class TurnsPlayer:
-    """Plays a policy in worlds of its own; training does not notice.
+    """Plays a policy in envs of its own; training does not notice.
 
     Args:
         actor: asks the policy.
-        make_slot: makes a slot with a new world.
+        make_slot: makes a slot with a new env.
         num_slots: episodes under way at once.
         greedy: the likeliest token each time.
-        milestones: of the world, by name, see `TurnWorld`.
+        milestones: of the env, by name, see `TurnEnv`.
     """
 
     def __init__(
         self,
         actor: Actor,
-        make_slot: Callable[[], WorldSlot],
+        make_slot: Callable[[], EnvSlot],
         num_slots: int,
         greedy: bool = True,
         milestones: Mapping[str, float] = MappingProxyType({}),
@@ -93,11 +93,11 @@ class ScriptPlayer:
     """Plays a script, for comparison with policies.
 
     Args:
-        script: e.g. the world's expert.
+        script: e.g. the env's expert.
         slot: it plays here.
     """
 
-    def __init__(self, script: Script, slot: WorldSlot) -> None:
+    def __init__(self, script: Script, slot: EnvSlot) -> None:
         self._script = script
         self._slot = slot
 
@@ -109,7 +109,7 @@ class ScriptPlayer:
             self._script.begin(seed)
             episode = None
             while episode is None:
-                episode = self._slot.play(self._script.reply(self._slot.world, self._slot.turn).text).episode
+                episode = self._slot.play(self._script.reply(self._slot.env, self._slot.turn).text).episode
             played.append(played_episode(episode))
         return played
 

@@ -1,4 +1,4 @@
-"""Plays the worlds with the learner's policy, in its process. RLlib builds the runner and the algorithm calls it."""
+"""Plays the envs with the learner's policy, in its process. RLlib builds the runner and the algorithm calls it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner import EnvRunner
 
+from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.ppo_vlm.play import Actor, PlayedTurn
-from rlvlm.algorithms.world_slots import WorldSlot
-from rlvlm.envs.registry import make_world
-from rlvlm.types.steps import FloatArray
-from rlvlm.types.turns import TurnEpisode
+from rlvlm.core.steps import FloatArray
+from rlvlm.core.turns import TurnEpisode
+from rlvlm.envs.registry import make_env
 
 _FIRST_TRAINING_SEED = 2**32
 """Seeds of training episodes lie here and above: evaluations, which count from 1,000,000, never share one."""
@@ -21,14 +21,14 @@ _FIRST_TRAINING_SEED = 2**32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """What was played between two updates by W worlds."""
+    """What was played between two updates by W envs."""
 
     turns: Sequence[Sequence[PlayedTurn | None]]
-    """T rows of W turns; None where a world's only episode was over."""
+    """T rows of W turns; None where an env's only episode was over."""
     episodes: Sequence[TurnEpisode]
     """Those that ended."""
     groups: Sequence[int]
-    """[W] worlds with the same number started from the same seed."""
+    """[W] envs with the same number started from the same seed."""
     snapshots: Mapping[bytes, FloatArray]
     """[S] from which each image can be drawn, by its key: of every turn and of every state after a cut."""
 
@@ -37,7 +37,7 @@ class Rollout:
 
 
 class TurnRunner(EnvRunner):
-    """W worlds in turns, played side by side by the policy that is trained.
+    """W envs in turns, played side by side by the policy that is trained.
 
     Seeds of episodes and replies come from one generator of the runner's own.
 
@@ -55,15 +55,15 @@ class TurnRunner(EnvRunner):
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
         self._noise = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(3,)))
-        task, world = config.task, config.world
-        self.slots = [WorldSlot(make_world(task, world, config.seed), task) for _ in range(config.ppo.num_worlds)]
+        task, world = config.task, config.env_settings
+        self.slots = [EnvSlot(make_env(task, world, config.seed), task) for _ in range(config.ppo.num_envs)]
         for slot in self.slots:
             slot.begin(self._fresh_seed())
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
         self, *, num_turns: int
     ) -> Rollout:
-        """`num_turns` turns of every world; an episode that ends is followed by the next at once."""
+        """`num_turns` turns of every env; an episode that ends is followed by the next at once."""
         rows, episodes = [], []
         snapshots: dict[bytes, FloatArray] = {}
         for _ in range(num_turns):
@@ -81,7 +81,7 @@ class TurnRunner(EnvRunner):
         return Rollout(turns=rows, episodes=episodes, groups=range(len(self.slots)), snapshots=snapshots)
 
     def sample_groups(self, *, group_size: int) -> Rollout:
-        """One whole episode of every world; `group_size` neighbours start from the same seed."""
+        """One whole episode of every env; `group_size` neighbours start from the same seed."""
         groups = [place // group_size for place in range(len(self.slots))]
         seeds = [self._fresh_seed() for _ in range(groups[-1] + 1)]
         for slot, group in zip(self.slots, groups, strict=True):
@@ -104,7 +104,7 @@ class TurnRunner(EnvRunner):
             still = going_on
         return Rollout(turns=rows, episodes=episodes, groups=groups, snapshots=snapshots)
 
-    def _turn_of(self, slots: Sequence[WorldSlot], snapshots: dict[bytes, FloatArray]) -> list[PlayedTurn]:
+    def _turn_of(self, slots: Sequence[EnvSlot], snapshots: dict[bytes, FloatArray]) -> list[PlayedTurn]:
         """A turn of each slot, whose images' snapshots are added to `snapshots`.
 
         States that a time limit cut off are shown to the policy: its critic is asked about them next.
@@ -125,7 +125,7 @@ class TurnRunner(EnvRunner):
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """Snapshots and the actions' numbers, under the name RLlib gives to the only module."""
-        world = self.slots[0].world
+        world = self.slots[0].env
         snapshots = gym.spaces.Box(-np.inf, np.inf, (world.snapshot_size,), np.float32)
         return {DEFAULT_MODULE_ID: (snapshots, gym.spaces.Discrete(len(world.action_names)))}
 
@@ -136,7 +136,7 @@ class TurnRunner(EnvRunner):
         """RLlib sends weights and connectors here; the policy is the learner's own, and there are no connectors."""
 
     def save_tree(self) -> dict[str, Any]:
-        """Worlds, running episodes and seeds to come: after `load_tree` the future is bit-identical."""
+        """Envs, running episodes and seeds to come: after `load_tree` the future is bit-identical."""
         return {"seats": [slot.save_tree() for slot in self.slots], "noise": self._noise.bit_generator.state}
 
     def load_tree(self, tree: dict[str, Any]) -> None:
@@ -146,6 +146,6 @@ class TurnRunner(EnvRunner):
         self._noise.bit_generator.state = tree["noise"]
 
     def stop(self) -> None:
-        """Closes the worlds."""
+        """Closes the envs."""
         for slot in self.slots:
-            slot.world.close()
+            slot.env.close()

@@ -5,10 +5,10 @@ arXiv:2402.03681 (RL-VLM-F). Departures:
 
 1. Acting and learning take turns of `SACConfig.turn_steps` steps, so that new transitions are labelled in batches.
 2. The target critics move with every update (every second one in PEBBLE's code).
-3. Exploration by novelty goes on until the learned reward has foretold labels better than a coin would; with
+3. Exploration by novelty goes on until the learned reward has predicted labels better than a coin would; with
    `RewardConfig.exploration` a share of it, or of the ensemble's disagreement, goes on beside the learned reward.
 4. With `SACConfig.is_calibrated` networks see states scaled, and critics that start anew begin at the replay's mean.
-5. Replay, networks and, unless there are env runners, worlds share one process; RLlib's episodes and connectors are not
+5. Replay, networks and, unless there are env runners, envs share one process; RLlib's episodes and connectors are not
    on the path. Env runners act with the policy of one turn before, except in the first turn of an episode.
 """
 
@@ -22,45 +22,45 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.evaluation import Evaluation, evaluate
-from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, check_life_cycle
-from rlvlm.algorithms.rllib import NotChosen, TaskConfig, gpus_of_learner, log_round, only_learner
+from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, reject_unsupported_settings
+from rlvlm.algorithms.rllib import TaskConfig, Unset, gpus_of_learner, log_round, only_learner
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.algorithms.sac_pebble.player import KIND, StepsPlayer
-from rlvlm.algorithms.sac_pebble.runner import Sample, WorldRunner, join
-from rlvlm.algorithms.sac_pebble.schedule import Rewarding, build_schedule
+from rlvlm.algorithms.sac_pebble.runner import Sample, StepEnvRunner, join
+from rlvlm.algorithms.sac_pebble.schedule import RewardSetup, build_schedule
 from rlvlm.algorithms.training_stats import TrainingStats
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.envs.registry import make_world
-from rlvlm.errors import UsageError
+from rlvlm.core import metrics
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.images import FrameStore
+from rlvlm.envs.registry import make_env
 from rlvlm.preferences.records import Record
 from rlvlm.rewards.source import Labelling
-from rlvlm.types.steps import FloatArray, Frames
 
 
 class SACPebbleConfig(TaskConfig):
     """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them."""
 
     def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or SACPebble, WorldRunner)
+        super().__init__(algo_class or SACPebble, StepEnvRunner)
         self.sac = SACConfig()
-        self.rewarding = Rewarding()
+        self.rewarding = RewardSetup()
 
     def learning(self, *, sac: SACConfig) -> Self:
-        """Chooses the hyperparameters of SAC, and with them where its worlds are stepped."""
+        """Chooses the hyperparameters of SAC, and with them where its envs are stepped."""
         self.env_runners(num_env_runners=sac.env_runners, create_local_env_runner=not sac.env_runners)
         self.learners(num_gpus_per_learner=gpus_of_learner(sac.device))
         self.sac = sac
         return self
 
     def rewards(self, **sections: Any) -> Self:
-        """Chooses where the reward comes from: fields of `Rewarding`; those left out keep what they are."""
+        """Chooses where the reward comes from: fields of `RewardSetup`; those left out keep what they are."""
         self.rewarding = replace(self.rewarding, **sections)
         return self
 
@@ -71,8 +71,8 @@ class SACPebbleConfig(TaskConfig):
             ValueError: says which setting is wrong and what to do.
         """
         super().validate()
-        check_life_cycle(self, ".learning(sac=SACConfig(...))", taken=("gamma", "lr"))
-        self._take_over()
+        reject_unsupported_settings(self, ".learning(sac=SACConfig(...))", taken=("gamma", "lr"))
+        self._sync_weights()
         if not self.in_evaluation and (self.num_env_runners, self.num_learners) != (self.sac.env_runners, 0):
             raise ValueError(
                 f"num_env_runners is {self.num_env_runners}, that of SACConfig {self.sac.env_runners}: "
@@ -80,11 +80,11 @@ class SACPebbleConfig(TaskConfig):
             )
         self.rewarding.check()
 
-    def _take_over(self) -> None:
+    def _sync_weights(self) -> None:
         """RLlib's own discount and step size, where somebody has set them (a Tuner, PBT), for all three optimisers."""
-        if not isinstance(self.gamma, NotChosen):
+        if not isinstance(self.gamma, Unset):
             self.sac = replace(self.sac, gamma=self.gamma)
-        if not isinstance(self.lr, NotChosen):
+        if not isinstance(self.lr, Unset):
             self.sac = replace(self.sac, actor_lr=self.lr, critic_lr=self.lr, alpha_lr=self.lr)
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
@@ -108,11 +108,11 @@ class SACPebble(CheckpointedAlgorithm):
         return SACPebbleConfig()
 
     def setup(self, config: AlgorithmConfig) -> None:
-        """Builds worlds, networks and reward; called by RLlib."""
+        """Builds envs, networks and reward; called by RLlib."""
         assert isinstance(config, SACPebbleConfig), "what its default config is"
         if config.num_env_runners:
             check_places(config.num_env_runners, config.num_cpus_per_env_runner or 0)
-            make_world(config.task, config.world, config.seed).close()  # told here, not from every runner
+            make_env(config.task, config.env_settings, config.seed).close()  # told here, not from every runner
         super().setup(config)
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
         self._learner: SACLearner = only_learner(self, self.config.sac.threads)
@@ -128,7 +128,7 @@ class SACPebble(CheckpointedAlgorithm):
         else:
             local.policy = self._learner.networks.policy
             self._runner_group = LocalRunnerGroup(local)
-        self._viewer = make_world(self.config.task, self.config.world, self.config.seed)
+        self._viewer = make_env(self.config.task, self.config.env_settings, self.config.seed)
         self._schedule = build_schedule(
             self.config.rewarding, self.config.task, self._viewer, self.config.sac.novelty_neighbour, self.config.seed
         )
@@ -137,14 +137,14 @@ class SACPebble(CheckpointedAlgorithm):
 
     @property
     def env_steps(self) -> int:
-        """Env steps so far, of all worlds together."""
+        """Env steps so far, of all envs together."""
         return self._stats.env_steps
 
     def training_step(self) -> None:
         """One round of episodes: PEBBLE's algorithm 2, and plain SAC where the source never changes."""
         rewards = []
         for sample in self._samples():
-            self._schedule.take_in(sample)
+            self._schedule.record(sample)
             schedule = self._schedule
             rewards.append(add_labelled(self._learner.replay, sample.transitions, schedule.source, schedule.bonus))
             if self._schedule.is_feedback_due(self.env_steps):
@@ -158,13 +158,13 @@ class SACPebble(CheckpointedAlgorithm):
         self._log_round(np.concatenate(rewards))
 
     def _samples(self) -> Iterator[Sample]:
-        """The turns of an episode of every world; env runners act all but the first while the caller learns."""
-        turns = self.config.sac.turns(self.config.world.episode_steps)
+        """The turns of an episode of every env; env runners act all but the first while the caller learns."""
+        turns = self.config.sac.turns(self.config.env_settings.episode_steps)
         self._start(turns[0])
         for following in (*turns[1:], None):
             sample = self._runner_group.collect()
             episodes = ((float(one.env_rewards.sum()), bool(one.success.any())) for one in sample.episodes)
-            self._stats.take_in(len(sample.transitions.env_rewards), episodes)
+            self._stats.record(len(sample.transitions.env_rewards), episodes)
             if following:
                 self._start(following)
             yield sample
@@ -190,16 +190,16 @@ class SACPebble(CheckpointedAlgorithm):
             self._relabelling.advance(learned, 1, self._schedule.bonus)
             bonus_weight = self._schedule.bonus_weight(self.env_steps)
             self._learner.restart_critics(bonus_weight)
-            self._learner.learn(self.config.sac.catch_up_updates, learned, bonus_weight)
+            self._learner.learn(self.config.sac.critic_reset_updates, learned, bonus_weight)
 
     def _log_round(self, rewards: np.ndarray) -> None:
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
         leaves_out = self._schedule.source.labelling is Labelling.WHERE_ANSWERED
-        self._stats.note_rewards(rewards, self.config.world.episode_steps, leaves_out)
+        self._stats.note_rewards(rewards, self.config.env_settings.episode_steps, leaves_out)
         log_round(self, self._stats, self.report())
 
     def report(self) -> dict[str, float]:
-        """The newest numbers by their names in `rlvlm.metrics`; returns and success are means of 10 episodes."""
+        """The newest numbers by their names in `rlvlm.core.metrics`; returns and success are means of 10 episodes."""
         told, replay = self._stats.report() | self._learner.report(), self._learner.replay
         if self._schedule.learned is not None:
             told[metrics.REPLAY_STALE] = self._relabelling.num_waiting / max(len(replay), 1)
@@ -208,7 +208,7 @@ class SACPebble(CheckpointedAlgorithm):
             told[metrics.REPLAY_BONUS] = bonus_weight * float(replay.bonuses.mean())
         return told
 
-    def prepare(self, tell: Callable[[str], None]) -> bool:
+    def prepare(self, log: Callable[[str], None]) -> bool:
         """Nothing comes before the first round."""
         return False
 
@@ -221,7 +221,7 @@ class SACPebble(CheckpointedAlgorithm):
         return self._schedule.drain_records(self.env_steps)
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
-        """Whole episodes of the deterministic policy, in a world of their own; training does not notice."""
+        """Whole episodes of the deterministic policy, in an env of their own; training does not notice."""
         source = self._schedule.source
         asked = None if source.labelling is Labelling.ON_DRAW else source  # a moving source would move by being asked
         player = StepsPlayer(self._learner.networks.policy, self._viewer, asked)
@@ -273,6 +273,6 @@ class SACPebble(CheckpointedAlgorithm):
         self._iteration = tree["iteration"]
 
     def cleanup(self) -> None:
-        """Closes the worlds and lets RLlib stop the rest."""
+        """Closes the envs and lets RLlib stop the rest."""
         super().cleanup()
         self._viewer.close()

@@ -34,7 +34,7 @@ class SACConfig:
     the replay, whose mean reward they begin at; otherwise states as the env gives them and critics near 0, as in
     PEBBLE. For tasks in which a centimetre decides."""
     turn_steps: int = 10
-    """Steps of each world between turns of updates; an episode's last turn may be shorter."""
+    """Steps of each env between turns of updates; an episode's last turn may be shorter."""
     seed_steps: int = 2_000
     """Env steps with uniform random actions at the start."""
     random_hold: float = 0.5
@@ -48,12 +48,12 @@ class SACConfig:
     """Transitions kept; the memory is taken as they come."""
     novelty_neighbour: int = 5
     """k of the k-NN state entropy that rewards exploration before the first labels."""
-    catch_up_updates: int = 100
+    critic_reset_updates: int = 100
     """Updates right after the first feedback, when the critics start anew."""
     threads: int = 1
     """CPU threads of torch in this process; matrices of this size gain little from a second one."""
     env_runners: int = 0
-    """Processes that step env.num_envs worlds each while the learner learns; 0 steps them in the learner's process."""
+    """Processes that step env.num_envs envs each while the learner learns; 0 steps them in the learner's process."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma < 1:
@@ -76,16 +76,16 @@ class SACConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"algo.{name} must be >= 1, got {getattr(self, name)}")
-        if min(self.catch_up_updates, self.env_runners) < 0:
+        if min(self.critic_reset_updates, self.env_runners) < 0:
             raise ValueError(
-                "algo.catch_up_updates and algo.env_runners must be >= 0, got "
-                f"{self.catch_up_updates} and {self.env_runners}"
+                "algo.critic_reset_updates and algo.env_runners must be >= 0, got "
+                f"{self.critic_reset_updates} and {self.env_runners}"
             )
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"algo.hidden needs at least one layer of >= 1 units, got {self.hidden}")
 
     def turns(self, episode_steps: int) -> list[int]:
-        """Steps of each world per turn; together they make one episode."""
+        """Steps of each env per turn; together they make one episode."""
         full, rest = divmod(episode_steps, self.turn_steps)
         return [self.turn_steps] * full + [rest] * (rest > 0)
 
@@ -94,7 +94,7 @@ class SACConfig:
 
         Args:
             now: env steps so far, with the turn's.
-            new_steps: the turn's, of all worlds.
+            new_steps: the turn's, of all envs.
         """
         before, after = (
             int(max(steps - self.seed_steps, 0) * self.updates_per_step) for steps in (now - new_steps, now)

@@ -1,4 +1,4 @@
-"""Gathers the steps of worlds that run side by side into transitions and whole episodes. Used by the env runners."""
+"""Gathers the steps of envs that run side by side into transitions and whole episodes. Used by the env runners."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.types.steps import FloatArray, Trajectory, Transitions
+from rlvlm.core.steps import FloatArray, Trajectory, Transitions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VectorStep:
-    """One step of N worlds: everything about it that is kept, one row per world, float32."""
+    """One step of N envs: everything about it that is kept, one row per env, float32."""
 
     obs: FloatArray
     """[N, D] before the actions."""
@@ -33,17 +33,17 @@ class VectorStep:
 
 
 def to_transitions(steps: Sequence[VectorStep]) -> Transitions:
-    """K steps of N worlds as K * N transitions, in the order they happened."""
+    """K steps of N envs as K * N transitions, in the order they happened."""
     return Transitions(
         **{field.name: np.concatenate([getattr(step, field.name) for step in steps]) for field in fields(Transitions)}
     )
 
 
-def to_trajectory(steps: Sequence[VectorStep], world: int) -> Trajectory:
-    """The episode that one of the N worlds lived through in `steps`."""
+def to_trajectory(steps: Sequence[VectorStep], env: int) -> Trajectory:
+    """The episode that one of the N envs lived through in `steps`."""
 
     def column(name: str) -> FloatArray:
-        return np.stack([getattr(step, name)[world] for step in steps])
+        return np.stack([getattr(step, name)[env] for step in steps])
 
     return Trajectory(
         obs=column("obs"),
@@ -53,27 +53,25 @@ def to_trajectory(steps: Sequence[VectorStep], world: int) -> Trajectory:
         snapshots=column("snapshots"),
         progress=column("progress"),
         success=column("success") > 0,
-        terminated=bool(steps[-1].terminated[world]),
+        terminated=bool(steps[-1].terminated[env]),
     )
 
 
 class EpisodeBuffer:
-    """Keeps the steps of N worlds from the start of the oldest running episode on, and cuts out episodes that end.
+    """Keeps the steps of N envs from the start of the oldest running episode on, and cuts out episodes that end.
 
     Args:
-        num_worlds: N.
+        num_envs: N.
     """
 
-    def __init__(self, num_worlds: int) -> None:
+    def __init__(self, num_envs: int) -> None:
         self._steps: list[VectorStep] = []
-        self._starts = np.zeros(num_worlds, np.int64)
+        self._starts = np.zeros(num_envs, np.int64)
 
     def record(self, step: VectorStep, ended: NDArray[np.bool_]) -> list[Trajectory]:
         """Takes in one step; returns the episodes that it ended (`ended` `[N]`)."""
         self._steps.append(step)
-        finished = [
-            to_trajectory(self._steps[self._starts[world] :], world) for world in np.flatnonzero(ended).tolist()
-        ]
+        finished = [to_trajectory(self._steps[self._starts[env] :], env) for env in np.flatnonzero(ended).tolist()]
         self._starts[ended] = len(self._steps)
         oldest = int(self._starts.min())
         if oldest == len(self._steps) or oldest > 1000:  # seldom, so that dropping costs nothing per step
@@ -82,7 +80,7 @@ class EpisodeBuffer:
         return finished
 
     def get_state(self) -> dict[str, Any]:
-        """The kept steps stacked to `[K, N, ...]`, and where each world's episode began in them."""
+        """The kept steps stacked to `[K, N, ...]`, and where each env's episode began in them."""
         columns = {}
         if self._steps:
             columns = {name: np.stack([getattr(step, name) for step in self._steps]) for name in asdict(self._steps[0])}

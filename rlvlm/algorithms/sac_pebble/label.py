@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from rlvlm.algorithms.sac_pebble.replay import Replay
-from rlvlm.errors import NumericsError
+from rlvlm.core.errors import NumericsError
+from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.rewards.source import ChangingSource, Labelling, RewardSource
-from rlvlm.types.steps import FloatArray, Transitions
 
 _PIECE_ROWS = 16_384
 

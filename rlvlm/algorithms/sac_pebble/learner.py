@@ -8,8 +8,7 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from torch import Tensor
 
-from rlvlm import metrics
-from rlvlm.algorithms.rllib import OwnLearner
+from rlvlm.algorithms.rllib import ManualLearner
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.label import label_on_draw
 from rlvlm.algorithms.sac_pebble.module import SACModule
@@ -19,8 +18,9 @@ from rlvlm.algorithms.sac_pebble.update.block import ParameterBlock, flatten
 from rlvlm.algorithms.sac_pebble.update.by_hand import HandWrittenUpdate
 from rlvlm.algorithms.sac_pebble.update.products import fast_products
 from rlvlm.algorithms.sac_pebble.update.update import CriticStats, PolicyStats, Update
-from rlvlm.errors import NumericsError
-from rlvlm.finite import check_finite
+from rlvlm.core import metrics
+from rlvlm.core.errors import NumericsError
+from rlvlm.core.finite import check_finite
 from rlvlm.rewards.source import RewardSource
 
 UPDATES = {"by_hand": HandWrittenUpdate, "autograd": AutogradUpdate}
@@ -28,7 +28,7 @@ UPDATES = {"by_hand": HandWrittenUpdate, "autograd": AutogradUpdate}
 _FIX = "lower algo.actor_lr and algo.critic_lr in the run's config.yaml, then `rlvlm resume`"
 
 
-class SACLearner(OwnLearner):
+class SACLearner(ManualLearner):
     """SAC with the replay at its side: batches are gathered from contiguous tensors and nothing is copied between.
 
     Source: Haarnoja et al. 2018, arXiv:1812.05905. As in PEBBLE, the critics can start anew while the replay,

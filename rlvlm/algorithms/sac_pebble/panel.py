@@ -1,7 +1,7 @@
 """What a run of this algorithm shows besides success and returns: the learned reward and the labels behind it."""
 
-from rlvlm import metrics
-from rlvlm.console.panel import DEFAULT, PanelRow
+from rlvlm.core import metrics
+from rlvlm.core.console.panel import DEFAULT, PanelRow
 
 ROWS = (
     *DEFAULT,
@@ -12,9 +12,9 @@ ROWS = (
         format="",
         word="reward",
         is_rare=True,
-        says=("withheld: a coin's answers could be foretold as well", "in force"),
+        says=("withheld: a coin's answers could be predicted as well", "in force"),
     ),
-    PanelRow(label="answers foretold, newest session", metric=metrics.REWARD_FORETOLD, format=".0%", is_rare=True),
+    PanelRow(label="answers predicted, newest session", metric=metrics.REWARD_FORETOLD, format=".0%", is_rare=True),
     PanelRow(label="queries", metric=metrics.QUERIES, format=",.0f", word="labels"),
     PanelRow(label="labels right, of the decided", metric=metrics.LABEL_ACCURACY, format=".1%", word="right"),
     PanelRow(label="labels right or wrong", metric=metrics.QUERIES_OK, format=",.0f"),

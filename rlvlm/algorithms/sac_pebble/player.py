@@ -10,7 +10,7 @@ import torch
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, load_policy_file
 from rlvlm.algorithms.evaluation import PlayedEpisode
 from rlvlm.algorithms.sac_pebble.episodes import VectorStep, to_trajectory, to_transitions
-from rlvlm.envs.world import World
+from rlvlm.envs.step_env import StepEnv
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.source import RewardSource
 
@@ -19,17 +19,17 @@ KIND = "squashed_gaussian"
 
 
 class StepsPlayer:
-    """Plays a policy's mode in a world that is stepped with a vector of numbers.
+    """Plays a policy's mode in an env that is stepped with a vector of numbers.
 
     Args:
         policy: on any device.
-        world: not one that training uses.
+        env: not one that training uses.
         source: labels the episodes; it must not change by being asked. None: their learned rewards are NaN.
     """
 
-    def __init__(self, policy: SquashedGaussian, world: World, source: RewardSource | None = None) -> None:
+    def __init__(self, policy: SquashedGaussian, env: StepEnv, source: RewardSource | None = None) -> None:
         self._policy = policy
-        self._world = world
+        self._env = env
         self._source = source
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
@@ -38,12 +38,12 @@ class StepsPlayer:
 
     def _play(self, seed: int) -> PlayedEpisode:
         device = next(self._policy.parameters()).device
-        obs, _ = self._world.reset(seed=seed)
+        obs, _ = self._env.reset(seed=seed)
         steps: list[VectorStep] = []
         is_over = False
         while not is_over:
             action = self._policy.act(torch.from_numpy(obs[None]).to(device))[0].cpu().numpy()
-            next_obs, env_reward, terminated, truncated, info = self._world.step(action)
+            next_obs, env_reward, terminated, truncated, info = self._env.step(action)
             columns = {
                 "obs": obs,
                 "actions": action,
@@ -60,7 +60,7 @@ class StepsPlayer:
         learned = np.full(len(steps), np.nan, np.float32)
         if self._source is not None:
             learned = np.asarray(self._source.label(to_transitions(steps)), np.float32)
-        episode = to_trajectory(steps, world=0)
+        episode = to_trajectory(steps, env=0)
         return PlayedEpisode(
             snapshots=episode.snapshots,
             env_rewards=episode.env_rewards,

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvlm.types.steps import FloatArray, Transitions
+from rlvlm.core.steps import FloatArray, Transitions
 
 _TRANSITION_COLUMNS = tuple(field.name for field in fields(Transitions))
 _DRAWN = ("obs", "actions", "next_obs", "terminated", "rewards")

@@ -1,4 +1,4 @@
-"""Steps the worlds with the learner's policy. RLlib builds runners, here or as actors; a runner group calls them."""
+"""Steps the envs with the learner's policy. RLlib builds runners, here or as actors; a runner group calls them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -13,11 +13,11 @@ from ray.rllib.env.env_runner import EnvRunner
 
 from rlvlm.algorithms.sac_pebble.episodes import EpisodeBuffer, VectorStep, to_transitions
 from rlvlm.algorithms.sac_pebble.update.block import flatten
+from rlvlm.core.finite import check_finite
+from rlvlm.core.steps import FloatArray, Trajectory, Transitions
 from rlvlm.envs.registry import make_vector
-from rlvlm.envs.world import World
-from rlvlm.finite import check_finite
+from rlvlm.envs.step_env import StepEnv
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
-from rlvlm.types.steps import FloatArray, Trajectory, Transitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ def join(samples: Sequence[Sample]) -> Sample:
     return Sample(Transitions(**columns), [episode for sample in samples for episode in sample.episodes])
 
 
-class WorldRunner(EnvRunner):
-    """N worlds in this process, stepped side by side; an episode that ends is followed by the next at once.
+class StepEnvRunner(EnvRunner):
+    """N envs in this process, stepped side by side; an episode that ends is followed by the next at once.
 
     In the learner's process it acts with the very policy that is trained (`policy` is set from outside). An actor has
     a policy of its own, whose weights come with every turn. Exploration noise has a generator of its own.
@@ -65,10 +65,10 @@ class WorldRunner(EnvRunner):
             self._policy_values = flatten(self.policy.parameters())
 
     def begin(self, restart: int = 0) -> None:
-        """New worlds at their first episodes, with random numbers that no other runner or restart has.
+        """New envs at their first episodes, with random numbers that no other runner or restart has.
 
         Args:
-            restart: counts the times a lost runner was replaced; 0 at the start. Then the first actor's worlds and
+            restart: counts the times a lost runner was replaced; 0 at the start. Then the first actor's envs and
                 noise are those that a runner in the learner's process would have.
         """
         if self.env is not None:
@@ -77,7 +77,7 @@ class WorldRunner(EnvRunner):
         kin = own if any(own) else ()
         if kin:
             seed = int(np.random.SeedSequence(seed, spawn_key=(2, *kin)).generate_state(1)[0])
-        self.env = make_vector(self.config.task, self.config.world, seed)
+        self.env = make_vector(self.config.task, self.config.env_settings, seed)
         self.num_envs = self.env.num_envs
         self._noise = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(1, *kin)))
         self._buffer = EpisodeBuffer(self.num_envs)
@@ -88,10 +88,10 @@ class WorldRunner(EnvRunner):
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
         self, *, num_steps: int, random_actions: bool = False
     ) -> Sample:
-        """Steps every world `num_steps` times.
+        """Steps every env `num_steps` times.
 
         Args:
-            num_steps: steps of each world, >= 1.
+            num_steps: steps of each env, >= 1.
             random_actions: uniform actions instead of the policy's.
         """
         steps, episodes = [], []
@@ -107,13 +107,13 @@ class WorldRunner(EnvRunner):
         return self.sample(num_steps=num_steps, random_actions=random_actions)
 
     def _step(self, actions: FloatArray) -> tuple[VectorStep, NDArray[np.bool_]]:
-        """One step of all worlds and which of their episodes `[N]` it ended."""
+        """One step of all envs and which of their episodes `[N]` it ended."""
         obs, env_rewards, terminated, truncated, infos = self.env.step(actions)
         ended = terminated | truncated
         next_obs, snapshots = obs.copy(), infos["snapshot"]
         self._check(observations=obs, rewards=env_rewards)
         progress, success = infos["progress"], infos["success"]
-        if ended.any():  # these worlds were reset within the step: their last state lies in the final_* entries
+        if ended.any():  # these envs were reset within the step: their last state lies in the final_* entries
             final = infos["final_info"]
             next_obs[ended] = np.stack(infos["final_obs"][ended])
             self._check(observations=next_obs)
@@ -135,14 +135,14 @@ class WorldRunner(EnvRunner):
         return step, ended
 
     def _check(self, **came: NDArray[Any]) -> None:
-        """Passes where what came from the worlds is finite.
+        """Passes where what came from the envs is finite.
 
         Raises:
             NumericsError: it is not.
         """
         if not np.isfinite(sum(values.sum() for values in came.values())):  # looked at one by one in that case alone
             task, before = self.config.task, {"obs_before": self._obs}
-            check_finite(f"the world {task}", f"mend the world; rlvlm check-task {task} looks at it", came, before)
+            check_finite(f"the env {task}", f"mend the env; rlvlm check-task {task} looks at it", came, before)
 
     def _policy_actions(self) -> FloatArray:
         """[N, A] sampled from the policy."""
@@ -151,18 +151,18 @@ class WorldRunner(EnvRunner):
         return self.policy.act(torch.from_numpy(self._obs).to(device), torch.from_numpy(noise).to(device)).cpu().numpy()
 
     def _random_actions(self) -> FloatArray:
-        """[N, A] uniform in [-1, 1); each world keeps its last ones with probability `random_hold`."""
+        """[N, A] uniform in [-1, 1); each env keeps its last ones with probability `random_hold`."""
         fresh = self._noise.uniform(-1, 1, self._random.shape).astype(np.float32)
         holds = self._noise.random(self.num_envs) < self.config.sac.random_hold
         self._random = np.where(holds[:, None], self._random, fresh)
         return self._random
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
-        """The spaces of a single world, under the name RLlib gives to the only module."""
+        """The spaces of a single env, under the name RLlib gives to the only module."""
         return {DEFAULT_MODULE_ID: self._spaces()}
 
     def _spaces(self) -> tuple[gym.spaces.Box, gym.spaces.Box]:
-        """Of observations and of actions, of a single world."""
+        """Of observations and of actions, of a single env."""
         return self.env.single_observation_space, self.env.single_action_space
 
     def assert_healthy(self) -> None:
@@ -172,9 +172,9 @@ class WorldRunner(EnvRunner):
         """RLlib sends weights and connectors here; ours come with a turn, and there are no connectors."""
 
     def save_tree(self) -> dict[str, Any]:
-        """Worlds, running episodes and noise as a state tree: after `load_tree` the future is bit-identical."""
+        """Envs, running episodes and noise as a state tree: after `load_tree` the future is bit-identical."""
         return {
-            "worlds": [world.get_state() for world in self._worlds],
+            "worlds": [world.get_state() for world in self._envs],
             "obs": self._obs,
             "random": self._random,
             "noise": self._noise.bit_generator.state,
@@ -183,17 +183,17 @@ class WorldRunner(EnvRunner):
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned."""
-        for world, world_state in zip(self._worlds, tree["worlds"], strict=True):
-            world.set_state(world_state)
+        for world, env_state in zip(self._envs, tree["worlds"], strict=True):
+            world.set_state(env_state)
         self._obs = np.array(tree["obs"], np.float32)
         self._random = np.array(tree["random"], np.float32)
         self._noise.bit_generator.state = tree["noise"]
         self._buffer.set_state(tree["tape"])
 
     def stop(self) -> None:
-        """Closes the worlds."""
+        """Closes the envs."""
         self.env.close()
 
     @property
-    def _worlds(self) -> list[World]:
+    def _envs(self) -> list[StepEnv]:
         return [world.unwrapped for world in self.env.envs]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvlm.algorithms.sac_pebble.runner import Sample
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.envs.world import World
+from rlvlm.envs.images import FrameStore
+from rlvlm.envs.step_env import StepEnv
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.preferences.answers.teachers import build_teacher
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rewarding:
+class RewardSetup:
     """Everything that decides where the reward comes from: the sections of a run's config, whole."""
 
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -56,7 +56,7 @@ class Rewarding:
             )
 
 
-class RewardSchedule:
+class RewardSwitch:
     """The source in force. With a feedback loop, it gives way to the learned reward once that is trusted.
 
     Args:
@@ -105,7 +105,7 @@ class RewardSchedule:
         """What the bonus counts now, >= 0."""
         return 0.0 if self.learned is None else self._exploration.weight_after(env_steps - self._learned_since)
 
-    def take_in(self, sample: Sample) -> None:
+    def record(self, sample: Sample) -> None:
         """Remembers visited states and finished episodes for those who need them."""
         if (novelty := self._novelty_in_use) is not None:
             novelty.observe(sample.transitions.obs)
@@ -171,13 +171,15 @@ class RewardSchedule:
             self._novelty.forget()
 
 
-def build_schedule(rewarding: Rewarding, task: str, viewer: World, novelty_neighbour: int, seed: int) -> RewardSchedule:
+def build_schedule(
+    rewarding: RewardSetup, task: str, viewer: StepEnv, novelty_neighbour: int, seed: int
+) -> RewardSwitch:
     """The schedule that `rewarding` describes.
 
     Args:
         rewarding: what the run is rewarded by; it has been checked.
         task: name in the registry.
-        viewer: a world nobody trains in; it draws the images.
+        viewer: an env nobody trains in; it draws the images.
         novelty_neighbour: k of the exploration reward.
         seed: of whatever is drawn.
     """
@@ -187,16 +189,16 @@ def build_schedule(rewarding: Rewarding, task: str, viewer: World, novelty_neigh
     goal = rewarding.goal or viewer.goal
     match reward.source:
         case "environment":
-            return RewardSchedule(EnvironmentReward())
+            return RewardSwitch(EnvironmentReward())
         case "sparse":
-            return RewardSchedule(SparseSuccess())
+            return RewardSwitch(SparseSuccess())
         case "judged":
             assert judge is not None, "`check` asks for one"
             judged = JudgedReward(judge, frames, goal)
-            return RewardSchedule(judged, log=ScoreLog(judged, frames))
+            return RewardSwitch(judged, log=ScoreLog(judged, frames))
     novelty = NoveltyReward(novelty_neighbour, viewer.observation_space.shape[0])
     if reward.source == "novelty":
-        return RewardSchedule(novelty, novelty)
+        return RewardSwitch(novelty, novelty)
     teacher = build_teacher(
         reward.teacher, judge=judge, frames=frames, goal=goal, seed=seed, task=task, feedback=rewarding.feedback
     )
@@ -209,4 +211,4 @@ def build_schedule(rewarding: Rewarding, task: str, viewer: World, novelty_neigh
         seed=seed,
         total_steps=rewarding.total_steps,
     )
-    return RewardSchedule(novelty, novelty, loop, exploration=reward.exploration)
+    return RewardSwitch(novelty, novelty, loop, exploration=reward.exploration)

@@ -16,7 +16,7 @@ class SFTConfig:
     """Folder that `rlvlm sft` made: the run takes its weights and teaches nothing itself."""
     p_wrong: float = 0.0
     """Probability in [0, 1) that a demonstrated action is replaced by another legal one; leaves PPO something to do."""
-    p_stray: float = 0.0
+    p_perturb: float = 0.0
     """Probability in [0, 1) that another legal action is carried out than the one that is demonstrated. So states are
     shown that the demonstrator itself never gets into, and how it goes on from there."""
     updates: int = 80
@@ -34,7 +34,7 @@ class SFTConfig:
     """Larger gradients are scaled down to this norm."""
 
     def __post_init__(self) -> None:
-        for name in ("p_wrong", "p_stray", "held_out"):
+        for name in ("p_wrong", "p_perturb", "held_out"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"sft.{name} must be in [0, 1), got {getattr(self, name)}")
         for name in ("updates", "batch_turns", "lr", "max_grad_norm"):

@@ -1,38 +1,38 @@
-"""Turns played by a world's own scripted expert, as whole episodes."""
+"""Turns played by an env's own scripted expert, as whole episodes."""
 
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
+from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.sft.config import SFTConfig
-from rlvlm.algorithms.world_slots import WorldSlot
+from rlvlm.core.errors import UsageError
+from rlvlm.core.turns import TurnEpisode
 from rlvlm.demonstrations.players import ScriptedExpert
-from rlvlm.errors import UsageError
-from rlvlm.types.turns import TurnEpisode
 
 _FIRST_DEMONSTRATION_SEED = 2**33
 """Demonstrations start from seeds that neither training nor evaluation uses."""
 
 
-def demonstrate(slot: WorldSlot, config: SFTConfig, seed: int) -> list[TurnEpisode]:
+def demonstrate(slot: EnvSlot, config: SFTConfig, seed: int) -> list[TurnEpisode]:
     """Whole episodes with at least `config.turns` turns together.
 
-    Where the player strays, an episode's replies are those demonstrated, and everything else is what was really played.
+    Where the player was perturbed, the replies are those demonstrated, and everything else is what was really played.
 
     Args:
-        slot: with a world that has an expert.
+        slot: with an env that has an expert.
         config: how many turns, with how many mistakes; the thought beside a wrong action stays the expert's.
         seed: of starts and mistakes.
 
     Raises:
-        UsageError: nobody knows how to play this world.
+        UsageError: nobody knows how to play this env.
 
-    Source of straying: noise injected into the supervisor, Laskey et al. 2017 (DART), arXiv:1703.09327.
+    Source of perturbed: noise injected into the supervisor, Laskey et al. 2017 (DART), arXiv:1703.09327.
     """
-    if not slot.world.has_expert:
+    if not slot.env.has_expert:
         raise UsageError(
-            "this world has no scripted expert to show how it is played",
+            "this env has no scripted expert to show how it is played",
             "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little",
         )
     expert = ScriptedExpert(p_wrong_action=config.p_wrong)
@@ -45,11 +45,11 @@ def demonstrate(slot: WorldSlot, config: SFTConfig, seed: int) -> list[TurnEpiso
         expert.begin(start)
         episode, replies = None, []
         while episode is None:
-            text = expert.reply(slot.world, slot.turn).text
-            replies.append(slot.world.read(text))
-            if config.p_stray and noise.random() < config.p_stray:
-                others = [action for action in slot.world.legal() if action != replies[-1].action]
-                text = slot.world.action_text(int(noise.choice(others)))
+            text = expert.reply(slot.env, slot.turn).text
+            replies.append(slot.env.read(text))
+            if config.p_perturb and noise.random() < config.p_perturb:
+                others = [action for action in slot.env.legal() if action != replies[-1].action]
+                text = slot.env.action_text(int(noise.choice(others)))
             episode = slot.play(text).episode
         episodes.append(dataclasses.replace(episode, replies=tuple(replies)))
         turns += len(episode)

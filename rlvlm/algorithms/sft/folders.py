@@ -10,17 +10,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from rlvlm.algorithms.checkpoint import write_tensors
+from rlvlm.core.disk import write_json
+from rlvlm.core.errors import UsageError
+from rlvlm.core.turns import TurnEpisode
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import to_turn_episode
-from rlvlm.disk import write_json
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.turns import TurnWorld
-from rlvlm.errors import UsageError
+from rlvlm.envs.turn_env import TurnEnv
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.types.turns import TurnEpisode
 
-TAUGHT_FILE, BODY_FILE, HEADS_FILE = "taught.json", "body.safetensors", "heads.safetensors"
+TAUGHT_FILE, BODY_FILE, HEADS_FILE = "sft.json", "body.safetensors", "heads.safetensors"
 """What was taught, and what was trained: the adapter (or all weights of the language model), and apart from it the
 heads."""
 
@@ -31,8 +31,8 @@ What a split holds out is left out by itself. All other settings change what is 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Taught:
-    """What a policy is taught, for `taught.json` beside its weights: these alone do not tell."""
+class SFTManifest:
+    """What a policy is taught, for `sft.json` beside its weights: these alone do not tell."""
 
     task: str
     action_names: tuple[str, ...]
@@ -41,9 +41,9 @@ class Taught:
     new_words: tuple[str, ...]
     """As the policy's; a vector that was learned for one word means nothing for another."""
     env: Mapping[str, Any]
-    """Settings of the world, by name: prompts and starts depend on them."""
+    """Settings of the env, by name: prompts and starts depend on them."""
 
-    def lacks(self, wanted: "Taught") -> list[str]:
+    def lacks(self, wanted: "SFTManifest") -> list[str]:
         """What keeps weights that were taught this from doing at all what is `wanted`, in words."""
         lacking = [name for name in wanted.action_names if name not in self.action_names]
         return [
@@ -52,7 +52,7 @@ class Taught:
             *(["policy.new_words were others"] if self.new_words != wanted.new_words else []),
         ]
 
-    def differs(self, wanted: "Taught") -> list[str]:
+    def differs(self, wanted: "SFTManifest") -> list[str]:
         """What else is not as in `wanted`, in words."""
         before = self.env
         changed = [key for key, value in wanted.env.items() if before.get(key, value) != value]
@@ -62,18 +62,20 @@ class Taught:
         ]
 
 
-def taught_of(task: str, env: EnvConfig, policy: PolicyConfig, action_names: tuple[str, ...]) -> Taught:
-    """What `policy` learns in a world of `task`."""
-    return Taught(task=task, action_names=action_names, acts=policy.acts, new_words=policy.new_words, env=asdict(env))
+def sft_manifest_of(task: str, env: EnvConfig, policy: PolicyConfig, action_names: tuple[str, ...]) -> SFTManifest:
+    """What `policy` learns in an env of `task`."""
+    return SFTManifest(
+        task=task, action_names=action_names, acts=policy.acts, new_words=policy.new_words, env=asdict(env)
+    )
 
 
-def check_taught(folder: Path, wanted: Taught, tell: Callable[[str], None]) -> None:
+def check_sft_manifest(folder: Path, wanted: SFTManifest, log: Callable[[str], None]) -> None:
     """Passes where the weights in `folder` can do what is `wanted`, and tells what else they were taught.
 
     Raises:
         UsageError: they cannot, or what they were taught cannot be read.
     """
-    taught = read_taught(folder)
+    taught = read_sft_manifest(folder)
     if taught is None:
         return
     if lacking := taught.lacks(wanted):
@@ -81,15 +83,15 @@ def check_taught(folder: Path, wanted: Taught, tell: Callable[[str], None]) -> N
             f"{folder} is of no use here: {'; '.join(lacking)}", f"teach {wanted.task} with rlvlm sft {wanted.task}"
         )
     for difference in taught.differs(wanted):
-        tell(f"what {folder} was taught is another: {difference}")
+        log(f"what {folder} was taught is another: {difference}")
 
 
-def write_taught(folder: Path, taught: Taught) -> None:
-    """Writes `taught.json`."""
+def write_sft_manifest(folder: Path, taught: SFTManifest) -> None:
+    """Writes `sft.json`."""
     write_json(folder / TAUGHT_FILE, asdict(taught))
 
 
-def read_taught(folder: Path) -> Taught | None:
+def read_sft_manifest(folder: Path) -> SFTManifest | None:
     """What the weights in `folder` were taught; None where an older rlvlm did not write it down.
 
     Raises:
@@ -99,24 +101,24 @@ def read_taught(folder: Path) -> Taught | None:
     try:
         found = json.loads(file.read_text())
         words = {name: tuple(found[name]) for name in ("action_names", "new_words")}
-        return Taught(task=found["task"], acts=found["acts"], env=dict(found["env"]), **words)
+        return SFTManifest(task=found["task"], acts=found["acts"], env=dict(found["env"]), **words)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UsageError(f"cannot read {file}: {error}", "restore the file, or teach anew with rlvlm sft") from error
 
 
-def load_demonstrations(folder: Path, world: TurnWorld, env: EnvConfig) -> list[TurnEpisode]:
-    """The episodes of a folder that `rlvlm collect` made whose starts `world` may have: what its split holds out is not
+def load_demonstrations(folder: Path, world: TurnEnv, env: EnvConfig) -> list[TurnEpisode]:
+    """The episodes of a folder that `rlvlm collect` made whose starts `env` may have: what its split holds out is not
     learned from, whoever collected it.
 
     Args:
         folder: of the demonstrations.
         world: of the task that is learned.
-        env: what `world` is made of.
+        env: what `env` is made of.
 
     Raises:
-        UsageError: it is no such folder, its episodes are of a world set up otherwise, with other actions or snapshots,
+        UsageError: it is no such folder, its episodes are of an env set up otherwise, with other actions or snapshots,
             or keep none, or none of them is left.
     """
     opened = open_folder(folder)
@@ -130,7 +132,7 @@ def load_demonstrations(folder: Path, world: TurnWorld, env: EnvConfig) -> list[
     sizes = {episode.snapshots.shape[1] for episode in episodes} - {world.snapshot_size}
     if sizes or opened.action_names != world.action_names:
         raise UsageError(
-            f"{folder} holds demonstrations of {opened.task}, whose actions or snapshots are not those of this world",
+            f"{folder} holds demonstrations of {opened.task}, whose actions or snapshots are not those of this env",
             "collect this task's own, with the same --env options: rlvlm collect TASK",
         )
     wanted = {key: value for key, value in asdict(env).items() if key not in _WHICH_EPISODES}

@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlvlm import metrics
+from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.sft.batches import grouped_by_length
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import check_actions, split
-from rlvlm.algorithms.world_slots import WorldSlot
-from rlvlm.envs.turns import TurnWorld
-from rlvlm.errors import NumericsError
+from rlvlm.core import metrics
+from rlvlm.core.errors import NumericsError
+from rlvlm.core.sampling import ReplyRequest, ReplyTokens
+from rlvlm.core.turns import TurnEpisode
+from rlvlm.envs.turn_env import TurnEnv
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.types.sampling import ReplyRequest, ReplyTokens
-from rlvlm.types.turns import TurnEpisode
 
 _TELL_EVERY = 20
 _FIX = "start anew with a smaller --sft.lr"
@@ -38,7 +38,7 @@ class Example:
         return len(self.tokens.prompt_ids) + len(self.tokens.reply_ids)
 
 
-def examples_of(policy: VLMPolicy, world: TurnWorld, episodes: Sequence[TurnEpisode]) -> list[Example]:
+def examples_of(policy: VLMPolicy, world: TurnEnv, episodes: Sequence[TurnEpisode]) -> list[Example]:
     """The turns of `episodes` that the policy can learn from, as it would have stored them; it is shown their images.
 
     A policy that acts by a head learns actions, so turns without one that can be read are left out.
@@ -46,7 +46,7 @@ def examples_of(policy: VLMPolicy, world: TurnWorld, episodes: Sequence[TurnEpis
     examples = []
     for episode in episodes:
         snapshots = episode.snapshots[:-1]
-        keys = [key.tobytes() for key in world.picture_key(snapshots)]
+        keys = [key.tobytes() for key in world.image_key(snapshots)]
         missing = policy.images.missing(keys)
         if missing:
             policy.show([keys[place] for place in missing], world.draw(snapshots[missing]))
@@ -57,12 +57,12 @@ def examples_of(policy: VLMPolicy, world: TurnWorld, episodes: Sequence[TurnEpis
     return examples
 
 
-def fine_tune(
+def fit_examples(
     policy: VLMPolicy,
     examples: Sequence[Example],
     config: SFTConfig,
     seed: int,
-    tell: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, float]:
     """Raises the likelihood of every token of the replies, and of nothing else; returns the last loss by its name.
 
@@ -71,7 +71,7 @@ def fine_tune(
         examples: at least one.
         config: of the updates.
         seed: of the order of examples.
-        tell: takes a line on how it goes.
+        log: takes a line on how it goes.
 
     Raises:
         NumericsError: the loss is not finite.
@@ -92,7 +92,7 @@ def fine_tune(
             raise NumericsError(f"the loss of update {update + 1} of the supervised start is {loss.item()}", _FIX)
         recent = loss.item() if math.isnan(recent) else 0.9 * recent + 0.1 * loss.item()
         if (update + 1) % _TELL_EVERY == 0:
-            tell(f"supervised start: update {update + 1} of {config.updates}, loss {recent:.3f}")
+            log(f"supervised start: update {update + 1} of {config.updates}, loss {recent:.3f}")
     policy.forget_stale_images()
     return {metrics.SFT_LOSS: recent}
 
@@ -120,7 +120,7 @@ def imitation_loss(policy: VLMPolicy, batch: Sequence[Example], reply_weight: fl
 
 @torch.no_grad()
 def validate(
-    policy: VLMPolicy, world: TurnWorld, examples: Sequence[Example], batch: int, max_reply_tokens: int
+    policy: VLMPolicy, world: TurnEnv, examples: Sequence[Example], batch: int, max_reply_tokens: int
 ) -> dict[str, float]:
     """Loss per turn, share of greedy replies with the demonstrated action, share that can be read; none: nothing.
 
@@ -153,14 +153,14 @@ def validate(
     }
 
 
-def teach(
+def fine_tune(
     policy: VLMPolicy,
-    slot: WorldSlot,
+    slot: EnvSlot,
     episodes: Sequence[TurnEpisode],
     config: SFTConfig,
     seed: int,
     max_reply_tokens: int,
-    tell: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, float]:
     """Fine-tunes on most episodes and validates on the rest; returns what was measured by its names in `metrics`.
 
@@ -174,16 +174,16 @@ def teach(
     learned, held_out = split(episodes, config.held_out)
     if policy.action_head is not None:
         check_actions(learned)
-    examples = examples_of(policy, slot.world, learned)
+    examples = examples_of(policy, slot.env, learned)
     lengths = np.array([len(example.tokens.reply_ids) for example in examples])
     if policy.action_head is None and lengths.max() > max_reply_tokens:
-        tell(
+        log(
             f"{np.mean(lengths > max_reply_tokens):.0%} of the demonstrated replies are longer than "
             f"algo.max_reply_tokens {max_reply_tokens}, at which the policy's are cut; the longest has {lengths.max()}"
         )
-    measured = fine_tune(policy, examples, config, seed, tell)
-    unseen = examples_of(policy, slot.world, held_out)
-    measured |= validate(policy, slot.world, unseen, config.batch_turns, max_reply_tokens)
+    measured = fit_examples(policy, examples, config, seed, log)
+    unseen = examples_of(policy, slot.env, held_out)
+    measured |= validate(policy, slot.env, unseen, config.batch_turns, max_reply_tokens)
     return measured | {metrics.SFT_WALL_S: time.monotonic() - started}
 
 

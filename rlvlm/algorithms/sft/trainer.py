@@ -22,16 +22,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainingArguments
 
+from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.sft.batches import grouped_by_length
 from rlvlm.algorithms.sft.config import JobConfig, SFTConfig
 from rlvlm.algorithms.sft.demonstrations import split
 from rlvlm.algorithms.sft.folders import BODY_FILE, HEADS_FILE, load_trained, save_trained
 from rlvlm.algorithms.sft.in_process import Example, examples_of, imitation_loss, validate
-from rlvlm.algorithms.world_slots import WorldSlot
+from rlvlm.core.turns import TurnEpisode
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.types.turns import TurnEpisode
 
 _MEASURES_FILE = "measures.json"
 
@@ -41,7 +41,7 @@ class TrainLoopConfig:
     """What every worker needs; it travels by pickle."""
 
     make_policy: Callable[[], VLMPolicy]
-    make_slot: Callable[[], WorldSlot]
+    make_slot: Callable[[], EnvSlot]
     """Draws the images of the episodes and reads replies."""
     load_episodes: Callable[[], Sequence[TurnEpisode]]
     """Loads the demonstrations, from a folder that every worker can see."""
@@ -130,7 +130,7 @@ class ImitationTrainer(Trainer):
         loop_config = self._loop_config
         measured = validate(
             self._policy,
-            loop_config.make_slot().world,
+            loop_config.make_slot().env,
             self._held_out,
             loop_config.sft.batch_turns,
             loop_config.job.max_reply_tokens,
@@ -192,7 +192,7 @@ def _worker(config: dict[str, Any]) -> None:
     loop_config: TrainLoopConfig = config["loop_config"]
     policy, slot = loop_config.make_policy(), loop_config.make_slot()
     learned, held_out = split(loop_config.load_episodes(), loop_config.sft.held_out)
-    examples = examples_of(policy, slot.world, learned)
+    examples = examples_of(policy, slot.env, learned)
     sft, job = loop_config.sft, loop_config.job
     own = tempfile.mkdtemp(prefix="rlvlm-sft-")  # of this process alone; Ray Train keeps the checkpoints
     arguments = TrainingArguments(
@@ -223,7 +223,7 @@ def _worker(config: dict[str, Any]) -> None:
     )
     trainer = ImitationTrainer(
         loop_config=loop_config,
-        held_out=examples_of(policy, slot.world, held_out),
+        held_out=examples_of(policy, slot.env, held_out),
         model=Imitation(policy, sft.reply_weight),
         args=arguments,
         train_dataset=Turns(examples),

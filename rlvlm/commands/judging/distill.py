@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from rlvlm.errors import EXIT_DONE, UsageError
+from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.pocket.judge.config import DistillConfig
 
 

@@ -11,12 +11,12 @@ from rlvlm.runs.folder.trust import check_trust
 
 @dataclass(frozen=True)
 class JudgeReportArguments:
-    """How right, sure, consistent and fast a judge was: figures here, a page with pictures and tables in a folder."""
+    """How right, sure, consistent and fast a judge was: figures here, a page with images and tables in a folder."""
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of runs or of label stores; several are compared."""
     out: Path = Path("judge_report")
-    """Folder for the page, the pictures and the tables."""
+    """Folder for the page, the images and the tables."""
     ask_swapped: int = 0
     """Questions of each run that are put to its judge again in the other order; loads the judge here."""
     trust: bool = False

@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 
 from rlvlm.commands.arguments import run_form
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from rich.text import Text
 
 import rlvlm
 from rlvlm.commands.judging.serve_run import run_app
-from rlvlm.console.boxes import EXIT_INTERRUPTED
-from rlvlm.console.quiet import quiet_output
-from rlvlm.console.signals import StopRequest
-from rlvlm.errors import EXIT_DONE, MachineError, UsageError
+from rlvlm.core.console.boxes import EXIT_INTERRUPTED
+from rlvlm.core.console.quiet import quiet_output
+from rlvlm.core.console.signals import StopRequest
+from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.gateway.app_file import AppFile, list_app_files, read_app_file
 from rlvlm.gateway.launch import running_apps, unhealthy
 from rlvlm.gateway.token_file import make_token, read_token

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.gateway.app_file import AppFile, PolicyEntry
 from rlvlm.gateway.config import DEFAULT_PORT, ActConfig, HttpConfig
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -44,12 +44,12 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
 
     checkpoint = choose_checkpoint(folder, path, print).algorithm.absolute()
     slot = make_slot(config.task, config.env.for_evaluation())
-    names = slot.world.action_names
+    names = slot.env.action_names
     slot.begin(0)
     stream = io.BytesIO()
-    Image.fromarray(slot.world.draw(slot.turn.snapshot[None])[0]).save(stream, "PNG", optimize=True)
+    Image.fromarray(slot.env.draw(slot.turn.snapshot[None])[0]).save(stream, "PNG", optimize=True)
     turn = stream.getvalue(), slot.obs.prompt
-    slot.world.close()
+    slot.env.close()
     entry = PolicyEntry(
         app=APP,
         policy=config.policy,

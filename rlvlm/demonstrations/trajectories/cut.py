@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.core.steps import FloatArray, Frames
 
 _STILL = 1e-4
 """An action of at most this length moves nothing, as in OpenVLA's filter."""
@@ -32,7 +32,7 @@ class CutConfig:
     """Whether what was seen beside an action was seen after it. None: in HDF5 files that LIBERO's own script wrote,
     and in no others."""
     gripper: GripperUnits | None = None
-    """Units of the gripper's actions; worlds have 1 for open and 0 for closed. None: -1 opens and 1 closes, as in
+    """Units of the gripper's actions; envs have 1 for open and 0 for closed. None: -1 opens and 1 closes, as in
     LIBERO, where any is negative; else it must be said."""
     image_px: int = 0
     """Side that images are scaled to; 0 keeps them as they are. A policy wants them at its own size."""

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from av.error import FFmpegError
 from numpy.typing import NDArray
 
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.trajectories.cut import CutConfig, Trajectory
 from rlvlm.demonstrations.trajectories.rlds import decoded
-from rlvlm.errors import UsageError
-from rlvlm.types.steps import Frames
 
 _ACTIONS, _STATES = ("action", "actions"), ("observation.state", "state")
 """Names of the columns, the first that is there."""

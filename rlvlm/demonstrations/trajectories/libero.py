@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.errors import MachineError, UsageError
+from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.trajectories.cut import CutConfig, Trajectory
 from rlvlm.envs.libero.suites import instruction_of
-from rlvlm.errors import MachineError, UsageError
-from rlvlm.types.steps import Frames
 
 _CAMERAS = ("agentview_rgb", "eye_in_hand_rgb")
 

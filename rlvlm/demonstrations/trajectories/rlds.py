@@ -17,10 +17,10 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from PIL import Image
 
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.trajectories.cut import CutConfig, Trajectory
-from rlvlm.errors import UsageError
-from rlvlm.labels.pictures import MAX_PIXELS
-from rlvlm.types.steps import Frames
+from rlvlm.labels.images import MAX_PIXELS
 
 _POLYNOMIAL = 0x82F63B78
 """Of CRC-32C, bits reversed."""

@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rlvlm.demonstrations.chunks import Tell, form_of
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.demonstrations.chunks import Log, form_of
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.demonstrations.trajectories.cut import CutConfig, GripperUnits, Trajectory, cut, opened
 from rlvlm.demonstrations.trajectories.lerobot import read_lerobot
 from rlvlm.demonstrations.trajectories.libero import read_libero
 from rlvlm.demonstrations.trajectories.rlds import read_rlds
-from rlvlm.envs.chunks import ChunkWorld
-from rlvlm.errors import UsageError
-from rlvlm.labels.pictures import picture_digest
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.envs.chunk_env import ChunkEnv
+from rlvlm.labels.images import image_digest
 
 Source = Literal["libero", "lerobot", "rlds"]
 READERS: Mapping[Source, Callable[[Path, CutConfig], Iterator[Trajectory]]] = {
@@ -32,7 +32,7 @@ READERS: Mapping[Source, Callable[[Path, CutConfig], Iterator[Trajectory]]] = {
     "rlds": read_rlds,
 }
 _UPSIDE_DOWN = ("libero",)
-"""Sources whose images are turned by half a turn to be as published policies, and our worlds, have them."""
+"""Sources whose images are turned by half a turn to be as published policies, and our envs, have them."""
 _TELL_EVERY = 50
 """Episodes between lines about them."""
 _ROUNDING = 1e-3
@@ -40,7 +40,7 @@ _ROUNDING = 1e-3
 
 
 def import_trajectories(
-    source: Path, form: Source, out: Path, task: str, world: ChunkWorld, config: CutConfig, tell: Tell
+    source: Path, form: Source, out: Path, task: str, env: ChunkEnv, config: CutConfig, log: Log
 ) -> tuple[DemonstrationFolder, Counter[str]]:
     """Adds the trajectories of a data set, one episode each; says how many were added and why others were not.
 
@@ -49,9 +49,9 @@ def import_trajectories(
         form: of the data set.
         out: folder of the demonstrations; made where there is none. What is there already is not added again.
         task: whose instructions are taken; others are left out.
-        world: of the task.
+        env: of the task.
         config: how they are cut and converted.
-        tell: takes a line now and then.
+        log: takes a line now and then.
 
     Raises:
         UsageError: a file is torn or of another form, or its units are unknown.
@@ -61,10 +61,10 @@ def import_trajectories(
     first = next(trajectories, None)
     if first is None:
         raise UsageError(f"{source} holds no episode", "name another")
-    grippers = ~np.array(world.scaled_actions)
+    grippers = ~np.array(env.scaled_actions)
     made = {
         "source": form,
-        "stride": config.stride or world.chunk_steps,
+        "stride": config.stride or env.chunk_steps,
         "last": config.last,
         "drop_no_ops": config.drop_no_ops,
         "turned": form in _UPSIDE_DOWN if config.turn is None else config.turn,
@@ -72,24 +72,24 @@ def import_trajectories(
         "gripper": config.gripper or _gripper_units(read(source, config), grippers, source),
     }
     sample = _shown(first, np.array([0]), made["turned"], config.image_px)
-    if sample.shape[1] != len(world.cameras):
+    if sample.shape[1] != len(env.cameras):
         raise UsageError(
-            f"{first.file} has images of {sample.shape[1]} cameras, {task} has {', '.join(world.cameras)}",
+            f"{first.file} has images of {sample.shape[1]} cameras, {task} has {', '.join(env.cameras)}",
             "name the images with --cut.cameras",
         )
-    kept = asdict(form_of(world, sample.shape[2]))
+    kept = asdict(form_of(env, sample.shape[2]))
     folder = create_folder(out, task, "chunks", chunks=kept | made)
     known = {record.id for record in folder.episodes()}
     counts: Counter[str] = Counter()
     for number, trajectory in enumerate(chain([first], trajectories)):
         name = _name_of(form, trajectory)
-        reason = "there already" if name in known else _reason_against(trajectory, world, made["late"])
+        reason = "there already" if name in known else _reason_against(trajectory, env, made["late"])
         actions = trajectory.actions
         if not reason:
             actions = opened(actions, grippers, made["gripper"])
-            is_inside = (actions >= world.action_low - _ROUNDING) & (actions <= world.action_high + _ROUNDING)
+            is_inside = (actions >= env.action_low - _ROUNDING) & (actions <= env.action_high + _ROUNDING)
             reason = "" if is_inside.all() else "actions out of range"
-        chunks = cut(actions, grippers, world.chunk_steps, config) if not reason else None
+        chunks = cut(actions, grippers, env.chunk_steps, config) if not reason else None
         if chunks is not None and not len(chunks.starts):
             reason = "too short"
         if chunks is None or reason:
@@ -103,9 +103,9 @@ def import_trajectories(
                 "scale them with --cut.image-px",
             )
         instruction = next(
-            (one for one in world.instructions if _plain(one) == _plain(trajectory.instruction)), trajectory.instruction
+            (one for one in env.instructions if _plain(one) == _plain(trajectory.instruction)), trajectory.instruction
         )
-        digests = [[picture_digest(image) for image in row] for row in images]
+        digests = [[image_digest(image) for image in row] for row in images]
         record = EpisodeRecord(
             id=name,
             task=task,
@@ -126,7 +126,7 @@ def import_trajectories(
         folder.add(record, images.reshape(-1, *images.shape[2:]))
         counts["added"] += 1
         if counts["added"] % _TELL_EVERY == 0:
-            tell(f"{counts['added']} episodes added, {counts.total() - counts['added']} left out")
+            log(f"{counts['added']} episodes added, {counts.total() - counts['added']} left out")
     return folder, counts
 
 
@@ -147,16 +147,16 @@ def _gripper_units(trajectories: Iterator[Trajectory], grippers: NDArray[np.bool
     )
 
 
-def _reason_against(trajectory: Trajectory, world: ChunkWorld, late: bool) -> str:
-    """Why a trajectory cannot be learned from in `world`, apart from its units; empty where it can."""
-    if world.instructions and _plain(trajectory.instruction) not in map(_plain, world.instructions):
+def _reason_against(trajectory: Trajectory, env: ChunkEnv, late: bool) -> str:
+    """Why a trajectory cannot be learned from in `env`, apart from its units; empty where it can."""
+    if env.instructions and _plain(trajectory.instruction) not in map(_plain, env.instructions):
         return "another task's instruction"
     if trajectory.is_late != late:
         return "seen at another moment than the others"
-    if trajectory.actions.shape[1:] != world.action_low.shape:
-        return f"actions of {trajectory.actions.shape[-1]} numbers, not {len(world.action_low)}"
-    if trajectory.proprio.shape[1:] != (world.proprio_size,):
-        return f"proprioception of {trajectory.proprio.shape[-1]} numbers, not {world.proprio_size}"
+    if trajectory.actions.shape[1:] != env.action_low.shape:
+        return f"actions of {trajectory.actions.shape[-1]} numbers, not {len(env.action_low)}"
+    if trajectory.proprio.shape[1:] != (env.proprio_size,):
+        return f"proprioception of {trajectory.proprio.shape[-1]} numbers, not {env.proprio_size}"
     if not (np.isfinite(trajectory.actions).all() and np.isfinite(trajectory.proprio).all()):
         return "numbers that are not finite"
     return ""

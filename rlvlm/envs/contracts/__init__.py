@@ -1,1 +1,1 @@
-"""What every world promises, checked: for `rlvlm check-task` and, through `rlvlm.testing`, for each world's tests."""
+"""What every env promises, checked: for `rlvlm check-task` and, through `rlvlm.testing`, for each env's tests."""

@@ -1,1 +1,1 @@
-"""Rope, water and cloth on MuJoCo's own deformables: one file per task, and the world that they share."""
+"""Rope, water and cloth on MuJoCo's own deformables: one file per task, and the env that they share."""

@@ -5,7 +5,7 @@ arXiv:2011.07215). The cloth is a flex of MuJoCo's, a net of triangles. What dif
 
 1. 11 x 11 particles stand for 40 x 40, and bending costs nothing.
 2. Layers do not touch each other: a folded one sinks to the table. Contacts between layers would take four times the
-   time of all else. Pictures show the cloth's back above its front, as a fold looks from above.
+   time of all else. Images show the cloth's back above its front, as a fold looks from above.
 3. Heights are z; the picked corner is the upper left one, its target an x and a y. The goal is where the particles lie
    after the best fold, corner to corner, in this same simulation.
 4. `start="random"`, which the paper does not have, turns the cloth by up to 8 degrees and moves it by up to 8 mm.
@@ -21,11 +21,11 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
 from rlvlm.envs.mujoco.renderer import Camera
-from rlvlm.envs.mujoco.scene import Outcome, SceneWorld
-from rlvlm.types.steps import FloatArray
+from rlvlm.envs.mujoco.scene import Outcome, SceneEnv
 
 _PER_SIDE = 11
 _SIDE = 0.25
@@ -193,6 +193,6 @@ def _turn(data: mujoco.MjData) -> NDArray[np.float64]:
     return np.array([[cos, -sin], [sin, cos]])
 
 
-def make_fold_cloth(config: EnvConfig, seed: int) -> SceneWorld:
+def make_fold_cloth(config: EnvConfig, seed: int) -> SceneEnv:
     """The task `fold_cloth`."""
-    return SceneWorld(ClothScene(config.start), config, seed)
+    return SceneEnv(ClothScene(config.start), config, seed)

@@ -8,7 +8,7 @@ arXiv:2011.07215). What differs, because the water is 64 balls in MuJoCo and not
    fro at random a third.
 2. The cup has one size. Starts differ in its place, within 10 cm, and in how the balls lie. `start="fixed"` draws from
    the same 1,000 of them in every run, `start="random"` draws new ones.
-3. Heights are z, the cup moves along x. The red disc hangs in the air where the paper paints it over the picture.
+3. Heights are z, the cup moves along x. The red disc hangs in the air where the paper paints it over the image.
 
 A step costs 1.5 ms, resets included: 680 env steps/s on one core.
 """
@@ -19,11 +19,11 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
 from rlvlm.envs.mujoco.renderer import Camera
-from rlvlm.envs.mujoco.scene import Outcome, SceneWorld
-from rlvlm.types.steps import FloatArray
+from rlvlm.envs.mujoco.scene import Outcome, SceneEnv
 
 _PER_SIDE = 4
 _NUM_BALLS = _PER_SIDE**3
@@ -47,7 +47,7 @@ _EYE = np.array([0.53, -1.0, 2.0])
 _FORWARD, _UP = np.array([0.0, 0.5, -np.sqrt(0.75)]), np.array([0.0, np.sqrt(0.75), 0.5])
 _FULL_PX, _FOVY_DEG = 720, 45.0
 _DISC_PX, _DISC_RADIUS_PX = (632, 394), 20
-"""Column, row and radius of the disc in the paper's picture of 720 pixels."""
+"""Column, row and radius of the disc in the paper's image of 720 pixels."""
 _DISC_AWAY = 1.4
 """From the camera along its axis, metres: nearer than the cup ever is."""
 
@@ -163,6 +163,6 @@ def _is_inside(data: mujoco.MjData) -> NDArray[np.bool_]:
     return (abs(x) < _INSIDE / 2) & (abs(y) < _INSIDE / 2) & (0.0 < z) & (z < _HEIGHT)
 
 
-def make_pass_water(config: EnvConfig, seed: int) -> SceneWorld:
+def make_pass_water(config: EnvConfig, seed: int) -> SceneEnv:
     """The task `pass_water`."""
-    return SceneWorld(WaterScene(config.start), config, seed)
+    return SceneEnv(WaterScene(config.start), config, seed)

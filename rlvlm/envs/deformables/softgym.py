@@ -1,10 +1,10 @@
-"""SoftGym's own tasks as worlds: `softgym/NAME`, where the package can be imported. Built by the registry.
+"""SoftGym's own tasks as envs: `softgym/NAME`, where the package can be imported. Built by the registry.
 
 SoftGym (Lin et al. 2020, arXiv:2011.07215) runs on PyFleX, which is compiled with CUDA. It cannot be installed on the
 project's own machines, so this adapter has been tried with a stand-in of the same interface only. What to know:
 
-1. PyFleX holds one scene, so the worlds of a process take turns, and drawing takes one. Whoever gets the turn back goes
-   through the episode's actions again: the same serves to restore a state. Use one world per process.
+1. PyFleX holds one scene, so the envs of a process take turns, and drawing takes one. Whoever gets the turn back goes
+   through the episode's actions again: the same serves to restore a state. Use one env per process.
 2. Observations are SoftGym's key points, starts its cached ones: the first for `start="fixed"`, any for `random`.
 3. Progress is SoftGym's normalised performance, success its exceeding 0.9.
 """
@@ -17,11 +17,11 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.errors import NumericsError
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import SOFTGYM_GOALS
-from rlvlm.envs.world import World
-from rlvlm.errors import NumericsError
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.envs.step_env import StepEnv
 
 _KEY_METRES = 0.25e-3
 _SUCCESS = 0.9
@@ -30,16 +30,16 @@ _simulators: dict[str, "_Simulator"] = {}
 
 
 class _Simulator:
-    """A process's one SoftGym env of a name, and the world whose state it is in."""
+    """A process's one SoftGym env of a name, and the env whose state it is in."""
 
     def __init__(self, name: str) -> None:
         registered = importlib.import_module("softgym.registered_env")
         settings = {"observation_mode": "key_point", "render": True, "headless": True, "horizon": _NO_HORIZON}
         self.env = registered.SOFTGYM_ENVS[name](**(registered.env_arg_dict[name] | settings))
-        self.holder: SoftGymWorld | None = None
+        self.holder: SoftGymEnv | None = None
 
 
-class SoftGymWorld(World):
+class SoftGymEnv(StepEnv):
     """One SoftGym task.
 
     A snapshot holds the number of the cached start, which says how many particles and shapes there are, then their
@@ -105,10 +105,10 @@ class SoftGymWorld(World):
         return self._latest[2]["snapshot"]
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Pictures [N, size_px, size_px, 3] of `snapshots` [N, S], rounded to the grain of `picture_key` first."""
+        """Images [N, size_px, size_px, 3] of `snapshots` [N, S], rounded to the grain of `image_key` first."""
         self._simulator.holder = None
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
-        for key, frame in zip(self.picture_key(snapshots), frames, strict=True):
+        for key, frame in zip(self.image_key(snapshots), frames, strict=True):
             places = (key[1:] * _KEY_METRES).astype(np.float32)
             start = self._starts[key[0]]
             particles, shapes = np.size(start["particle_pos"]), np.size(start["shape_pos"])
@@ -121,7 +121,7 @@ class SoftGymWorld(World):
             frame[:] = self._env.get_image(size_px, size_px)
         return frames
 
-    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, S]: the start's number, and positions in steps of a quarter of a millimetre."""
         keys = np.rint(snapshots / _KEY_METRES).astype(np.int64)
         keys[:, 0] = snapshots[:, 0]

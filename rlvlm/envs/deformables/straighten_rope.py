@@ -6,8 +6,8 @@ arXiv:2011.07215). The rope is a flex of MuJoCo's, a chain of 41 particles as in
 1. The chain has no stiffness against bending. Held ends are heavy particles that move at the pickers' speed.
 2. Starts are drawn as plane curves that do not cross themselves; in the paper they are crumpled by a simulation.
    `start="fixed"` draws from the same 1,000 of them in every run, `start="random"` draws new ones.
-3. The table is the plane of x and y, and heights are z. Pickers stay below 5 cm, so that the rope stays in the picture.
-4. Pictures show the rope 20 mm thick and not 12.5 mm, which would be a single pixel of 64.
+3. The table is the plane of x and y, and heights are z. Pickers stay below 5 cm, so that the rope stays in the image.
+4. Images show the rope 20 mm thick and not 12.5 mm, which would be a single pixel of 64.
 
 A step costs 1.5 ms, resets included: 640 env steps/s on one core.
 """
@@ -20,11 +20,11 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
 from rlvlm.envs.mujoco.renderer import Camera
-from rlvlm.envs.mujoco.scene import Outcome, SceneWorld
-from rlvlm.types.steps import FloatArray
+from rlvlm.envs.mujoco.scene import Outcome, SceneEnv
 
 _NUM_PARTICLES = 41
 _LENGTH = 0.5
@@ -161,6 +161,6 @@ def _particles(coordinates: NDArray[np.float64]) -> NDArray[np.float64]:
     return coordinates.reshape(_NUM_PARTICLES, 3)
 
 
-def make_straighten_rope(config: EnvConfig, seed: int) -> SceneWorld:
+def make_straighten_rope(config: EnvConfig, seed: int) -> SceneEnv:
     """The task `straighten_rope`."""
-    return SceneWorld(RopeScene(config.start), config, seed)
+    return SceneEnv(RopeScene(config.start), config, seed)

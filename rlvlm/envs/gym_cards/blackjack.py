@@ -3,7 +3,7 @@
 Source: Zhai et al. 2024 (RL4VLM), arXiv:2405.10292, app. B, which has the rules of Gymnasium's Blackjack: an infinite
 deck, the dealer stands on a soft 17, +1 for a win, 0 for a draw and -1 for a loss. Departures: seeds work; a reply that
 cannot be read leaves the hand as it is and costs 0.1, and twenty turns are all (no hand that is played needs more);
-the fifth card of a hand, which the reference draws outside the picture, begins the second row. `rules="legacy"` gives
+the fifth card of a hand, which the reference draws outside the image, begins the second row. `rules="legacy"` gives
 back the random action and the place of the fifth card.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.gym_cards.canvas import SIDE_PX, card_back, card_face, draw_cards, font, table
-from rlvlm.envs.turns import Outcome, TurnWorld
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.envs.turn_env import Outcome, TurnEnv
 
 _CARD_PX = (70, 98)
 _GAP_PX = 4
@@ -25,13 +25,13 @@ _INVALID = -0.1
 _STAND, _HIT = 0, 1
 _DECK = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10])
 _PROMPT = (
-    "You play blackjack. The picture shows one card of the dealer, whose other card lies face down, and your cards. "
+    "You play blackjack. The image shows one card of the dealer, whose other card lies face down, and your cards. "
     "Choose stand or hit. Answer with one JSON object that has the keys "
     '"thoughts" (your total, what the dealer shows, and why you choose so) and "action", which is "stand" or "hit".'
 )
 
 
-class Blackjack(TurnWorld):
+class Blackjack(TurnEnv):
     """Actions `stand` and `hit`. A snapshot [44] is rank and suit of the dealer's open card and of 21 own cards.
 
     Args:
@@ -75,7 +75,7 @@ class Blackjack(TurnWorld):
         return self._result, True, False
 
     def prompt(self) -> str:
-        """The same words in every turn: the cards are in the picture."""
+        """The same words in every turn: the cards are in the image."""
         return _PROMPT
 
     def is_success(self) -> bool:
@@ -94,15 +94,15 @@ class Blackjack(TurnWorld):
         snapshot[1 : 1 + len(shown)] = shown
         return snapshot.ravel()
 
-    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, 44]: all cards that show."""
         return np.rint(snapshots).astype(np.int64)
 
     def draw(self, snapshots: FloatArray) -> Frames:
-        """Pictures [N, 300, 300, 3] of `snapshots` [N, 44]."""
+        """Images [N, 300, 300, 3] of `snapshots` [N, 44]."""
         hands = [
             tuple((int(rank), int(suit)) for rank, suit in key.reshape(-1, 2) if rank)
-            for key in self.picture_key(snapshots)
+            for key in self.image_key(snapshots)
         ]
         return np.stack([_paint(hand, 5 if self.rules == "legacy" else 4) for hand in hands])
 
@@ -154,7 +154,7 @@ def total(cards: NDArray[np.int64]) -> tuple[int, bool]:
 
 @lru_cache(maxsize=64)
 def _paint(hand: tuple[tuple[int, int], ...], per_row: int) -> Frames:
-    """One picture [300, 300, 3] of the dealer's open card and one's own; not to be written to.
+    """One image [300, 300, 3] of the dealer's open card and one's own; not to be written to.
 
     A hand too long for two rows is laid closer, so that every card still shows its rank.
     """

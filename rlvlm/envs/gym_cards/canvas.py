@@ -1,4 +1,4 @@
-"""What the pictures of gym-cards are drawn with: fonts, colours and playing cards. No file of the reference is used."""
+"""What the images of gym-cards are drawn with: fonts, colours and playing cards. No file of the reference is used."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 SIDE_PX = 300
-"""Height and width of every picture of gym-cards."""
+"""Height and width of every image of gym-cards."""
 TABLE = "#35654d"
 """The green of the card table."""
 RANKS = ("A", "2", "3", "4", "5", "6", "7", "8", "9", "10", "J", "Q", "K")

@@ -1,6 +1,6 @@
 """`number_line`: bring a number to its target in steps of one. The first game of gym-cards. Made by the registry.
 
-Source: Zhai et al. 2024 (RL4VLM), arXiv:2405.10292, app. B. Rules, rewards and picture are the paper's. Departures:
+Source: Zhai et al. 2024 (RL4VLM), arXiv:2405.10292, app. B. Rules, rewards and image are the paper's. Departures:
 seeds work, and a reply that cannot be read moves nothing and costs 1, as a move in the wrong direction does.
 """
 
@@ -11,23 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.gym_cards.canvas import SIDE_PX, font
-from rlvlm.envs.turns import Outcome, TurnWorld
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.envs.turn_env import Outcome, TurnEnv
 
 _LAST = 5
 """Numbers run from 0 to this."""
 _MAX_TURNS = 2 * _LAST
 _PROMPT = (
-    "This is a game on a number line. The picture shows a target number and the current number. "
+    "This is a game on a number line. The image shows a target number and the current number. "
     "Each turn you add one to the current number or take one away from it; bring it to the target. "
     'Answer with one JSON object that has the keys "current number", "target number", "thoughts" '
     '(read both numbers, then decide) and "action", which is "-" or "+".'
 )
 
 
-class NumberLine(TurnWorld):
+class NumberLine(TurnEnv):
     """Actions `-` and `+`; +1 on reaching the target, -1 for a move that comes no nearer, 0 for one that does.
 
     A snapshot [2] is the current number and the target. Episodes last 10 turns at most.
@@ -67,7 +67,7 @@ class NumberLine(TurnWorld):
         return reward, after == 0, after > 0 and self._turns >= self._max_turns
 
     def prompt(self) -> str:
-        """The same words in every turn: the numbers stand in the picture."""
+        """The same words in every turn: the numbers stand in the image."""
         return _PROMPT
 
     def is_success(self) -> bool:
@@ -87,10 +87,10 @@ class NumberLine(TurnWorld):
         return np.array([self._current, self._target], np.float32)
 
     def draw(self, snapshots: FloatArray) -> Frames:
-        """Pictures [N, 300, 300, 3] of `snapshots` [N, 2]."""
-        return np.stack([_paint(int(current), int(target)) for current, target in self.picture_key(snapshots)])
+        """Images [N, 300, 300, 3] of `snapshots` [N, 2]."""
+        return np.stack([_paint(int(current), int(target)) for current, target in self.image_key(snapshots)])
 
-    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, 2]: both numbers."""
         return np.rint(snapshots).astype(np.int64)
 
@@ -117,7 +117,7 @@ class NumberLine(TurnWorld):
 
 @lru_cache(maxsize=(_LAST + 1) ** 2)
 def _paint(current: int, target: int) -> Frames:
-    """One picture [300, 300, 3]; not to be written to."""
+    """One image [300, 300, 3]; not to be written to."""
     image = Image.new("RGB", (SIDE_PX, SIDE_PX), "white")
     pen = ImageDraw.Draw(image)
     pen.text((30, 60), f"Target: {target}", font=font(36, is_bold=True), fill="black")

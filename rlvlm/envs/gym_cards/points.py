@@ -1,9 +1,9 @@
 """`ez_points` and `points24`: write a formula of the cards' numbers, one symbol a turn, that has the wanted value.
 
-Source: Zhai et al. 2024 (RL4VLM), arXiv:2405.10292, app. B. Deals, symbols, rewards, turns and picture are the paper's.
+Source: Zhai et al. 2024 (RL4VLM), arXiv:2405.10292, app. B. Deals, symbols, rewards, turns and image are the paper's.
 Departures, each given back by `rules="legacy"`: formulas are read token by token over exact fractions, so that digits
 do not join, `**` is no power, `//` no floor division and 8 / (3 - 8 / 3) is 24; a reply that cannot be read appends
-nothing; a long formula is continued on a second line instead of leaving the picture. Seeds work under both.
+nothing; a long formula is continued on a second line instead of leaving the image. Seeds work under both.
 """
 
 import json
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.gym_cards.arithmetic import Tokens, completion, legacy_value, value
 from rlvlm.envs.gym_cards.canvas import SIDE_PX, card_face, draw_cards, font, table
 from rlvlm.envs.gym_cards.search import search
-from rlvlm.envs.turns import Outcome, TurnWorld
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.envs.turn_env import Outcome, TurnEnv
 
 _BLANK = " "
 """What stands in a formula for a number that is not on the table, or was used already."""
@@ -28,7 +28,7 @@ _WON, _LOST = 10.0, -1.0
 _NUMBERS = tuple(str(number) for number in range(1, 11))
 
 
-class PointsGame(TurnWorld):
+class PointsGame(TurnEnv):
     """What both games share: symbols are appended until `=` ends the episode, +10 for the right value and -1 otherwise.
 
     A number that is not on the table, or is used too often, costs 1 and leaves a blank. A snapshot holds rank and suit
@@ -93,7 +93,7 @@ class PointsGame(TurnWorld):
         """The task, with the formula so far."""
         cards = {2: "two", 4: "four"}[self.num_cards]
         return (
-            f"You are an expert at card games. The picture shows {cards} cards and the formula so far. Write a formula "
+            f"You are an expert at card games. The image shows {cards} cards and the formula so far. Write a formula "
             f"that makes {self.target} and uses the number of each card exactly once; J, Q and K count as 10. "
             f"The formula so far: {self.formula_text() or 'empty'}. Choose the one symbol to append to it, out of "
             f'{", ".join(self.action_names)}; "=" ends the formula. Answer with one JSON object that has the keys '
@@ -119,16 +119,16 @@ class PointsGame(TurnWorld):
             codes[place] = 1 if entry == _BLANK else 2 + self.action_names.index(entry)
         return np.concatenate([self._cards.ravel().astype(np.float32), codes])
 
-    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, S]: cards and formula."""
         return np.rint(snapshots).astype(np.int64)
 
     def draw(self, snapshots: FloatArray) -> Frames:
-        """Pictures [N, 300, 300, 3] of `snapshots` [N, S]."""
-        return np.stack([self.paint(key) for key in self.picture_key(snapshots)])
+        """Images [N, 300, 300, 3] of `snapshots` [N, S]."""
+        return np.stack([self.paint(key) for key in self.image_key(snapshots)])
 
     def paint(self, key: NDArray[np.int64]) -> Frames:
-        """One picture [300, 300, 3]."""
+        """One image [300, 300, 3]."""
         cards, codes = key[: 2 * self.num_cards].reshape(-1, 2), key[2 * self.num_cards :]
         hand = tuple((int(rank), int(suit)) for rank, suit in cards)
         entries = [_BLANK if code == 1 else self.action_names[code - 2] for code in codes if code]
@@ -137,7 +137,7 @@ class PointsGame(TurnWorld):
         return np.asarray(image)
 
     def write(self, image: Image.Image, entries: list[str]) -> None:
-        """Writes the formula into a picture."""
+        """Writes the formula into an image."""
         raise NotImplementedError
 
     def get_state(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class PointsGame(TurnWorld):
         return f'"cards": {numbers}, "current formula": {json.dumps(formula)}, "thoughts": {json.dumps(reason)}'
 
     def formula_text(self) -> str:
-        """The formula as the picture shows it."""
+        """The formula as the image shows it."""
         return " ".join(self._entries)
 
     def _tokens(self) -> Tokens:

@@ -1,1 +1,1 @@
-"""LIBERO's 130 tasks as worlds in chunks."""
+"""LIBERO's 130 tasks as envs in chunks."""

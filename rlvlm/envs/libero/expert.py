@@ -13,10 +13,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.steps import FloatArray
 from rlvlm.envs.libero.fixtures import Drawer, Knob, is_drawer
 from rlvlm.envs.libero.scene import LiberoScene
 from rlvlm.envs.robosuite.grasping import plan_grasp, surface_points
-from rlvlm.types.steps import FloatArray
 
 Doubles = NDArray[np.float64]
 

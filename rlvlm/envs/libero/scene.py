@@ -1,6 +1,6 @@
 """A task of LIBERO as compiled by the benchmark: its model, its arm, its saved starts and its own test of success.
 
-It takes seconds and hundreds of megabytes to make one, so each exists once in a process, and all worlds of a task
+It takes seconds and hundreds of megabytes to make one, so each exists once in a process, and all envs of a task
 take turns with it: everything that differs between them is one array of some hundred numbers.
 """
 # pyright: reportAttributeAccessIssue=false
@@ -15,12 +15,12 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
+from rlvlm.core.errors import MachineError
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.libero.suites import SUITES, instruction_of
 from rlvlm.envs.robosuite.loading import load, silence
 from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene
-from rlvlm.errors import MachineError
-from rlvlm.types.steps import FloatArray
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 NO_OP = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
@@ -84,7 +84,7 @@ class LiberoScene(RobosuiteScene):
         self.env.check_contact = _contact_check(self.model, self.data)
         self._aside = mujoco.MjData(self.model)  # the state that is lent stays as it is
         self.turn = threading.RLock()
-        """Held by whoever drives the physics: a judge's thread may make a world of it while another is played."""
+        """Held by whoever drives the physics: a judge's thread may make an env of it while another is played."""
 
     @property
     def num_held_out(self) -> int:
@@ -163,7 +163,7 @@ class LiberoScene(RobosuiteScene):
                 own[place, 2] += row[address]
         return places
 
-    def rearranged(self, positions: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
+    def augment_scenes(self, positions: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
         """[N, nq] the robot of `positions` [N, nq] among the things of `starts` [N, nq], moved by up to 3 cm.
 
         Nothing is simulated: things may reach into each other and into the robot.

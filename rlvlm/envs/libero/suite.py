@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld, ChunkWorlds
+from rlvlm.core.chunks import ChunkObs, ChunkStep
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.libero.env import CHUNK_STEPS, LiberoEnv
 from rlvlm.envs.libero.suites import SUITES, instruction_of
-from rlvlm.envs.libero.world import CHUNK_STEPS, LiberoWorld
-from rlvlm.types.chunks import ChunkObs, ChunkStep
-from rlvlm.types.steps import FloatArray, Frames
 
 _MOST_POSITIONS = 72
 """Joint positions of the largest task, and some to spare: 66 would do for all 130."""
@@ -31,11 +31,11 @@ _LANDMARKS = 5
 """The hand, and what a task's goals name: four at most, in all 130 tasks."""
 
 
-class LiberoSuite(ChunkWorld):
-    """One world, of one task after the other.
+class LiberoSuite(ChunkEnv):
+    """One env, of one task after the other.
 
     Args:
-        config: as of `LiberoWorld`; one time limit for all tasks.
+        config: as of `LiberoEnv`; one time limit for all tasks.
         seed: of the initial states, until `reset` is given another.
         suite: a key of `SUITES`.
 
@@ -45,21 +45,21 @@ class LiberoSuite(ChunkWorld):
 
     metadata = {"render_modes": []}
     goal = "do what the instruction says"
-    cameras = LiberoWorld.cameras
+    cameras = LiberoEnv.cameras
     chunk_steps = CHUNK_STEPS
-    action_low = LiberoWorld.action_low
-    action_high = LiberoWorld.action_high
-    scaled_actions = LiberoWorld.scaled_actions
-    proprio_size = LiberoWorld.proprio_size
+    action_low = LiberoEnv.action_low
+    action_high = LiberoEnv.action_high
+    scaled_actions = LiberoEnv.scaled_actions
+    proprio_size = LiberoEnv.proprio_size
     snapshot_size = 1 + _MOST_POSITIONS
     num_ways = 3 * (_LANDMARKS - 1)
-    way_unit = LiberoWorld.way_unit
+    way_unit = LiberoEnv.way_unit
 
     def __init__(self, config: EnvConfig, seed: int, suite: str) -> None:
         self._config, self._suite = config, suite
         self._num_tasks = len(SUITES[suite])
         self.instructions = tuple(map(instruction_of, SUITES[suite]))
-        self._members: OrderedDict[int, LiberoWorld] = OrderedDict()
+        self._members: OrderedDict[int, LiberoEnv] = OrderedDict()
         self.episode_steps = config.episode_steps
         self.render_mode = None
         self._task = 0
@@ -69,8 +69,8 @@ class LiberoSuite(ChunkWorld):
         self.num_held_out = own and own * self._num_tasks
         self.reset(seed=seed)
 
-    def member(self, task: int) -> LiberoWorld:
-        """The world of the suite's task number `task`; the one that was asked for longest ago makes room for it, but
+    def member(self, task: int) -> LiberoEnv:
+        """The env of the suite's task number `task`; the one that was asked for longest ago makes room for it, but
         never the one whose episode is under way.
         """
         with self._turn:
@@ -78,7 +78,7 @@ class LiberoSuite(ChunkWorld):
                 if len(self._members) >= _KEPT:
                     self._members.pop(next(number for number in self._members if number != self._task)).close()
                     gc.collect()  # a compiled task refers to itself
-                self._members[task] = LiberoWorld(self._config, 0, self._suite, str(task))
+                self._members[task] = LiberoEnv(self._config, 0, self._suite, str(task))
             self._members.move_to_end(task)
             return self._members[task]
 
@@ -99,7 +99,7 @@ class LiberoSuite(ChunkWorld):
         obs, info = self.member(self._task).reset(options={"state_id": own})
         return numbered(obs, self._task), info | {"state_id": self._state_id}
 
-    def step(self, chunk: FloatArray) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of a world in chunks is a chunk
+    def step(self, chunk: FloatArray) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
         """Observation, 1 if the task has just been solved, terminated, truncated, info."""
         obs, reward, terminated, truncated, info = self.member(self._task).step(chunk)
         info |= {"state_id": self._state_id, "snapshots": wide(info["snapshots"], self._task)}
@@ -118,13 +118,13 @@ class LiberoSuite(ChunkWorld):
                 images[rows] = world.draw(snapshots[rows, 1 : 1 + world.snapshot_size], size_px, camera)
         return images
 
-    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, S]: the task's number, then what it says itself."""
         keys = np.zeros((len(snapshots), self.snapshot_size), np.int64)
         keys[:, 0] = snapshots[:, 0]
         for task, rows in tasks_of(snapshots):
             size = self.member(task).snapshot_size
-            keys[rows, 1 : 1 + size] = self.member(task).picture_key(snapshots[rows, 1 : 1 + size])
+            keys[rows, 1 : 1 + size] = self.member(task).image_key(snapshots[rows, 1 : 1 + size])
         return keys
 
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
@@ -139,23 +139,23 @@ class LiberoSuite(ChunkWorld):
             places[rows] = own[:, np.minimum(np.arange(_LANDMARKS), own.shape[1] - 1)]
         return places
 
-    def rearranged(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
+    def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
         """[N, S]: the arm of `snapshots` among the things of `starts`, which are of the same tasks, row by row."""
         scenes = starts.copy()
         for task, rows in tasks_of(starts):
             with self._turn:
                 world = self.member(task)
                 own = slice(1, 1 + world.snapshot_size)
-                scenes[rows, own] = world.rearranged(snapshots[rows, own], starts[rows, own], rng)
+                scenes[rows, own] = world.augment_scenes(snapshots[rows, own], starts[rows, own], rng)
         return scenes
 
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
         """[L, 7] of the present task's script; None where it has none."""
         return self.member(self._task).scripted_chunk(noise, rng)
 
-    def many(self) -> "LiberoSuiteWorlds":
-        """Worlds of the same config."""
-        return LiberoSuiteWorlds(self)
+    def many(self) -> "LiberoSuiteEnvs":
+        """Envs of the same config."""
+        return LiberoSuiteEnvs(self)
 
     def get_state(self) -> dict[str, Any]:
         """The present task's state under its own names, which task it is, and the generator."""
@@ -171,21 +171,21 @@ class LiberoSuite(ChunkWorld):
         self.np_random.bit_generator.state = json.loads(state["generator"])
 
     def close(self) -> None:
-        """Frees OpenGL; the next picture opens it again."""
+        """Frees OpenGL; the next image opens it again."""
         for world in self._members.values():
             world.close()
 
 
-class LiberoSuiteWorlds(ChunkWorlds):
-    """Worlds of several tasks side by side; those of one task take turns with its scene.
+class LiberoSuiteEnvs(ChunkEnvs):
+    """Envs of several tasks side by side; those of one task take turns with its scene.
 
     Args:
-        suite: makes the tasks' worlds.
+        suite: makes the tasks' envs.
     """
 
     def __init__(self, suite: LiberoSuite) -> None:
         self._suite = suite
-        self._worlds: dict[int, ChunkWorlds] = {}
+        self._envs: dict[int, ChunkEnvs] = {}
         self._tasks = np.empty(0, np.int64)
         self._places = np.empty(0, np.intp)
 
@@ -204,21 +204,21 @@ class LiberoSuiteWorlds(ChunkWorlds):
         places = [self._suite.place_of(state_id) for state_id in state_ids.tolist()]
         self._tasks, own = np.array([task for task, _ in places]), np.array([own for _, own in places])
         self._places = np.empty(len(state_ids), np.intp)
-        self._worlds = {}
+        self._envs = {}
         parts = []
         for task in np.unique(self._tasks).tolist():
             rows = np.flatnonzero(self._tasks == task)
             self._places[rows] = np.arange(len(rows))
-            self._worlds[task] = self._suite.member(task).many()
-            parts.append((rows, numbered(self._worlds[task].begin(own[rows]), task)))
+            self._envs[task] = self._suite.member(task).many()
+            parts.append((rows, numbered(self._envs[task].begin(own[rows]), task)))
         return _gathered(parts)
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
-        """Drives the worlds `rows` [n] by `chunks` [n, L, 7]."""
+        """Drives the envs `rows` [n] by `chunks` [n, L, 7]."""
         answers = []
         for task in np.unique(self._tasks[rows]).tolist():
             where = np.flatnonzero(self._tasks[rows] == task)
-            came = self._worlds[task].step(self._places[rows[where]], chunks[where])
+            came = self._envs[task].step(self._places[rows[where]], chunks[where])
             obs, trail = numbered(came.obs, task), wide(came.snapshots, task)
             answers.append((where, replace(came, obs=obs, snapshots=trail)))
         order = np.argsort(np.concatenate([where for where, _ in answers]))

@@ -1,1 +1,1 @@
-"""MetaWorld's tasks as worlds: the paper's scenes, and every stock task by its name. Made by the registry."""
+"""MetaWorld's tasks as envs: the paper's scenes, and every stock task by its name. Made by the registry."""

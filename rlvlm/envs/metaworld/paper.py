@@ -1,7 +1,7 @@
 """The three MetaWorld tasks of the reference method, with its starts and cameras (Wang et al. 2024, arXiv:2402.03681).
 
-The paper authors its cameras turned by half a turn and flips the pictures afterwards, which leaves them mirrored. Ours
-are turned back, so pictures are upright and not mirrored. Where the paper crops the middle 300 of 480 pixels, ours have
+The paper authors its cameras turned by half a turn and flips the images afterwards, which leaves them mirrored. Ours
+are turned back, so images are upright and not mirrored. Where the paper crops the middle 300 of 480 pixels, ours have
 the narrower opening angle; the paper's crop is 10 pixels off the optical axis, ours is centred.
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 from metaworld.sawyer_xyz_env import SawyerXYZEnv
 
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.metaworld.env import MetaWorldEnv
 from rlvlm.envs.metaworld.goals import PAPER_GOALS
 from rlvlm.envs.metaworld.scene import Scene
-from rlvlm.envs.metaworld.world import MetaWorld
 from rlvlm.envs.mujoco.renderer import Camera
 
 _FULL_FOVY_DEG = 45.0
@@ -22,7 +22,7 @@ _DRAWER_RANGE = 0.16
 
 
 def _opening_angle_deg(kept: float) -> float:
-    """Vertical opening angle of the middle part `kept` (0 to 1) of the paper's whole picture."""
+    """Vertical opening angle of the middle part `kept` (0 to 1) of the paper's whole image."""
     return 2 * math.degrees(math.atan(kept * math.tan(math.radians(_FULL_FOVY_DEG) / 2)))
 
 
@@ -73,16 +73,16 @@ SWEEP_INTO = Scene(
 )
 
 
-def make_drawer_open(config: EnvConfig, seed: int) -> MetaWorld:
+def make_drawer_open(config: EnvConfig, seed: int) -> MetaWorldEnv:
     """The task `drawer_open`."""
-    return MetaWorld(DRAWER_OPEN, config, seed)
+    return MetaWorldEnv(DRAWER_OPEN, config, seed)
 
 
-def make_soccer(config: EnvConfig, seed: int) -> MetaWorld:
+def make_soccer(config: EnvConfig, seed: int) -> MetaWorldEnv:
     """The task `soccer`."""
-    return MetaWorld(SOCCER, config, seed)
+    return MetaWorldEnv(SOCCER, config, seed)
 
 
-def make_sweep_into(config: EnvConfig, seed: int) -> MetaWorld:
+def make_sweep_into(config: EnvConfig, seed: int) -> MetaWorldEnv:
     """The task `sweep_into`."""
-    return MetaWorld(SWEEP_INTO, config, seed)
+    return MetaWorldEnv(SWEEP_INTO, config, seed)

@@ -1,4 +1,4 @@
-"""What sets one MetaWorld task apart from the others. Used by the world, filled in by the scenes of this room."""
+"""What sets one MetaWorld task apart from the others. Used by the env, filled in by the scenes of this room."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

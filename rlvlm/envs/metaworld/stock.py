@@ -1,7 +1,7 @@
 """Every stock MetaWorld task by its name, seen by one camera that suits them all. Made by the registry.
 
 `start="fixed"` is one of the stock starts, the same in every run. Where the stock env measures no distance to its
-target, progress follows what its reward counts as in place. Goals that stock pictures mark with a coloured point stay
+target, progress follows what its reward counts as in place. Goals that stock images mark with a coloured point stay
 unmarked: those of reach, push and pick-place are nowhere to be seen.
 """
 
@@ -10,9 +10,9 @@ from typing import Any
 from metaworld.sawyer_xyz_env import SawyerXYZEnv
 
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.metaworld.env import MetaWorldEnv
 from rlvlm.envs.metaworld.goals import STOCK_GOALS
 from rlvlm.envs.metaworld.scene import Scene, object_to_target
-from rlvlm.envs.metaworld.world import MetaWorld
 from rlvlm.envs.mujoco.renderer import Camera
 
 CAMERA = Camera(
@@ -30,7 +30,7 @@ def _distance(env: SawyerXYZEnv, facts: dict[str, Any]) -> float:
     return object_to_target(env, facts) or 1.0 - float(facts["in_place_reward"])
 
 
-def make_stock(config: EnvConfig, seed: int, name: str) -> MetaWorld:
+def make_stock(config: EnvConfig, seed: int, name: str) -> MetaWorldEnv:
     """The task `metaworld/NAME`, `name` being MetaWorld's own, e.g. `door-open-v3`."""
     scene = Scene(env_name=name, goal=STOCK_GOALS[name][0], camera=CAMERA, distance=_distance)
-    return MetaWorld(scene, config, seed)
+    return MetaWorldEnv(scene, config, seed)

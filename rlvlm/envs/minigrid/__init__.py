@@ -1,1 +1,1 @@
-"""Any env of the package MiniGrid as a world in turns, with the whole grid as its picture."""
+"""Any env of the package MiniGrid as an env in turns, with the whole grid as its image."""

@@ -1,4 +1,4 @@
-"""The shortest way through a grid: what an exact player of MiniGrid does. Used by `world`.
+"""The shortest way through a grid: what an exact player of MiniGrid does. Used by `env`.
 
 It moves, picks up, and opens doors; it never puts anything down, which no shortest way to a goal square or through a
 locked door needs as long as nothing but the key lies in the way.

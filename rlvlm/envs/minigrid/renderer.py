@@ -1,4 +1,4 @@
-"""Pictures of whole grids from their encodings, many at once, equal to MiniGrid's own to the pixel."""
+"""Images of whole grids from their encodings, many at once, equal to MiniGrid's own to the pixel."""
 
 from functools import lru_cache
 
@@ -8,7 +8,7 @@ from minigrid.core.grid import Grid
 from minigrid.core.world_object import WorldObj
 from numpy.typing import NDArray
 
-from rlvlm.types.steps import Frames
+from rlvlm.core.steps import Frames
 
 TILE_PX = 32
 """Side of a cell, as MiniGrid draws it."""
@@ -20,7 +20,7 @@ _WALL, _DOOR = OBJECT_TO_IDX["wall"], OBJECT_TO_IDX["door"]
 
 
 def paint(grids: NDArray[np.int64], agents: NDArray[np.int64], view_size: int, sees_through: bool) -> Frames:
-    """Pictures [N, H * 32, W * 32, 3].
+    """Images [N, H * 32, W * 32, 3].
 
     Args:
         grids: [N, W, H, 3] kind, colour and state of each cell, as MiniGrid encodes them.

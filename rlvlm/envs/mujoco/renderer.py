@@ -16,9 +16,9 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.errors import MachineError
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.rendering import FIX, ensure_renderer
-from rlvlm.errors import MachineError
-from rlvlm.types.steps import FloatArray, Frames
 
 _MAX_GEOMS = 1_000
 _STILL, _MOVING, _GLASS, _UNSEEN = 0, 1, 2, 5
@@ -36,16 +36,16 @@ class Camera:
 
     position: tuple[float, float, float]
     right: tuple[float, float, float]
-    """Direction of the picture's right edge; any length."""
+    """Direction of the image's right edge; any length."""
     up: tuple[float, float, float]
-    """Direction of the picture's upper edge, perpendicular to `right`; any length."""
+    """Direction of the image's upper edge, perpendicular to `right`; any length."""
     fovy_deg: float
     """Full vertical opening angle, degrees."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Part of a picture, lowest row first."""
+    """Part of an image, lowest row first."""
 
     colours: Frames
     """[H, W, 3]."""
@@ -59,12 +59,12 @@ class Renderer:
     """Draws one model, seen by one camera or several, at any square size.
 
     It owns a copy of the model and of its data, so drawing never touches a running episode. OpenGL is opened by the
-    first picture, and its one buffer grows to the largest size asked for; smaller pictures use a corner of it, so the
+    first image, and its one buffer grows to the largest size asked for; smaller images use a corner of it, so the
     memory held is that of the largest size alone.
 
-    Shadows, multisampling and reflections are off: on a CPU they cost several times what the rest of the picture does.
-    What never moves is drawn once per size and kept with its depth; a picture then costs its moving parts alone. It is
-    the same picture to the bit, but where a moving surface lies exactly in one that stands still. Where something that
+    Shadows, multisampling and reflections are off: on a CPU they cost several times what the rest of the image does.
+    What never moves is drawn once per size and kept with its depth; an image then costs its moving parts alone. It is
+    the same image to the bit, but where a moving surface lies exactly in one that stands still. Where something that
     moves meets something that lets light through, everything is drawn. A camera that moves with the scene sees nothing
     stand still: for it geoms outside of its view are left out.
 
@@ -108,12 +108,12 @@ class Renderer:
         self._still: dict[tuple[int, int], _Layer] = {}  # by camera and size in pixels
 
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
-        """Pictures [N, size_px, size_px, 3]. Threads may ask for them at the same time; they take turns.
+        """Images [N, size_px, size_px, 3]. Threads may ask for them at the same time; they take turns.
 
         Args:
             snapshots: [N, S], each row the joint positions, then the placed bodies' positions in metres, then
                 the places and the turns (quaternions) of mocap bodies.
-            size_px: side of the square picture, >= 1.
+            size_px: side of the square image, >= 1.
             camera: one of the names that were given; empty takes the first.
 
         Raises:
@@ -134,7 +134,7 @@ class Renderer:
         return np.ascontiguousarray(frames[:, ::-1])  # OpenGL's first row is the lowest
 
     def close(self) -> None:
-        """Frees OpenGL; the next picture opens it again."""
+        """Frees OpenGL; the next image opens it again."""
         with self._turn:
             if self._canvas is not None:
                 window, context = self._canvas
@@ -187,7 +187,7 @@ class Renderer:
         return colours
 
     def _is_in_view(self, camera: int) -> NDArray[np.bool_]:
-        """[ngeom] False where a geom's bounding sphere lies beside a square picture, or behind the camera."""
+        """[ngeom] False where a geom's bounding sphere lies beside a square image, or behind the camera."""
         model, data = self._model, self._data
         if model.cam_orthographic[camera] or model.cam_sensorsize[camera].any():
             return np.ones(model.ngeom, bool)
@@ -228,7 +228,7 @@ class Renderer:
 def _sort_geoms(model: mujoco.MjModel, hidden: NDArray[np.bool_], placed: list[int]) -> bool:
     """Puts visible geoms into the groups `_STILL`, `_MOVING` and `_GLASS`; says whether drawing them apart is exact.
 
-    It is not where something that moves lets light through, and it is of no use where what deforms makes the picture.
+    It is not where something that moves lets light through, and it is of no use where what deforms makes the image.
     """
     visible = (model.geom_group < _SEEN_BY_DEFAULT) & ~hidden
     moves = (model.body_weldid != 0) | np.isin(model.body_rootid, model.body_rootid[placed])
@@ -277,7 +277,7 @@ def close_at_exit(renderer: Closable) -> None:
 
 
 def aim(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
-    """Turns the model's first camera, which must be fixed to the world, into `camera`."""
+    """Turns the model's first camera, which must be fixed to the env, into `camera`."""
     assert model.ncam and model.cam_bodyid[0] == 0, "the scene file has no camera of the world to turn into ours"
     right, up = (np.asarray(axis) / np.linalg.norm(axis) for axis in (camera.right, camera.up))
     axes = np.stack([right, up, np.cross(right, up)], axis=1)  # columns x, y, z; a MuJoCo camera looks along -z

@@ -1,7 +1,7 @@
-"""A MuJoCo scene as a world, for tasks of one's own and for the deformable ones.
+"""A MuJoCo scene as an env, for tasks of one's own and for the deformable ones.
 
 A scene says what a model is told and asked: how an episode starts, what an action does, what is observed, how good a
-state is. `SceneWorld` makes a `World` of it: episodes, states to the bit, snapshots and pictures. A scene of one's own
+state is. `SceneEnv` makes a `StepEnv` of it: episodes, states to the bit, snapshots and images. A scene of one's own
 inherits from `MujocoScene`, which does everything but the start and the judging: docs/tasks.md shows one whole.
 `EnvConfig.robot` changes nothing here.
 """
@@ -18,12 +18,12 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.errors import NumericsError
+from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.mujoco.env import MujocoEnv
 from rlvlm.envs.mujoco.renderer import Camera, Renderer
-from rlvlm.envs.mujoco.world import MujocoWorld
-from rlvlm.envs.world import check_action
-from rlvlm.errors import NumericsError
-from rlvlm.types.steps import FloatArray
+from rlvlm.envs.step_env import check_action
 
 _DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("QPOS", "QVEL", "QACC")]
 
@@ -48,7 +48,7 @@ class Scene(Protocol):
     camera: Camera
     model: mujoco.MjModel
     drawn: mujoco.MjModel
-    """The model as pictures show it, with the same joints."""
+    """The model as images show it, with the same joints."""
     obs_size: int
     """D."""
     action_size: int
@@ -74,12 +74,12 @@ class Scene(Protocol):
 class MujocoScene(ABC):
     """The base of a scene of one's own: write `goal`, `judge` and, where episodes differ, `place`.
 
-    Everything that changes must lie in `data`, which is what states are made of. What a reset moves and pictures show,
+    Everything that changes must lie in `data`, which is what states are made of. What a reset moves and images show,
     such as a target, is best a mocap body: snapshots hold joint and mocap positions, not those of other bodies.
 
     Args:
         xml: the model, as MJCF or as the path of a file with it; each actuator has a control range.
-        camera: from where pictures are taken; None takes the first camera of the model, which is fixed to the world.
+        camera: from where images are taken; None takes the first camera of the model, which is fixed to the env.
         substeps: steps of the simulation per env step, >= 1.
 
     Raises:
@@ -128,13 +128,13 @@ class MujocoScene(ABC):
         return self.observe(data).size
 
 
-class SceneWorld(MujocoWorld):
-    """A scene as a world. A snapshot holds the positions of joints, and places and turns of mocap bodies.
+class SceneEnv(MujocoEnv):
+    """A scene as an env. A snapshot holds the positions of joints, and places and turns of mocap bodies.
 
     Args:
-        scene: the task; not shared with other worlds.
+        scene: the task; not shared with other envs.
         config: episode length; the scene has its start.
-        seed: of everything random in this world, until `reset` is given another.
+        seed: of everything random in this env, until `reset` is given another.
 
     Raises:
         MachineError: no off-screen renderer works here.

@@ -7,7 +7,7 @@ Units: half the table's width, so that the table spans [-1, 1] in x (to the righ
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.core.steps import FloatArray, Frames
 
 STATE_SIZE = 10
 HAND, ASKED, OTHER, PAD = slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)
@@ -23,7 +23,7 @@ PAD_TOLERANCE = 0.12
 _TABLE, _PAD, _HAND = (218, 208, 190), (250, 250, 250), (45, 45, 50)
 _PALETTE = np.array([(204, 45, 40), (52, 150, 70), (48, 90, 200), (228, 186, 40)], np.float32)
 _GRAIN = 1e-3
-"""Of picture keys: 0.1 of a pixel at 200 pixels."""
+"""Of image keys: 0.1 of a pixel at 200 pixels."""
 
 
 def random_tables(rng: np.random.Generator) -> FloatArray:
@@ -78,7 +78,7 @@ def scripted_moves(states: FloatArray) -> FloatArray:
 
 
 def draw(states: FloatArray, size_px: int) -> Frames:
-    """Pictures `[N, size_px, size_px, 3]` from above, with smooth edges; which block is asked for cannot be seen."""
+    """Images `[N, size_px, size_px, 3]` from above, with smooth edges; which block is asked for cannot be seen."""
     states = np.rint(states / _GRAIN).astype(np.float32) * np.float32(_GRAIN)
     across = (np.arange(size_px, dtype=np.float32) + 0.5) * np.float32(2 / size_px) - 1
     up = across[::-1, None]
@@ -111,6 +111,6 @@ def draw(states: FloatArray, size_px: int) -> Frames:
     return np.rint(channels).astype(np.uint8).transpose(1, 2, 3, 0).copy()
 
 
-def picture_key(states: FloatArray) -> NDArray[np.int64]:
+def image_key(states: FloatArray) -> NDArray[np.int64]:
     """`[N, 10]`: equal keys look the same."""
     return np.rint(states / _GRAIN).astype(np.int64)

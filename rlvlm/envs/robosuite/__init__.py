@@ -1,1 +1,1 @@
-"""What the worlds on robosuite share: loading it quietly, a lean arm controller, and light models to draw."""
+"""What the envs on robosuite share: loading it quietly, a lean arm controller, and light models to draw."""

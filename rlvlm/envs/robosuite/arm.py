@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dgesv
 
-from rlvlm.types.steps import FloatArray
+from rlvlm.core.steps import FloatArray
 
 EXACT_STEP_S = 0.002
 """robosuite's step of the simulation."""

@@ -1,4 +1,4 @@
-"""Makes a compiled model lighter to draw: on a CPU its hundreds of thousands of triangles are what a picture costs.
+"""Makes a compiled model lighter to draw: on a CPU its hundreds of thousands of triangles are what an image costs.
 
 Only what is drawn changes: faces and textures. Contacts are found with hulls and shapes that stay as they are.
 """

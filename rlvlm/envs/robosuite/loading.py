@@ -1,4 +1,4 @@
-"""Brings robosuite into the process, without a word and without a file. Used when one of its worlds is made.
+"""Brings robosuite into the process, without a word and without a file. Used when one of its envs is made.
 
 By itself robosuite 1.4 warns about settings that nobody has to make, opens a log file in the system's temporary folder,
 compiles helpers into a cache folder, and sets MUJOCO_GL; LIBERO's benchmark prints. None of that happens here.
@@ -18,7 +18,7 @@ from unittest import mock
 
 import numpy as np
 
-from rlvlm.errors import MachineError
+from rlvlm.core.errors import MachineError
 
 _NEEDS = ("robosuite", "libero")
 _SETTINGS = {

@@ -1,8 +1,8 @@
 """`pick_place_can`: robosuite's PickPlaceCan played in words, seen by a camera at the wrist. Made by the registry.
 
 Source: Zhu et al. 2020 (robosuite), arXiv:2009.12293; the eight actions, the camera and the shaped reward are those of
-the robot_manipulation repository. Departures: the picture is the right way up (there, upside down); left and right are
-those of the picture and of the robot (there, of somebody who faces it); a move goes on for several control ticks and a
+the robot_manipulation repository. Departures: the image is the right way up (there, upside down); left and right are
+those of the image and of the robot (there, of somebody who faces it); a move goes on for several control ticks and a
 gripper action until the fingers have travelled, so that an episode has tens of turns and not hundreds; the reward of a
 turn is the change of robosuite's shaped value, which pays for arriving and not for waiting near the end; an episode
 ends at success. With `--env.rules legacy` left and right are swapped, a turn pays the value itself, and success ends
@@ -19,14 +19,14 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.robosuite import words
 from rlvlm.envs.robosuite.arm import EXACT_STEP_S, FAST_STEP_S
 from rlvlm.envs.robosuite.loading import load, silence
-from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, picture_key
-from rlvlm.envs.turns import Outcome, TurnWorld
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, image_key
+from rlvlm.envs.turn_env import Outcome, TurnEnv
 
 CAMERA, SECOND_CAMERA = "robot0_eye_in_hand", "robot0_robotview"
 _MOVES: dict[str, tuple[float, float, float]] = dict(
@@ -112,7 +112,7 @@ class CanScene(RobosuiteScene):
         return bool(self.env._check_grasp(self.env.robots[0].gripper, self._object))
 
 
-class PickPlaceCan(TurnWorld):
+class PickPlaceCan(TurnEnv):
     """Eight actions: the hand forward, backward, left, right, up, down, and the gripper.
 
     A snapshot is the joints' positions. Episodes end at success or with their turns.
@@ -195,13 +195,13 @@ class PickPlaceCan(TurnWorld):
         return self._positions.copy()
 
     def draw(self, snapshots: FloatArray) -> Frames:
-        """Pictures [N, H, W, 3] of the camera at the wrist, the right way up, and of the second to its right."""
+        """Images [N, H, W, 3] of the camera at the wrist, the right way up, and of the second to its right."""
         views = [self._scene.draw(snapshots, self.picture_px[0], camera) for camera in self._cameras]
         return np.concatenate(views, axis=2)
 
-    def picture_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, P]: what can be seen of snapshots, in steps of a quarter of a millimetre (or of a milliradian)."""
-        return picture_key(snapshots[:, self._scene.seen])
+        return image_key(snapshots[:, self._scene.seen])
 
     def get_state(self) -> dict[str, Any]:
         """Physics and arm, the turn, and the generator."""

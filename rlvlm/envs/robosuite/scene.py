@@ -1,4 +1,4 @@
-"""A compiled robosuite env as something that is lent to worlds: states are arrays, images come from joint positions."""
+"""A compiled robosuite env as something that is lent to envs: states are arrays, images come from joint positions."""
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
@@ -9,13 +9,13 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.mujoco.renderer import Renderer
 from rlvlm.envs.robosuite.arm import Arm
 from rlvlm.envs.robosuite.lightening import shrink_textures, thin_meshes
-from rlvlm.types.steps import FloatArray, Frames
 
 KEY_GRAIN = 0.25e-3
-"""Grain of pictures, metres or radians: at most 0.2 of a pixel at 300."""
+"""Grain of images, metres or radians: at most 0.2 of a pixel at 300."""
 _TEXTURE_PX = 256
 """Side of textures, at most."""
 _COLLISION_GROUP = 0
@@ -75,7 +75,7 @@ class RobosuiteScene:
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
         """Images [N, size_px, size_px, 3] of joint positions [N, S], the right way up.
 
-        Positions are rounded to the grain of `picture_key` first, so that equal keys give equal images to the bit.
+        Positions are rounded to the grain of `image_key` first, so that equal keys give equal images to the bit.
         """
         if self._renderer is None:
             thin_meshes(self.model, self._mesh_cell)
@@ -85,11 +85,11 @@ class RobosuiteScene:
         return self._renderer.draw(np.rint(snapshots / KEY_GRAIN) * np.float32(KEY_GRAIN), size_px, camera)
 
     def close(self) -> None:
-        """Frees OpenGL; the next picture opens it again."""
+        """Frees OpenGL; the next image opens it again."""
         if self._renderer is not None:
             self._renderer.close()
 
 
-def picture_key(snapshots: FloatArray) -> NDArray[np.int64]:
+def image_key(snapshots: FloatArray) -> NDArray[np.int64]:
     """[N, S]: joint positions in steps of a quarter of a millimetre (or of a milliradian)."""
     return np.rint(snapshots / KEY_GRAIN).astype(np.int64)

@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from rlvlm.errors import MachineError
+from rlvlm.core.errors import MachineError
 from rlvlm.serving.refusal import Refusal
 
 MAX_VIDEO_BYTES = 32 * 2**20

@@ -1,6 +1,6 @@
-"""What a picture file says about itself, read from its first bytes without decoding: kind, width, height, copies.
+"""What an image file says about itself, read from its first bytes without decoding: kind, width, height, copies.
 
-Readers of picture formats do much when they open a file: they inflate text chunks, allocate a canvas of the size that
+Readers of image formats do much when they open a file: they inflate text chunks, allocate a canvas of the size that
 the header claims, follow a thousand scans. These few lines come first, and refuse.
 
 Sources: PNG specification (third edition), sections 5.2 and 11.2; ITU-T T.81, annex B; WebP container specification.
@@ -15,16 +15,16 @@ _MAX_EXIF_BYTES = 65_536
 """As in a JPEG; longer ones are left out."""
 _MAX_PNG_CHUNKS = 4_096
 _MAX_SEGMENTS = 256
-"""Segments of a JPEG, or chunks of a WebP, before the picture itself."""
+"""Segments of a JPEG, or chunks of a WebP, before the image itself."""
 _MAX_JPEG_SCANS = 24
-"""Each scan costs a pass over the whole picture; progressive files in use have about ten."""
+"""Each scan costs a pass over the whole image; progressive files in use have about ten."""
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2))
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A still picture, as its own header describes it."""
+    """A still image, as its own header describes it."""
 
     kind: str
     """`PNG`, `JPEG` or `WEBP`."""
@@ -40,7 +40,7 @@ class Header:
 
 
 def read_header(data: bytes) -> Header:
-    """The header of the picture file `data`.
+    """The header of the image file `data`.
 
     Raises:
         ValueError: not a still PNG, JPEG or WebP, or one that is made to cost more than it shows; says which.
@@ -91,7 +91,7 @@ def _jpeg(data: bytes) -> Header:
     for _ in range(_MAX_SEGMENTS):
         fill, marker, length = struct.unpack_from(">BBH", data, at)
         if fill != 0xFF or marker in (0x00, 0xFF) or length < 2:
-            raise ValueError("the JPEG is damaged before its picture begins")
+            raise ValueError("the JPEG is damaged before its image begins")
         if marker == 0xDA:
             break
         if marker in _OTHER_FRAMES or (marker in _FRAMES and size is not None):
@@ -126,16 +126,16 @@ def _webp(data: bytes) -> Header:
             )
         elif name == b"VP8 ":
             if data[start + 3 : start + 6] != b"\x9d\x01\x2a":
-                raise ValueError("the WebP does not begin with a whole picture")
+                raise ValueError("the WebP does not begin with a whole image")
             width, height = struct.unpack_from("<HH", data, start + 6)
             return _webp_header(data, canvas, (width & 0x3FFF, height & 0x3FFF))
         elif name == b"VP8L":
             if data[start] != 0x2F:
-                raise ValueError("the WebP does not begin with a whole picture")
+                raise ValueError("the WebP does not begin with a whole image")
             (bits,) = struct.unpack_from("<I", data, start + 1)
             return _webp_header(data, canvas, (1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)))
         at = start + length + (length & 1)
-    raise ValueError("the WebP has no picture in it")
+    raise ValueError("the WebP has no image in it")
 
 
 def _webp_header(data: bytes, canvas: tuple[int, int] | None, size: tuple[int, int]) -> Header:

@@ -115,10 +115,10 @@ def _check_runs(data: bytes, name: bytes, start: int, end: int) -> None:
 def _picture_size(data: bytes, start: int, end: int, num_frames: int) -> Movie:
     (num_entries,) = struct.unpack_from(">I", data, start + 4)
     if num_entries != 1:
-        raise ValueError("its pictures change their coding on the way")
+        raise ValueError("its images change their coding on the way")
     _, entry, stop = next(_boxes(data, start + 8, end))
     if stop - entry < 28:
-        raise ValueError("it does not say how large its pictures are")
+        raise ValueError("it does not say how large its images are")
     width, height = struct.unpack_from(">HH", data, entry + 24)
     return Movie(num_frames, width, height)
 

@@ -7,10 +7,10 @@ import av
 import numpy as np
 from PIL import Image
 
+from rlvlm.core.steps import Frames
+from rlvlm.gateway.media.images import MAX_PIXELS, MAX_REQUEST_PIXELS, check_size, shrink
 from rlvlm.gateway.media.mp4 import MAX_VIDEO_FRAMES, read_movie
-from rlvlm.gateway.media.pictures import MAX_PIXELS, MAX_REQUEST_PIXELS, check_size, shrink
 from rlvlm.serving.refusal import Refusal
-from rlvlm.types.steps import Frames
 
 CODECS = frozenset(("h264", "hevc", "av1", "libdav1d", "vp9", "mpeg4", "mjpeg"))
 _DEMUXER = {"protocol_whitelist": "", "enable_drefs": "0", "use_absolute_path": "0", "max_pixels": str(MAX_PIXELS)}
@@ -34,7 +34,7 @@ def read_video(data: bytes, num_frames: int, max_pixels: int | None) -> Frames:
         movie = read_movie(data)
     except ValueError as error:
         raise _refuse(str(error)) from None
-    check_size(movie.width_px, movie.height_px, "the video's picture")
+    check_size(movie.width_px, movie.height_px, "the video's image")
     kept_pixels = min(movie.width_px * movie.height_px, max_pixels or MAX_PIXELS)
     count = min(num_frames, movie.num_frames)
     if count < 1 or count * kept_pixels > MAX_REQUEST_PIXELS:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import Qwen3VLConfig
 from transformers.utils.logging import disable_progress_bar
 
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion, first_line
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.vlms.chats import Chat, pictures_of
 from rlvlm.vlms.files import locate
@@ -53,7 +53,7 @@ class HeadModel:
 
         Args:
             chats: with images.
-            are_counted: whether `Picture 1:` and so on stands before each image, as Qwen's template can write.
+            are_counted: whether `Image 1:` and so on stands before each image, as Qwen's template can write.
         """
         texts = [
             self.processor.apply_chat_template(chat, add_generation_prompt=False, add_vision_id=are_counted)

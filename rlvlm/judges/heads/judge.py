@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Abilities, JudgeConfig, ScoreMode
 from rlvlm.judges.likeness.encoders import AdaptiveBatches
-from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 
 Item = TypeVar("Item", Query, Clip)
 
@@ -129,5 +129,5 @@ class HeadJudge:
 
     def _problem(self, item: Query | Clip) -> str | None:
         if item.goal_picture is not None:
-            return "this judge was never shown a picture of the goal; leave out goal_picture"
+            return "this judge was never shown an image of the goal; leave out goal_picture"
         return prompts.problem_of(item)

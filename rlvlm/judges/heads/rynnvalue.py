@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from transformers import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel, Qwen3VLPreTrainedModel
 
+from rlvlm.core.judging import Clip, Query
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.heads.backbone import HeadModel, load_head_model, rows_where
-from rlvlm.types.judging import Clip, Query
 from rlvlm.vlms.chats import Chat, image_parts, text_part
 
 VALUE, RELATIVE = "<value>", "<relative_value>"

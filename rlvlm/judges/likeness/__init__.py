@@ -1,1 +1,1 @@
-"""Judges that compare picture and goal by likeness, without a question. Made by `judges.build`."""
+"""Judges that compare image and goal by likeness, without a question. Made by `judges.build`."""

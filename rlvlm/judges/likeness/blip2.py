@@ -1,4 +1,4 @@
-"""BLIP-2 as a judge: how well a picture and the goal's sentence belong together, by either of its two heads.
+"""BLIP-2 as a judge: how well an image and the goal's sentence belong together, by either of its two heads.
 
 The score is the matching head's probability of a match, in [0, 1] as it stands, or (1 + c) / 2 of the contrastive
 cosine c, which is what the BLIP-2 baseline of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, takes. Source: Li et al.
@@ -29,7 +29,7 @@ def build(config: JudgeConfig) -> SimilarityJudge:
     """
     if config.similarity.baseline:
         raise ValueError(
-            "judge.similarity.baseline needs vectors of picture and text, which backend clip has; "
+            "judge.similarity.baseline needs vectors of image and text, which backend clip has; "
             "BLIP-2's matching head gives a probability alone"
         )
     encoder = (
@@ -41,7 +41,7 @@ def build(config: JudgeConfig) -> SimilarityJudge:
 
 
 class Blip2Likeness:
-    """Probability of a match, by the query transformer that looks at picture and words together; or their cosine.
+    """Probability of a match, by the query transformer that looks at image and words together; or their cosine.
 
     Args:
         encoder: the network.
@@ -58,18 +58,18 @@ class Blip2Likeness:
         self._encoder = encoder
         self._batches = AdaptiveBatches(config.batch_size)
 
-    def rate(self, pictures: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
+    def rate(self, images: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
         """[N] in [0, 1]; see `similarity.Likeness`."""
-        return self._batches.run(self._ask, list(zip(pictures, goals, strict=True))).numpy()
+        return self._batches.run(self._ask, list(zip(images, goals, strict=True))).numpy()
 
     def _ask(self, pairs: Sequence[tuple[Picture, str | Picture]]) -> torch.Tensor:
         """[N]: the probability of a match, or the cosine as a share, the nearest of the query tokens counted."""
         encoder = self._encoder
-        assert all(isinstance(text, str) for _, text in pairs), "goal pictures are refused before"
+        assert all(isinstance(text, str) for _, text in pairs), "goal images are refused before"
         inputs = encoder.read([str(text) for _, text in pairs], padding_side="right")
         is_match = self._head == "match"
         logits = encoder.model(
-            **encoder.see([picture for picture, _ in pairs]),
+            **encoder.see([image for image, _ in pairs]),
             **self._with_query_places(inputs["input_ids"], inputs["attention_mask"]),
             use_image_text_matching_head=is_match,
         ).logits_per_image.double()  # [N, 2] classes of the matching head, or [N, N] cosines

@@ -1,7 +1,7 @@
-"""CLIP, SigLIP and their kin as judges: the cosine of picture and goal, with a baseline where one is named.
+"""CLIP, SigLIP and their kin as judges: the cosine of image and goal, with a baseline where one is named.
 
-The score of a picture s for a goal g is (1 + r) / 2, where r is their cosine or, with `judge.similarity.baseline` b,
-the reward of `similarity.baseline_reward`. The goal is a text, or a picture where the question comes with one.
+The score of an image s for a goal g is (1 + r) / 2, where r is their cosine or, with `judge.similarity.baseline` b,
+the reward of `similarity.baseline_reward`. The goal is a text, or an image where the question comes with one.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from rlvlm.judges.likeness.similarity import (
     unit,
 )
 
-_KIND = "a model with picture and text features, such as openai/clip-vit-base-patch32 or google/siglip-base-patch16-224"
+_KIND = "a model with image and text features, such as openai/clip-vit-base-patch32 or google/siglip-base-patch16-224"
 
 
 def build(config: JudgeConfig) -> SimilarityJudge:
@@ -43,7 +43,7 @@ def build(config: JudgeConfig) -> SimilarityJudge:
 
 
 class ClipLikeness:
-    """Likeness in the space that pictures and texts share.
+    """Likeness in the space that images and texts share.
 
     Args:
         encoder: the network.
@@ -65,22 +65,22 @@ class ClipLikeness:
         told = f"baseline={settings.baseline!r} alpha={settings.alpha:g} " if settings.baseline else ""
         self.traits = f"{told}dtype={encoder.dtype}"
 
-    def rate(self, pictures: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
+    def rate(self, images: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
         """[N] in [0, 1]; see `similarity.Likeness`. Goals that repeat are looked at once."""
         wanted = {_key(goal): goal for goal in goals if not isinstance(goal, str)}
-        seen = self._of_pictures([*pictures, *wanted.values()])
-        drawn = dict(zip(wanted, seen[len(pictures) :], strict=True))
-        states = seen[: len(pictures)]
+        seen = self._of_pictures([*images, *wanted.values()])
+        drawn = dict(zip(wanted, seen[len(images) :], strict=True))
+        states = seen[: len(images)]
         towards = np.stack([self._of_text(goal) if isinstance(goal, str) else drawn[_key(goal)] for goal in goals])
         if self._baseline is None:
             return to_share(cosine_reward(states, towards))
         return to_share(baseline_reward(states, towards, self._baseline, self._alpha))
 
-    def _of_pictures(self, pictures: Sequence[Picture]) -> Units:
+    def _of_pictures(self, images: Sequence[Picture]) -> Units:
         def look(piece: Sequence[Picture]) -> torch.Tensor:
             return _pooled(self._encoder.model.get_image_features(**self._encoder.see(piece)))
 
-        return unit(self._batches.run(look, pictures).numpy())
+        return unit(self._batches.run(look, images).numpy())
 
     def _of_text(self, text: str) -> NDArray[np.float64]:
         """[E] unit vector; remembered, since a run has one goal."""
@@ -100,5 +100,5 @@ def _pooled(features: torch.Tensor) -> torch.Tensor:
     return getattr(features, "pooler_output", features)
 
 
-def _key(picture: Picture) -> tuple[tuple[int, ...], bytes]:
-    return picture.shape, picture.tobytes()
+def _key(image: Picture) -> tuple[tuple[int, ...], bytes]:
+    return image.shape, image.tobytes()

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from transformers import AutoImageProcessor, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.vlms.devices import pick_device, pick_dtype
 from rlvlm.vlms.files import locate
@@ -38,7 +38,7 @@ class Encoder:
         return str(self.model.dtype).removeprefix("torch.")
 
     def see(self, pictures: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """The model's inputs for pictures [H, W, 3]."""
+        """The model's inputs for images [H, W, 3]."""
         inputs = self.image_processor(images=list(pictures), return_tensors="pt")
         return self._placed(inputs)
 

@@ -37,7 +37,7 @@ def random_clip(config: JudgeConfig) -> Encoder:
 def random_blip2(config: JudgeConfig) -> Encoder:
     """A BLIP-2 with a matching head, 29 million weights drawn by `config.seed`; a real one has 1.2 billion.
 
-    The layers are those of the released model, fewer and narrower, because a picture would cost a CPU seconds.
+    The layers are those of the released model, fewer and narrower, because an image would cost a CPU seconds.
     """
     tokenizer = _byte_tokenizer()
     former = {

@@ -1,7 +1,7 @@
-"""Judging by likeness: how well a picture fits the goal's words, or a picture of the goal. `clip` and `blip2` use it.
+"""Judging by likeness: how well an image fits the goal's words, or an image of the goal. `clip` and `blip2` use it.
 
-These models do not read a question. A clip is scored by its last picture, and of two clips the one with the better
-last picture is nearer to the goal. numpy only; which network sees is `Likeness`'s.
+These models do not read a question. A clip is scored by its last image, and of two clips the one with the better
+last image is nearer to the goal. numpy only; which network sees is `Likeness`'s.
 
 Source: Rocamonde et al. 2023 (VLM-RM), arXiv:2310.12921, sec. 3, for the regularised goal-baseline reward. Departure:
 scores are carried from [-1, 1] to [0, 1] by (1 + r) / 2, which keeps their order.
@@ -14,10 +14,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.core.steps import Frames
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Abilities, JudgeConfig
-from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
-from rlvlm.types.steps import Frames
 
 VERSION = "likeness/1"
 ABILITIES = Abilities(compare=frozenset({"direct"}), score=frozenset({"progress"}))
@@ -29,17 +29,17 @@ Units = NDArray[np.float64]
 
 
 class Likeness(Protocol):
-    """A network that says how well pictures fit."""
+    """A network that says how well images fit."""
 
     revision: str
     """Commit or digest of the weights."""
     traits: str
     """Whatever else changes its numbers at fixed weights, e.g. `dtype=float32`."""
     sees_goal_pictures: bool
-    """Whether the goal may be a picture."""
+    """Whether the goal may be an image."""
 
-    def rate(self, pictures: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
-        """[N] in [0, 1], how well each picture fits its goal.
+    def rate(self, images: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
+        """[N] in [0, 1], how well each image fits its goal.
 
         Raises:
             JudgeUnavailable: the network breaks on them.
@@ -144,12 +144,12 @@ class SimilarityJudge:
     def _problem(self, item: Query | Clip) -> str | None:
         """Why an item cannot be rated; None where it can."""
         if item.goal_picture is not None and not self._likeness.sees_goal_pictures:
-            return "this judge compares pictures with words only; leave out goal_picture"
+            return "this judge compares images with words only; leave out goal_picture"
         return prompts.problem_of(item)
 
 
 def cosine_reward(states: Units, goals: Units) -> NDArray[np.float64]:
-    """[N] cosine of each picture and its goal, in [-1, 1]."""
+    """[N] cosine of each image and its goal, in [-1, 1]."""
     return (states * goals).sum(-1)
 
 
@@ -157,7 +157,7 @@ def baseline_reward(states: Units, goals: Units, baseline: NDArray[np.float64], 
     """Likeness to the goal with what has nothing to do with the goal partly projected out.
 
     Args:
-        states: [N, E] unit vectors of pictures.
+        states: [N, E] unit vectors of images.
         goals: [N, E] unit vectors of their goals.
         baseline: [E] unit vector of the scene without its goal.
         alpha: weight of the projection onto the line through baseline and goal, in [0, 1].

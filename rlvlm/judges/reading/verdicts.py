@@ -19,6 +19,7 @@ or called final) outweigh named ones that stand earlier.
 import re
 from dataclasses import dataclass
 
+from rlvlm.core.judging import Label, Status
 from rlvlm.judges.reading.wording import (
     MARK_CLOSE,
     MARK_OPEN,
@@ -31,7 +32,6 @@ from rlvlm.judges.reading.wording import (
     sentences,
     without_list_head,
 )
-from rlvlm.types.judging import Label, Status
 
 _LABELS = {"0": Label.LEFT, "1": Label.RIGHT, "-1": Label.TIE}
 _BEFORE = r"(?<![\d.,+\-/~#])"
@@ -47,11 +47,11 @@ _LINK = r"(?:is|would be|should be|ist|est|es|è|é|是)(?![^\W\d])|[:：=]|->|=
 _LEAD = (
     r"(?:(?:so|therefore|thus|hence|then|and|now|finally|overall|conclusion|in conclusion|in summary|to conclude|"
     r"that is|i (?:think|believe|would say|conclude)(?:\sthat)?|i'd say|"
-    r"based on (?:this|that|these|the (?:above|pictures|images|comparison|differences?)))"
+    r"based on (?:this|that|these|the (?:above|images|images|comparison|differences?)))"
     r"(?:\s?[,:]\s?|\s+|(?=[$\\" + MARK_OPEN + r"]))){0,3}"
 )
 _DETERMINER = r"(?:(?:the|my|our)\s+)?(?P<final>(?:final|correct|best)\s+)?"
-_FOR_THIS = r"(?:\s(?:for|to) (?:this|the) (?:pair|question|comparison|query|goal|scene|task|clip|picture))?"
+_FOR_THIS = r"(?:\s(?:for|to) (?:this|the) (?:pair|question|comparison|query|goal|scene|task|clip|image))?"
 _CHANGE = re.compile(r"[*\s]*(?P<value>[+-]?\d{1,3}(?:\.\d{1,6})?)\s?%?[.*\s]*")
 _NUMBERED = re.compile(r"[\s*_(]*([1-9])\s*(?:[.):]|$)")
 _LIST_ITEM = re.compile(r"[\s*_(]*2\s*(?:[.):]|$)")
@@ -120,7 +120,7 @@ def parse_label(text: str) -> Label | None:
     """The label an answer gives: left for 0, right for 1, tie for -1, None when it cannot be read for certain.
 
     Total: every string has an answer, in time linear in its length. Reasoning between `<think>` and `</think>` does
-    not count, and an answer whose reasoning never ends has no label. Prose that merely holds digits (`picture 1`,
+    not count, and an answer whose reasoning never ends has no label. Prose that merely holds digits (`image 1`,
     `0.5`, `10`) has none either, nor has one that names two labels.
     """
     value = _one_value(answer_lines(text), _LABEL_GRAMMAR)

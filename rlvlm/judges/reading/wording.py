@@ -142,7 +142,7 @@ def explains(sentence: str, value: re.Pattern[str], *, is_tie: bool = False, is_
 
     Args:
         sentence: one sentence, or what follows a value in its own sentence.
-        value: finds a value; an explanation has none, but for pictures that are numbered and lengths with a unit.
+        value: finds a value; an explanation has none, but for images that are numbered and lengths with a unit.
         is_tie: not being sure is what a tie says, and no doubt about it.
         is_score: no other number may stand beside a score.
     """

@@ -1,4 +1,4 @@
-"""Batches of a pocket judge's training: pictures as patches, dialogues as token ids."""
+"""Batches of a pocket judge's training: images as patches, dialogues as token ids."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlvlm.core.steps import FloatArray
 from rlvlm.pocket.judge import texts
 from rlvlm.pocket.judge.model import MERGE, PATCH_PX, PICTURE_PX, build_image_processor
 from rlvlm.pocket.judge.tokenizer import IMAGE, STOP
 from rlvlm.pocket.scenes.pairs import Scenes, draw_gap_pairs, label_of
-from rlvlm.types.steps import FloatArray
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -35,20 +35,20 @@ class Dialogues:
     """[B, N] the answer's tokens where they stand, `IGNORED` elsewhere."""
     positions: Tensor
     """[3, B, N] rope positions: time, height, width."""
-    pictures: Tensor
-    """[B, 0 to 2] which of the step's pictures each dialogue shows."""
+    images: Tensor
+    """[B, 0 to 2] which of the step's images each dialogue shows."""
 
 
-def to_patches(pictures: NDArray[np.uint8]) -> Tensor:
-    """Returns pictures [N, H, W, 3] as float16 input [N, patches, values] of the model, made by its processor."""
+def to_patches(images: NDArray[np.uint8]) -> Tensor:
+    """Returns images [N, H, W, 3] as float16 input [N, patches, values] of the model, made by its processor."""
     processor = build_image_processor()
-    chunks = [list(pictures[start : start + _CHUNK]) for start in range(0, len(pictures), _CHUNK)]
+    chunks = [list(images[start : start + _CHUNK]) for start in range(0, len(images), _CHUNK)]
     patches = [processor(chunk, return_tensors="pt")["pixel_values"].half() for chunk in chunks]
-    return torch.cat(patches).view(len(pictures), GRID * GRID, -1)
+    return torch.cat(patches).view(len(images), GRID * GRID, -1)
 
 
 def jittered(patches: Tensor, rng: np.random.Generator) -> Tensor:
-    """Patches [N, patches, values] with a little brightness and contrast of their own per picture, float32."""
+    """Patches [N, patches, values] with a little brightness and contrast of their own per image, float32."""
     contrast, brightness = (torch.from_numpy(rng.normal(mean, 0.03, (len(patches), 1, 1))).float() for mean in (1, 0))
     return patches * contrast + brightness
 
@@ -67,31 +67,29 @@ def padded(dialogues: Sequence[tuple[Sequence[int], Sequence[int]]], pad: int) -
 class ScenePairs:
     """The training scenes as patches, and pairs drawn from them.
 
-    Held as bytes, which loses nothing: the processor shrinks pictures to whole numbers.
+    Held as bytes, which loses nothing: the processor shrinks images to whole numbers.
 
     Args:
-        scenes: set-ups of any tasks, drawn by their `share`; taken one by one, and their pictures let go.
+        scenes: set-ups of any tasks, drawn by their `share`; taken one by one, and their images let go.
     """
 
     def __init__(self, scenes: Iterable[Scenes]) -> None:
         self._setups: list[_Setup] = []
         patches: list[Tensor] = []
         for each in scenes:
-            _LOGGER.info(
-                "%s, %s: %d pictures from %d frames", each.task, each.name, len(each.progress), len(each.frames)
-            )
+            _LOGGER.info("%s, %s: %d images from %d frames", each.task, each.name, len(each.progress), len(each.frames))
             start = self._setups[-1].end if self._setups else 0
             self._setups.append(
                 _Setup(
-                    scenes=replace(each, pictures=each.pictures[:, :0, :0].copy()),
+                    scenes=replace(each, images=each.images[:, :0, :0].copy()),
                     start=start,
                     end=start + len(each.progress),
                     topic=texts.Topic(goal=each.goal, phrase=each.phrase),
                 )
             )
-            starts = range(0, len(each.pictures), _CHUNK)
+            starts = range(0, len(each.images), _CHUNK)
             for first in starts:  # as bytes: the processor's scaling to [-1, 1] undone
-                scaled = to_patches(each.pictures[first : first + _CHUNK]).float()
+                scaled = to_patches(each.images[first : first + _CHUNK]).float()
                 patches.append((scaled * 127.5 + 127.5).round().to(torch.uint8))
         self._patches = torch.cat(patches)
         self._progress = np.concatenate([each.scenes.progress for each in self._setups])
@@ -106,7 +104,7 @@ class ScenePairs:
         return list(dict.fromkeys(each.topic for each in self._setups))
 
     def draw_pairs(self, num_pairs: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Returns [num_pairs, 2] pictures, both of one set-up: gaps of all sizes, small ones more often."""
+        """Returns [num_pairs, 2] images, both of one set-up: gaps of all sizes, small ones more often."""
         shares = np.array([each.scenes.share for each in self._setups])
         setups = rng.choice(len(shares), size=num_pairs, p=shares / shares.sum())
         sizes = np.where(rng.random(num_pairs) < 0.5, rng.random(num_pairs), 0.3 * rng.random(num_pairs) ** 2)
@@ -117,29 +115,29 @@ class ScenePairs:
             pairs[drawn] = draw_gap_pairs(each.scenes, gaps[drawn], rng) + each.start
         return pairs
 
-    def patches(self, pictures: NDArray[np.int64], rng: np.random.Generator) -> Tensor:
+    def patches(self, images: NDArray[np.int64], rng: np.random.Generator) -> Tensor:
         """Returns [N, patches, values] of `pictures`, with a little noise, brightness and contrast, float32."""
-        return jittered(self._patches[torch.from_numpy(pictures)].float() / 127.5 - 1.0, rng)
+        return jittered(self._patches[torch.from_numpy(images)].float() / 127.5 - 1.0, rng)
 
-    def progress(self, pictures: NDArray[np.int64]) -> NDArray[np.float32]:
+    def progress(self, images: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the progress of `pictures`, same shape."""
-        return self._progress[pictures]
+        return self._progress[images]
 
-    def topic_of(self, picture: int) -> texts.Topic:
+    def topic_of(self, image: int) -> texts.Topic:
         """Returns what a dialogue about `picture` is about."""
-        return self._setup_of(picture).topic
+        return self._setup_of(image).topic
 
-    def task_of(self, picture: int) -> str:
+    def task_of(self, image: int) -> str:
         """Returns the task that `picture` shows."""
-        return self._setup_of(picture).scenes.task
+        return self._setup_of(image).scenes.task
 
-    def _setup_of(self, picture: int) -> "_Setup":
-        return self._setups[int(np.searchsorted(self._ends, picture, side="right"))]
+    def _setup_of(self, image: int) -> "_Setup":
+        return self._setups[int(np.searchsorted(self._ends, image, side="right"))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Setup:
-    """Scenes without their pictures, and where these lie among all."""
+    """Scenes without their images, and where these lie among all."""
 
     scenes: Scenes
     start: int
@@ -163,7 +161,7 @@ class DialogueBuilder:
         task: texts.Task,
         topics: Sequence[texts.Topic],
         progress: NDArray[np.float32],
-        pictures: NDArray[np.int64],
+        images: NDArray[np.int64],
         tie_gaps: FloatArray,
     ) -> Dialogues:
         """Returns the dialogues of `task`.
@@ -171,8 +169,8 @@ class DialogueBuilder:
         Args:
             task: what is asked.
             topics: [B] what each is about.
-            progress: [B, 2] of the left and right picture.
-            pictures: [B, 2] places of these pictures in the step's list.
+            progress: [B, 2] of the left and right image.
+            images: [B, 2] places of these images in the step's list.
             tie_gaps: [B] a gap in progress below this is no difference.
         """
         dialogues = [
@@ -185,7 +183,7 @@ class DialogueBuilder:
             ids=ids,
             targets=targets,
             positions=rope_positions(ids == self._image),
-            pictures=torch.from_numpy(pictures[:, :shown].copy()),
+            images=torch.from_numpy(images[:, :shown].copy()),
         )
 
     def _dialogue(
@@ -200,12 +198,12 @@ class DialogueBuilder:
 
 
 def rope_positions(is_visual: Tensor) -> Tensor:
-    """Returns [3, B, N] positions as Qwen3-VL counts them: a picture's tokens share one time and spread over a grid.
+    """Returns [3, B, N] positions as Qwen3-VL counts them: an image's tokens share one time and spread over a grid.
 
     Args:
-        is_visual: [B, N] True for pictures' tokens, in runs of `NUM_VISUAL_TOKENS`.
+        is_visual: [B, N] True for images' tokens, in runs of `NUM_VISUAL_TOKENS`.
 
-    Source: Qwen3-VL's interleaved rotary positions, `Qwen3VLModel.get_rope_index` in transformers, for square pictures.
+    Source: Qwen3-VL's interleaved rotary positions, `Qwen3VLModel.get_rope_index` in transformers, for square images.
     """
     layouts, layout_of_row = torch.unique(is_visual, dim=0, return_inverse=True)  # a few: one per length of the goal
     return torch.stack([_layout_positions(layout.tolist()) for layout in layouts], dim=1)[:, layout_of_row]

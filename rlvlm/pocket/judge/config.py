@@ -28,7 +28,7 @@ class DistillConfig:
     lr: float = 5e-4
     """AdamW's highest step size."""
     held_out: float = 0.1
-    """Share of the pictures that the student never sees; labels that show one are what it is graded on."""
+    """Share of the images that the student never sees; labels that show one are what it is graded on."""
     graded: int = 600
     """Labels that it is graded on, at most."""
     seed: int = 0

@@ -14,16 +14,16 @@ from typing import Any, Literal
 import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
+from rlvlm.core.judging import Label, Query, Stamp
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.labels.pictures import MissingPicture
+from rlvlm.labels.images import MissingImage
 from rlvlm.labels.store import LabelStore, open_store
 from rlvlm.pocket.judge.config import DistillConfig
 from rlvlm.pocket.judge.labelled import LabelDataset, Labelled, read_labels, split, to_query
 from rlvlm.pocket.judge.learning import Facts, adamw, along_cosine, answer_loss, look, optimise, save
 from rlvlm.pocket.judge.model import build_image_processor, build_model
-from rlvlm.types.judging import Label, Query, Stamp
 from rlvlm.vlms.shipped import weights_folder
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Grades:
     accuracy: float
     """Share of its own decided labels that name the side with more true progress."""
     swaps: float
-    """Share of pairs whose label swaps when the pictures swap."""
+    """Share of pairs whose label swaps when the images swap."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +151,7 @@ def card(made: Distillation, config: DistillConfig) -> str:
         f"prompt `{teacher.prompt or 'none'}`, `{teacher.decoding or 'no decoding'}`.\nGoals: {goals}. It answers in "
         "the mode `direct` and about these goals, as the teacher would, mistakes\nincluded. Written answers "
         "(`single_stage`, `two_stage`, scores) were not trained.\n\n"
-        "Each held-out label shows a picture that training never showed. Before: the weights it began with "
+        "Each held-out label shows an image that training never showed. Before: the weights it began with "
         f"({config.start}).\n\n{graded_table(made)}\n"
         f"The teacher's own decided labels are right in {_percent(made.teacher_accuracy)}.\n\n"
         f"Settings: {settings}.\n\nUse: `--judge.backend pocket --judge.model DIR --judge.prompt direct`\n"
@@ -186,12 +186,12 @@ def _train(model: Any, dataset: LabelDataset, config: DistillConfig) -> None:
 
 
 def _readable(store: LabelStore, labels: Sequence[Labelled]) -> list[tuple[Labelled, Query]]:
-    """The labels with their questions; those whose pictures cannot be read are left out."""
+    """The labels with their questions; those whose images cannot be read are left out."""
     found = []
     for one in labels:
         try:
             found.append((one, to_query(store, one)))
-        except MissingPicture as missing:
+        except MissingImage as missing:
             logger.warning("a held-out label is left out: %s", missing)
     return found
 

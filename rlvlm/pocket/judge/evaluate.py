@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from rlvlm.core.judging import Label, Query, Status, Verdict
+from rlvlm.core.steps import FloatArray
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.pocket.scenes.pairs import Scenes, draw_gap_pairs, draw_uniform_pairs, find_provider
-from rlvlm.types.judging import Label, Query, Status, Verdict
-from rlvlm.types.steps import FloatArray
 
 NUM_BINS = 10
 """Difficulty bins: equal parts of the gap in progress, 0 to 1; the last ones are the easiest."""
@@ -63,13 +63,13 @@ class Result:
     """balanced: as many pairs in each difficulty bin; uniform: as the preference loop draws."""
     prompt: str
     right: float
-    """Share of decided labels that name the picture with more progress."""
+    """Share of decided labels that name the image with more progress."""
     undecided: float
     """Share of answers that saw no difference."""
     unread: float
     """Share of answers that were invalid or failed."""
     swapped: float
-    """Share of pairs whose label swaps when the pictures swap; no difference must stay so."""
+    """Share of pairs whose label swaps when the images swap; no difference must stay so."""
     right_by_bin: tuple[float, ...]
     """[10] `right` per difficulty bin, NaN where nothing was decided."""
     undecided_by_bin: tuple[float, ...]
@@ -77,16 +77,16 @@ class Result:
     pairs_by_bin: tuple[int, ...]
     """[10]."""
     pairs_per_s: float
-    """Questions answered per second, pictures included."""
+    """Questions answered per second, images included."""
 
 
 def grade(gaps: FloatArray, verdicts: Sequence[Verdict], swapped: Sequence[Verdict]) -> dict[str, Any]:
     """Returns the shares of a `Result`.
 
     Args:
-        gaps: [N] progress of the right picture minus that of the left.
+        gaps: [N] progress of the right image minus that of the left.
         verdicts: [N] answers.
-        swapped: [N] answers to the same pairs with the pictures swapped.
+        swapped: [N] answers to the same pairs with the images swapped.
     """
     is_decided = np.array([verdict.status is Status.OK for verdict in verdicts])
     is_tie = np.array([verdict.status is Status.NO_PREFERENCE for verdict in verdicts])
@@ -109,7 +109,7 @@ def grade(gaps: FloatArray, verdicts: Sequence[Verdict], swapped: Sequence[Verdi
 
 
 def draw_balanced_pairs(scenes: Scenes, num_pairs: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Returns [num_pairs, 2] pictures, as many in each difficulty bin, in random order."""
+    """Returns [num_pairs, 2] images, as many in each difficulty bin, in random order."""
     sizes = (np.arange(num_pairs) % NUM_BINS + rng.random(num_pairs)) / NUM_BINS
     signs = rng.choice([-1, 1], size=num_pairs)
     return draw_gap_pairs(scenes, (sizes * signs).astype(np.float32), rng)
@@ -121,7 +121,7 @@ def measure(judge: Judge, scenes: Scenes, draw: str, pairs: NDArray[np.int64]) -
     def ask(order: NDArray[np.int64]) -> list[Verdict]:
         return judge.compare(
             [
-                Query(goal=scenes.goal, left=scenes.pictures[left : left + 1], right=scenes.pictures[right : right + 1])
+                Query(goal=scenes.goal, left=scenes.images[left : left + 1], right=scenes.images[right : right + 1])
                 for left, right in order
             ]
         )

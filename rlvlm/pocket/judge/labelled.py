@@ -1,4 +1,4 @@
-"""What a distilled judge learns from: another judge's labels in a store, with their pictures. Used by `distill`."""
+"""What a distilled judge learns from: another judge's labels in a store, with their images. Used by `distill`."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from rlvlm.errors import UsageError
-from rlvlm.labels.pictures import MissingPicture
+from rlvlm.core.errors import UsageError
+from rlvlm.core.judging import Label, Query, Stamp, Verdict
+from rlvlm.labels.images import MissingImage
 from rlvlm.labels.records import truth_about
 from rlvlm.labels.store import LabelStore
 from rlvlm.pocket.judge.batches import NUM_VISUAL_TOKENS, Dialogues, jittered, padded, rope_positions, to_patches
 from rlvlm.pocket.judge.model import PICTURE_PX
 from rlvlm.pocket.judge.texts import messages
 from rlvlm.pocket.judge.tokenizer import IMAGE, STOP
-from rlvlm.types.judging import Label, Query, Stamp, Verdict
 
 ANSWERS = {Label.LEFT: 0, Label.RIGHT: 1, Label.TIE: -1}
 """As `prompts.LABEL_TEXTS` writes them."""
@@ -31,7 +31,7 @@ class Labelled:
 
     goal: str
     left: str
-    """Digest of the picture."""
+    """Digest of the image."""
     right: str
     answer: Label
     truth: Label | None
@@ -39,7 +39,7 @@ class Labelled:
 
 
 def read_labels(store: LabelStore, judge: str = "", prompt: str = "") -> tuple[Stamp, list[Labelled]]:
-    """The labels of one teacher about pairs of single pictures, and the teacher's stamp.
+    """The labels of one teacher about pairs of single images, and the teacher's stamp.
 
     Args:
         store: any.
@@ -68,7 +68,7 @@ def read_labels(store: LabelStore, judge: str = "", prompt: str = "") -> tuple[S
     teachers = Counter(stamp for stamp, _ in found)
     if not teachers:
         raise UsageError(
-            f"{store.folder} has no label to learn from: decided or tied, about two single pictures that "
+            f"{store.folder} has no label to learn from: decided or tied, about two single images that "
             "are in the store" + (f", by a judge like {judge!r} {prompt!r}" if judge or prompt else ""),
             f"see what there is: rlvlm labels show {store.folder}",
         )
@@ -82,11 +82,11 @@ def read_labels(store: LabelStore, judge: str = "", prompt: str = "") -> tuple[S
 
 
 def split(labels: Sequence[Labelled], share: float) -> tuple[list[Labelled], list[Labelled]]:
-    """Labels to learn from, and labels held out: those that show a picture which no learnt one shows.
+    """Labels to learn from, and labels held out: those that show an image which no learnt one shows.
 
     Args:
         labels: all.
-        share: of the pictures that are held out, in (0, 1); which ones depends on their content alone.
+        share: of the images that are held out, in (0, 1); which ones depends on their content alone.
     """
     limit = int(share * 2**32)
     held_out = [min(int(one.left[:8], 16), int(one.right[:8], 16)) < limit for one in labels]
@@ -100,24 +100,24 @@ def to_query(store: LabelStore, labelled: Labelled) -> Query:
     """The question as it was put to the teacher.
 
     Raises:
-        MissingPicture: the store's file is not what was written.
+        MissingImage: the store's file is not what was written.
     """
     return Query(goal=labelled.goal, left=store.picture(labelled.left)[None], right=store.picture(labelled.right)[None])
 
 
 class LabelDataset:
-    """The labels as dialogues and the pictures as patches, drawn at random.
+    """The labels as dialogues and the images as patches, drawn at random.
 
-    Pictures are held at the size that the pocket judge sees, 28 kB each.
+    Images are held at the size that the pocket judge sees, 28 kB each.
 
     Args:
-        store: of the pictures; labels whose picture cannot be read are left out.
+        store: of the images; labels whose image cannot be read are left out.
         labels: to learn.
         tokenizer: the pocket judge's.
         seed: of the draws.
 
     Raises:
-        UsageError: not one picture can be read.
+        UsageError: not one image can be read.
     """
 
     def __init__(self, store: LabelStore, labels: Sequence[Labelled], tokenizer: Any, seed: int) -> None:
@@ -126,8 +126,8 @@ class LabelDataset:
         digests = sorted({digest for one in labels for digest in (one.left, one.right)})
         loaded = list(_load(store, digests))
         if not loaded:
-            raise UsageError(f"none of {len(digests)} pictures in {store.folder} can be read", "restore its pictures/")
-        self._pictures = np.stack([picture for _, picture in loaded])
+            raise UsageError(f"none of {len(digests)} images in {store.folder} can be read", "restore its pictures/")
+        self._images = np.stack([picture for _, picture in loaded])
         places = {digest: place for place, (digest, _) in enumerate(loaded)}
         self._by_goal: dict[str, NDArray[np.int64]] = {}
         for goal in sorted({one.goal for one in labels}):
@@ -142,9 +142,9 @@ class LabelDataset:
         self._shares = counts / counts.sum()
 
     def draw(self, num_pairs: int) -> tuple[Dialogues, Tensor]:
-        """Dialogues about `num_pairs` labels of one goal, each in both orders, and the patches of their pictures.
+        """Dialogues about `num_pairs` labels of one goal, each in both orders, and the patches of their images.
 
-        Swapping the pictures swaps the label, so that the student cannot prefer a place.
+        Swapping the images swaps the label, so that the student cannot prefer a place.
         """
         goal = list(self._by_goal)[self._rng.choice(len(self._shares), p=self._shares)]
         rows = self._by_goal[goal][self._rng.integers(len(self._by_goal[goal]), size=num_pairs)]
@@ -153,7 +153,7 @@ class LabelDataset:
         rows = np.concatenate([rows, swapped])
         shown, places = np.unique(rows[:, :2], return_inverse=True)
         batch = self._dialogues(goal, rows[:, 2], torch.from_numpy(places.reshape(-1, 2)))
-        return batch, jittered(to_patches(self._pictures[shown]).float(), self._rng)
+        return batch, jittered(to_patches(self._images[shown]).float(), self._rng)
 
     def _dialogues(self, goal: str, answers: NDArray[np.int64], pictures: Tensor) -> Dialogues:
         tokenizer = self._tokenizer
@@ -162,14 +162,14 @@ class LabelDataset:
         ends = {answer: tokenizer(f"{answer}{STOP}").input_ids for answer in (0, 1, -1)}
         ids, targets = padded([(start, ends[int(answer)]) for answer in answers], tokenizer.pad_token_id)
         image = tokenizer.convert_tokens_to_ids(IMAGE)
-        return Dialogues(ids=ids, targets=targets, positions=rope_positions(ids == image), pictures=pictures)
+        return Dialogues(ids=ids, targets=targets, positions=rope_positions(ids == image), images=pictures)
 
 
 def _load(store: LabelStore, digests: Sequence[str]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    """The pictures that can be read, shrunk as the judge's processor would shrink them."""
+    """The images that can be read, shrunk as the judge's processor would shrink them."""
     for digest in digests:
         try:
             picture = store.picture(digest)
-        except MissingPicture:
+        except MissingImage:
             continue
         yield digest, np.asarray(Image.fromarray(picture).resize((PICTURE_PX, PICTURE_PX), Image.Resampling.BICUBIC))

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
-from rlvlm.disk import replace_folder
+from rlvlm.core.disk import replace_folder
 from rlvlm.pocket.judge.batches import GRID, IGNORED, Dialogues
-from rlvlm.vlms.pictures import process
+from rlvlm.vlms.images import process
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def language_optimizers(model: Any, lr: float) -> list[torch.optim.Optimizer]:
 
 
 def reading_loss(told: Tensor, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """How well values are read off pictures.
+    """How well values are read off images.
 
     Args:
         told: [B, sum of sizes] logits of every choice of every value.
@@ -151,10 +151,10 @@ def answer_loss(model: Any, batch: Dialogues, seen: Tensor) -> tuple[Tensor, flo
     Args:
         model: a pocket judge.
         batch: dialogues.
-        seen: [N, layers, tokens, D] from `look`, of the pictures that the batch numbers.
+        seen: [N, layers, tokens, D] from `look`, of the images that the batch numbers.
     """
     hidden = model.model(
-        input_ids=batch.ids, position_ids=batch.positions, mm_encoder_outputs=_shown(seen, batch.pictures)
+        input_ids=batch.ids, position_ids=batch.positions, mm_encoder_outputs=_shown(seen, batch.images)
     ).last_hidden_state
     targets = batch.targets[:, 1:]
     learned = targets != IGNORED
@@ -166,7 +166,7 @@ def answer_loss(model: Any, batch: Dialogues, seen: Tensor) -> tuple[Tensor, flo
 
 
 def save(model: Any, tokenizer: Any, processor: Any, folder: Path) -> None:
-    """Writes model (bfloat16), tokenizer and picture processor as a Qwen3-VL folder; it appears whole or not at all."""
+    """Writes model (bfloat16), tokenizer and image processor as a Qwen3-VL folder; it appears whole or not at all."""
     fresh = folder.with_name(folder.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(fresh)

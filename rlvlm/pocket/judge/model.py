@@ -11,14 +11,14 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from rlvlm.pocket.judge.tokenizer import IMAGE, PAD, STOP, VIDEO, VISION_END, VISION_START
 
 PICTURE_PX = 96
-"""Side of the pictures inside the model; the processor shrinks larger ones to it."""
+"""Side of the images inside the model; the processor shrinks larger ones to it."""
 PATCH_PX = 16
 MERGE = 2
 """Patches per side that become one visual token: 96 px are 6 x 6 patches and 9 tokens."""
 
 
 def build_config(tokenizer: Any, picture_px: int = PICTURE_PX, patch_px: int = PATCH_PX) -> Qwen3VLConfig:
-    """Returns the shapes of a pocket model for the ids of `tokenizer`, and for square pictures and patches."""
+    """Returns the shapes of a pocket model for the ids of `tokenizer`, and for square images and patches."""
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in (IMAGE, VIDEO, VISION_START, VISION_END)}
     vision = {
         "depth": 4,
@@ -77,7 +77,7 @@ def build_model(
 
 
 def build_image_processor(picture_px: int = PICTURE_PX, patch_px: int = PATCH_PX) -> Qwen2VLImageProcessorPil:
-    """Returns Qwen-VL's Pillow picture processor that makes every picture `picture_px` wide and high."""
+    """Returns Qwen-VL's Pillow image processor that makes every image `picture_px` wide and high."""
     pixels = picture_px * picture_px
     return Qwen2VLImageProcessorPil(
         size={"shortest_edge": pixels, "longest_edge": pixels},

@@ -6,13 +6,13 @@ from typing import Literal
 
 import numpy as np
 
+from rlvlm.core.judging import Clip, Query
 from rlvlm.judges import prompts
-from rlvlm.types.judging import Clip, Query
 from rlvlm.vlms.chats import Chat
 
 Task = Literal["direct", "single_stage", "two_stage", "label", "score"]
 TASKS: tuple[Task, ...] = ("direct", "single_stage", "two_stage", "label", "score")
-"""The prompts' modes, stage 2 of two_stage (`label`), and the score of one picture."""
+"""The prompts' modes, stage 2 of two_stage (`label`), and the score of one image."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class Topic:
     goal: str
     """Fills the slot of the prompt."""
     phrase: str
-    """What a picture shows, with the slot `{percent}`."""
+    """What an image shows, with the slot `{percent}`."""
 
 
 CONCLUSIONS = {
@@ -40,8 +40,8 @@ def report(phrase: str, left: float, right: float, label: int) -> str:
     """Returns a stage-1 answer.
 
     Args:
-        phrase: what a picture shows, with the slot `{percent}`.
-        left: progress of the first picture, 0 to 1.
+        phrase: what an image shows, with the slot `{percent}`.
+        left: progress of the first image, 0 to 1.
         right: likewise of the second.
         label: 0, 1 or -1.
     """
@@ -62,7 +62,7 @@ def answer(task: Task, phrase: str, left: float, right: float, label: int) -> st
 
 
 def messages(task: Task, goal: str, report_text: str = "") -> Chat:
-    """Returns the turn the judge is asked with; its pictures are blanks that hold the place."""
+    """Returns the turn the judge is asked with; its images are blanks that hold the place."""
     if task == "label":
         return prompts.label_messages(goal, report_text)
     if task == "score":

@@ -40,7 +40,7 @@ CHAT_TEMPLATE = """\
 {{- '<|im_start|>assistant\\n' -}}
 {%- endif -%}
 """
-"""Qwen's ChatML layout, reduced to what a judge is asked: turns of text and pictures."""
+"""Qwen's ChatML layout, reduced to what a judge is asked: turns of text and images."""
 
 
 def build_tokenizer(texts: Sequence[str], phrases: Sequence[str], vocab_size: int = 1_024) -> Qwen2Tokenizer:

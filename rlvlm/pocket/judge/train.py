@@ -58,7 +58,7 @@ class TrainConfig:
     talking_steps: int = 1_900
     """Steps that train the language model on what the vision encoder, by then fixed, tells it."""
     num_pairs: int = 24
-    """Pairs of pictures per step of seeing."""
+    """Pairs of images per step of seeing."""
     talking_pairs: int = 10
     """Pairs per step of talking; each is asked about in several ways."""
     lr: float = 1.5e-3
@@ -70,7 +70,7 @@ class TrainConfig:
 
 
 class ProgressHead(nn.Module):
-    """What each visual token tells about its picture's progress; used in training only, never shipped.
+    """What each visual token tells about its image's progress; used in training only, never shipped.
 
     Args:
         width: size of a visual token.
@@ -146,11 +146,11 @@ class Trainer:
         return optimise(name, num_steps, optimizers, loss_of_step, ramp=hold_then_fall, facts=facts)
 
     def _seeing_loss(self) -> tuple[Tensor, Facts]:
-        pictures = self._scenes.draw_pairs(self.config.num_pairs, self._rng).ravel()
-        features = look(self.model, self._scenes.patches(pictures, self._rng))
-        progress = torch.from_numpy(self._scenes.progress(pictures))
+        images = self._scenes.draw_pairs(self.config.num_pairs, self._rng).ravel()
+        features = look(self.model, self._scenes.patches(images, self._rng))
+        progress = torch.from_numpy(self._scenes.progress(images))
         loss, errors = self.progress_head(features, progress)
-        tasks = np.array([self._scenes.task_of(int(picture)) for picture in pictures])
+        tasks = np.array([self._scenes.task_of(int(image)) for image in images])
         off_by = {f"off_by/{task}": float(errors.detach()[tasks == task].mean()) for task in np.unique(tasks)}
         return loss, {"loss": float(loss.detach()), **off_by}
 

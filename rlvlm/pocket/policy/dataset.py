@@ -1,6 +1,6 @@
-"""What the pocket policy is taught: moments of each world, what can be read in their pictures, and replies.
+"""What the pocket policy is taught: moments of each env, what can be read in their images, and replies.
 
-A reply names rightly what its picture shows, but its action is drawn evenly from the legal ones, and so are the words
+A reply names rightly what its image shows, but its action is drawn evenly from the legal ones, and so are the words
 that give the reason for it. The model learns to see and to write, not to play.
 """
 
@@ -14,9 +14,9 @@ import numpy as np
 from minigrid.core.constants import OBJECT_TO_IDX
 from numpy.typing import NDArray
 
-from rlvlm.envs.registry import make_world, task_env
-from rlvlm.envs.turns import TurnWorld
-from rlvlm.types.steps import FloatArray
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.registry import make_env, task_env
+from rlvlm.envs.turn_env import TurnEnv
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,11 +24,11 @@ class TaughtTask:
     """One task the pocket policy is taught."""
 
     name: str
-    """Of a world in turns."""
+    """Of an env in turns."""
     plan: str
     """Regular expression whose group is the part of an expert's thought that gives the action away."""
     plans: Callable[[NDArray[np.int64]], list[str]] | None = None
-    """Gives plans that are right about the picture with this key but choose nothing; None: plans are borrowed from
+    """Gives plans that are right about the image with this key but choose nothing; None: plans are borrowed from
     moments whose expert does what is drawn."""
     phrases: tuple[str, ...] = ()
     """Pieces of thoughts that become one token each: shorter replies are sampled faster."""
@@ -37,7 +37,7 @@ class TaughtTask:
 
 
 def visible_things(key: NDArray[np.int64]) -> list[str]:
-    """Each key, door and goal square in a square MiniGrid, and its cell: `key at 1,3`. `key` as of its world."""
+    """Each key, door and goal square in a square MiniGrid, and its cell: `key at 1,3`. `key` as of its env."""
     side = math.isqrt((len(key) - _AGENT) // _PER_CELL)
     kinds = key[:-_AGENT].reshape(side, side, _PER_CELL)[..., 0]
     named = {OBJECT_TO_IDX[name]: name for name in ("key", "door", "goal")}
@@ -104,7 +104,7 @@ class Moment:
     snapshot: FloatArray
     """[S]."""
     key: NDArray[np.int64]
-    """[P] equal for equal pictures; its entries are what there is to read."""
+    """[P] equal for equal images; its entries are what there is to read."""
     prompt: str
     thought: str
     """The expert's."""
@@ -114,40 +114,40 @@ class Moment:
 
     @property
     def image(self) -> bytes:
-        """Key of the picture, for a policy that has seen it."""
+        """Key of the image, for a policy that has seen it."""
         return self.task.encode() + self.key.tobytes()
 
 
-def collect_moments(task: TaughtTask, count: int, seed: int) -> tuple[TurnWorld, list[Moment]]:
-    """A world of the task, and `count` moments of episodes played partly by its expert, partly by chance.
+def collect_moments(task: TaughtTask, count: int, seed: int) -> tuple[TurnEnv, list[Moment]]:
+    """An env of the task, and `count` moments of episodes played partly by its expert, partly by chance.
 
     Args:
         task: what to play.
         count: moments.
         seed: of episodes and play.
     """
-    world: TurnWorld = make_world(task.name, task_env(task.name), seed)
+    env: TurnEnv = make_env(task.name, task_env(task.name), seed)
     rng = np.random.default_rng(seed)
-    turn, info = world.reset(seed=seed)
+    turn, info = env.reset(seed=seed)
     moments = []
     while len(moments) < count:
-        action = world.expert_action()
+        action = env.expert_action()
         moments.append(
             Moment(
                 task=task.name,
                 snapshot=turn.snapshot,
-                key=world.picture_key(turn.snapshot[None])[0],
+                key=env.image_key(turn.snapshot[None])[0],
                 prompt=turn.prompt,
-                thought=world.expert_thought(),
+                thought=env.expert_thought(),
                 action=action,
                 legal=info["legal"],
             )
         )
         chosen = action if rng.random() < _EXPERT_SHARE else int(rng.choice(info["legal"]))
-        turn, _, terminated, truncated, info = world.step(world.action_text(chosen))
+        turn, _, terminated, truncated, info = env.step(env.action_text(chosen))
         if terminated or truncated or rng.random() < _P_LEAVE:
-            turn, info = world.reset()
-    return world, moments
+            turn, info = env.reset()
+    return env, moments
 
 
 class Replies:
@@ -167,13 +167,13 @@ class Replies:
             self._pool[moment.task, moment.action].append(plan)
             self._any[moment.task].append(plan)
 
-    def draw(self, moment: Moment, world: TurnWorld, rng: np.random.Generator) -> str:
+    def draw(self, moment: Moment, env: TurnEnv, rng: np.random.Generator) -> str:
         """One reply: a legal action, each as likely, with a plan that says nothing about what is wise here."""
         action = int(rng.choice(moment.legal))
         before, _, after = self._find(moment)
         make = self._tasks[moment.task].plans
         plans = make(moment.key) if make else self._pool.get((moment.task, action)) or self._any[moment.task]
-        return world.action_text(action, f"{before}{plans[rng.integers(len(plans))]}{after}")
+        return env.action_text(action, f"{before}{plans[rng.integers(len(plans))]}{after}")
 
     def reading(self, moment: Moment) -> str:
         """What every right reply to `moment` begins with, up to its plan."""
@@ -188,7 +188,7 @@ class Replies:
 
 
 def readable(moments: Sequence[Moment]) -> tuple[NDArray[np.int64], list[int]]:
-    """Columns of the pictures' keys that differ among `moments` of one task, and how many values each may take."""
+    """Columns of the images' keys that differ among `moments` of one task, and how many values each may take."""
     keys = np.stack([moment.key for moment in moments])
     columns = np.flatnonzero((keys != keys[0]).any(0))
     return columns, [int(keys[:, column].max()) + 1 for column in columns]

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from rlvlm.disk import write_json
+from rlvlm.core.disk import write_json
+from rlvlm.core.sampling import ReplyRequest, SampledReply
 from rlvlm.pocket.policy.dataset import TAUGHT_TASKS, Moment, Replies, TaughtTask, collect_moments
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
-from rlvlm.types.sampling import ReplyRequest, SampledReply
 from rlvlm.vlms.shipped import weights_folder
 
 
@@ -47,18 +47,18 @@ def measure(engine: PolicyEngine, task: TaughtTask, config: EvaluateConfig) -> d
     greedy` likewise for greedy replies. `plays`: share that does what the expert does; `chance` is what even play would
     give. `most chosen`: share of the action taken most often, where even play gives about 1 / actions.
     """
-    world, moments = collect_moments(task, config.moments, config.seed)
+    env, moments = collect_moments(task, config.moments, config.seed)
     replies = Replies([task], moments)
     images = [moment.image for moment in moments]
     missing = engine.missing(images)
     for begin in range(0, len(missing), engine.max_batch):
         rows = missing[begin : begin + engine.max_batch]
-        engine.show([images[row] for row in rows], world.draw(np.stack([moments[row].snapshot for row in rows])))
+        engine.show([images[row] for row in rows], env.draw(np.stack([moments[row].snapshot for row in rows])))
     requests = [ReplyRequest(prompt=moment.prompt, image=moment.image, seed=i) for i, moment in enumerate(moments)]
     sampled = engine.reply(requests, max_new_tokens=config.max_new_tokens)
     greedy = engine.reply(requests, max_new_tokens=config.max_new_tokens, greedy=True)
     legal = [moment.legal for moment in moments]
-    actions = [_action(world.action_names, reply.text, may) for reply, may in zip(sampled, legal, strict=True)]
+    actions = [_action(env.action_names, reply.text, may) for reply, may in zip(sampled, legal, strict=True)]
     chosen = [action for action in actions if action is not None]
     return {
         "valid": len(chosen) / len(moments),

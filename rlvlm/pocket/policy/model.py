@@ -11,7 +11,7 @@ from rlvlm.pocket.judge import model as judge
 from rlvlm.vlms.patch_embedding import flatten_patch_embedding
 
 PICTURE_PX = 144
-"""Side of the pictures inside the model: the 16-point formula of points24 stays legible."""
+"""Side of the images inside the model: the 16-point formula of points24 stays legible."""
 PATCH_PX = 24
 """6 x 6 patches, 9 visual tokens. A tile of a 6 x 6 MiniGrid is one patch."""
 
@@ -32,5 +32,5 @@ def build_model(tokenizer: Any, eyes: Path | None = None) -> Any:
 
 
 def build_image_processor() -> Qwen2VLImageProcessorPil:
-    """Qwen-VL's Pillow picture processor with the pocket policy's sizes."""
+    """Qwen-VL's Pillow image processor with the pocket policy's sizes."""
     return judge.build_image_processor(PICTURE_PX, PATCH_PX)

@@ -1,6 +1,6 @@
 """Trains the pocket policy from scratch: `python -m rlvlm.pocket.policy.train --out DIR`.
 
-First the vision encoder: linear layers on the visual tokens learn to tell what the simulator knows about the picture.
+First the vision encoder: linear layers on the visual tokens learn to tell what the simulator knows about the image.
 Then the language model learns to write replies that name what it sees. Everything random hangs on the seed.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from rlvlm.envs.turns import TurnWorld
+from rlvlm.envs.turn_env import TurnEnv
 from rlvlm.pocket.judge.learning import (
     Facts,
     hold_then_fall,
@@ -43,8 +43,8 @@ from rlvlm.pocket.policy.dataset import (
 from rlvlm.pocket.policy.model import build_image_processor, build_model
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.vlms.images import resize
 from rlvlm.vlms.patch_embedding import flatten_patch_embedding
-from rlvlm.vlms.pictures import resize
 from rlvlm.vlms.processors import PillowProcessor
 
 _LOGGER = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ _SHOWN_AT_ONCE = 64
 
 
 class TaskDataset:
-    """The pictures of one task, shrunk once and kept as bytes, and what there is to read in them.
+    """The images of one task, shrunk once and kept as bytes, and what there is to read in them.
 
     Args:
         task: what to play.
@@ -65,7 +65,7 @@ class TaskDataset:
 
     def __init__(self, task: TaughtTask, count: int, held_out: int, seed: int) -> None:
         self.task = task
-        self.world, self.moments = collect_moments(task, count, seed)
+        self.env, self.moments = collect_moments(task, count, seed)
         _, self.unseen = collect_moments(task, held_out, seed + _HELD_OUT_SEED)
         self.columns, self.sizes = readable([*self.moments, *self.unseen])
         self._processor = build_image_processor()
@@ -73,11 +73,11 @@ class TaskDataset:
         self.unseen_frames = self._shrunk(self.unseen)
 
     def _shrunk(self, moments: Sequence[Moment]) -> NDArray[np.uint8]:
-        """[N, H, W, 3] as the model gets to see them, each picture drawn once."""
+        """[N, H, W, 3] as the model gets to see them, each image drawn once."""
         drawn: dict[bytes, NDArray[np.uint8]] = {}
         for moment in moments:
             if moment.image not in drawn:
-                drawn[moment.image] = resize(self.world.draw(moment.snapshot[None])[0], self._processor)
+                drawn[moment.image] = resize(self.env.draw(moment.snapshot[None])[0], self._processor)
         return np.stack([drawn[moment.image] for moment in moments])
 
     def patches(self, frames: NDArray[np.uint8]) -> Tensor:
@@ -85,7 +85,7 @@ class TaskDataset:
         return patches_of(frames, self._processor)
 
     def values(self, moments: Sequence[Moment]) -> Tensor:
-        """[N, columns] what there is to read in their pictures."""
+        """[N, columns] what there is to read in their images."""
         return torch.from_numpy(np.stack([moment.key[self.columns] for moment in moments]))
 
 
@@ -116,11 +116,11 @@ class Trainer:
             flatten_patch_embedding(self.model)
         width = self.model.config.text_config.hidden_size * 9
         self.readers = nn.ModuleList(nn.Linear(width, sum(data.sizes)) for data in self.datasets)
-        """What is read off all visual tokens of a picture; used in training only, never shipped."""
+        """What is read off all visual tokens of an image; used in training only, never shipped."""
         self.facts: dict[str, Facts] = {}
 
     def _tokenizer(self, tasks: Sequence[TaughtTask], moments: Sequence[Moment]) -> Any:
-        worlds = {data.task.name: data.world for data in self.datasets}
+        worlds = {data.task.name: data.env for data in self.datasets}
         replies = [self.replies.draw(moment, worlds[moment.task], self._rng) for moment in moments]
         prompts = [moment.prompt for moment in moments]
         phrases = [*prompt_phrases(moments), *key_phrases(replies), *(p for each in tasks for p in each.phrases)]
@@ -136,7 +136,7 @@ class Trainer:
         self.talk()
 
     def see(self) -> None:
-        """Trains the vision encoder, until it reads every task's held-out pictures well enough."""
+        """Trains the vision encoder, until it reads every task's held-out images well enough."""
         optimizers = vision_optimizers(self.model, self.readers, self.config.lr)
         facts = self.facts.setdefault("seeing", {})
         steps = self.config.seeing_steps
@@ -149,7 +149,7 @@ class Trainer:
                     break
 
     def _seeing_loss(self) -> tuple[Tensor, Facts]:
-        """Cross-entropy of every value of every picture, tasks taking turns by their share."""
+        """Cross-entropy of every value of every image, tasks taking turns by their share."""
         shares = np.array([data.task.share for data in self.datasets])
         counts = np.maximum(1, np.round(self.config.batch * shares / shares.sum()).astype(int))
         places = [self._rng.integers(len(data.moments), size=n) for data, n in zip(self.datasets, counts, strict=True)]
@@ -176,7 +176,7 @@ class Trainer:
         """Trains the language model on what the vision encoder, from now on fixed, tells it; saves now and then."""
         processor = PillowProcessor(build_image_processor(), self.tokenizer, self.model.config.image_token_id)
         policy = VLMPolicy(self.model, processor, PolicyConfig(learns="all"))
-        examples = [(data.world, moment) for data in self.datasets for moment in data.moments]
+        examples = [(data.env, moment) for data in self.datasets for moment in data.moments]
         for data in self.datasets:
             images = [moment.image for moment in data.moments]
             missing = policy.images.missing(images)
@@ -195,7 +195,7 @@ class Trainer:
             if step % self.config.save_every_steps == 0 or step == steps:
                 save(self.model, self.tokenizer, build_image_processor(), self.config.out)
 
-    def _talking_loss(self, policy: VLMPolicy, examples: Sequence[tuple[TurnWorld, Moment]]) -> tuple[Tensor, Facts]:
+    def _talking_loss(self, policy: VLMPolicy, examples: Sequence[tuple[TurnEnv, Moment]]) -> tuple[Tensor, Facts]:
         """Minus the log-prob of freshly drawn replies, per reply, in nats."""
         rows = self._rng.integers(len(examples), size=self.config.batch)
         asked = []

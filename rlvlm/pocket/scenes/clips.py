@@ -1,4 +1,4 @@
-"""Episodes of `push_block` of all sorts, and what can be read in its pictures: what the scorer learns clips from.
+"""Episodes of `push_block` of all sorts, and what can be read in its images: what the scorer learns clips from.
 
 A script pushes one of the two blocks, towards the pad or beside it, with more or less noise, and may stop half way. So
 there are successes, near misses, and wrong blocks brought to the pad.
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.steps import FloatArray
 from rlvlm.envs.push_block import table
-from rlvlm.envs.push_block.world import instruction_of
+from rlvlm.envs.push_block.env import instruction_of
 from rlvlm.pocket.scenes.pairs import Split
-from rlvlm.types.steps import FloatArray
 
 EPISODE_STEPS = 32
 """As the task has it."""
@@ -91,7 +91,7 @@ def collect_pushes(count: int, split: Split, seed: int) -> list[Push]:
 
 
 def readable(snapshots: FloatArray) -> NDArray[np.int64]:
-    """[N, 12] what there is to read in pictures of `snapshots` [N, 10], for each colour in turn.
+    """[N, 12] what there is to read in images of `snapshots` [N, 10], for each colour in turn.
 
     Offset of its block from the pad in x and in y, as a bin (0: there is no such block), and whether it lies on the pad
     (0: no such block, 1: no, 2: yes).

@@ -1,4 +1,4 @@
-"""What a pocket judge learns from: pictures of a task with the simulator's progress, and pairs of them.
+"""What a pocket judge learns from: images of a task with the simulator's progress, and pairs of them.
 
 A scene provider fills it; `train` and `evaluate` take one by name (`module:function`), so that tasks of one's own can
 be taught too.
@@ -12,17 +12,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.core.steps import FloatArray, Frames
 
 TIE_GAP = 0.02
-"""Pictures whose progress differs by less than this are taught as no difference, however well they can be seen."""
+"""Images whose progress differs by less than this are taught as no difference, however well they can be seen."""
 
 Split = Literal["train", "held_out"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenes:
-    """Distinct pictures of one set-up of one task, and which of them the frames of its episodes show."""
+    """Distinct images of one set-up of one task, and which of them the frames of its episodes show."""
 
     task: str
     """E.g. `drawer_open`."""
@@ -31,21 +31,21 @@ class Scenes:
     goal: str
     """Fills the slot of the prompt."""
     phrase: str
-    """What a picture shows, with one slot: `the drawer is {percent}% open`."""
-    pictures: Frames
+    """What an image shows, with one slot: `the drawer is {percent}% open`."""
+    images: Frames
     """[N, H, W, 3], no two alike."""
     progress: FloatArray
     """[N] in [0, 1]."""
     frames: NDArray[np.int64]
-    """[M] the picture that each frame of the episodes shows: what a uniform draw over frames would meet."""
+    """[M] the image that each frame of the episodes shows: what a uniform draw over frames would meet."""
     share: float = 1.0
     """How often the set-up is drawn in training, relative to the others."""
 
     def __post_init__(self) -> None:
-        if len(self.pictures) != len(self.progress):
-            raise ValueError(f"need one progress per picture, got {len(self.progress)} for {len(self.pictures)}")
-        if len(self.frames) == 0 or not 0 <= self.frames.min() <= self.frames.max() < len(self.pictures):
-            raise ValueError(f"frames must name pictures 0 to {len(self.pictures) - 1}")
+        if len(self.images) != len(self.progress):
+            raise ValueError(f"need one progress per image, got {len(self.progress)} for {len(self.images)}")
+        if len(self.frames) == 0 or not 0 <= self.frames.min() <= self.frames.max() < len(self.images):
+            raise ValueError(f"frames must name images 0 to {len(self.images) - 1}")
 
 
 Provider = Callable[[Split, int], Iterable[Scenes]]
@@ -74,7 +74,7 @@ def label_of(left: float, right: float, tie_gap: float = TIE_GAP) -> int:
 
 
 def draw_uniform_pairs(scenes: Scenes, num_pairs: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Returns [num_pairs, 2] pictures as the preference loop meets them: uniform over frames, never the same twice."""
+    """Returns [num_pairs, 2] images as the preference loop meets them: uniform over frames, never the same twice."""
     pairs = np.empty((0, 2), np.int64)
     while len(pairs) < num_pairs:
         drawn = scenes.frames[rng.integers(len(scenes.frames), size=(2 * num_pairs, 2))]
@@ -83,9 +83,9 @@ def draw_uniform_pairs(scenes: Scenes, num_pairs: int, rng: np.random.Generator)
 
 
 def draw_gap_pairs(scenes: Scenes, gaps: FloatArray, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Returns [N, 2] pictures whose progress differs by about `gaps` [N] in [-1, 1], right minus left.
+    """Returns [N, 2] images whose progress differs by about `gaps` [N] in [-1, 1], right minus left.
 
-    Pictures of one and the same progress are drawn equally often, e.g. mirrored ones and those of a lost ball.
+    Images of one and the same progress are drawn equally often, e.g. mirrored ones and those of a lost ball.
     """
     order = np.argsort(scenes.progress)
     ranked = scenes.progress[order]

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from rlvlm.envs.registry import make_world
-from rlvlm.envs.world import World
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.registry import make_env
+from rlvlm.envs.step_env import StepEnv
 from rlvlm.pocket.scenes.pairs import Scenes, Split
 from rlvlm.pocket.scenes.tasks import Setup, TaskScenes
-from rlvlm.types.steps import FloatArray
 
 PICTURE_PX = 300
 """As the preference loop draws for a judge."""
@@ -25,42 +25,42 @@ def collect(task: TaskScenes, split: Split, seed: int) -> Iterator[Scenes]:
 
 
 def _collect(task: TaskScenes, setup: Setup, seed: int, split: Split) -> Scenes:
-    """Plays the episodes of one set-up and draws distinct pictures: of frames met at random, and of all progress."""
-    world = make_world(task.name, setup.config, seed)
+    """Plays the episodes of one set-up and draws distinct images: of frames met at random, and of all progress."""
+    env = make_env(task.name, setup.config, seed)
     rng = np.random.default_rng(seed)
     shrink = 1 if split == "train" else 2
-    played = [pair for episode in range(setup.episodes // shrink) for pair in _play(world, task, seed + episode, rng)]
+    played = [pair for episode in range(setup.episodes // shrink) for pair in _play(env, task, seed + episode, rng)]
     snapshots = np.stack([snapshot for snapshot, _ in played])
     progress = np.array([value for _, value in played], np.float32)
-    _, first, looks = np.unique(world.picture_key(snapshots), axis=0, return_index=True, return_inverse=True)
+    _, first, looks = np.unique(env.image_key(snapshots), axis=0, return_index=True, return_inverse=True)
     count = setup.max_pictures // shrink
     met = rng.choice(looks.ravel(), size=min(len(looks), count // 2), replace=False)
     kept = np.union1d(met, _spread(progress[first], count - len(np.unique(met)), rng))
-    pictures, progress = world.draw(snapshots[first[kept]], PICTURE_PX), progress[first[kept]]
-    world.close()
+    images, progress = env.draw(snapshots[first[kept]], PICTURE_PX), progress[first[kept]]
+    env.close()
     if split == "train":
-        pictures = np.concatenate([pictures, *(np.flip(pictures, axes) for axes in task.mirrors)])
+        images = np.concatenate([images, *(np.flip(images, axes) for axes in task.mirrors)])
         progress = np.tile(progress, 1 + len(task.mirrors))
     return Scenes(
         task=task.name,
         name=setup.name,
-        goal=world.goal,
+        goal=env.goal,
         phrase=task.phrase,
-        pictures=pictures,
+        images=images,
         progress=progress,
         frames=np.searchsorted(kept, met),
         share=setup.share,
     )
 
 
-def _play(world: World, task: TaskScenes, seed: int, rng: np.random.Generator) -> Iterator[tuple[FloatArray, float]]:
+def _play(env: StepEnv, task: TaskScenes, seed: int, rng: np.random.Generator) -> Iterator[tuple[FloatArray, float]]:
     """Yields snapshot and progress of every step of one episode.
 
     The task's skill, slowed down and with noise, goes on to a random extent, then holds still or moves at random; some
     episodes move at random from the start.
     """
-    obs, info = world.reset(seed=seed)
-    move_at_random = _random_mover(world, rng)
+    obs, info = env.reset(seed=seed)
+    move_at_random = _random_mover(env, rng)
     noise, extent, pace = rng.uniform(0, task.max_noise), rng.uniform(0, 1.1), rng.uniform(*task.paces)
     is_aimless, holds = rng.random() < task.p_aimless, rng.random() < 0.5
     has_arrived = is_over = False
@@ -69,18 +69,18 @@ def _play(world: World, task: TaskScenes, seed: int, rng: np.random.Generator) -
         if is_aimless or (has_arrived and not holds):
             action = move_at_random()
         elif has_arrived:
-            action = np.zeros(world.action_space.shape or ())
+            action = np.zeros(env.action_space.shape or ())
         else:
-            action = pace * task.skill(obs, info["snapshot"]) + noise * rng.standard_normal(world.action_space.shape)
-        obs, _, terminated, truncated, info = world.step(np.clip(action, -1, 1).astype(np.float32))
+            action = pace * task.skill(obs, info["snapshot"]) + noise * rng.standard_normal(env.action_space.shape)
+        obs, _, terminated, truncated, info = env.step(np.clip(action, -1, 1).astype(np.float32))
         is_over = terminated or truncated
         yield info["snapshot"], info["progress"]
 
 
-def _random_mover(world: World, rng: np.random.Generator) -> Callable[[], FloatArray]:
+def _random_mover(env: StepEnv, rng: np.random.Generator) -> Callable[[], FloatArray]:
     """Returns a function that gives uniform actions, each held for up to as many steps as is drawn here once."""
     longest = int(rng.integers(1, _LONGEST_MOVE + 1))
-    action, steps_left = np.zeros(world.action_space.shape or (), np.float32), 0
+    action, steps_left = np.zeros(env.action_space.shape or (), np.float32), 0
 
     def move() -> FloatArray:
         nonlocal action, steps_left

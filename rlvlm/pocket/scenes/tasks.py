@@ -8,9 +8,9 @@ import numpy as np
 from metaworld.policies import SawyerDrawerOpenV3Policy, SawyerSoccerV3Policy, SawyerSweepIntoV3Policy
 from metaworld.policies.policy import Policy
 
+from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import task_env
-from rlvlm.types.steps import FloatArray
 
 Skill = Callable[[FloatArray, FloatArray], FloatArray]
 """Observation [D] and snapshot [S] in, the action [A] that leads to the goal out; it may exceed [-1, 1]."""
@@ -48,7 +48,7 @@ class TaskScenes:
     name: str
     """In the registry of the envs."""
     phrase: str
-    """What a picture shows, with one slot: `the drawer is {percent}% open`."""
+    """What an image shows, with one slot: `the drawer is {percent}% open`."""
     skill: Skill
     setups: tuple[Setup, ...]
     paces: tuple[float, float] = (1.0, 1.0)
@@ -58,8 +58,8 @@ class TaskScenes:
     p_aimless: float = 0.15
     """Share of episodes that move at random from the start."""
     mirrors: tuple[tuple[int, ...], ...] = ()
-    """Axes of pictures [N, H, W, 3] that may be turned round together, the progress staying what it is: training
-    shows these pictures too."""
+    """Axes of images [N, H, W, 3] that may be turned round together, the progress staying what it is: training
+    shows these images too."""
 
 
 def _scripted(policy: Policy, obs: FloatArray, _: FloatArray) -> FloatArray:
@@ -96,7 +96,7 @@ def _fold_over(_: FloatArray, __: FloatArray) -> FloatArray:
 
 
 def _two_starts(
-    task: str, fixed: int, random: int, pictures: tuple[int, int] = (1_200, 500), share: float = 1.0
+    task: str, fixed: int, random: int, images: tuple[int, int] = (1_200, 500), share: float = 1.0
 ) -> tuple[Setup, ...]:
     """The recipe's own set-up, and its random start.
 
@@ -104,13 +104,13 @@ def _two_starts(
         task: whose recipe.
         fixed: episodes from the fixed start.
         random: episodes from random starts.
-        pictures: drawn of each.
+        images: drawn of each.
         share: how often the task is drawn in training, relative to all others: the hardest ones more often.
     """
     config = task_env(task)
     return (
-        Setup(config=config, episodes=fixed, max_pictures=pictures[0], share=0.7 * share),
-        Setup(config=replace(config, start="random"), episodes=random, max_pictures=pictures[1], share=0.3 * share),
+        Setup(config=config, episodes=fixed, max_pictures=images[0], share=0.7 * share),
+        Setup(config=replace(config, start="random"), episodes=random, max_pictures=images[1], share=0.3 * share),
     )
 
 

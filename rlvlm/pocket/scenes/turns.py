@@ -1,6 +1,6 @@
-"""Turns of worlds that are talked to, with what each was worth: what the pocket scorer learns to judge.
+"""Turns of envs that are talked to, with what each was worth: what the pocket scorer learns to judge.
 
-What a turn was worth follows from the expert's turns to success before and after it; the judge is shown pictures and
+What a turn was worth follows from the expert's turns to success before and after it; the judge is shown images and
 the action's name alone.
 """
 
@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.envs.registry import make_world, task_env, task_goal
-from rlvlm.envs.turns import TurnWorld
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.registry import make_env, task_env, task_goal
+from rlvlm.envs.turn_env import TurnEnv
 from rlvlm.pocket.scenes.pairs import Split
-from rlvlm.types.steps import FloatArray
 
 AWAY, SAME, NEARER, REACHED = 1, 2, 4, 5
 """Ratings of a turn, as the prompt of a step's utility has them."""
@@ -40,7 +40,7 @@ class PlayedTurn:
     after: FloatArray
     """[S] and after it."""
     keys: tuple[bytes, bytes]
-    """Of both pictures: equal keys look the same."""
+    """Of both images: equal keys look the same."""
     rating: int
     """1, 2, 4 or 5."""
 
@@ -54,11 +54,11 @@ def rating_of(left_before: int, left_after: int) -> int:
 
 def collect_turns(
     task: str, count: int, split: Split, seed: int, *, splits_starts: bool = False
-) -> tuple[TurnWorld, list[PlayedTurn]]:
-    """A world of `task`, and `count` turns of episodes played half by its expert and half by chance.
+) -> tuple[TurnEnv, list[PlayedTurn]]:
+    """An env of `task`, and `count` turns of episodes played half by its expert and half by chance.
 
     Args:
-        task: a world in turns that knows its `turns_left`.
+        task: an env in turns that knows its `turns_left`.
         count: turns.
         split: held out are other seeds.
         seed: of episodes and play.
@@ -67,43 +67,43 @@ def collect_turns(
     seed += _HELD_OUT_SEED if split == "held_out" else 0
     side: Literal["training", "held_out"] = "training" if split == "train" else "held_out"
     config = task_env(task)
-    world: TurnWorld = make_world(task, replace(config, split=side) if splits_starts else config, seed)
+    env: TurnEnv = make_env(task, replace(config, split=side) if splits_starts else config, seed)
     rng = np.random.default_rng(seed)
-    turns = list(_play(world, task, count, seed, rng))
-    return world, turns
+    turns = list(_play(env, task, count, seed, rng))
+    return env, turns
 
 
-def _play(world: TurnWorld, task: str, count: int, seed: int, rng: np.random.Generator) -> Iterator[PlayedTurn]:
-    turn, info = world.reset(seed=seed)
+def _play(env: TurnEnv, task: str, count: int, seed: int, rng: np.random.Generator) -> Iterator[PlayedTurn]:
+    turn, info = env.reset(seed=seed)
     for _ in range(count):
-        left = world.turns_left()
+        left = env.turns_left()
         assert left is not None, f"{task} does not know how many turns its expert would take"
         action: int | None = int(rng.choice(info["legal"]))
         if rng.random() < _P_UNREADABLE:
             action = None
         elif rng.random() < _EXPERT_SHARE:
-            action = world.expert_action()
+            action = env.expert_action()
         before = turn.snapshot
-        turn, _, terminated, truncated, info = world.step("" if action is None else world.action_text(action))
-        after = world.turns_left()
+        turn, _, terminated, truncated, info = env.step("" if action is None else env.action_text(action))
+        after = env.turns_left()
         assert after is not None, f"{task} does not know how many turns its expert would take"
         yield PlayedTurn(
             task=task,
             goal=task_goal(task),
-            action="" if action is None else world.action_names[action],
+            action="" if action is None else env.action_names[action],
             before=before,
             after=turn.snapshot,
-            keys=_keys(world, np.stack([before, turn.snapshot])),
+            keys=_keys(env, np.stack([before, turn.snapshot])),
             rating=rating_of(left, after),
         )
         if terminated or truncated or rng.random() < _P_LEAVE:
-            turn, info = world.reset()
+            turn, info = env.reset()
 
 
-def _keys(world: TurnWorld, snapshots: FloatArray) -> tuple[bytes, bytes]:
-    first, second = (row.tobytes() for row in _picture_key(world, snapshots))
+def _keys(env: TurnEnv, snapshots: FloatArray) -> tuple[bytes, bytes]:
+    first, second = (row.tobytes() for row in _image_key(env, snapshots))
     return first, second
 
 
-def _picture_key(world: TurnWorld, snapshots: FloatArray) -> NDArray[np.int64]:
-    return np.ascontiguousarray(world.picture_key(snapshots), np.int64)
+def _image_key(env: TurnEnv, snapshots: FloatArray) -> NDArray[np.int64]:
+    return np.ascontiguousarray(env.image_key(snapshots), np.int64)

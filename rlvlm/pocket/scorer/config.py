@@ -13,7 +13,7 @@ class TrainConfig:
     out: Path = weights_folder("scorer")
     """Folder of the finished weights; replaced as a whole."""
     eyes: Path = weights_folder("policy")
-    """Folder of a model of the same shapes, whose vision encoder reads the worlds in turns already."""
+    """Folder of a model of the same shapes, whose vision encoder reads the envs in turns already."""
     seed: int = 0
     """Of turns, pushes, weights and batches."""
     moves: int = 8_000
@@ -25,7 +25,7 @@ class TrainConfig:
     talking_steps: int = 500
     """Steps that train the language model on what the vision encoder, by then fixed, tells it."""
     batch: int = 48
-    """Pictures per step of seeing, and turns per step of talking; half as many clips come on top."""
+    """Images per step of seeing, and turns per step of talking; half as many clips come on top."""
     lr: float = 1.5e-3
     """AdamW's highest step size, Muon's is twice that; it warms up, holds, and falls to zero."""
     threads: int = 1

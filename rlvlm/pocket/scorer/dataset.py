@@ -1,4 +1,4 @@
-"""What the pocket scorer is taught: pictures with what there is to read in them, and questions with their answers.
+"""What the pocket scorer is taught: images with what there is to read in them, and questions with their answers.
 
 A question is about the utility of a turn, or about the success of a clip; its words are those of `judges.prompts`.
 """
@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rlvlm.core.judging import Clip
+from rlvlm.core.steps import Frames
 from rlvlm.envs.push_block import table
 from rlvlm.envs.registry import task_goal
 from rlvlm.judges import prompts
@@ -21,23 +23,21 @@ from rlvlm.pocket.policy.model import PICTURE_PX, build_image_processor
 from rlvlm.pocket.scenes.clips import READABLE_SIZES, Push, collect_pushes, readable
 from rlvlm.pocket.scenes.pairs import Split
 from rlvlm.pocket.scenes.turns import AWAY, NEARER, REACHED, SAME, PlayedTurn, collect_turns
-from rlvlm.types.judging import Clip
-from rlvlm.types.steps import Frames
-from rlvlm.vlms.pictures import resize
+from rlvlm.vlms.images import resize
 
 _BACKWARDS = {AWAY: NEARER, SAME: SAME, NEARER: AWAY, REACHED: AWAY}
-"""The rating of a turn whose two pictures are exchanged."""
+"""The rating of a turn whose two images are exchanged."""
 _P_BACKWARDS, _P_OTHER_GOAL = 0.15, 0.15
 _P_OTHER_INSTRUCTION = 0.3
 _MOMENTS = 8
-"""Pictures kept of an episode of push_block."""
+"""Images kept of an episode of push_block."""
 _BLANK = np.zeros((2, 2, 2, 3), np.uint8)
 _SLOT, _ACTION_SLOT = "GOALSLOT", "ACTIONSLOT"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnTask:
-    """A world in turns that the scorer is taught."""
+    """An env in turns that the scorer is taught."""
 
     name: str
     splits_starts: bool
@@ -54,8 +54,8 @@ TURN_TASKS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorldImages:
-    """Pictures of one world, each different one once, at the size that the model sees."""
+class EnvImages:
+    """Images of one env, each different one once, at the size that the model sees."""
 
     task: str
     frames: Frames
@@ -68,12 +68,12 @@ class WorldImages:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What is asked about some pictures, and the right answer."""
+    """What is asked about some images, and the right answer."""
 
     mode: ScoreMode
     goal: str
     pictures: tuple[int, ...]
-    """In order of time, counted through all worlds."""
+    """In order of time, counted through all envs."""
     answer: str
     action: str = ""
 
@@ -89,10 +89,10 @@ class QuestionDataset:
     """
 
     def __init__(self, split: Split, turns: int, pushes: int, seed: int) -> None:
-        self.worlds: list[WorldImages] = []
+        self.envs: list[EnvImages] = []
         self.turns: list[tuple[PlayedTurn, tuple[int, int]]] = []
         self.pushes: list[tuple[Push, int]] = []
-        """Each with the place of its first picture; the others follow in order of time."""
+        """Each with the place of its first image; the others follow in order of time."""
         self._first = 0
         processor = build_image_processor()
         for task in TURN_TASKS:
@@ -135,19 +135,19 @@ class QuestionDataset:
         return clip_question(push, first, moments, goal)
 
     def _add_turns(self, task: TurnTask, split: Split, count: int, seed: int, processor: Any) -> None:
-        world, turns = collect_turns(task.name, count, split, seed, splits_starts=task.splits_starts)
+        env, turns = collect_turns(task.name, count, split, seed, splits_starts=task.splits_starts)
         shown = {
             key: snapshot for turn in turns for key, snapshot in zip(turn.keys, (turn.before, turn.after), strict=True)
         }
         places = {key: self._first + place for place, key in enumerate(shown)}
-        keys = world.picture_key(np.stack(list(shown.values())))
+        keys = env.image_key(np.stack(list(shown.values())))
         columns = np.flatnonzero((keys != keys[0]).any(0))
-        frames = [resize(world.draw(snapshot[None])[0], processor) for snapshot in shown.values()]
+        frames = [resize(env.draw(snapshot[None])[0], processor) for snapshot in shown.values()]
         sizes = tuple(int(keys[:, column].max()) + 1 for column in columns)
-        self.worlds.append(WorldImages(task=task.name, frames=np.stack(frames), values=keys[:, columns], sizes=sizes))
+        self.envs.append(EnvImages(task=task.name, frames=np.stack(frames), values=keys[:, columns], sizes=sizes))
         self.turns += [(turn, (places[turn.keys[0]], places[turn.keys[1]])) for turn in turns]
         self._first += len(shown)
-        world.close()
+        env.close()
 
     def _add_pushes(self, played: Sequence[Push]) -> None:
         pushes = [push.thinned(_MOMENTS) for push in played]
@@ -157,9 +157,7 @@ class QuestionDataset:
             [table.draw(part, PICTURE_PX) for part in np.array_split(snapshots, len(snapshots) // 200 + 1)]
         )
         self.pushes += [(push, self._first + place) for push, place in zip(pushes, places.tolist(), strict=True)]
-        self.worlds.append(
-            WorldImages(task="push_block", frames=frames, values=readable(snapshots), sizes=READABLE_SIZES)
-        )
+        self.envs.append(EnvImages(task="push_block", frames=frames, values=readable(snapshots), sizes=READABLE_SIZES))
         self._first += len(snapshots)
 
 
@@ -173,7 +171,7 @@ def question_of(turn: PlayedTurn, pictures: tuple[int, int]) -> Question:
 
 
 def backwards(turn: PlayedTurn, pictures: tuple[int, int]) -> Question:
-    """The same with its pictures exchanged."""
+    """The same with its images exchanged."""
     before, after = pictures
     return replace(question_of(turn, (after, before)), answer=str(_BACKWARDS[turn.rating]))
 
@@ -185,13 +183,13 @@ def clip_question(push: Push, first: int, moments: NDArray[np.int64], goal: str)
 
 
 def chat_of(question: Question, num_frames: int) -> Any:
-    """The turns that a judge is asked with; their pictures are blanks that hold the place."""
+    """The turns that a judge is asked with; their images are blanks that hold the place."""
     blank = np.repeat(_BLANK[:1], num_frames, axis=0)
     return prompts.score_messages(question.mode, Clip(goal=question.goal, frames=blank, action=question.action))
 
 
 def dialogues_of(questions: Sequence[Question], tokenizer: Any) -> Dialogues:
-    """Questions about equally many pictures, as token ids."""
+    """Questions about equally many images, as token ids."""
     told = []
     for question in questions:
         chat = chat_of(question, len(question.pictures))

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 import tyro
 
+from rlvlm.core.judging import Clip
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.push_block import table
 from rlvlm.envs.registry import task_goal
 from rlvlm.judges.agreement import area_under_curve
@@ -23,8 +25,6 @@ from rlvlm.judges.prompts import OTHER_GOAL
 from rlvlm.pocket.scenes.clips import Push, collect_pushes
 from rlvlm.pocket.scenes.turns import AWAY, NEARER, REACHED, SAME, PlayedTurn, collect_turns
 from rlvlm.pocket.scorer.dataset import TURN_TASKS, TurnTask
-from rlvlm.types.judging import Clip
-from rlvlm.types.steps import FloatArray, Frames
 
 RATINGS = (AWAY, SAME, NEARER, REACHED)
 Figures = dict[str, float]
@@ -57,13 +57,13 @@ def measure_turns(judge: Judge, task: TurnTask, config: EvaluateConfig) -> Figur
         Share of turns whose rating is the true one (the nearest of 0, 1/4, 3/4 and 1); mean score of each true rating;
         mean scores of turned-round and off-goal turns that truly came nearer; and the number of different questions.
     """
-    world, turns = collect_turns(task.name, config.turns, "held_out", config.seed, splits_starts=task.splits_starts)
+    env, turns = collect_turns(task.name, config.turns, "held_out", config.seed, splits_starts=task.splits_starts)
 
     def ask(chosen: Sequence[PlayedTurn], goal: str, order: tuple[int, int]) -> FloatArray:
         clips = []
         for turn in chosen:
             pair = np.stack([turn.before, turn.after])[list(order)]
-            clips.append(Clip(goal=goal, frames=world.draw(pair), action=turn.action))
+            clips.append(Clip(goal=goal, frames=env.draw(pair), action=turn.action))
         return _values(judge, clips)
 
     goal = task_goal(task.name)
@@ -81,7 +81,7 @@ def measure_turns(judge: Judge, task: TurnTask, config: EvaluateConfig) -> Figur
         "unanswered": float(np.isnan(scores).mean()),
         "different questions": float(len({(turn.keys, turn.action) for turn in turns})),
     }
-    world.close()
+    env.close()
     return figures
 
 

@@ -1,6 +1,6 @@
 """Trains the pocket scorer: `python -m rlvlm.pocket.scorer.train`.
 
-Its vision encoder begins as the pocket policy's, which reads the worlds in turns, and learns to read push_block as
+Its vision encoder begins as the pocket policy's, which reads the envs in turns, and learns to read push_block as
 well. Then the language model, from random weights, learns to rate turns and to tell a clip's success. Everything
 random hangs on the seed.
 """
@@ -15,7 +15,7 @@ import tyro
 from torch import Tensor, nn
 from transformers.utils.logging import disable_progress_bar
 
-from rlvlm.envs.registry import make_world, task_env
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judges.build import ABILITIES_FILE
 from rlvlm.pocket.judge.batches import NUM_VISUAL_TOKENS
 from rlvlm.pocket.judge.learning import (
@@ -59,8 +59,8 @@ class Trainer:
         self.tokenizer = make_tokenizer()
         self.model = build_model(self.tokenizer, config.eyes)
         width = self.model.config.text_config.hidden_size * NUM_VISUAL_TOKENS
-        self.readers = nn.ModuleList(nn.Linear(width, sum(world.sizes)) for world in self.dataset.worlds)
-        """What is read off all visual tokens of a picture; used in training only, never shipped."""
+        self.readers = nn.ModuleList(nn.Linear(width, sum(env.sizes)) for env in self.dataset.envs)
+        """What is read off all visual tokens of an image; used in training only, never shipped."""
         self._processor = build_image_processor()
         self.facts: dict[str, Facts] = {}
 
@@ -80,24 +80,24 @@ class Trainer:
             pass
 
     def _seeing_loss(self) -> tuple[Tensor, Facts]:
-        """Cross-entropy of every value of every picture; half of the pictures are of the last world, push_block."""
-        worlds, batch = self.dataset.worlds, self.config.batch
+        """Cross-entropy of every value of every image; half of the images are of the last env, push_block."""
+        worlds, batch = self.dataset.envs, self.config.batch
         shares = np.array([*(task.share**0.5 for task in TURN_TASKS), 4.0])[: len(worlds)]
         counts = np.maximum(2, np.round(batch * shares / shares.sum()).astype(int))
-        rows = [self._rng.integers(len(world.frames), size=n) for world, n in zip(worlds, counts, strict=True)]
-        patches = [patches_of(world.frames[own], self._processor) for world, own in zip(worlds, rows, strict=True)]
+        rows = [self._rng.integers(len(env.frames), size=n) for env, n in zip(worlds, counts, strict=True)]
+        patches = [patches_of(env.frames[own], self._processor) for env, own in zip(worlds, rows, strict=True)]
         seen = look(self.model, torch.cat(patches))[:, -1].flatten(1).split(counts.tolist())
         total, facts = torch.zeros(()), {}
-        for world, reader, own, part in zip(worlds, self.readers, rows, seen, strict=True):
-            loss, right = reading_loss(reader(part), torch.from_numpy(world.values[own]), world.sizes)
+        for env, reader, own, part in zip(worlds, self.readers, rows, seen, strict=True):
+            loss, right = reading_loss(reader(part), torch.from_numpy(env.values[own]), env.sizes)
             total = total + loss
-            facts[f"read/{world.task}"] = float(right.float().mean())
+            facts[f"read/{env.task}"] = float(right.float().mean())
         return total, {"loss": float(total.detach()), **facts}
 
     def talk(self) -> None:
         """Trains the language model on what the vision encoder, from now on fixed, tells it; saves now and then."""
-        worlds = self.dataset.worlds
-        self._seen = torch.cat([encode_all(self.model, world.frames, self._processor) for world in worlds])
+        worlds = self.dataset.envs
+        self._seen = torch.cat([encode_all(self.model, env.frames, self._processor) for env in worlds])
         optimizers = language_optimizers(self.model, self.config.lr)
         facts = self.facts.setdefault("talking", {})
         steps = self.config.talking_steps
@@ -122,7 +122,7 @@ class Trainer:
 
 def make_tokenizer() -> Any:
     """The scorer's: fixed sentences of its questions are single tokens."""
-    names = {name for task in TURN_TASKS for name in make_world(task.name, task_env(task.name), 0).action_names}
+    names = {name for task in TURN_TASKS for name in make_env(task.name, task_env(task.name), 0).action_names}
     return build_tokenizer(corpus(sorted(names)), phrases(), _VOCABULARY)
 
 

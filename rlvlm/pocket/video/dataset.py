@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.pocket.scorer.dataset import Question
-from rlvlm.types.steps import FloatArray, Frames
 
 MOMENTS = 8
 """Frames kept of an episode, evenly spread, the first and the last among them."""
@@ -135,5 +135,5 @@ def suite_of(task: str) -> str:
 def question_of(clips: Clips, row: int, moments: NDArray[np.int64], goal: str) -> Question:
     """The question whether `goal` is reached at the last of `moments` of an episode."""
     is_reached = bool(clips.success[row]) and int(moments[-1]) == MOMENTS - 1 and goal == clips.instructions[row]
-    pictures = tuple((row * MOMENTS + moments).tolist())
-    return Question(mode="success", goal=goal, pictures=pictures, answer="yes" if is_reached else "no")
+    images = tuple((row * MOMENTS + moments).tolist())
+    return Question(mode="success", goal=goal, pictures=images, answer="yes" if is_reached else "no")

@@ -15,13 +15,13 @@ import torch
 import tyro
 from numpy.typing import NDArray
 
+from rlvlm.core.judging import Clip
+from rlvlm.core.steps import FloatArray
 from rlvlm.judges.agreement import area_under_curve, calibration_error
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.pocket.video.dataset import MOMENTS, Clips, suite_of
-from rlvlm.types.judging import Clip
-from rlvlm.types.steps import FloatArray
 
 Figures = dict[str, float]
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE, ChunkEnv
 from rlvlm.envs.libero.expert import OPEN
 from rlvlm.envs.libero.scene import LiberoScene, shared_scene
-from rlvlm.envs.registry import make_world, task_env
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.pocket.policy.model import PICTURE_PX
 from rlvlm.pocket.video import TASKS
 from rlvlm.pocket.video.dataset import MOMENTS, Clips
-from rlvlm.types.steps import FloatArray, Frames
 
 _LOGGER = logging.getLogger(__name__)
 _NOISES, _P_NOISES = (0.02, 0.1, 0.2, 0.6), (0.4, 0.2, 0.1, 0.3)
@@ -55,7 +55,7 @@ def play(config: PlayConfig) -> Clips:
     for task in config.tasks:
         suite, _, number = task.partition("/")
         env = replace(task_env(task), moved=config.moved, physics="fast", episode_steps=_EPISODE_STEPS)
-        world, scene = make_world(task, env, 0), shared_scene(suite, int(number), env.mesh_cell)
+        world, scene = make_env(task, env, 0), shared_scene(suite, int(number), env.mesh_cell)
         played += [_episode(world, scene, first + index, rng) for index in range(config.episodes)]
         targets.add(scene.goals[0][2])
         instructions += [scene.instruction] * config.episodes
@@ -77,7 +77,7 @@ def play(config: PlayConfig) -> Clips:
 
 
 def _episode(
-    world: ChunkWorld, scene: LiberoScene, state_id: int, rng: np.random.Generator
+    world: ChunkEnv, scene: LiberoScene, state_id: int, rng: np.random.Generator
 ) -> tuple[Frames, dict[str, FloatArray], bool]:
     """Frames of `MOMENTS` moments, where each thing and the place it is wanted at was, and whether it succeeded."""
     noise = float(rng.choice(_NOISES, p=_P_NOISES))

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Union
 
-from rlvlm.envs.chunks import ChunkWorld
+from rlvlm.envs.chunk_env import ChunkEnv
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
 
@@ -10,23 +10,21 @@ if TYPE_CHECKING:
     from rlvlm.policies.vla.openvla.policy import OpenVLAPolicy
 
 
-def build_policy(config: VLAConfig, world: ChunkWorld) -> Union[PocketVLA, "OpenVLAPolicy"]:
-    """A policy for the cameras, proprioception and actions of `world`: a checkpoint's, or a fresh pocket VLA.
+def build_policy(config: VLAConfig, env: ChunkEnv) -> Union[PocketVLA, "OpenVLAPolicy"]:
+    """A policy for the cameras, proprioception and actions of `env`: a checkpoint's, or a fresh pocket VLA.
 
     Raises:
-        ModelUnavailable: the checkpoint cannot be loaded, or is not for such a world.
+        ModelUnavailable: the checkpoint cannot be loaded, or is not for such an env.
     """
-    num_tokens = world.chunk_steps * len(world.action_low)
+    num_tokens = env.chunk_steps * len(env.action_low)
     if config.model:
         from rlvlm.policies.vla.openvla.loading import load_openvla  # transformers and peft are slow to import
 
-        return load_openvla(
-            config, num_cameras=len(world.cameras), proprio_size=world.proprio_size, num_tokens=num_tokens
-        )
+        return load_openvla(config, num_cameras=len(env.cameras), proprio_size=env.proprio_size, num_tokens=num_tokens)
     return PocketVLA(
         config.pocket,
-        num_cameras=len(world.cameras),
-        proprio_size=world.proprio_size,
+        num_cameras=len(env.cameras),
+        proprio_size=env.proprio_size,
         num_tokens=num_tokens,
-        num_ways=world.num_ways,
+        num_ways=env.num_ways,
     )

@@ -38,12 +38,12 @@ class PocketVLAConfig:
 
 
 LINEAR_LAYERS = r".*\.(qkv|proj|fc1|fc2|fc3|q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-"""The linear layers of picture encoders, projector and language model; not the one that gives words their logits."""
+"""The linear layers of image encoders, projector and language model; not the one that gives words their logits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenVLAConfig:
-    """How an OpenVLA-OFT checkpoint is shown the world, and what of it learns."""
+    """How an OpenVLA-OFT checkpoint is shown the env, and what of it learns."""
 
     section: ClassVar[str] = "policy.openvla"
     """Where these fields stand on the command line, for messages."""
@@ -54,7 +54,7 @@ class OpenVLAConfig:
     cameras: int = 1
     """How many of the world's cameras it was trained with, the first ones, >= 1."""
     image_px: int = 256
-    """Side of the square images that the world draws; they are then made as large as the picture encoders want."""
+    """Side of the square images that the env draws; they are then made as large as the image encoders want."""
     images: ImagePath = "cropped"
     """cropped: JPEG, Lanczos, the middle 90 % of the area, as OpenVLA-OFT and SimpleVLA-RL evaluate; whole: bicubic and
     nothing cut off, as RLinf trains."""

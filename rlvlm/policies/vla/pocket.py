@@ -28,7 +28,7 @@ class PocketVLA(nn.Module):
         num_cameras: images of each observation.
         proprio_size: P.
         num_tokens: L * A action tokens of a chunk.
-        num_ways: numbers in the ways from the hand to the things of the task, see `ChunkWorld.ways`.
+        num_ways: numbers in the ways from the hand to the things of the task, see `ChunkEnv.ways`.
     """
 
     scale = None
@@ -63,8 +63,8 @@ class PocketVLA(nn.Module):
             nn.Conv2d(first, first, 3, padding=2**n, dilation=2**n) for n in range(1, config.dilated + 1)
         )
         self.look_around_for = nn.ModuleList(nn.Linear(config.word_width, 2 * first) for _ in range(config.dilated))
-        self.tells_ways = config.ways and num_ways > 0
-        if self.tells_ways:
+        self.predicts_offsets = config.ways and num_ways > 0
+        if self.predicts_offsets:
             self.ways = nn.Linear(config.hidden, num_ways)
 
     def read(self, instructions: Sequence[str]) -> Tensor:
@@ -82,12 +82,12 @@ class PocketVLA(nn.Module):
         """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `words` [B, 32] and `proprio` [B, P]."""
         return self._act(self._see(images, words, proprio))
 
-    def act_and_tell(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_with_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
         """The logits, and [B, num_ways] the ways from the hand to the things of the task, as it sees them."""
         hidden = self._see(images, words, proprio)
         return self._act(hidden), self.ways(hidden)
 
-    def tell(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+    def predict_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
         """[B, num_ways] the ways alone."""
         return self.ways(self._see(images, words, proprio))
 

@@ -17,7 +17,7 @@ class VLAPolicy(Protocol):
     image_px: int
     """Side of the square images it looks at."""
 
-    tells_ways: bool
+    predicts_offsets: bool
     """Whether it learns to tell the ways from the hand to the things of the task, as a pocket VLA may."""
 
     @property

@@ -37,7 +37,7 @@ def draw_bins(
         temperature: > 0.
         generator: on the CPU; draws uniform numbers.
         shared: so many equal parts of the last row of tokens are drawn with the same numbers: with the env steps of a
-            chunk as parts, each dimension of its actions strays to the same side in all of them. Each token has the
+            chunk as parts, each dimension of its actions perturbed to the same side in all of them. Each token has the
             same distribution whatever this is.
         explored: [the last row of tokens] bool, those that are drawn; of the others the likeliest is taken, whose
             log-probability is then 0, as no other token's is. None: all are drawn.

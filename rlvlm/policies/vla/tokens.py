@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.types.steps import FloatArray
+from rlvlm.core.steps import FloatArray
 
 NUM_BINS = 256
 ALIAS, TOP_BIN = 255, 254

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
+from rlvlm.core.sampling import IntArray
 from rlvlm.policies.vlm.images import SeenImage
 from rlvlm.policies.vlm.padding import Padded
-from rlvlm.types.sampling import IntArray
 
 Grid = tuple[int, int, int]
 _NEVER = -1e9

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
+from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledAction, SampledReply
+from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.padding import Padded
 from rlvlm.policies.vlm.policy import NO_REPLY, VLMPolicy
-from rlvlm.types.sampling import ReplyRequest, ReplyTokens, SampledAction, SampledReply
-from rlvlm.types.steps import Frames
 
 
 class Engine(Protocol):
@@ -54,7 +54,7 @@ class Engine(Protocol):
         ...
 
     def report(self) -> dict[str, float]:
-        """What the engine knows of itself, by names of `rlvlm.metrics`."""
+        """What the engine knows of itself, by names of `rlvlm.core.metrics`."""
         ...
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlvlm.errors import MachineError
+from rlvlm.core.errors import MachineError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +21,7 @@ class SeenImage:
     grid: tuple[int, int, int]
     """Patches in time, height and width; zeros for models without such positions."""
     size_px: tuple[int, int]
-    """(H, W) of the picture."""
+    """(H, W) of the image."""
     frame: NDArray[np.uint8] | None = None
     """[H, W, 3], kept only where the vision encoder is trained, so that it can look again."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlvlm.types.sampling import IntArray
+from rlvlm.core.sampling import IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
+from rlvlm.core.sampling import IntArray, ReplyTokens
+from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.backbone import Backbone
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.images import SeenImage, SeenImages
 from rlvlm.policies.vlm.padding import Padded, pad
 from rlvlm.policies.vlm.spans import decode, tokens_of_span
-from rlvlm.types.sampling import IntArray, ReplyTokens
-from rlvlm.types.steps import Frames
 
 NO_REPLY: IntArray = np.zeros(0, np.int64)
 _SHOWN_AT_ONCE = 64
@@ -63,7 +63,7 @@ class VLMPolicy(nn.Module):
     def __init__(self, model: Any, processor: Any, config: PolicyConfig, num_actions: int = 0) -> None:
         super().__init__()
         if config.acts == "head" and num_actions < 2:
-            raise ValueError(f"an action head needs >= 2 actions, got {num_actions}; give the world's action names")
+            raise ValueError(f"an action head needs >= 2 actions, got {num_actions}; give the env's action names")
         self.model = model
         self.processor = processor
         self.config = config

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.types.sampling import IntArray
+from rlvlm.core.sampling import IntArray
 
 
 def decode(tokenizer: Any, ids: IntArray) -> str:

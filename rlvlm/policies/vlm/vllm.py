@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.errors import ModelUnavailable, UsageError, first_line
+from rlvlm.core.errors import ModelUnavailable, UsageError, first_line
+from rlvlm.core.sampling import IntArray, ReplyTokens
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.types.sampling import IntArray, ReplyTokens
-from rlvlm.types.steps import FloatArray, Frames
 from rlvlm.vlms.config import EngineConfig
 from rlvlm.vlms.engines.vllm import VllmCore, lora_request
 from rlvlm.vlms.shipped import weights_folder

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.types.judging import Label, Stamp, Status, Verdict
-from rlvlm.types.steps import FloatArray, Pair
+from rlvlm.core.judging import Label, Stamp, Status, Verdict
+from rlvlm.core.steps import FloatArray, Pair
 
 NUM_BINS = 10
 """Difficulty bins: equal parts of the gap in true progress; the first has the hardest pairs."""

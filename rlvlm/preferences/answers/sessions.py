@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rlvlm.core.steps import Pair, Segment
 from rlvlm.preferences.answers.teachers import PatientTeacher, Teacher, sides_of
-from rlvlm.types.steps import Pair, Segment
 
 _COLUMNS = tuple(field.name for field in fields(Segment))
 
@@ -69,7 +69,7 @@ class Asking(Protocol):
         ...
 
 
-class AskAndWait:
+class SyncLabelling:
     """Every session is answered before the agent takes its next step."""
 
     num_pending = 0
@@ -93,10 +93,10 @@ class AskAndWait:
         self._teacher.set_state(state["teacher"])
 
 
-class AskAhead:
+class AsyncLabelling:
     """A session is answered while the agent learns on, and handed back when the next one is put.
 
-    Pictures are drawn at once, in the thread that owns the renderer; only the wait for a judge moves to another one.
+    Images are drawn at once, in the thread that owns the renderer; only the wait for a judge moves to another one.
     Answers are used at a fixed step, whenever they came, so a run does not depend on how fast the judge was.
     """
 

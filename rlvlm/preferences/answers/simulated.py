@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.judging import Label, Stamp, Status, Verdict
+from rlvlm.core.steps import FloatArray, Pair, Trajectory
 from rlvlm.preferences.config import SimulatedTeacherConfig
-from rlvlm.types.judging import Label, Stamp, Status, Verdict
-from rlvlm.types.steps import FloatArray, Pair, Trajectory
 
 Returns = NDArray[np.float64]
 Flags = NDArray[np.bool_]

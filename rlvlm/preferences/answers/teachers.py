@@ -1,4 +1,4 @@
-"""Who answers: a judge that looks at pictures, teachers who know the truth, chance. Used by the loop.
+"""Who answers: a judge that looks at images, teachers who know the truth, chance. Used by the loop.
 
 A question is a pair to be compared, which is answered with a verdict, or a segment to be scored, with a score. All
 questions of one call are of one kind.
@@ -11,13 +11,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.core.steps import FloatArray, Pair, Segment, Trajectory
+from rlvlm.envs.images import FrameStore
 from rlvlm.judges.judge import Judge
 from rlvlm.preferences.answers.measured import SHARES, MeasuredTeacher, read_shares
 from rlvlm.preferences.answers.simulated import SimulatedTeacher
 from rlvlm.preferences.config import FeedbackConfig, published_name, simulated_config
-from rlvlm.types.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
-from rlvlm.types.steps import FloatArray, Pair, Segment, Trajectory
 
 
 class Teacher(Protocol):
@@ -64,7 +64,7 @@ class JudgeTeacher:
 
     Args:
         judge: local or served.
-        frames: draws and remembers pictures at the judge's size.
+        frames: draws and remembers images at the judge's size.
         goal: what the judge is told.
     """
 
@@ -82,7 +82,7 @@ class JudgeTeacher:
         return self.prepare(questions)()
 
     def prepare(self, questions: Sequence[Any]) -> Callable[[], list[Any]]:
-        """Draws the pictures now, in the thread that owns the renderer; what it returns asks the judge."""
+        """Draws the images now, in the thread that owns the renderer; what it returns asks the judge."""
         snapshots = np.array([[side.snapshots for side in sides_of(question)] for question in questions])
         frames = self._frames.frames(snapshots.reshape(-1, snapshots.shape[-1]))
         sides = frames.reshape(*snapshots.shape[:3], *frames.shape[1:])  # [N, S, L, H, W, 3] of S sides
@@ -112,8 +112,8 @@ class OracleTeacher:
     preference, and not called left.
 
     Args:
-        by_progress: compares the true progress at the end, as a perfect judge of pictures would. The two are different
-            truths: a return also counts what no picture shows.
+        by_progress: compares the true progress at the end, as a perfect judge of images would. The two are different
+            truths: a return also counts what no image shows.
     """
 
     _STAMP = Stamp(judge="oracle", revision="", prompt="", decoding="")
@@ -184,7 +184,7 @@ def build_teacher(
     Args:
         kind: which.
         judge: who looks; only a judge teacher needs one.
-        frames: draws pictures at the judge's size.
+        frames: draws images at the judge's size.
         goal: what the judge is told.
         seed: of chance and of simulated weaknesses.
         task: whose published table is meant.

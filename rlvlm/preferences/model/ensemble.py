@@ -8,16 +8,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rlvlm.core.steps import FloatArray
 from rlvlm.preferences.dataset import Examples, Steps
 from rlvlm.preferences.model.networks import RewardInput
 from rlvlm.preferences.model.prediction_cache import PredictionCache, read_in_passes
-from rlvlm.types.steps import FloatArray
 
 
 class Ensemble:
     """K networks that differ in their first weights; steps that look the same are read once.
 
-    Whoever changes the weights calls `forget`, after which pictures are read anew.
+    Whoever changes the weights calls `forget`, after which images are read anew.
 
     Args:
         inputs: what the networks look at.
@@ -100,7 +100,7 @@ class Ensemble:
         self.forget()
 
     def _look_up(self, steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
-        """Each member's reward `[U, K]` of chosen steps `[U]`; pictures are read when first met after a fit."""
+        """Each member's reward `[U, K]` of chosen steps `[U]`; images are read when first met after a fit."""
         names = self.inputs.names(steps, chosen)
         if names is None:
             return self._read(self._every_member, steps, chosen)

@@ -1,4 +1,4 @@
-"""Whether answers can be foretold better than a coin's, asked again and again. Kept by the reward model."""
+"""Whether answers can be predicted better than a coin's, asked again and again. Kept by the reward model."""
 
 import math
 from collections.abc import Iterable
@@ -11,9 +11,9 @@ ENOUGH = math.log(100)
 
 
 def log_odds(num_right: int, num: int) -> float:
-    """How much likelier `num_right` of `num` answers are from a source that can be foretold than from a coin, as a log.
+    """How much likelier `num_right` of `num` answers are from a predictable source than from a coin, as a log.
 
-    The source that can be foretold is right with a probability drawn uniformly from (1/2, 1]. Against a coin the
+    The source that can be predicted is right with a probability drawn uniformly from (1/2, 1]. Against a coin the
     odds are a martingale that starts at 1, so that they ever reach 100 has a probability of at most 1 / 100, however
     often one looks.
 
@@ -28,7 +28,7 @@ def log_odds(num_right: int, num: int) -> float:
 
 
 class Evidence:
-    """Counts how many answers were foretold, each by a model that had not seen it, and remembers that it was enough.
+    """Counts how many answers were predicted, each by a model that had not seen it, and remembers that it was enough.
 
     Once it was enough it stays so: later answers can be harder without being a coin's.
     """
@@ -38,7 +38,7 @@ class Evidence:
         self.is_enough = False
 
     def add(self, is_right: Iterable[bool]) -> None:
-        """Takes in whether each of some answers was foretold."""
+        """Takes in whether each of some answers was predicted."""
         for right in is_right:
             self.num_right, self.num = self.num_right + bool(right), self.num + 1
             self.is_enough = self.is_enough or log_odds(self.num_right, self.num) >= ENOUGH

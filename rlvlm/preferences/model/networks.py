@@ -1,4 +1,4 @@
-"""The networks of a learned reward and what each looks at: pictures, or state and action. Used by the reward model.
+"""The networks of a learned reward and what each looks at: images, or state and action. Used by the reward model.
 
 All give one number in [-BOUND, BOUND] per step. A choice between them is a choice of `RewardInput`, nothing else.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.dataset import Steps
 
 _CONVOLUTIONS = ((16, 5, 4), (32, 3, 2), (64, 3, 2), (128, 3, 2))
@@ -35,7 +35,7 @@ class RewardInput(Protocol):
     """Turns steps into rows that a network reads; steps that look the same share one row."""
 
     affordable_kinds: int
-    """Rows that an ensemble of three reads in about half a second on one core, drawn pictures included."""
+    """Rows that an ensemble of three reads in about half a second on one core, drawn images included."""
     rows_per_pass: int
     """Rows of every pass, filled up where there are fewer: more suit many rows, fewer the handful after a turn."""
 
@@ -88,16 +88,16 @@ def _spread_by_inputs(layer: nn.Module, rng: torch.Generator) -> nn.Module:
     return spread(layer, 1 / math.sqrt(layer.get_parameter("weight")[0].numel()), rng)
 
 
-class PictureNetwork(nn.Module):
+class ImageNetwork(nn.Module):
     """Four convolutions, one linear layer, bounded by a tanh.
 
     Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, its image reward: 16-32-64-128 channels, kernels 5-3-3-3,
-    and its initial weights. Departures, because our pictures have 64 pixels a side and not 300: the first stride is 4
+    and its initial weights. Departures, because our images have 64 pixels a side and not 300: the first stride is 4
     and not 3, and borders are padded. Without padding the last layer would see only the upper left 47 pixels of 64;
     with strides 4-2-2-2 the layers' sizes are 16, 8, 4 and 2, and only the last row and column are not seen.
 
     Args:
-        picture_px: side of the pictures.
+        picture_px: side of the images.
         rng: of the initial weights.
     """
 
@@ -162,11 +162,11 @@ class StateNetwork(nn.Module):
         return bounded(self.layers(self.features(rows)).squeeze(-1))
 
 
-class PictureInput:
-    """The picture after a step; steps whose pictures look the same are read once.
+class ImageInput:
+    """The image after a step; steps whose images look the same are read once.
 
     Args:
-        frames: draws and remembers pictures.
+        frames: draws and remembers images.
         build: makes a network that reads them.
         affordable_kinds: as in `RewardInput`.
         rows_per_pass: likewise.
@@ -201,7 +201,7 @@ class PictureInput:
 class StateInput:
     """Observation after a step, and the action that led to it.
 
-    Departure from PEBBLE, which takes the observation before the step: a judge is shown the picture after it, and the
+    Departure from PEBBLE, which takes the observation before the step: a judge is shown the image after it, and the
     reward should see what was judged.
 
     Args:

@@ -1,4 +1,4 @@
-"""What an ensemble is fitted to, when a fit is good enough and which answers it foretells: labels of pairs, or scores.
+"""What an ensemble is fitted to, when a fit is good enough and which answers it predicts: labels of pairs, or scores.
 
 Pure functions first, then the two objectives that the reward model chooses between.
 """
@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from rlvlm import metrics
+from rlvlm.core import metrics
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.rewards.judged import to_reward
 
@@ -84,7 +84,7 @@ class Objective(Protocol):
         """
         ...
 
-    def foretold(self, returns: Tensor, targets: Tensor) -> list[bool]:
+    def predicted(self, returns: Tensor, targets: Tensor) -> list[bool]:
         """Whether the members' mean `[N, S]` ordered each pair right on which `targets` `[N]` decide.
 
         Of answers that have nothing to do with what is shown, half are right. A mean that says the same of both sides
@@ -111,7 +111,7 @@ class PreferenceObjective:
         """Whether the training accuracy is high enough."""
         return quality > config.stop_accuracy
 
-    def foretold(self, returns: Tensor, targets: Tensor) -> list[bool]:
+    def predicted(self, returns: Tensor, targets: Tensor) -> list[bool]:
         """Whether the side that is called better has the larger return, for each label that decides."""
         margin, side = returns[:, 1] - returns[:, 0], targets - 0.5
         return (margin * side > 0)[side != 0].tolist()
@@ -141,7 +141,7 @@ class ScoreObjective:
         error = held_out()
         return (quality if math.isnan(error) else error) < config.stop_error**2
 
-    def foretold(self, returns: Tensor, targets: Tensor) -> list[bool]:
+    def predicted(self, returns: Tensor, targets: Tensor) -> list[bool]:
         """Whether each score and the next one, no score in two pairs, are in the order of their returns."""
         even = len(targets) // 2 * 2
         gains, rises = returns[:even, 0].view(-1, 2).diff().squeeze(1), targets[:even].view(-1, 2).diff().squeeze(1)

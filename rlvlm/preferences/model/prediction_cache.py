@@ -1,4 +1,4 @@
-"""How networks read rows: in passes that suit the machine, and each picture but once. Used by the reward model."""
+"""How networks read rows: in passes that suit the machine, and each image but once. Used by the reward model."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlvlm.types.steps import FloatArray
+from rlvlm.core.steps import FloatArray
 
 
 @torch.no_grad()
@@ -39,7 +39,7 @@ def read_in_passes(
 class PredictionCache:
     """The readings of everything that has a name, until they are forgotten because the ensemble has changed.
 
-    A reading depends on its picture alone, not on when or in what company it was read. So this only saves work: it is
+    A reading depends on its image alone, not on when or in what company it was read. So this only saves work: it is
     no part of a run's state, and whoever looks in between changes nothing.
 
     Args:

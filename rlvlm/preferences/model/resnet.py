@@ -32,18 +32,18 @@ class ResNetNetwork(nn.Module):
             self.head = spread(nn.Linear(_WIDTHS[-1], 1), 1e-3, rng)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def calibrate(self, pictures: Tensor) -> None:
+    def calibrate(self, images: Tensor) -> None:
         """Nothing to do: the range of pixels is known."""
 
-    def features(self, pictures: Tensor) -> Tensor:
+    def features(self, images: Tensor) -> Tensor:
         """`[M, 512]` means over the last map of `pictures` `[M, H, W, 3]` uint8."""
-        return self.body(pictures.permute(0, 3, 1, 2).float() / 255).pooler_output.flatten(1)
+        return self.body(images.permute(0, 3, 1, 2).float() / 255).pooler_output.flatten(1)
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Rewards `[M]` of `pictures` `[M, H, W, 3]` uint8."""
-        return bounded(self.head(self.features(pictures)).squeeze(-1))
+        return bounded(self.head(self.features(images)).squeeze(-1))
 
 
 def affordable_pictures(picture_px: int) -> int:
-    """Pictures that an ensemble of three reads in about half a second on one core, >= 1."""
+    """Images that an ensemble of three reads in about half a second on one core, >= 1."""
     return max(_PIXELS_PER_HALF_SECOND // picture_px**2, 1)

@@ -1,4 +1,4 @@
-"""An ensemble fitted to what a teacher says about steps, and whether that can be foretold. Fitted by the loop."""
+"""An ensemble fitted to what a teacher says about steps, and whether that can be predicted. Fitted by the loop."""
 
 import math
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvlm import metrics
-from rlvlm.errors import NumericsError
-from rlvlm.finite import check_finite
+from rlvlm.core import metrics
+from rlvlm.core.errors import NumericsError
+from rlvlm.core.finite import check_finite
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples
 from rlvlm.preferences.model.ensemble import Ensemble
@@ -49,10 +49,10 @@ class RewardModel:
     1. A fit is also bounded in gradient steps, from above and from below. The lower bound matters when the teacher is
        good: its labels are ordered right within an epoch or two, and a fit that stops there leaves all rewards within a
        thousandth of one another, too flat for SAC to see.
-    2. It is trusted only once it has foretold answers: labels given by a coin can be fitted, and would send the agent
-       after a reward that means nothing. Each answer is foretold once, by the model as it was before it trained on it
+    2. It is trusted only once it has predicted answers: labels given by a coin can be fitted, and would send the agent
+       after a reward that means nothing. Each answer is predicted once, by the model as it was before it trained on it
        (a prequential test), so that asking again in every session does not make chance likelier to pass.
-    3. Of the first session one half is foretold by a fit to the other, from which the fit to all goes on: the first
+    3. Of the first session one half is predicted by a fit to the other, from which the fit to all goes on: the first
        labels are few, and with half the steps the rewards were too flat to learn from on one of the drawer's seeds
        (docs/LOG.md).
 
@@ -87,10 +87,10 @@ class RewardModel:
         return self.num_fits > 0 and (self.evidence.is_enough or not self._config.hold_out_every)
 
     def fit(self, examples: Examples) -> dict[str, float]:
-        """Foretells the examples that are new, then trains on all, at least one, but those that are held out.
+        """Predicts the examples that are new, then trains on all, at least one, but those that are held out.
 
         Returns:
-            What the last epoch gave, and how much was foretold.
+            What the last epoch gave, and how much was predicted.
 
         Raises:
             NumericsError: the loss is not finite.
@@ -103,7 +103,7 @@ class RewardModel:
             # By its place in the list, so an example that is held out once is held out in every later fit.
             is_held_out = numbers % every == every - 1
         if self.num_fits:
-            told = self._foretell(whole.part(numbers >= self._num_seen))
+            told = self._predict(whole.part(numbers >= self._num_seen))
         else:
             for member in self.ensemble.members:
                 member.calibrate(whole.rows)
@@ -111,7 +111,7 @@ class RewardModel:
             if every and len(examples) > 1:
                 is_even, nothing = numbers % 2 == 0, whole.part(numbers < 0)
                 self._train(whole.part(is_even & ~is_held_out), held_out=nothing)
-                told = self._foretell(whole.part(~is_even))
+                told = self._predict(whole.part(~is_even))
         self.ensemble.forget()
         held_out = whole.part(is_held_out)
         told |= self._train(whole.part(~is_held_out), held_out)
@@ -169,11 +169,11 @@ class RewardModel:
             metrics.REWARD_EPOCHS: float(epoch),
         }
 
-    def _foretell(self, unseen: _ExampleTensors) -> dict[str, float]:
+    def _predict(self, unseen: _ExampleTensors) -> dict[str, float]:
         """Counts which answers of `unseen` the members' mean gets right; returns their share, where any was decided."""
         if not len(unseen.targets):
             return {}
-        is_right = self._objective.foretold(self.ensemble.mean_returns(unseen.rows, unseen.places), unseen.targets)
+        is_right = self._objective.predicted(self.ensemble.mean_returns(unseen.rows, unseen.places), unseen.targets)
         self.evidence.add(is_right)
         return {metrics.REWARD_FORETOLD: sum(is_right) / len(is_right)} if is_right else {}
 

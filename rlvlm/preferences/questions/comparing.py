@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm import metrics
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.core import metrics
+from rlvlm.core.judging import Verdict
+from rlvlm.core.steps import Pair, Trajectory
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.answers.sessions import Session
 from rlvlm.preferences.config import FeedbackConfig
 from rlvlm.preferences.dataset import Examples, decided
@@ -14,8 +16,6 @@ from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.questions.queries import draw_pairs, draw_until, look_alike
 from rlvlm.preferences.questions.sampling import choose
 from rlvlm.preferences.records import QueryRecord, record_queries
-from rlvlm.types.judging import Verdict
-from rlvlm.types.steps import Pair, Trajectory
 
 
 class Comparing:

@@ -6,8 +6,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.types.steps import Pair, Segment, Trajectory
+from rlvlm.core.steps import Pair, Segment, Trajectory
+from rlvlm.envs.images import FrameStore
 
 Question = TypeVar("Question", Pair, Segment)
 
@@ -90,11 +90,11 @@ def draw_until(
 
 
 def look_alike(pairs: Sequence[Pair], frames: FrameStore) -> NDArray[np.bool_]:
-    """[N] whether left and right of each pair show the same pictures, step by step: nothing there to compare."""
+    """[N] whether left and right of each pair show the same images, step by step: nothing there to compare."""
     if not pairs:
         return np.zeros(0, np.bool_)
     sides = [(pair.left.snapshots, pair.right.snapshots) for pair in pairs]
     snapshots = np.array(sides)  # [N, 2, L, S]
-    _, picture = frames.distinct(snapshots.reshape(-1, snapshots.shape[-1]))
-    left, right = picture.reshape(snapshots.shape[:3]).swapaxes(0, 1)
+    _, image = frames.distinct(snapshots.reshape(-1, snapshots.shape[-1]))
+    left, right = image.reshape(snapshots.shape[:3]).swapaxes(0, 1)
     return (left == right).all(axis=1)

@@ -2,8 +2,8 @@
 
 Sources: Lee et al. 2021 (PEBBLE), arXiv:2106.05091, sec. 4.2, and its code in Lee et al. 2021 (B-Pref),
 arXiv:2111.03026: disagreement, entropy and k-center over ten times as many candidates as there are questions.
-Departures: they work on pictures as well, and k-center runs in the space of the model's features where it looks at
-pictures, of its scaled inputs where it looks at states.
+Departures: they work on images as well, and k-center runs in the space of the model's features where it looks at
+images, of its scaled inputs where it looks at states.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.steps import FloatArray, Segment
 from rlvlm.preferences.config import Sampling
 from rlvlm.preferences.dataset import Examples, Steps
 from rlvlm.preferences.model.ensemble import Ensemble
-from rlvlm.types.steps import FloatArray, Segment
 
 Values = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -82,7 +82,7 @@ def choose(
         candidates: N of S segments each, all of one length; N >= num.
         num: >= 1.
         sampling: not uniform.
-        ensemble: fitted at least once; each distinct picture is read once.
+        ensemble: fitted at least once; each distinct image is read once.
         known: what was answered before.
     """
     steps = Steps.of_segments([segment for sides in candidates for segment in sides])

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm import metrics
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.core import metrics
+from rlvlm.core.judging import Score, Status
+from rlvlm.core.steps import Segment, Trajectory
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.answers.sessions import Session
 from rlvlm.preferences.config import FeedbackConfig
 from rlvlm.preferences.dataset import Examples, scored
@@ -14,16 +16,14 @@ from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.questions.queries import cut
 from rlvlm.preferences.questions.sampling import choose
 from rlvlm.preferences.records import ScoreRecord, record_scores
-from rlvlm.types.judging import Score, Status
-from rlvlm.types.steps import Segment, Trajectory
 
 
 class Scoring:
-    """Draws frames whose picture was not scored before; keeps those with a score.
+    """Draws frames whose image was not scored before; keeps those with a score.
 
     Source: the VLM Score baseline of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681. Departures: frames are drawn one by
-    one, and not as pairs of which one side is thrown away; no picture is scored twice, since a judge would say the
-    same again, and each new picture is as likely as any other, however often it was met.
+    one, and not as pairs of which one side is thrown away; no image is scored twice, since a judge would say the
+    same again, and each new image is as likely as any other, however often it was met.
 
     Args:
         frames: tells which snapshots look alike; any size will do.
@@ -41,7 +41,7 @@ class Scoring:
         self.examples = Examples(num_sides=1)
 
     def draw(self, recent: Sequence[Trajectory], num: int, rng: np.random.Generator) -> tuple[list[Segment], int]:
-        """Up to `num` frames whose pictures are new, each picture equally likely; nothing is drawn in vain (0)."""
+        """Up to `num` frames whose images are new, each image equally likely; nothing is drawn in vain (0)."""
         snapshots = np.concatenate([trajectory.snapshots for trajectory in recent])
         first, _ = self._frames.distinct(snapshots)
         names = self._frames.keys(snapshots[first])

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlvlm.disk import write_whole
-from rlvlm.errors import EXIT_DONE
+from rlvlm.core.disk import write_whole
+from rlvlm.core.errors import EXIT_DONE
 from rlvlm.reports.comparison.figures import draw_curves, draw_scores
 from rlvlm.reports.comparison.page import cell, comparison_page, overall
 from rlvlm.reports.comparison.results import run_results, sweep_results
@@ -58,5 +58,5 @@ def compare(paths: Sequence[Path], out: Path | None = None) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(table)
     console.print(Text(f"\n{overall(results)}\n"))
-    console.print(Text(f"page, pictures and tables: {out / 'report.html'}"), soft_wrap=True)
+    console.print(Text(f"page, images and tables: {out / 'report.html'}"), soft_wrap=True)
     return EXIT_DONE

@@ -1,4 +1,4 @@
-"""The pictures of a comparison: final scores with their intervals, and curves over env steps."""
+"""The images of a comparison: final scores with their intervals, and curves over env steps."""
 
 import math
 import textwrap
@@ -18,7 +18,7 @@ COLUMNS = 3
 
 
 def colours(results: Results) -> dict[str, str]:
-    """A source's colour in all pictures and tables."""
+    """A source's colour in all images and tables."""
     return {source: COLOURS[place % len(COLOURS)] for place, source in enumerate(results.sources)}
 
 
@@ -103,5 +103,5 @@ def _draw_curve(axes: Axes, runs: Sequence[RunResult], colour: str) -> None:
 
 
 def _label(title: str) -> str:
-    """A source's title in lines that leave room for the picture; a dollar sign would begin a formula."""
+    """A source's title in lines that leave room for the image; a dollar sign would begin a formula."""
     return textwrap.fill(title, 32).replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""The page of a comparison: the finding first, then pictures, a table per task, every run, and how to read it."""
+"""The page of a comparison: the finding first, then images, a table per task, every run, and how to read it."""
 
 from collections.abc import Sequence
 from pathlib import Path

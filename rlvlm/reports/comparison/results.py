@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm import metrics
+from rlvlm.core import metrics
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import return_range
-from rlvlm.errors import UsageError
 from rlvlm.runs.artifacts.plots import column
 from rlvlm.runs.artifacts.summary import FINAL_EVALUATIONS, summarise_answers, summarise_judge, summarise_queries
 from rlvlm.runs.config import RunConfig
@@ -96,7 +96,7 @@ class Results:
 
     title: str
     sources: dict[str, str]
-    """Names for readers, in the order of pictures and tables."""
+    """Names for readers, in the order of images and tables."""
     tasks: Sequence[str]
     runs: Sequence[RunResult]
     remarks: Sequence[str] = ()

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
+from rlvlm.core.judging import Stamp, Verdict
 from rlvlm.labels.records import StoredAnswer, Truth, answer_key, truth_about
 from rlvlm.labels.store import LabelStore, is_store, open_store
 from rlvlm.runs.folder.run_folder import RunFolder, find_folder
-from rlvlm.types.judging import Stamp, Verdict
 
 Floats = NDArray[np.floating]
 
@@ -36,7 +36,7 @@ class Answers:
     label: NDArray[np.str_]
     """[N] left, right or tie."""
     swapped: NDArray[np.str_]
-    """[N] the same judge's label where the pictures were shown in the other order."""
+    """[N] the same judge's label where the images were shown in the other order."""
     p: Floats
     """[N, 3] probabilities of left, right and tie."""
     truth: Floats
@@ -49,12 +49,12 @@ class Answers:
     """[N] read and written."""
     cost_usd: Floats
     """[N]."""
-    pictures: Sequence[tuple[str, str]]
-    """[N] digests of the last picture of each side."""
+    images: Sequence[tuple[str, str]]
+    """[N] digests of the last image of each side."""
     text: Sequence[str]
     """[N] untrusted, cut to `MAX_TEXT`."""
     store: LabelStore | None
-    """Where the pictures are."""
+    """Where the images are."""
 
     def __len__(self) -> int:
         return len(self.status)
@@ -86,7 +86,7 @@ def read_sources(paths: Sequence[Path]) -> list[Answers]:
 
 
 def read_run(folder: RunFolder) -> Answers:
-    """The answers in a run's query log, with pictures and prices from its store where it has one."""
+    """The answers in a run's query log, with images and prices from its store where it has one."""
     config = folder.config()
     rows = folder.queries.read()
     place = config.labels(folder.labels)
@@ -112,7 +112,7 @@ def read_run(folder: RunFolder) -> Answers:
         latency_s=np.array([_number(row["latency_s"]) for row in rows]),
         tokens=np.array([_tokens(item) for item in chosen], np.float32),
         cost_usd=np.array([_cost(item) for item in chosen], np.float32),
-        pictures=[("", "") if item is None else _last(item) for item in chosen],
+        images=[("", "") if item is None else _last(item) for item in chosen],
         text=[row["text"][:MAX_TEXT] for row in rows],
         store=store,
     )
@@ -156,14 +156,14 @@ def _of_items(
         latency_s=np.array([verdict.latency_s for verdict in verdicts], np.float32),
         tokens=np.array([_tokens(item) for item in items], np.float32),
         cost_usd=np.array([_cost(item) for item in items], np.float32),
-        pictures=[_last(item) for item in items],
+        images=[_last(item) for item in items],
         text=[verdict.text[:MAX_TEXT] for verdict in verdicts],
         store=store,
     )
 
 
 def _swapped_label(store: LabelStore | None, item: StoredAnswer) -> str:
-    """What the same judge said with the pictures in the other order, where that was asked."""
+    """What the same judge said with the images in the other order, where that was asked."""
     if store is None:
         return ""
     found = store.find(answer_key(item.question.swapped.id, item.answer.stamp))

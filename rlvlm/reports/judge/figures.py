@@ -1,4 +1,4 @@
-"""The pictures of a judge report, each with every source side by side."""
+"""The images of a judge report, each with every source side by side."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from rlvlm.core.steps import FloatArray
 from rlvlm.preferences.answers.measured import SHARES
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.reports.judge.answers import Answers
@@ -25,7 +26,6 @@ from rlvlm.reports.judge.measures import (
 )
 from rlvlm.runs.artifacts.plots import INK, STYLE, save, stack_shares
 from rlvlm.runs.artifacts.plots import OUTCOMES as OUTCOME_COLOURS
-from rlvlm.types.steps import FloatArray
 
 COLOURS = {**OUTCOME_COLOURS, "not checked": "#d9c9a3"}
 LINES = ("#2a9d8f", "#e76f51", "#457b9d", "#8d6e97", "#264653", "#b08900")
@@ -37,7 +37,7 @@ REFERENCE = "RL-VLM-F (Wang et al. 2024), read off their figure"
 
 
 def draw_all(sources: Sequence[Answers], folder: Path) -> dict[str, Path]:
-    """Draws every picture there is data for into `folder`; returns the files by name, in the order of the page."""
+    """Draws every image there is data for into `folder`; returns the files by name, in the order of the page."""
     wanted: dict[str, Callable[[Sequence[Answers]], Figure]] = {}
     if any(np.isfinite(source.truth).any() for source in sources):
         wanted["difficulty"] = draw_difficulty

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.labels.pictures import MissingPicture
+from rlvlm.labels.images import MissingImage
 from rlvlm.reports.judge.answers import Answers
 from rlvlm.reports.judge.measures import outcomes
 from rlvlm.runs.artifacts.samples import encode_png
@@ -72,25 +72,25 @@ def _mistakes(source: Answers) -> tuple[str, int, list[dict[str, Any]]]:
     gaps = np.abs(source.truth[wrong, 1] - source.truth[wrong, 0])
     sure = np.nan_to_num(source.p[wrong, :2].max(1, initial=0.0), nan=0.0)
     cards = []
-    for place in wrong[np.lexsort((-gaps, -sure))][: 4 * MAX_MISTAKES]:  # more than shown: some have no pictures
+    for place in wrong[np.lexsort((-gaps, -sure))][: 4 * MAX_MISTAKES]:  # more than shown: some have no images
         try:
             cards.append({"text": source.text[place], "sides": [_side(source, int(place), side) for side in (0, 1)]})
-        except MissingPicture:
+        except MissingImage:
             continue
     return source.name, len(wrong), cards[:MAX_MISTAKES]
 
 
 def _side(source: Answers, place: int, side: int) -> dict[str, Any]:
-    """One picture of a question, with the truth about it and how sure the judge was of it."""
+    """One image of a question, with the truth about it and how sure the judge was of it."""
     if source.store is None:
-        raise MissingPicture("the answers come from no store")
-    picture = source.store.picture(source.pictures[place][side])
-    step = -(-max(picture.shape[:2]) // _CARD_PX)
+        raise MissingImage("the answers come from no store")
+    image = source.store.picture(source.images[place][side])
+    step = -(-max(image.shape[:2]) // _CARD_PX)
     name, sure = ("left", "right")[side], float(source.p[place, side])
     return {
         "name": name,
         "is_said": source.label[place] == name,
-        "picture": f"data:image/png;base64,{encode_png(picture[::step, ::step])}",
+        "picture": f"data:image/png;base64,{encode_png(image[::step, ::step])}",
         "truth": float(source.truth[place, side]),
         "sure": sure if np.isfinite(sure) else None,
     }

@@ -1,4 +1,4 @@
-"""Puts a judge report together: a table on the terminal; a page, pictures, JSON and CSV in a folder."""
+"""Puts a judge report together: a table on the terminal; a page, images, JSON and CSV in a folder."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlvlm.disk import write_json, write_whole
-from rlvlm.errors import EXIT_DONE, UsageError
+from rlvlm.core.disk import write_json, write_whole
+from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.core.judging import Query, Status
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
-from rlvlm.labels.pictures import MissingPicture
+from rlvlm.labels.images import MissingImage
 from rlvlm.labels.records import Question
 from rlvlm.labels.store import LabelStore, is_store
 from rlvlm.reports.judge.answers import read_sources
@@ -22,7 +23,6 @@ from rlvlm.reports.judge.measures import NUM_BINS, OUTCOMES, by_bin, summarise
 from rlvlm.reports.judge.page import report_page, table_cells
 from rlvlm.runs.folder.run_folder import find_folder
 from rlvlm.runs.folder.tables import CsvTable
-from rlvlm.types.judging import Query, Status
 
 BIN_COLUMNS = ("source", "bin", *(name.replace(" ", "_") for name in OUTCOMES))
 
@@ -32,8 +32,8 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
 
     Args:
         paths: folders of runs, of label stores, or full of runs.
-        out: folder of judge_report.html, .json and .csv, and the pictures.
-        ask_swapped: questions of each run that are put to its judge again, with the pictures exchanged.
+        out: folder of judge_report.html, .json and .csv, and the images.
+        ask_swapped: questions of each run that are put to its judge again, with the images exchanged.
 
     Raises:
         UsageError: there is nothing to report.
@@ -62,7 +62,7 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
                 table.add_row(name, cell)
         console.print(Text(str(row["source"]), style="bold"), soft_wrap=True)
         console.print(table)
-    console.print(Text(f"page and pictures: {out / 'judge_report.html'}"), soft_wrap=True)
+    console.print(Text(f"page and images: {out / 'judge_report.html'}"), soft_wrap=True)
     return EXIT_DONE
 
 
@@ -98,7 +98,7 @@ def ask_in_other_order(path: Path, count: int) -> int:
 
 
 def _queries(store: LabelStore, questions: Sequence[Question]) -> list[Query]:
-    """The questions in the other order, as far as their pictures can be read."""
+    """The questions in the other order, as far as their images can be read."""
     found = []
     for question in questions:
         try:
@@ -106,7 +106,7 @@ def _queries(store: LabelStore, questions: Sequence[Question]) -> list[Query]:
                 [store.picture(digest) for digest in side]
                 for side in (question.right, question.left, question.goal_picture)
             )
-        except MissingPicture:
+        except MissingImage:
             continue
         query = Query(goal=question.goal, left=np.stack(left), right=np.stack(right))
         found.append(replace(query, goal_picture=np.stack(goal)) if goal else query)

@@ -1,1 +1,1 @@
-"""`rlvlm check-task`: does a task keep the promises of a world, and do its pictures show what they should?"""
+"""`rlvlm check-task`: does a task keep the promises of an env, and do its images show what they should?"""

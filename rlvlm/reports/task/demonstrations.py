@@ -10,22 +10,22 @@ from rlvlm.demonstrations.card import SHEET
 from rlvlm.demonstrations.chunks import folder_form, is_whole, kept_images
 from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.records import EpisodeRecord
-from rlvlm.envs.chunks import ChunkWorld
+from rlvlm.envs.chunk_env import ChunkEnv
 from rlvlm.reports.task.check import COLUMNS, PICTURE_PX, Row, contact_sheet
 
 _EPISODES = 6
 """On the sheet, at most: one of each instruction first."""
 
 
-def write_sheet(folder: DemonstrationFolder, make_world: Callable[[], ChunkWorld]) -> Path | None:
+def write_sheet(folder: DemonstrationFolder, make_env: Callable[[], ChunkEnv]) -> Path | None:
     """Writes a few episodes as each camera sees them, and returns the file; None where there is no episode.
 
     Args:
         folder: of chunks.
-        make_world: makes a world of its task; asked only where pictures are drawn from states.
+        make_env: makes an env of its task; asked only where images are drawn from states.
 
     Raises:
-        UsageError: pictures that were kept are missing or damaged.
+        UsageError: images that were kept are missing or damaged.
         MachineError: the machine cannot draw.
     """
     form = folder_form(folder)
@@ -40,26 +40,26 @@ def write_sheet(folder: DemonstrationFolder, make_world: Callable[[], ChunkWorld
     chosen += others[: _EPISODES - len(chosen)]
     if not chosen:
         return None
-    world = None if form.image_px else make_world()
+    env = None if form.image_px else make_env()
     rows = []
     for record in chosen:
-        num = len(record.arrays["actions"]) + (world is not None)  # states tell the end too
+        num = len(record.arrays["actions"]) + (env is not None)  # states tell the end too
         moments = np.unique(np.linspace(0, num - 1, COLUMNS).astype(int))
         ends = np.concatenate([[0], np.cumsum(record.arrays["steps"])])
         labels = tuple(f"step {ends[moment]}" for moment in moments)
         ending = "success" if record.success else "failure"
-        kept = None if world is not None else kept_images(folder, record)[moments]
+        kept = None if env is not None else kept_images(folder, record)[moments]
         for place, camera in enumerate(form.cameras):
             if kept is None:
-                assert world is not None, "else there are images"
-                pictures = world.draw(record.arrays["snapshots"][moments], PICTURE_PX, camera)
+                assert env is not None, "else there are images"
+                images = env.draw(record.arrays["snapshots"][moments], PICTURE_PX, camera)
             else:
-                pictures = np.stack([_resized(image) for image in kept[:, place]])
+                images = np.stack([_resized(image) for image in kept[:, place]])
             title = f"{record.goal} ({record.id}, {ending}), {camera}"
-            rows.append(Row(title=title, pictures=pictures, labels=labels))
+            rows.append(Row(title=title, images=images, labels=labels))
     contact_sheet(f"{folder.task}: demonstrations", rows).save(folder.path / SHEET)
-    if world is not None:
-        world.close()
+    if env is not None:
+        env.close()
     return folder.path / SHEET
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.envs.world import World
-from rlvlm.types.steps import FloatArray
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.step_env import StepEnv
 
 HOLD = 0.9
 """Probability that a random action is kept for one more step: who goes on reaches further than who trembles."""
@@ -28,35 +28,35 @@ class Episode:
     """Whether the task was done at any step."""
 
 
-def play_randomly(world: World, seed: int) -> Episode:
+def play_randomly(env: StepEnv, seed: int) -> Episode:
     """One episode of random actions, each held for ten steps on average."""
     rng = np.random.default_rng(seed)
-    action = rng.uniform(-1, 1, world.action_space.shape)
+    action = rng.uniform(-1, 1, env.action_space.shape)
 
     def wander(_: FloatArray) -> NDArray[np.floating]:
         nonlocal action
         if rng.random() >= HOLD:
-            action = rng.uniform(-1, 1, world.action_space.shape)
+            action = rng.uniform(-1, 1, env.action_space.shape)
         return action
 
-    return _play(world, seed, wander)
+    return _play(env, seed, wander)
 
 
-def play_by_script(world: World, seed: int) -> Episode | None:
+def play_by_script(env: StepEnv, seed: int) -> Episode | None:
     """One episode of the world's own script; None where it has none."""
-    obs, _ = world.reset(seed=seed)
-    if world.scripted_action(obs) is None:
+    obs, _ = env.reset(seed=seed)
+    if env.scripted_action(obs) is None:
         return None
-    return _play(world, seed, lambda obs: np.asarray(world.scripted_action(obs)))
+    return _play(env, seed, lambda obs: np.asarray(env.scripted_action(obs)))
 
 
-def _play(world: World, seed: int, choose: Callable[[FloatArray], NDArray[np.floating]]) -> Episode:
+def _play(env: StepEnv, seed: int, choose: Callable[[FloatArray], NDArray[np.floating]]) -> Episode:
     """One episode of what `choose` answers to observations, clipped to what is allowed."""
-    obs, info = world.reset(seed=seed)
+    obs, info = env.reset(seed=seed)
     infos, rewards, is_over = [info], [], False
     while not is_over:
         action = np.clip(choose(obs), -1, 1).astype(np.float32)
-        obs, reward, is_terminated, is_truncated, info = world.step(action)
+        obs, reward, is_terminated, is_truncated, info = env.step(action)
         is_over = is_terminated or is_truncated
         infos.append(info)
         rewards.append(reward)
@@ -83,14 +83,14 @@ def spread_of_progress(episodes: Sequence[Episode], count: int) -> tuple[FloatAr
     return snapshots[chosen], progress[chosen]
 
 
-def different_looks(world: World, snapshots: FloatArray, count: int) -> FloatArray:
+def different_looks(env: StepEnv, snapshots: FloatArray, count: int) -> FloatArray:
     """Up to `count` of `snapshots` [N, S], N >= 1, that lie far from one another and look different at 64 pixels."""
-    keys = world.picture_key(snapshots).astype(float)
-    chosen, looks = [0], {world.draw(snapshots[:1], 64).tobytes()}
+    keys = env.image_key(snapshots).astype(float)
+    chosen, looks = [0], {env.draw(snapshots[:1], 64).tobytes()}
     distance = np.abs(keys - keys[0]).sum(axis=1)
     while len(chosen) < count and distance.max() > 0:
         furthest = int(distance.argmax())
-        look = world.draw(snapshots[furthest : furthest + 1], 64).tobytes()
+        look = env.draw(snapshots[furthest : furthest + 1], 64).tobytes()
         if look not in looks:
             chosen.append(furthest)
             looks.add(look)

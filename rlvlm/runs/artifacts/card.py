@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvlm import metrics
+from rlvlm.core import metrics
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.artifacts.summary import FINAL_EVALUATIONS
 from rlvlm.runs.config import RunConfig
@@ -25,8 +25,8 @@ _WATCHED = {
 """Of the newest episodes."""
 _WHEN = {"before training": "at step 0, before training", "at the end": "at the last evaluation"}
 _PAGES = {
-    "judge_panel.html": "the judge's answers, with pictures",
-    "episodes.html": "episodes of the last evaluation, picture by picture",
+    "judge_panel.html": "the judge's answers, with images",
+    "episodes.html": "episodes of the last evaluation, image by image",
     "success_by_instruction.csv": "success of the last evaluation, instruction by instruction",
 }
 
@@ -48,7 +48,7 @@ def run_card(  # one page, one argument per source of facts
         _verdict(summary),
         _decodings(summary.get("decodings") or {}),
         _results(summary),
-        _pictures(files),
+        _images(files),
         "## How it was made\n",
         f"```\n{command}\n```\n",
         _setting(config, environment, summary.get("changes") or []),
@@ -117,14 +117,14 @@ def _results(summary: Mapping[str, Any]) -> str:
 
 
 def _trust(trust: Mapping[str, int | None]) -> str:
-    since, count = trust["in_force_from_step"], trust["foretold"] or 0
-    share = f"{trust['foretold_right']:,} of {count:,} answers foretold" if count else "no answer was foretold"
+    since, count = trust["in_force_from_step"], trust["predicted"] or 0
+    share = f"{trust['foretold_right']:,} of {count:,} answers predicted" if count else "no answer was predicted"
     if since is not None:
         return f"in force from step {since:,} on" + (f", {share} by then" if count else ", untested")
     return f"withheld, the agent explored: {share}, and a coin's could be as well"
 
 
-def _pictures(files: list[str]) -> str:
+def _images(files: list[str]) -> str:
     plots = [f"![{_TITLES[name]}](plots/{name})\n" for name in _TITLES if f"plots/{name}" in files]
     videos = [f"- video: [{file}]({file})" for file in files if file.endswith(".mp4")]
     links = "\n".join(videos + [f"- {text}: [{name}]({name})" for name, text in _PAGES.items() if name in files])
@@ -141,7 +141,7 @@ def _setting(config: RunConfig, environment: Mapping[str, Any], changes: Sequenc
         f"- commit {environment['commit'] or 'unknown'}; {packages}; Python {environment['python']}\n"
         f"- {environment['cpu']}, {environment['cpu_cores']} cores; {', '.join(environment['gpus']) or 'no GPU'}\n"
         f"{judge if config.asks_judge else ''}"
-        f"- every setting: [config.yaml](config.yaml); {config.world_name}\n"
+        f"- every setting: [config.yaml](config.yaml); {config.env_name}\n"
         + "".join(f"- changed on the way: {change}\n" for change in changes)
     )
 

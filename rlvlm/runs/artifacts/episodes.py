@@ -1,5 +1,5 @@
 """Episodes of a policy that thinks and acts in words or chunks: `episodes.html`, a strip of frames per episode, and a
-video with the caption below the picture. Pipelines call it with what they played; nothing here knows a task.
+video with the caption below the image. Pipelines call it with what they played; nothing here knows a task.
 """
 
 import textwrap
@@ -13,9 +13,9 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from rlvlm.core.steps import Frames
 from rlvlm.runs.artifacts.video import ACCENT, FAINT, INK, MARGIN_PX, PAPER, write_mp4
 from rlvlm.templates import inline, render
-from rlvlm.types.steps import Frames
 
 MAX_EPISODES = 60
 """Shown on a page."""
@@ -116,7 +116,7 @@ def write_captioned_video(file: Path, episode: ShownEpisode, fps: int = FPS) -> 
 
 
 def compose_captioned(episode: ShownEpisode) -> list[Frames]:
-    """T pictures [H', W', 3], H' and W' even: a frame, and below it its caption, never over it.
+    """T images [H', W', 3], H' and W' even: a frame, and below it its caption, never over it.
 
     The strip of the captions is as high as the longest of them needs, with a thought cut to `THOUGHT_LINES` lines.
     """
@@ -129,7 +129,7 @@ def compose_captioned(episode: ShownEpisode) -> list[Frames]:
     line_px = 19
     strip_px = 2 * MARGIN_PX + line_px * (2 + max(map(len, thoughts)))
     strip_px += strip_px % 2
-    pictures = []
+    images = []
     for step, (frame, caption, thought) in enumerate(zip(episode.frames, episode.captions, thoughts, strict=True)):
         page = Image.new("RGB", (wide, high + strip_px), PAPER)
         enlarged = Image.fromarray(np.ascontiguousarray(frame)).resize(
@@ -150,8 +150,8 @@ def compose_captioned(episode: ShownEpisode) -> list[Frames]:
         draw.text((MARGIN_PX, top + line_px), action[0] if action else "", fill=INK, font=bold)
         for line, text in enumerate(thought):
             draw.text((MARGIN_PX, top + (2 + line) * line_px), text, fill=INK, font=plain)
-        pictures.append(np.asarray(page))
-    return pictures
+        images.append(np.asarray(page))
+    return images
 
 
 _GREY = tuple(int(0.55 * dark + 0.45 * light) for dark, light in zip(INK, FAINT, strict=True))
@@ -169,13 +169,13 @@ def _wrapped(text: str, columns: int, lines: int = THOUGHT_LINES) -> list[str]:
 
 
 def _moments(episode: ShownEpisode) -> list[dict[str, Any]]:
-    """The frames of an episode that are shown, each with its number, its picture and its caption."""
+    """The frames of an episode that are shown, each with its number, its image and its caption."""
     places = sorted(set(np.linspace(0, len(episode.frames) - 1, MAX_FRAMES).astype(int).tolist()))
     moments = []
     for place in places:
-        picture, data = Image.fromarray(np.ascontiguousarray(episode.frames[place])), BytesIO()
-        picture.thumbnail((PAGE_PX, PAGE_PX * max(1, picture.height // picture.width)))
-        picture.save(data, format="webp", lossless=max(picture.size) < 128, quality=85)
+        image, data = Image.fromarray(np.ascontiguousarray(episode.frames[place])), BytesIO()
+        image.thumbnail((PAGE_PX, PAGE_PX * max(1, image.height // image.width)))
+        image.save(data, format="webp", lossless=max(image.size) < 128, quality=85)
         caption = episode.captions[place]
         moments.append(
             {

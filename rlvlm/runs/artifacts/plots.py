@@ -1,4 +1,4 @@
-"""The pictures of a run: learning curve, label quality by difficulty, labels over time."""
+"""The images of a run: learning curve, label quality by difficulty, labels over time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
@@ -12,12 +12,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from rlvlm import metrics
-from rlvlm.disk import write_whole
+from rlvlm.core import metrics
+from rlvlm.core.disk import write_whole
+from rlvlm.core.steps import FloatArray
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.folder.rows import DECODINGS
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.types.steps import FloatArray
 
 Rows = Sequence[Mapping[str, str]]
 
@@ -29,7 +29,7 @@ OUTCOMES = {
     "invalid": "#8d6e97",
     "failed": "#454b54",
 }
-"""What can become of a query, and its colour in every picture and page."""
+"""What can become of a query, and its colour in every image and page."""
 SCORED = {"scored": "#457b9d"}
 """Scores are neither right nor wrong."""
 INK = "#264653"
@@ -97,7 +97,7 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping
     health = {
         label: (name, colour)
         for label, (name, colour) in HEALTH.items()
-        if {row[name] for row in rows if name in row} not in ({0.0}, {1.0}, set())  # always none or all: no picture
+        if {row[name] for row in rows if name in row} not in ({0.0}, {1.0}, set())  # always none or all: no image
     }
     panels: list[tuple[float, Callable[[Axes], None]]] = [
         (3.0, lambda axes: _draw_success(axes, evaluations)),

@@ -1,4 +1,4 @@
-"""A few queries of every session kept with their pictures while the run still has them: rows of `judge_panel.jsonl`."""
+"""A few queries of every session kept with their images while the run still has them: rows of `judge_panel.jsonl`."""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rlvlm.metrics import ENV_STEPS
+from rlvlm.core.metrics import ENV_STEPS
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.preferences.records import QueryRecord
-from rlvlm.types.steps import FloatArray, Frames
 
 PER_SESSION = 4
 """Queries kept of each session, evenly spread over it."""
@@ -22,12 +22,12 @@ def sample_rows(records: Sequence[QueryRecord], draw: Callable[[FloatArray], Fra
 
     Args:
         records: the queries of one session.
-        draw: makes pictures [N, H, W, 3] of snapshots [N, S].
+        draw: makes images [N, H, W, 3] of snapshots [N, S].
     """
     rows = []
     for place in sorted(set(np.linspace(0, len(records) - 1, PER_SESSION).astype(int))) if records else []:
         record, verdict = records[place], records[place].verdict
-        # Where segments are longer than a step, their last picture stands for them.
+        # Where segments are longer than a step, their last image stands for them.
         left, right = draw(np.stack([side.snapshots[-1] for side in (record.pair.left, record.pair.right)]))
         rows.append(
             {
@@ -51,8 +51,8 @@ def sample_rows(records: Sequence[QueryRecord], draw: Callable[[FloatArray], Fra
     return rows
 
 
-def encode_png(picture: NDArray[np.uint8]) -> str:
-    """A picture [H, W, 3] as base64 of a PNG."""
+def encode_png(image: NDArray[np.uint8]) -> str:
+    """An image [H, W, 3] as base64 of a PNG."""
     data = BytesIO()
-    Image.fromarray(picture).save(data, format="png", optimize=True)
+    Image.fromarray(image).save(data, format="png", optimize=True)
     return base64.b64encode(data.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""Turns, episodes and pictures that were scored: rows of the score log, and the judge's page with what it was shown."""
+"""Turns, episodes and images that were scored: rows of the score log, and the judge's page with what it was shown."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rlvlm import metrics
-from rlvlm.disk import write_whole
+from rlvlm.core import metrics
+from rlvlm.core.disk import write_whole
+from rlvlm.core.judging import Score
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.preferences.records import ScoreRecord
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem, spread
 from rlvlm.runs.artifacts.samples import encode_png
@@ -17,8 +19,6 @@ from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.pipeline import Draw
 from rlvlm.templates import inline, render
-from rlvlm.types.judging import Score
-from rlvlm.types.steps import FloatArray, Frames
 
 Record = TypeVar("Record")
 PER_CALL = 4
@@ -27,7 +27,7 @@ MAX_CARDS = 120
 MAX_FRAMES = 8
 """Frames of an episode on the page."""
 PAGE_PX = 160
-"""Side of the images kept, where the world has no size of its own."""
+"""Side of the images kept, where the env has no size of its own."""
 COLOURS = {
     "true positive": "#2a9d8f",
     "true negative": "#a8c5da",
@@ -115,7 +115,7 @@ def example_rows(records: Sequence[ScoredItem], draw: Callable[[FloatArray], Fra
 
 
 def _ending(item: ScoringItem) -> str:
-    """Whether what was shown is a success, by the world's own test."""
+    """Whether what was shown is a success, by the env's own test."""
     if item.is_undone:
         return "a success that was undone"
     return "a success" if item.is_success else "no success"
@@ -124,7 +124,7 @@ def _ending(item: ScoringItem) -> str:
 def progress_rows(
     records: Sequence[ScoreRecord], draw: Callable[[FloatArray], Frames], goal: str
 ) -> list[dict[str, Any]]:
-    """The same of scores that measure progress: of single pictures, or of segments in which there are more.
+    """The same of scores that measure progress: of single images, or of segments in which there are more.
 
     Args:
         records: of one session, or of the episodes that have just ended.

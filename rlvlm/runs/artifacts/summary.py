@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm import metrics
+from rlvlm.core import metrics
+from rlvlm.core.judging import Status
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import RunState
 from rlvlm.runs.folder.rows import DECODINGS
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.types.judging import Status
 
 FINAL_EVALUATIONS = 3
 """The final success rate is the mean of this many last evaluations."""
@@ -89,7 +89,7 @@ def summarise_judge(folder: RunFolder) -> dict[str, float | int | None]:
 
 
 def summarise_trust(folder: RunFolder) -> dict[str, int | None]:
-    """Since which step the learned reward is in force, None where it never was, and how many answers it foretold by
+    """Since which step the learned reward is in force, None where it never was, and how many answers it predicted by
     then, or in all; empty where no reward was fitted.
     """
     fitted = [row for row in folder.metrics.read() if row.get(metrics.REWARD_IS_TRUSTED) is not None]
@@ -99,7 +99,7 @@ def summarise_trust(folder: RunFolder) -> dict[str, int | None]:
     row = trusted or fitted[-1]
     return {
         "in_force_from_step": None if trusted is None else int(trusted[metrics.ENV_STEPS]),
-        "foretold": int(row.get(metrics.REWARD_NUM_FORETOLD, 0)),
+        "predicted": int(row.get(metrics.REWARD_NUM_FORETOLD, 0)),
         "foretold_right": int(row.get(metrics.REWARD_NUM_FORETOLD_RIGHT, 0)),
     }
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from rlvlm.disk import replacing
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.core.disk import replacing
+from rlvlm.core.steps import FloatArray, Frames
 
 TRACE_PX = 108
 """Height of the strip with the trace, in pixels."""
@@ -33,7 +33,7 @@ def write_video(
 
     Args:
         file: to write, ending in `.mp4`.
-        frames: [T, H, W, 3] pictures, one per step; H and W even.
+        frames: [T, H, W, 3] images, one per step; H and W even.
         rewards: [T] the reward the agent saw at each step.
         title: one line for the top of the strip.
         progress: [T] the true progress in [0, 1], told beside the reward where it is known; None leaves it out.
@@ -42,21 +42,21 @@ def write_video(
     return write_mp4(file, compose_frames(frames, rewards, title, progress, bounds))
 
 
-def write_mp4(file: Path, pictures: Sequence[NDArray[np.uint8]], fps: int = FPS) -> Path:
-    """Writes pictures as H.264 and returns the file; it appears whole or not at all.
+def write_mp4(file: Path, images: Sequence[NDArray[np.uint8]], fps: int = FPS) -> Path:
+    """Writes images as H.264 and returns the file; it appears whole or not at all.
 
     Args:
         file: to write.
-        pictures: T pictures [H, W, 3], all of one size; H and W even.
-        fps: pictures per second.
+        images: T images [H, W, 3], all of one size; H and W even.
+        fps: images per second.
     """
     with replacing(file) as partial, av.open(str(partial), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=fps, options={"crf": "23", "preset": "veryfast"})
-        stream.height, stream.width = pictures[0].shape[:2]
+        stream.height, stream.width = images[0].shape[:2]
         stream.pix_fmt = "yuv420p"
         stream.time_base = Fraction(1, fps)
-        for picture in pictures:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        for image in images:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         container.mux(stream.encode())
     return file
 
@@ -68,7 +68,7 @@ def compose_frames(
     progress: FloatArray | None = None,
     bounds: tuple[float, float] | None = None,
 ) -> list[NDArray[np.uint8]]:
-    """Each picture with the strip under it: the whole trace faint, the past dark, the present marked.
+    """Each image with the strip under it: the whole trace faint, the past dark, the present marked.
 
     Args:
         frames: [T, H, W, 3].
@@ -78,7 +78,7 @@ def compose_frames(
         bounds: rewards at the bottom and at the top of the strip; None: the episode's own.
 
     Returns:
-        T pictures [H + TRACE_PX, W, 3].
+        T images [H + TRACE_PX, W, 3].
     """
     width = frames.shape[2]
     low, high = bounds or (float(np.min(rewards)), float(np.max(rewards)))
@@ -90,7 +90,7 @@ def compose_frames(
     _draw_line(draw, points, FAINT)
     if bounds is not None:
         draw.text((MARGIN_PX, TRACE_PX - 4), f"{low:g} to {high:g}", fill=INK, font=small, anchor="ls")
-    pictures = []
+    images = []
     for step, frame in enumerate(frames):
         strip = base.copy()
         draw = ImageDraw.Draw(strip)
@@ -103,8 +103,8 @@ def compose_frames(
         if progress is not None and np.isfinite(progress[step]):
             told = f"true progress {progress[step]:.0%}"
             draw.text((width - MARGIN_PX, TRACE_PX - 4), told, fill=INK, font=small, anchor="rs")
-        pictures.append(np.concatenate([frame, np.asarray(strip)], axis=0))
-    return pictures
+        images.append(np.concatenate([frame, np.asarray(strip)], axis=0))
+    return images
 
 
 def _trace_points(rewards: FloatArray, width: int, low: float, high: float) -> list[tuple[float, float]]:

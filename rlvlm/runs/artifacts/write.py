@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rlvlm.algorithms.evaluation import PlayedEpisode
-from rlvlm.disk import write_whole
+from rlvlm.core.disk import write_whole
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.runs.artifacts.card import run_card
 from rlvlm.runs.artifacts.plots import write_plots
 from rlvlm.runs.artifacts.summary import summarise
@@ -13,7 +14,6 @@ from rlvlm.runs.artifacts.video import write_video
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.checkpoints import RunState
 from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.types.steps import FloatArray, Frames
 
 NUM_VIDEOS = 2
 """Episodes of the last evaluation that are filmed."""

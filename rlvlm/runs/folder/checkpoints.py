@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.algorithms.manifest import MANIFEST, CorruptCheckpoint, check_folder, write_manifest
-from rlvlm.disk import sync_tree, write_whole
+from rlvlm.core.disk import sync_tree, write_whole
 
 PREFIX = "step_"
 STATE = "run.json"
@@ -161,13 +161,13 @@ class CheckpointStore:
 
 
 def newest_sound(
-    candidates: Iterable[Checkpoint], tell: Callable[[CorruptCheckpoint], None] = lambda damage: None
+    candidates: Iterable[Checkpoint], log: Callable[[CorruptCheckpoint], None] = lambda damage: None
 ) -> Checkpoint | None:
     """The first of `candidates` all of whose files are as they were written; None where there are none at all.
 
     Args:
         candidates: as `newest_first` gives them.
-        tell: takes what is wrong with each that is passed over.
+        log: takes what is wrong with each that is passed over.
 
     Raises:
         CorruptCheckpoint: there are some, and none is sound.
@@ -179,7 +179,7 @@ def newest_sound(
             return checkpoint
         except CorruptCheckpoint as error:
             damage = error
-            tell(error)
+            log(error)
     if damage is not None:
         raise CorruptCheckpoint(
             f"no checkpoint of the run is sound; of the oldest: {damage}",

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm import metrics
 from rlvlm.algorithms.evaluation import Evaluation
+from rlvlm.core import metrics
+from rlvlm.core.judging import Label
 from rlvlm.preferences.records import QueryRecord, ScoreRecord
-from rlvlm.types.judging import Label
 
 DECODINGS = {
     "success": ("success_rate", "sampled_success_rate"),
@@ -47,7 +47,7 @@ def true_success(row: Mapping[str, Any]) -> float:
     """The share of successful episodes in a row of `eval.csv`.
 
     Where sampled play was evaluated too, it counts as much as greedy play: a greedy policy that went round in circles
-    may sample well, and the other way round. In worlds in turns no more count than have a return above 0: chance
+    may sample well, and the other way round. In envs in turns no more count than have a return above 0: chance
     reaches many a goal in the end.
     """
     measured = [

@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rlvlm.disk import write_json, write_whole
-from rlvlm.errors import MachineError, NumericsError, UsageError
-from rlvlm.metrics import ENV_STEPS
+from rlvlm.core.disk import write_json, write_whole
+from rlvlm.core.errors import MachineError, NumericsError, UsageError
+from rlvlm.core.metrics import ENV_STEPS
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.configs import config_text, read_config_text
 from rlvlm.runs.folder.checkpoints import newest_sound

@@ -11,8 +11,8 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rlvlm.disk import sync_tree
-from rlvlm.errors import MachineError
+from rlvlm.core.disk import sync_tree
+from rlvlm.core.errors import MachineError
 from rlvlm.runs.folder.checkpoints import Checkpoint, CheckpointStore, RunState
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from rlvlm.errors import UsageError
-from rlvlm.yaml_text import read_yaml
+from rlvlm.core.errors import UsageError
+from rlvlm.core.yaml_text import read_yaml
 
 T = TypeVar("T")
 _CHOICE = "choice"

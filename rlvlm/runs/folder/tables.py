@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvlm.disk import append_whole, write_whole
+from rlvlm.core.disk import append_whole, write_whole
 
 
 class CsvTable:

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from rlvlm.errors import first_line
-from rlvlm.metrics import ENV_STEPS
+from rlvlm.core.errors import first_line
+from rlvlm.core.metrics import ENV_STEPS
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.serving.monitoring import RunMetrics

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlvlm.core.errors import UsageError
+from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.registry import GYMNASIUM
-from rlvlm.errors import UsageError
-from rlvlm.yaml_text import read_yaml
 
 
 def check_trust(paths: Sequence[Path], *, trust: bool) -> None:

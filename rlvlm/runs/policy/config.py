@@ -47,7 +47,7 @@ class PolicyRunConfig(RunConfig):
         return self.reward.asks_judge
 
     @property
-    def unheeded(self) -> dict[str, str]:
+    def unused_settings(self) -> dict[str, str]:
         """What concerns a judge where nobody is asked, the expert where its turns lie in a folder, and lessons where
         the policy was taught before.
         """
@@ -55,7 +55,7 @@ class PolicyRunConfig(RunConfig):
         if not self.asks_judge:
             found |= dict.fromkeys(("judge.*", "serve.*"), f"the reward {self.reward.name}, which asks no judge")
         if self.sft.demonstrations:
-            found |= dict.fromkeys(("sft.turns", "sft.p_wrong", "sft.p_stray"), "sft.demonstrations")
+            found |= dict.fromkeys(("sft.turns", "sft.p_wrong", "sft.p_perturb"), "sft.demonstrations")
         if self.sft.start_from:
             names = (one.name for one in fields(self.sft) if one.name != "start_from")
             found |= dict.fromkeys((f"sft.{name}" for name in names), "sft.start_from")
@@ -100,7 +100,7 @@ class PolicyRunConfig(RunConfig):
         """This run cut to minutes: every part of it happens, nothing is learnt to the end. Long episodes are fewer."""
         share = min(1.0, 32 / self.env.episode_steps)
         algo = at_most(self.algo, epochs=1, max_reply_tokens=64)
-        algo = replace(algo, num_worlds=16, rollout_turns=128, objective=self.algo.objective)
+        algo = replace(algo, num_envs=16, rollout_turns=128, objective=self.algo.objective)
         return replace(
             at_most(self, steps=256),
             sft=at_most(self.sft, turns=64, updates=10),

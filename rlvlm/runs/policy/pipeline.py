@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.evaluation import Player
 from rlvlm.algorithms.ppo_vlm.algorithm import (
     PPOVLM,
@@ -20,9 +21,9 @@ from rlvlm.algorithms.ppo_vlm.algorithm import (
 from rlvlm.algorithms.ppo_vlm.panel import ROWS
 from rlvlm.algorithms.ppo_vlm.play import Actor
 from rlvlm.algorithms.ppo_vlm.player import ScriptPlayer, TurnsPlayer, stands_still
-from rlvlm.algorithms.world_slots import WorldSlot
+from rlvlm.core.disk import write_whole
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.players import RandomPlayer, ScriptedExpert
-from rlvlm.disk import write_whole
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -33,10 +34,9 @@ from rlvlm.runs.artifacts.scored import ScoreRecorder, write_score_page
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.pipeline import Draw, Players
 from rlvlm.runs.policy.config import PolicyRunConfig
-from rlvlm.runs.session import built, last_resort
+from rlvlm.runs.session import built, fallback_judge
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.engine import ServedEngine
-from rlvlm.types.steps import FloatArray, Frames
 
 
 class PolicyPipeline:
@@ -54,13 +54,13 @@ class PolicyPipeline:
         makes_policy = partial(make_policy, config.policy.in_run(config.seed))
         settings = (
             PPOVLMConfig()
-            .worlds(task=config.task, world=config.env)
+            .envs(task=config.task, env_settings=config.env)
             .acting(make_policy=makes_policy)
             .rewards(
                 reward=config.reward,
                 goal=config.goal,
                 make_judge=make_judge,
-                make_last_resort=last_resort(config.reward.last_resort),
+                make_fallback_judge=fallback_judge(config.reward.fallback_judge),
             )
             .learning(ppo=config.algo, sft=config.sft, total_steps=config.steps)
             .debugging(seed=config.seed)
@@ -119,21 +119,21 @@ class PolicyPipeline:
         write_whole(folder.path / "episodes.html", episodes_page(shown, config.title, note))
 
     def open_players(self, config: PolicyRunConfig, checkpoint: Path) -> Players:
-        """The policy and what PPO started from, greedy and sampled; the world's expert, where it has one; chance.
+        """The policy and what PPO started from, greedy and sampled; the env's expert, where it has one; chance.
 
         Where starts were held out from training, the policy is also played on those that were not.
         """
         torch.set_num_threads(config.algo.threads)
         held_out = config.env.for_evaluation()
         slots = partial(make_slot, config.task, held_out)
-        world = slots().world
+        world = slots().env
         policy, start = (make_policy(config.policy, len(world.action_names)) for _ in range(2))
         load_trained_policy(policy, checkpoint)
 
-        def plays(who: VLMPolicy, greedy: bool, slots: Callable[[], WorldSlot] = slots) -> TurnsPlayer:
-            engine = PolicyEngine(who, config.algo.num_worlds)
+        def plays(who: VLMPolicy, greedy: bool, slots: Callable[[], EnvSlot] = slots) -> TurnsPlayer:
+            engine = PolicyEngine(who, config.algo.num_envs)
             actor = Actor(engine, config.algo.max_reply_tokens, config.algo.temperature)
-            return TurnsPlayer(actor, slots, config.algo.num_worlds, greedy)
+            return TurnsPlayer(actor, slots, config.algo.num_envs, greedy)
 
         others: dict[str, Player] = {"policy, sampled": plays(policy, False)}
         if config.env.split != held_out.split:
@@ -154,17 +154,17 @@ class PolicyPipeline:
 
 
 def make_policy(config: PolicyConfig, num_actions: int) -> VLMPolicy:
-    """The policy of `config`, for a world with so many actions; `partial(make_policy, config)` pickles."""
+    """The policy of `config`, for an env with so many actions; `partial(make_policy, config)` pickles."""
     return load_policy(config, num_actions)
 
 
 def _served(config: PolicyRunConfig, stack: ExitStack) -> MakeEngine:
     """Makes the engine over a Serve app of the policy, which is started now and lasts as long as `stack`."""
     slot = make_slot(config.task, config.env)
-    num_actions = len(slot.world.action_names)
-    slot.world.close()
+    num_actions = len(slot.env.action_names)
+    slot.env.close()
     engine = config.engine
-    batch_size = -(-config.algo.num_worlds // engine.num_replicas)
+    batch_size = -(-config.algo.num_envs // engine.num_replicas)
     app = stack.enter_context(
         running_policy(
             config.policy,

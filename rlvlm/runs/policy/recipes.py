@@ -48,7 +48,7 @@ def points24() -> PolicyRunConfig:
 
 
 def general(task: str) -> PolicyRunConfig:
-    """Any env of MiniGrid and any other world in turns, not tuned."""
+    """Any env of MiniGrid and any other env in turns, not tuned."""
     return _recipe(task, steps=40_960, gamma=0.97)
 
 
@@ -67,13 +67,13 @@ def doorkey_6x6() -> PolicyRunConfig:
     """MiniGrid's key, door and goal; evaluated on layouts that were never met, in a bit more than three times the
     expert's turns.
 
-    A greedy policy that is wrong in one state stays there. So the expert strays, that many states be shown, and the
+    A greedy policy that is wrong in one state stays there. So the expert perturbed, that many states be shown, and the
     prompt tells the last action and whether it changed anything.
     """
     return _recipe(
         "doorkey_6x6", steps=4_096, gamma=0.97, final_lr=0.05,
         world=replace(task_env("doorkey_6x6"), episode_steps=40, split="training", shows_last=True),
-        sft=SFTConfig(turns=22_000, p_stray=0.3, updates=2_000),
+        sft=SFTConfig(turns=22_000, p_perturb=0.3, updates=2_000),
     )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def doorkey_8x8() -> PolicyRunConfig:
     return _recipe(
         "doorkey_8x8", steps=4_096, gamma=0.97, final_lr=0.05,
         world=replace(task_env("doorkey_8x8"), episode_steps=70, split="training", shows_last=True),
-        sft=SFTConfig(turns=40_000, p_stray=0.3, updates=3_000),
+        sft=SFTConfig(turns=40_000, p_perturb=0.3, updates=3_000),
     )  # fmt: skip
 
 
@@ -99,13 +99,13 @@ def pick_place_can() -> PolicyRunConfig:
         world=replace(
             task_env("pick_place_can"), second_view=True, view_px=96, shows_text=True, physics="fast",
         ),
-        sft=SFTConfig(turns=12_000, p_stray=0.12, updates=800, reply_weight=0.2),
+        sft=SFTConfig(turns=12_000, p_perturb=0.12, updates=800, reply_weight=0.2),
     )  # fmt: skip
     return replace(
         base,
         policy=PolicyConfig(acts="head", train_vision=True, min_pixels=2 * 96 * 96, new_words=words.SENTENCES),
         algo=replace(
-            base.algo, objective=HeadConfig(gamma=0.97), num_worlds=48, rollout_turns=768, minibatch_turns=128,
+            base.algo, objective=HeadConfig(gamma=0.97), num_envs=48, rollout_turns=768, minibatch_turns=128,
             epochs=3, lr=1e-4, final_lr=0.2, keeps_vision=True,
         ),
         eval=replace(base.eval, every_steps=steps),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.pocket.judge.config import trained_tasks
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
 from rlvlm.rewards.config import RewardConfig
@@ -33,7 +33,7 @@ class PreferenceRunConfig(RunConfig):
         is_about_clips = self.reward.source == "preference" and self.feedback.segment_steps > 1
         if self.asks_judge and not self.serve.app and not self.judge.reads_clips and is_about_clips:
             raise ValueError(
-                "the pocket judge knows single pictures only, so feedback.segment_steps must be 1, "
+                "the pocket judge knows single images only, so feedback.segment_steps must be 1, "
                 f"got {self.feedback.segment_steps}; longer segments need judge.backend transformers"
             )
 
@@ -99,7 +99,7 @@ class PreferenceRunConfig(RunConfig):
         return f"{self.reward.teacher}{marked} {answers}, {self.reward.model} reward"
 
     @property
-    def world_name(self) -> str:
+    def env_name(self) -> str:
         """Start, robot and length of an episode."""
         return f"start {self.env.start}, robot {self.env.robot}, {self.env.episode_steps} steps per episode"
 
@@ -109,7 +109,7 @@ class PreferenceRunConfig(RunConfig):
             at_most(self, steps=3_000),
             feedback=at_most(self.feedback, first_step=1_000, every_steps=500, queries=20),
             reward_model=at_most(self.reward_model, min_updates=20, max_updates=20),
-            algo=at_most(self.algo, seed_steps=500, catch_up_updates=20),
+            algo=at_most(self.algo, seed_steps=500, critic_reset_updates=20),
             eval=at_most(self.eval, every_steps=1_000, episodes=2),
             track=at_most(self.track, checkpoint_every_steps=1_000, log_every_steps=250),
         )

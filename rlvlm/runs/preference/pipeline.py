@@ -11,9 +11,10 @@ import torch
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.panel import ROWS
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer, load_policy
-from rlvlm.disk import write_whole
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.envs.registry import make_world
+from rlvlm.core.disk import write_whole
+from rlvlm.core.judging import Query
+from rlvlm.envs.images import FrameStore
+from rlvlm.envs.registry import make_env
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import compare_messages
 from rlvlm.runs.artifacts.page import judge_page
@@ -25,7 +26,6 @@ from rlvlm.runs.pipeline import Draw, Players
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.runs.preference.recorder import PreferenceRecorder
 from rlvlm.runs.session import built
-from rlvlm.types.judging import Query
 
 
 class PreferencePipeline:
@@ -39,7 +39,7 @@ class PreferencePipeline:
     ) -> Iterator[SACPebble]:
         """The algorithm, until the context closes."""
         torch.set_num_threads(1)  # batches of 256 are too small to share: two threads are slower than one
-        settings = SACPebbleConfig().worlds(task=config.task, world=config.env).learning(sac=config.algo)
+        settings = SACPebbleConfig().envs(task=config.task, env_settings=config.env).learning(sac=config.algo)
         settings.rewards(
             reward=config.reward,
             feedback=config.feedback,
@@ -74,7 +74,7 @@ class PreferencePipeline:
         write_whole(folder.panel, page)
 
     def open_players(self, config: PreferenceRunConfig, checkpoint: Path) -> Players:
-        """Plays the deterministic policy in a world of its own."""
-        world = make_world(config.task, config.env, config.seed)
+        """Plays the deterministic policy in an env of its own."""
+        world = make_env(config.task, config.env, config.seed)
         player = StepsPlayer(load_policy(checkpoint), world)
         return Players(own=player, draw=lambda snapshots, size_px: FrameStore(world, size_px).frames(snapshots))

@@ -114,7 +114,7 @@ def softgym(task: str) -> PreferenceRunConfig:
 
 
 def general(task: str) -> PreferenceRunConfig:
-    """Any other world in steps, not tuned."""
+    """Any other env in steps, not tuned."""
     return PreferenceRunConfig(task=task, env=task_env(task))
 
 

@@ -22,10 +22,10 @@ from pathlib import Path
 import ray
 import tyro
 
-from rlvlm.console.boxes import guarded
-from rlvlm.console.signals import ASKED_BY
-from rlvlm.disk import write_whole
-from rlvlm.errors import EXIT_DONE, MachineError
+from rlvlm.core.console.boxes import guarded
+from rlvlm.core.console.signals import ASKED_BY
+from rlvlm.core.disk import write_whole
+from rlvlm.core.errors import EXIT_DONE, MachineError
 from rlvlm.runs.folder.environment import usable_cores
 from rlvlm.runs.processes.guardian import guarded_folder
 from rlvlm.runs.processes.private_ray import OBJECT_STORE_BYTES, make_parent, start_ray, write_token

@@ -51,7 +51,7 @@ def tree_memory_mb() -> float:
 def release_free_memory() -> None:
     """Gives memory that this process has freed back to the system, where the C library can.
 
-    The pictures of a feedback session and the passes of a fit come and go between small objects that stay, so glibc's
+    The images of a feedback session and the passes of a fit come and go between small objects that stay, so glibc's
     heap is left with holes that it keeps: without this some 20 MB more after every session. Having each large block
     mapped on its own (`M_MMAP_THRESHOLD`) leaves no holes either, but makes a fit 1.5 to 1.9 times as slow.
     """

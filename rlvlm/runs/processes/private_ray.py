@@ -12,7 +12,7 @@ import ray
 from ray._private.utils import write_ray_address
 from ray._private.worker import global_worker
 
-from rlvlm.errors import MachineError
+from rlvlm.core.errors import MachineError
 from rlvlm.runs.folder.environment import usable_cores
 from rlvlm.runs.processes.guardian import guarded_folder, sweep
 

@@ -32,7 +32,7 @@ class VLARunConfig(RunConfig):
                 "progress, rating or video"
             )
         if self.goal:
-            raise ValueError("goal has no effect: policy and judge are told the world's own instruction; leave it out")
+            raise ValueError("goal has no effect: policy and judge are told the env's own instruction; leave it out")
         check_together(self.reward, self.algo, self.sft, self.policy)
         for name, value in (("data", self.sft.data), ("start_from", self.sft.start_from)):
             if value and self.policy.model:
@@ -45,7 +45,7 @@ class VLARunConfig(RunConfig):
 
     @property
     def judge_knows(self) -> list[str]:
-        """The tasks whose episodes a pocket judge can score; of the one that compares pictures, those that it knows."""
+        """The tasks whose episodes a pocket judge can score; of the one that compares images, those that it knows."""
         known = {"": trained_tasks(), "scorer": ["push_block"], "video": list(video.KNOWS)}
         return known.get(self.judge.model, []) if self.judge.ships_weights else []
 
@@ -63,7 +63,7 @@ class VLARunConfig(RunConfig):
         )
 
     @property
-    def unheeded(self) -> dict[str, str]:
+    def unused_settings(self) -> dict[str, str]:
         """What concerns a judge where nobody is asked, the script where others demonstrated, and demonstrations where
         the policy has learned already.
         """
@@ -79,7 +79,7 @@ class VLARunConfig(RunConfig):
             if self.algo.advantage.scorer_noise != "measured":
                 found["reward.monitor.preflight"] = why
         if self.sft.data:
-            found |= dict.fromkeys(("sft.demonstrations", "sft.noise", "sft.p_stray"), "sft.data")
+            found |= dict.fromkeys(("sft.demonstrations", "sft.noise", "sft.p_perturb"), "sft.data")
         if self.sft.start_from:
             names = (one.name for one in fields(self.sft) if one.name != "start_from")
             found |= dict.fromkeys((f"sft.{name}" for name in names), "sft.start_from")

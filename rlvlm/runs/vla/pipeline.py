@@ -10,8 +10,10 @@ from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.panel import ROWS
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
 from rlvlm.algorithms.grpo.reward.scoring import shown_frames
-from rlvlm.disk import write_whole
-from rlvlm.envs.registry import make_world
+from rlvlm.core.chunks import ChunkEpisode
+from rlvlm.core.disk import write_whole
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.registry import make_env
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.judges.judge import Judge
 from rlvlm.runs.artifacts.episodes import Caption, ShownEpisode, episodes_page
@@ -19,10 +21,8 @@ from rlvlm.runs.artifacts.scored import ScoreRecorder, write_score_page
 from rlvlm.runs.folder.run_folder import RunFolder
 from rlvlm.runs.folder.tables import CsvTable
 from rlvlm.runs.pipeline import Draw, Players
-from rlvlm.runs.session import built, last_resort
+from rlvlm.runs.session import built, fallback_judge
 from rlvlm.runs.vla.config import VLARunConfig
-from rlvlm.types.chunks import ChunkEpisode
-from rlvlm.types.steps import FloatArray, Frames
 
 _PAGE_EPISODES, _PAGE_PX = 24, 128
 """Episodes on the page, at most, and the side of their images."""
@@ -42,12 +42,12 @@ class VLAPipeline:
         torch.set_num_threads(config.algo.threads)
         settings = (
             VLAGRPOConfig()
-            .worlds(task=config.task, world=config.env)
+            .envs(task=config.task, env_settings=config.env)
             .learning(policy=config.policy, sft=config.sft, grpo=config.algo, total_steps=config.steps)
             .rewards(
                 scores=config.reward,
                 make_judge=make_judge,
-                make_last_resort=last_resort(config.reward.last_resort),
+                make_fallback_judge=fallback_judge(config.reward.fallback_judge),
             )
             .debugging(seed=config.seed)
         )
@@ -82,9 +82,9 @@ class VLAPipeline:
         write_whole(folder.path / "episodes.html", episodes_page(shown, config.title, note, rows))
 
     def open_players(self, config: VLARunConfig, checkpoint: Path) -> Players:
-        """The policy, greedy and sampled as in training, in worlds of its own."""
+        """The policy, greedy and sampled as in training, in envs of its own."""
         torch.set_num_threads(config.algo.threads)
-        world = make_world(config.task, config.env.for_evaluation(), config.seed)
+        world = make_env(config.task, config.env.for_evaluation(), config.seed)
         policy, scale = load_policy(checkpoint, world)
         sampled = ChunkPlayer(policy, world, scale, config.algo.temperature, config.algo.least_range)
         own = ChunkPlayer(policy, world, scale)

@@ -15,14 +15,14 @@ from rlvlm.runs.vla.config import VLARunConfig
 
 
 def push_block() -> VLARunConfig:
-    """The tiny world in chunks, from a start that succeeds in about half of all episodes."""
+    """The tiny env in chunks, from a start that succeeds in about half of all episodes."""
     return VLARunConfig(
         task="push_block",
         steps=6_000_000,
         env=task_env("push_block"),
         judge=JudgeConfig(model="scorer", score="success"),
         reward=ScoreConfig(num_frames=2, frame_px=144),
-        sft=SFTConfig(p_stray=0.1, label_width=0.08),
+        sft=SFTConfig(p_perturb=0.1, label_width=0.08),
         algo=GRPOConfig(draws="chunk"),
         eval=EvalConfig(every_steps=250_000, episodes=200),
         track=TrackConfig(log_every_steps=50_000, checkpoint_every_steps=500_000),
@@ -42,7 +42,7 @@ def libero(task: str) -> VLARunConfig:
         steps=600_000,
         env=replace(world, moved=0.02, physics="fast", mesh_cell=0.012, episode_steps=world.episode_steps * 4 // 5),
         policy=VLAConfig(pocket=PocketVLAConfig(image_px=64, dilated=1, ways=True)),
-        sft=SFTConfig(demonstrations=100, noise=0.02, p_stray=0.1, label_width=0.05, steps=800),
+        sft=SFTConfig(demonstrations=100, noise=0.02, p_perturb=0.1, label_width=0.05, steps=800),
         judge=judge,
         reward=reward,
         algo=GRPOConfig(
@@ -87,7 +87,7 @@ def _judged(task: str) -> tuple[JudgeConfig, ScoreConfig]:
 
 
 def general(task: str) -> VLARunConfig:
-    """Any other world in chunks, not tuned."""
+    """Any other env in chunks, not tuned."""
     return VLARunConfig(task=task, env=task_env(task))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import ray
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable
 
 GIB = 1 << 30
 

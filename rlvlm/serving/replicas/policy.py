@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlvlm.errors import ModelUnavailable, RunError, first_line
+from rlvlm.core.errors import ModelUnavailable, RunError, first_line
+from rlvlm.core.sampling import ReplyRequest, SampledAction, SampledReply
+from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
@@ -21,8 +23,6 @@ from rlvlm.serving.replicas.gpu import assigned_device, check_share, limit_share
 from rlvlm.serving.replicas.watchdog import Heartbeat, Watchdog, loading_within
 from rlvlm.serving.startup import START_TIMEOUT_S, marked
 from rlvlm.serving.weights import Weights, brought_here, take_over
-from rlvlm.types.sampling import ReplyRequest, SampledAction, SampledReply
-from rlvlm.types.steps import Frames
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class PolicyReplica:
         for (_, _, sampling), places in alike.items():
             outcome: Sequence[Sampled | RunError]
             try:
-                self._take_over(items[places[0]][0].weights)
+                self._sync_weights(items[places[0]][0].weights)
                 outcome = self._sampled([items[place] for place in places], sampling)
             except RunError as error:
                 outcome = [error] * len(places)
@@ -155,7 +155,7 @@ class PolicyReplica:
                 answers[place] = answer
         return answers
 
-    def _take_over(self, weights: Weights | None) -> None:
+    def _sync_weights(self, weights: Weights | None) -> None:
         if weights is None or (weights.version, weights.sha256) == (self._engine.version, self._sha256):
             return
         self._sync_error = take_over(self._engine.policy, weights)

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion, first_line
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import ContinuousJudge, Generator, Judge
@@ -24,7 +25,6 @@ from rlvlm.serving.replicas.gpu import assigned_device, check_share, limit_share
 from rlvlm.serving.replicas.slots import FairSlots
 from rlvlm.serving.replicas.watchdog import Heartbeat, Watchdog, loading_within
 from rlvlm.serving.startup import START_TIMEOUT_S, marked
-from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.vlms.chats import Chat
 
 logger = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ class JudgeReplica:
         return answer
 
     def _prepared(self, request: Request) -> tuple[list[Any], list[bytes]]:
-        """What can be done while the model is at work on others: the items with resized pictures, and their digests."""
+        """What can be done while the model is at work on others: the items with resized images, and their digests."""
         digests = [digest(item) for item in request.items]
         shrink = getattr(self._judge, "shrink", None)
         if shrink is None or request.kind != "compare":

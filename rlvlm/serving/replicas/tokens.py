@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlvlm.disk import claim, clear_abandoned
-from rlvlm.errors import ModelUnavailable, RunError, first_line
+from rlvlm.core.disk import claim, clear_abandoned
+from rlvlm.core.errors import ModelUnavailable, RunError, first_line
+from rlvlm.core.sampling import ReplyTokens, SampledReply
+from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.vllm import TokenRules, TokenSampling, VllmSampler
 from rlvlm.serving.config import PlacementConfig
@@ -19,8 +21,6 @@ from rlvlm.serving.replicas.slots import FairSlots
 from rlvlm.serving.replicas.watchdog import Heartbeat, Watchdog, loading_within
 from rlvlm.serving.startup import START_TIMEOUT_S, marked
 from rlvlm.serving.weights import Weights, check_distance, mean_distance, written
-from rlvlm.types.sampling import ReplyTokens, SampledReply
-from rlvlm.types.steps import Frames
 from rlvlm.vlms.config import EngineConfig
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class TokenReplica:
         version = call.weights.version
         try:
             async with self._taking:
-                await self._take_over(call)
+                await self._sync_weights(call)
                 self._under_way[version] = self._under_way.get(version, 0) + 1
             try:
                 items = [(call, place) for place in range(len(call.prompts))]
@@ -139,7 +139,7 @@ class TokenReplica:
             version=version,
         )
 
-    async def _take_over(self, call: TokenCall) -> None:
+    async def _sync_weights(self, call: TokenCall) -> None:
         """Has the engine hold the weights of `call`, once they are known to be whole and to say what the trainer's say.
 
         Raises:

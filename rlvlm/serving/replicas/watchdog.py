@@ -34,7 +34,7 @@ class Heartbeat:
     - CPU time: on a CPU a thread that computes uses some between any two looks, one that sleeps, waits for a lock or
       for a pipe uses none. A thread that waits for a GPU may spin, so there it says nothing.
     - finished layers: on a GPU every module that returns counts; a hung kernel fills the launch queue and stops them.
-    - the stack: moved on since the last look, as when pictures are decoded.
+    - the stack: moved on since the last look, as when images are decoded.
 
     A model that runs elsewhere (an API, an engine in its own process) shows none of these while it is well; for it only
     the deadline counts.

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
-from rlvlm.errors import ModelUnavailable
-from rlvlm.types.judging import Usage
+from rlvlm.core.errors import ModelUnavailable
+from rlvlm.core.judging import Usage
 from rlvlm.vlms.config import ApiConfig
 
 _ENTRY_CHARS = 120
@@ -64,7 +64,7 @@ class Budget:
         """Counts one request and the most it can cost; returns that cost in dollars.
 
         Args:
-            tokens_in: most tokens that chat and pictures can count.
+            tokens_in: most tokens that chat and images can count.
             tokens_out: most tokens that may be written.
 
         Raises:

@@ -4,8 +4,8 @@ import logging
 import math
 from typing import Any
 
-from rlvlm.errors import ModelUnavailable
-from rlvlm.types.judging import Usage
+from rlvlm.core.errors import ModelUnavailable
+from rlvlm.core.judging import Usage
 from rlvlm.vlms.chats import TOP_P, Message, Reply
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.remote import (

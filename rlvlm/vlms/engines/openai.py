@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from json import JSONDecodeError
 from typing import Any
 
-from rlvlm.errors import ModelUnavailable
-from rlvlm.types.judging import Usage
+from rlvlm.core.errors import ModelUnavailable
+from rlvlm.core.judging import Usage
 from rlvlm.vlms.chats import TOP_P, Message, Reply
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.remote import (

@@ -28,8 +28,8 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from rlvlm.errors import ModelUnavailable
-from rlvlm.types.judging import Usage
+from rlvlm.core.errors import ModelUnavailable
+from rlvlm.core.judging import Usage
 from rlvlm.vlms.chats import Chat, Reply, pictures_of
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget
@@ -39,12 +39,12 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 MAX_PICTURE_TOKENS = 10_000
-"""Most tokens that any known provider counts for one picture of the size that judges look at."""
+"""Most tokens that any known provider counts for one image of the size that judges look at."""
 TEMPLATE_TOKENS = 100
 """What a provider may add around a chat."""
 _MAX_REASON_CHARS = 500
 _TALKATIVE = ("httpcore2", "httpx2", "openai", "google_genai")
-"""Loggers whose finer lines hold pictures and headers."""
+"""Loggers whose finer lines hold images and headers."""
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 
 T = TypeVar("T")
@@ -204,13 +204,13 @@ class RemoteEngine:
         return wait_random_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S)(state)
 
     def _most_tokens(self, chat: Chat) -> int:
-        """No fewer than a provider will count: a token is at least a byte, a picture what the dearest one takes."""
+        """No fewer than a provider will count: a token is at least a byte, an image what the dearest one takes."""
         parts = [part for turn in chat for part in turn["content"]]
         num_bytes = sum(len(part["text"].encode()) for part in parts if part["type"] == "text")
         return num_bytes + TEMPLATE_TOKENS + self._picture_tokens * len(pictures_of(chat))
 
     def _priced(self, usage: Usage | None, chat: Chat) -> Usage | None:
-        """The usage with its price; the first one also tells what a picture of this run's size counts at most."""
+        """The usage with its price; the first one also tells what an image of this run's size counts at most."""
         if usage is None:
             return None
         if num_pictures := len(pictures_of(chat)):
@@ -268,8 +268,8 @@ def retry_after_s(headers: Any) -> float | None:
     return None
 
 
-def encode_png(picture: NDArray[np.uint8]) -> bytes:
-    """The picture [H, W, 3] as a PNG file."""
+def encode_png(image: NDArray[np.uint8]) -> bytes:
+    """The image [H, W, 3] as a PNG file."""
     stream = BytesIO()
-    Image.fromarray(picture).save(stream, "PNG")
+    Image.fromarray(image).save(stream, "PNG")
     return stream.getvalue()

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 from typing import NoReturn
 
-from rlvlm.errors import ModelUnavailable
+from rlvlm.core.errors import ModelUnavailable
 from rlvlm.vlms.config import ApiConfig
 
 MASK = "[key]"

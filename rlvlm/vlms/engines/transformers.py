@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlvlm.types.steps import Frames
+from rlvlm.core.steps import Frames
 from rlvlm.vlms.chats import TOP_P, Chat, Reply, pictures_of, whole_answer, without_thought
 from rlvlm.vlms.config import VLMConfig
+from rlvlm.vlms.images import can_replace, resize
 from rlvlm.vlms.loading import LoadedVLM
 from rlvlm.vlms.lora import adapter_mark
-from rlvlm.vlms.pictures import can_replace, resize
 from rlvlm.vlms.processors import PillowProcessor
 
 

@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rlvlm.errors import ModelUnavailable
+from rlvlm.core.errors import ModelUnavailable
 from rlvlm.vlms.chats import TOP_P, Chat, Picture, Reply, pictures_of, whole_answer, without_thought
 from rlvlm.vlms.config import EngineConfig, VLMConfig
 from rlvlm.vlms.files import locate
+from rlvlm.vlms.images import resize
 from rlvlm.vlms.lora import adapter_mark, check_adapter
-from rlvlm.vlms.pictures import resize
 from rlvlm.vlms.processors import load_processor
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class VllmCore:
         """The whole `RequestOutput` of one request, which is aborted when who awaits it is cancelled.
 
         Args:
-            prompt_ids: with one token for each picture; the engine puts in as many as the picture takes.
+            prompt_ids: with one token for each image; the engine puts in as many as the image takes.
             pictures: [H, W, 3] each.
             sampling: of vLLM's `SamplingParams`.
             lora: a `LoRARequest`; None takes the model as it is.
@@ -142,11 +142,11 @@ class VllmCore:
             raise RuntimeError(f"vLLM failed on a request: {_last_line(error)}") from error
         return outputs[-1]
 
-    def _resized(self, picture: Picture) -> Picture:
-        """The picture at the size at which the model sees it, by Pillow as everywhere else: what vLLM's environment
+    def _resized(self, image: Picture) -> Picture:
+        """The image at the size at which the model sees it, by Pillow as everywhere else: what vLLM's environment
         has for it rounds differently, which moved a small judge's probabilities by 0.008.
         """
-        return resize(picture, self._images) if self._resizes else picture
+        return resize(image, self._images) if self._resizes else image
 
     @property
     def is_dead(self) -> bool:
@@ -231,7 +231,7 @@ class VllmEngine:
     async def choice_log_p(self, chat: Chat, choices: Sequence[str]) -> NDArray[np.float64]:
         """[C] log-probability that the reply begins with each choice's whole token sequence.
 
-        One request per beginning that the choices share, shortest first, so that prefix caching spares the pictures
+        One request per beginning that the choices share, shortest first, so that prefix caching spares the images
         and the chat in all but the first. Raises as `VllmCore.ask` does.
         """
         prompt_ids = self._tokens(without_thought(self._text(chat)))

@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import AdvantageConfig, GRPOConfig, LossConfig, ScoreConfig, SFTConfig
 from rlvlm.algorithms.grpo.credit.groups import Group
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy, take_policy
-from rlvlm.demonstrations.chunks import Disturbance, collect_chunks, form_of, scripted_episodes
+from rlvlm.core import metrics
+from rlvlm.core.chunks import ChunkEpisode
+from rlvlm.core.errors import JudgeUnavailable, UsageError
+from rlvlm.core.judging import Clip, Score
+from rlvlm.demonstrations.chunks import Perturbation, collect_chunks, form_of, scripted_episodes
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_world
-from rlvlm.errors import JudgeUnavailable, UsageError
+from rlvlm.envs.registry import make_env
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
-from rlvlm.labels.pictures import picture_digest
+from rlvlm.labels.images import image_digest
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.testing import FakeJudge
-from rlvlm.types.chunks import ChunkEpisode
-from rlvlm.types.judging import Clip, Score
 
 pytestmark = pytest.mark.ray
 
@@ -51,7 +51,7 @@ def build(local_ray: None) -> Iterator[Build]:
     ) -> VLAGRPO:
         config = (
             VLAGRPOConfig()
-            .worlds(task="push_block", world=EnvConfig(episode_steps=32))
+            .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
             .learning(
                 policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=hidden)),
                 sft=SFTConfig(demonstrations=20, steps=60, data=data, start_from=start_from),
@@ -91,7 +91,7 @@ def test_rounds_from_demonstrations_to_evaluation(build: Build, tmp_path: Path) 
     assert len(evaluation.episodes) == 5
     assert 0 <= evaluation.metrics[metrics.EVAL_SAMPLED_SUCCESS] <= 1
     algorithm.save_checkpoint(str(tmp_path / "checkpoint"))
-    world = make_world("push_block", EnvConfig(episode_steps=32), 0)
+    world = make_env("push_block", EnvConfig(episode_steps=32), 0)
     policy, scale = load_policy(tmp_path / "checkpoint", world)
     again = ChunkPlayer(policy, world, scale).play(range(1_000_000, 1_000_005))
     for one, other in zip(again, evaluation.episodes, strict=True):
@@ -99,11 +99,11 @@ def test_rounds_from_demonstrations_to_evaluation(build: Build, tmp_path: Path) 
 
 
 def test_a_collected_folder_teaches_what_the_run_would_have_shown_itself(build: Build, tmp_path: Path) -> None:
-    world = make_world("push_block", EnvConfig(episode_steps=32), 0)
+    world = make_env("push_block", EnvConfig(episode_steps=32), 0)
     form = asdict(form_of(world))
     env = asdict(EnvConfig(episode_steps=40))
     folder = create_folder(tmp_path / "d", "push_block", "chunks", env=env, chunks=form)
-    collect_chunks(world, folder, 20, Disturbance(noise=SFTConfig().noise), seed=3)
+    collect_chunks(world, folder, 20, Perturbation(noise=SFTConfig().noise), seed=3)
     told: list[str] = []
     reading, playing = build(seed=3, data=str(tmp_path / "d")), build(seed=3)
     reading.prepare(told.append)
@@ -135,23 +135,23 @@ def test_a_run_begins_with_the_policy_of_another(build: Build, tmp_path: Path) -
     settings = before.config.policy.pocket
     libero = PocketVLA(settings, num_cameras=2, proprio_size=8, num_tokens=56, num_ways=6)
     was = [parameter.clone() for parameter in libero.parameters()]
-    with pytest.raises(UsageError, match="made for another world: .* there and .* here"):
+    with pytest.raises(UsageError, match="made for another env: .* there and .* here"):
         take_policy(tmp_path / "step" / "algorithm", libero, before.config.policy)
     assert all(map(torch.equal, libero.parameters(), was)), "nothing is taken of what does not fit"
 
 
 def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Build, tmp_path: Path) -> None:
-    world = make_world("push_block", EnvConfig(episode_steps=32), 0)
+    world = make_env("push_block", EnvConfig(episode_steps=32), 0)
     told: list[str] = []
 
     def folder_of(name: str, task: str = "push_block", **form: object) -> str:
         kept = asdict(form_of(world, image_px=16)) | form
         folder = create_folder(tmp_path / name, task, "chunks", chunks=kept)
-        disturbance = Disturbance(noise=SFTConfig().noise)
-        for record in scripted_episodes(world, task, wanted=20, disturbance=disturbance, seed=0):
+        perturbation = Perturbation(noise=SFTConfig().noise)
+        for record in scripted_episodes(world, task, wanted=20, perturbation=perturbation, seed=0):
             images = world.draw(record.arrays["snapshots"][:-1], 16)
             arrays = {key: record.arrays[key] for key in ("actions", "proprio", "steps")}
-            digests = np.array([[picture_digest(image)] for image in images])
+            digests = np.array([[image_digest(image)] for image in images])
             folder.add(replace(record, arrays=arrays | {"pictures": digests}), images)
         return str(tmp_path / name)
 
@@ -241,7 +241,7 @@ def test_ahead_learns_one_update_late_and_from_every_rollout(build: Build, tmp_p
 
 
 def test_a_judge_that_cannot_tell_success_from_failure_starts_nothing(build: Build) -> None:
-    algorithm = build(scores=ScoreConfig(source="judged", frame_px=16, num_frames=3))  # it prefers bright pictures
+    algorithm = build(scores=ScoreConfig(source="judged", frame_px=16, num_frames=3))  # it prefers bright images
     with pytest.raises(JudgeUnavailable, match="cannot tell successes from failures") as caught:
         algorithm.prepare(lambda line: None)
     assert caught.value.exit_code == 5 and "preflight 0" in caught.value.fix
@@ -266,7 +266,7 @@ def test_a_die_whose_noise_is_measured_teaches_nothing(build: Build, tmp_path: P
 
 
 class WaveringJudge(FakeJudge):
-    """Likes dark pictures, and is of another mind each time it is asked."""
+    """Likes dark images, and is of another mind each time it is asked."""
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         self.num_asked += 1
@@ -311,7 +311,7 @@ def test_a_divergence_from_a_policy_that_was_not_kept_is_refused(build: Build, t
 
 def test_noise_is_measured_where_somebody_scores_known_episodes() -> None:
     measured = GRPOConfig(advantage=AdvantageConfig(scorer_noise="measured"))
-    config = VLAGRPOConfig().worlds(task="push_block").learning(grpo=measured)
+    config = VLAGRPOConfig().envs(task="push_block").learning(grpo=measured)
     with pytest.raises(ValueError, match="measured needs reward.source judged"):
         config.validate()
     unmeasured = ScoreConfig(source="judged", teacher="random", monitor=MonitorConfig(preflight=0))
@@ -321,4 +321,4 @@ def test_noise_is_measured_where_somebody_scores_known_episodes() -> None:
 
 def test_a_judge_and_judged_scores_go_together() -> None:
     with pytest.raises(ValueError, match="judged scores need one"):
-        VLAGRPOConfig().worlds(task="push_block").rewards(scores=ScoreConfig(source="judged")).validate()
+        VLAGRPOConfig().envs(task="push_block").rewards(scores=ScoreConfig(source="judged")).validate()

@@ -7,15 +7,15 @@ import pytest
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig, LossConfig
 from rlvlm.algorithms.grpo.credit.groups import UpdateBatch
 from rlvlm.algorithms.grpo.learner import GRPOLearner
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.algorithms.grpo.runner import GroupRunner
+from rlvlm.core import metrics
+from rlvlm.core.errors import NumericsError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.errors import NumericsError
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.sampling import log_probs_of
 from rlvlm.policies.vla.tokens import ActionScale
@@ -26,7 +26,7 @@ SCALE = ActionScale(low=(-1.0,) * 6 + (0.0,), high=(1.0,) * 7, scaled=(True,) * 
 def make(seed: int = 0, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
     config = (
         VLAGRPOConfig()
-        .worlds(task="push_block", world=EnvConfig(episode_steps=16))
+        .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
         .learning(
             policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
             grpo=GRPOConfig(**{"warm_up": 0, "groups": 2, "group_size": 4, **grpo}),
@@ -37,7 +37,7 @@ def make(seed: int = 0, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
     torch.manual_seed(seed)
     learner = GRPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
     learner.build()
-    learner.watch(ObsProcessor(learner.policy, runner.world), runner.world)  # pyright: ignore[reportArgumentType]
+    learner.watch(ObsProcessor(learner.policy, runner.chunk_env), runner.chunk_env)  # pyright: ignore[reportArgumentType]
     assert learner.module is not None and DEFAULT_MODULE_ID in learner.module
     return learner, runner
 

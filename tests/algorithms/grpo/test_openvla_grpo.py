@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_policy_file
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig, LossConfig
@@ -15,8 +14,9 @@ from rlvlm.algorithms.grpo.learner import GRPOLearner
 from rlvlm.algorithms.grpo.player import ChunkPlayer, load_policy
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.algorithms.grpo.runner import GroupRunner
+from rlvlm.core import metrics
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_world
+from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.policy import trained_weights
 from tests.algorithms.grpo.test_grpo_learner import SCALE, sample
@@ -35,7 +35,7 @@ def settings(checkpoint: Path, **grpo: object) -> VLAGRPOConfig:
     chosen = {"warm_up": 0, "lr": 1e-2, "temperature": 1.6, "rounds": 1, "groups": 2, "group_size": 4, **grpo}
     return (
         VLAGRPOConfig()
-        .worlds(task="push_block", world=WORLD)
+        .envs(task="push_block", env_settings=WORLD)
         .learning(policy=policy, grpo=GRPOConfig(**chosen))  # pyright: ignore[reportArgumentType]
         .debugging(seed=0)
     )
@@ -47,7 +47,7 @@ def make(checkpoint: Path, **grpo: object) -> tuple[GRPOLearner, GroupRunner]:
     torch.manual_seed(0)
     learner = GRPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
     learner.build()
-    learner.watch(ObsProcessor(learner.policy, runner.world), runner.world)  # pyright: ignore[reportArgumentType]
+    learner.watch(ObsProcessor(learner.policy, runner.chunk_env), runner.chunk_env)  # pyright: ignore[reportArgumentType]
     return learner, runner
 
 
@@ -119,10 +119,10 @@ def test_a_run_starts_from_the_checkpoint_and_its_own_hold_the_adapter(
         algorithm.stop()
     held = load_policy_file(tmp_path / "checkpoint")
     assert held.weights and all("lora_" in name for name in held.weights)
-    world = make_world("push_block", WORLD, 0)
-    policy, scale = load_policy(tmp_path / "checkpoint", world)
+    env = make_env("push_block", WORLD, 0)
+    policy, scale = load_policy(tmp_path / "checkpoint", env)
     assert scale == policy.scale
-    for one, other in zip(ChunkPlayer(policy, world, scale).play(range(1_000_000, 1_000_002)), played, strict=True):
+    for one, other in zip(ChunkPlayer(policy, env, scale).play(range(1_000_000, 1_000_002)), played, strict=True):
         assert np.array_equal(one.snapshots, other.snapshots)
 
 

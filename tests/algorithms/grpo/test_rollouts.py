@@ -20,18 +20,18 @@ from rlvlm.algorithms.grpo.rollouts import (
     roll_out,
     seen_at_chunks,
 )
-from rlvlm.demonstrations.chunks import Disturbance, scripted_episodes
-from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
+from rlvlm.core.chunks import ChunkObs
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.demonstrations.chunks import Perturbation, scripted_episodes
+from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.push_block.world import PushBlock, PushBlocks, observed
-from rlvlm.errors import UsageError
+from rlvlm.envs.push_block.env import PushBlock, PushBlocks, observed
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.sampling import log_probs_of
 from rlvlm.policies.vla.tokens import ActionScale, encode
-from rlvlm.types.chunks import ChunkObs
-from rlvlm.types.steps import FloatArray, Frames
 
 SCALE = ActionScale(low=(-1.0,) * 6 + (0.0,), high=(1.0,) * 7, scaled=(True,) * 6 + (False,))
 
@@ -161,16 +161,16 @@ def test_imitation_learns_what_the_script_shows() -> None:
 
 
 def test_what_led_the_script_astray_is_not_learned_from() -> None:
-    disturbance = Disturbance(p_stray=0.4)
-    records = list(scripted_episodes(world(64), "", wanted=5, disturbance=disturbance, seed=3))
+    perturbation = Perturbation(p_perturb=0.4)
+    records = list(scripted_episodes(world(64), "", wanted=5, perturbation=perturbation, seed=3))
     won = [record.arrays for record in records if record.success]
-    shown = demonstrate(world(64), SFTConfig(demonstrations=5, noise=0.0, p_stray=0.4), 3)
-    strays = np.concatenate([arrays["strays"] for arrays in won])
-    assert 3 < strays.sum() and len(shown.obs) == len(shown.actions) == (~strays).sum()
-    assert np.array_equal(shown.actions, np.concatenate([arrays["actions"] for arrays in won])[~strays])
-    before = np.concatenate([arrays["snapshots"][:-1] for arrays in won])[~strays]
+    shown = demonstrate(world(64), SFTConfig(demonstrations=5, noise=0.0, p_perturb=0.4), 3)
+    perturbed = np.concatenate([arrays["perturbed"] for arrays in won])
+    assert 3 < perturbed.sum() and len(shown.obs) == len(shown.actions) == (~perturbed).sum()
+    assert np.array_equal(shown.actions, np.concatenate([arrays["actions"] for arrays in won])[~perturbed])
+    before = np.concatenate([arrays["snapshots"][:-1] for arrays in won])[~perturbed]
     assert np.array_equal(shown.obs.snapshots, before)
-    kept = [int((~arrays["strays"]).sum()) for arrays in won]
+    kept = [int((~arrays["perturbed"]).sum()) for arrays in won]
     assert shown.begins.tolist() == np.cumsum([0, *kept[:-1]]).tolist()
 
 

@@ -9,10 +9,10 @@ import pytest
 import ray
 import torch
 
-from rlvlm import metrics
 from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
 from rlvlm.algorithms.grpo.config import GRPOConfig, LossConfig, SFTConfig
 from rlvlm.algorithms.grpo.credit.groups import UpdateBatch
+from rlvlm.core import metrics
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 
@@ -28,7 +28,7 @@ def make(local_ray: None):
         settings |= {"max_grad_norm": 1e9}
         config = (
             VLAGRPOConfig()
-            .worlds(task="push_block", world=EnvConfig(episode_steps=16))
+            .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
             .learning(
                 policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
                 sft=SFTConfig(demonstrations=8, steps=10),
@@ -127,7 +127,7 @@ def test_a_checkpoint_of_two_learners_goes_on_to_the_bit(make: Any, tmp_path: Pa
     first = make(num_learners=2)
     first.prepare(lambda line: None)
     first._learners.call_all("learn", update_of(first, 0), 0.0)
-    first._take_over()
+    first._sync_weights()
     assert first.report()[metrics.GRPO_FIRST_RATIO] <= 1e-5, "the learners must see what was sampled here"
     first.save_checkpoint(str(tmp_path / "saved"))
     second = make(num_learners=2)

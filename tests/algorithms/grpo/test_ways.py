@@ -7,16 +7,16 @@ import torch
 from rlvlm.algorithms.grpo.config import SFTConfig
 from rlvlm.algorithms.grpo.imitation import demonstrate, imitate
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
-from rlvlm.algorithms.grpo.ways import rearranged
+from rlvlm.algorithms.grpo.ways import augment_scenes
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block.table import HAND
-from rlvlm.envs.registry import make_world
+from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.tokens import ActionScale
 
-WORLD = make_world("push_block", EnvConfig(), 0)
+WORLD = make_env("push_block", EnvConfig(), 0)
 SHOWN = demonstrate(WORLD, SFTConfig(demonstrations=6), 0)
 Seen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -35,12 +35,12 @@ def seen_by(net: PocketVLA) -> tuple[Seen, torch.Tensor]:
 
 def error(net: PocketVLA) -> float:
     seen, ways = seen_by(net)
-    return (net.act_and_tell(*seen)[1] - ways).square().mean().item()
+    return (net.forward_with_offsets(*seen)[1] - ways).square().mean().item()
 
 
 def test_scenes_that_nobody_played_have_a_hand_of_one_moment_and_things_of_a_start() -> None:
     net = policy()
-    scenes = rearranged(SHOWN.obs, SHOWN.begins, 200, ObsProcessor(net, WORLD), np.random.default_rng(0))
+    scenes = augment_scenes(SHOWN.obs, SHOWN.begins, 200, ObsProcessor(net, WORLD), np.random.default_rng(0))
     shown, starts = SHOWN.obs.snapshots, SHOWN.obs.snapshots[SHOWN.begins]
     assert len(SHOWN.begins) == 6 and SHOWN.begins[0] == 0 and (np.diff(SHOWN.begins) > 0).all()
     told = np.array(SHOWN.obs.instructions)
@@ -60,9 +60,9 @@ def test_such_scenes_teach_to_see_where_the_hand_should_not_be() -> None:
         obs_processor = ObsProcessor(net, WORLD)
         config = SFTConfig(steps=300, batch_size=16, scenes=count)
         imitate(net, obs_processor, SHOWN, scale, config, np.random.default_rng(0), print)
-        other = rearranged(SHOWN.obs, SHOWN.begins, 200, obs_processor, np.random.default_rng(1))
+        other = augment_scenes(SHOWN.obs, SHOWN.begins, 200, obs_processor, np.random.default_rng(1))
         with torch.no_grad():
-            told = net.tell(*obs_processor.look(other))
+            told = net.log(*obs_processor.look(other))
         errors.append((told - obs_processor.true_ways(other)).square().mean().item())
     assert errors[1] < 0.5 * errors[0]
 
@@ -88,5 +88,5 @@ def test_demonstrations_teach_ways_where_the_policy_tells_them() -> None:
     (tells, told_loss), (silent, silent_loss) = after
     _, ways = seen_by(tells)
     assert error(tells) < 0.3 * ways.var(dim=0).mean()
-    assert not silent.tells_ways and "ways.weight" not in silent.state_dict()
+    assert not silent.predicts_offsets and "ways.weight" not in silent.state_dict()
     assert told_loss == pytest.approx(silent_loss, rel=0.2)  # the loss that is told is of actions alone

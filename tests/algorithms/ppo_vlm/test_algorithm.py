@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm import metrics
 from rlvlm.algorithms.ppo_vlm.config import (
     BiLevelConfig,
     GiGPOConfig,
@@ -16,9 +15,10 @@ from rlvlm.algorithms.ppo_vlm.config import (
     TokenPPOConfig,
 )
 from rlvlm.algorithms.sft.config import SFTConfig
-from rlvlm.algorithms.sft.folders import save_trained, taught_of, write_taught
+from rlvlm.algorithms.sft.folders import save_trained, sft_manifest_of, write_sft_manifest
+from rlvlm.core import metrics
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.errors import UsageError
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
@@ -165,7 +165,7 @@ def test_a_continuation_is_bit_equal(make: Any, tmp_path: Path):
 
 
 def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
-    algorithm = make(rollout_turns=40, num_worlds=4)  # 10 turns a world: random replies meet the time limit
+    algorithm = make(rollout_turns=40, num_envs=4)  # 10 turns an env: random replies meet the time limit
     head = algorithm._learner.policy.value_head[-1]
     torch.nn.init.constant_(head.bias, 3.0)
     rollout = algorithm._play()
@@ -213,7 +213,7 @@ def test_a_warm_up_of_the_critic_leaves_the_policy_where_it_was(make: Any):
 @pytest.mark.slow
 @pytest.mark.parametrize(("pays", "updates", "least", "most"), [("an action", 2, 0.8, 1.0), ("a die", 6, 0.0, 0.3)])
 def test_of_an_update_only_what_is_no_chance_is_kept(make: Any, pays: str, updates: int, least: float, most: float):
-    algorithm = make(HeadConfig(gamma=0.0), {"acts": "head"}, num_worlds=16, rollout_turns=64, minibatch_turns=8)
+    algorithm = make(HeadConfig(gamma=0.0), {"acts": "head"}, num_envs=16, rollout_turns=64, minibatch_turns=8)
     algorithm.prepare(lambda line: None)
     learner, die, kept = algorithm._learner, np.random.default_rng(0), []
 
@@ -260,7 +260,7 @@ def test_a_run_begins_from_what_was_taught_before(make: Any, tmp_path: Path):
     fresh = make(sft=SFTConfig(start_from=str(tmp_path)))
     fresh.prepare(lambda line: None)
     assert_equal_weights(weights(fresh), weights(taught))
-    write_taught(tmp_path, taught_of("other", EnvConfig(), PolicyConfig(), ("left", "right")))
+    write_sft_manifest(tmp_path, sft_manifest_of("other", EnvConfig(), PolicyConfig(), ("left", "right")))
     with pytest.raises(UsageError, match="its actions are not"):
         make(sft=SFTConfig(start_from=str(tmp_path))).prepare(lambda line: None)
     with pytest.raises(UsageError, match="no folder of demonstrations"):

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from rlvlm import metrics
+from rlvlm.algorithms.env_slots import TurnObs, TurnOutcome
 from rlvlm.algorithms.ppo_vlm.monitors import (
     PolicyCollapsed,
     action_entropy,
@@ -12,9 +12,9 @@ from rlvlm.algorithms.ppo_vlm.monitors import (
     same_thought_share,
 )
 from rlvlm.algorithms.ppo_vlm.play import PlayedTurn, PolicyOutput
-from rlvlm.algorithms.world_slots import TurnObs, TurnOutcome
-from rlvlm.types.sampling import ReplyTokens
-from rlvlm.types.turns import Reply
+from rlvlm.core import metrics
+from rlvlm.core.sampling import ReplyTokens
+from rlvlm.core.turns import Reply
 
 
 def turn(image: bytes, thought: str) -> PlayedTurn:

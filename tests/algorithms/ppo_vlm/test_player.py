@@ -4,32 +4,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvlm import metrics
+from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.ppo_vlm.play import Actor, PolicyOutput, play_episodes
 from rlvlm.algorithms.ppo_vlm.player import TurnsPlayer, is_strict_success, stands_still
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
-from rlvlm.algorithms.world_slots import WorldSlot
-from rlvlm.envs.registry import make_world, task_env
+from rlvlm.core import metrics
+from rlvlm.core.sampling import ReplyTokens
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.engine import PolicyEngine
-from rlvlm.types.sampling import ReplyTokens
 from tests.tiny_policy import tiny_policy
 
 
-def make_slot() -> WorldSlot:
-    return WorldSlot(make_world("number_line", task_env("number_line"), 0), "number_line")
+def make_slot() -> EnvSlot:
+    return EnvSlot(make_env("number_line", task_env("number_line"), 0), "number_line")
 
 
 def test_one_wrong_step_fails_the_strict_test_and_reaches_the_goal_all_the_same():
     slot = make_slot()
     for seed in range(20):
         slot.begin(seed)
-        legal = slot.world.expert_action()
-        wrong = slot.play(slot.world.action_text(1 - legal))
+        legal = slot.env.expert_action()
+        wrong = slot.play(slot.env.action_text(1 - legal))
         outcome = wrong
         while outcome.episode is None:
-            outcome = slot.play(slot.world.action_text(slot.world.expert_action()))
+            outcome = slot.play(slot.env.action_text(slot.env.expert_action()))
         assert outcome.episode.success.any() and not is_strict_success(outcome.episode)
     assert all(is_strict_success(episode) for episode in demonstrate(slot, SFTConfig(turns=20), 0))
 
@@ -67,7 +67,7 @@ def test_who_stands_still_worked_by_hand():
     whole = demonstrate(make_slot(), SFTConfig(turns=1), 0)[0]
     cut, over = (dataclasses.replace(whole, terminated=is_over) for is_over in (False, True))
     assert stands_still(cut, [output(b"1", 7), output(b"0", 7), output(b"0", 7)])
-    assert not stands_still(over, [output(b"1", 7), output(b"0", 7), output(b"0", 7)]), "the world ended it"
+    assert not stands_still(over, [output(b"1", 7), output(b"0", 7), output(b"0", 7)]), "the env ended it"
     assert not stands_still(cut, [output(b"0", 7), output(b"0", 7), output(b"1", 7)]), "it got out"
     assert not stands_still(cut, [output(b"0", 7), output(b"0", 7, 8)]), "it is told something else"
     assert not stands_still(cut, [output(b"0", 7)])
@@ -79,7 +79,7 @@ def test_an_evaluation_counts_who_reached_a_milestone_at_any_turn(tmp_path: Path
     begun = [0.0] * 4
     for place in range(4):  # replies that cannot be read leave everything where it was
         slot.begin(FIRST_SEED + place)
-        begun[place] = slot.world.progress()
+        begun[place] = slot.env.progress()
     half = sorted(begun)[2]
     player = TurnsPlayer(actor, make_slot, 2, milestones={"half": half, "all": 1.0})
     measured = player.evaluate(4)[0].metrics

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from rlvlm import metrics
 from rlvlm.algorithms.ppo_vlm.config import BiLevelConfig, PPOConfig, TokenPPOConfig
-from rlvlm.errors import MachineError, NumericsError
+from rlvlm.core import metrics
+from rlvlm.core.errors import MachineError, NumericsError
 from tests.algorithms.ppo_vlm.tiny_runs import build
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 # 9 turns, so shares are 5 and 4; the bound on the norm is never met
-UNEVEN: dict[str, Any] = {"num_worlds": 3, "rollout_turns": 9, "minibatch_turns": 9, "epochs": 1, "max_grad_norm": 1e9}
+UNEVEN: dict[str, Any] = {"num_envs": 3, "rollout_turns": 9, "minibatch_turns": 9, "epochs": 1, "max_grad_norm": 1e9}
 
 
 @pytest.fixture

@@ -34,14 +34,14 @@ def build(
     """The algorithm; `folder` is where the model's files are put."""
     save_tiny_llava_next(folder) if family == "llava_next" else save_tiny_vlm(folder, family)
     settings: dict[str, Any] = {
-        "num_worlds": 4,
+        "num_envs": 4,
         "rollout_turns": 12,
         "minibatch_turns": 8,
         "max_reply_tokens": 24,
     } | ppo
     config = (
         PPOVLMConfig()
-        .worlds(task="number_line", world=task_env("number_line"))
+        .envs(task="number_line", env_settings=task_env("number_line"))
         .acting(
             make_policy=functools.partial(make_policy, folder=str(folder), **(policy or {})), make_engine=make_engine
         )

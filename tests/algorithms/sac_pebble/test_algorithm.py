@@ -7,31 +7,31 @@ import pytest
 import torch
 from state_trees import assert_same
 
-from rlvlm import metrics
 from rlvlm.algorithms.checkpoint import load_policy_file, load_tree, save_tree
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.core import metrics
+from rlvlm.core.errors import MachineError, NumericsError, UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.task import Task
-from rlvlm.errors import MachineError, NumericsError, UsageError
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, SimulatedTeacherConfig
 from rlvlm.rewards.config import ExplorationConfig, RewardConfig
-from rlvlm.testing import FakeJudge, TinyWorld
+from rlvlm.testing import FakeJudge, TinyEnv
 
 pytestmark = pytest.mark.ray
 
 
-class ScrambledWorld(TinyWorld):
-    """A TinyWorld whose true reward is noise."""
+class ScrambledEnv(TinyEnv):
+    """A TinyEnv whose true reward is noise."""
 
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
         return obs, math.sin(1e4 * float(obs.sum()) + reward), terminated, truncated, info
 
 
-class BrokenWorld(TinyWorld):
-    """A TinyWorld whose true reward is lost after 50 steps."""
+class BrokenEnv(TinyEnv):
+    """A TinyEnv whose true reward is lost after 50 steps."""
 
     def __init__(self, config=None, seed=0):
         super().__init__(config, seed)
@@ -43,8 +43,8 @@ class BrokenWorld(TinyWorld):
         return obs, (reward if self.total < 50 else math.nan), *rest
 
 
-SCRAMBLED = Task(name="scrambled", goal="push", maker=f"{__name__}:ScrambledWorld")
-BROKEN = Task(name="broken", goal="push", maker=f"{__name__}:BrokenWorld")
+SCRAMBLED = Task(name="scrambled", goal="push", maker=f"{__name__}:ScrambledEnv")
+BROKEN = Task(name="broken", goal="push", maker=f"{__name__}:BrokenEnv")
 PREFERENCE = RewardConfig(source="preference", teacher="judge", model="image")
 
 
@@ -53,13 +53,11 @@ def build(local_ray):
     """Builds small algorithms and stops them after the test."""
     built = []
 
-    def make(
-        reward, task="rlvlm.testing:TINY", seed=0, num_envs=2, world=None, feedback=None, reward_model=None, **sac
-    ):
+    def make(reward, task="rlvlm.testing:TINY", seed=0, num_envs=2, env=None, feedback=None, reward_model=None, **sac):
         ours = EnvConfig(episode_steps=20, num_envs=num_envs, start="random", robot="visible")
         config = (
             SACPebbleConfig()
-            .worlds(task=task, world=world or ours)
+            .envs(task=task, env_settings=env or ours)
             .learning(
                 sac=SACConfig(
                     **{
@@ -68,7 +66,7 @@ def build(local_ray):
                         "seed_steps": 40,
                         "turn_steps": 7,
                         "replay_capacity": 200,
-                        "catch_up_updates": 5,
+                        "critic_reset_updates": 5,
                         **sac,
                     }
                 )
@@ -112,7 +110,7 @@ def tree(algorithm):
     }
 
 
-def test_one_round_is_one_episode_of_every_world(build):
+def test_one_round_is_one_episode_of_every_env(build):
     algorithm = build(RewardConfig(source="environment"))
     result = algorithm.train()
     assert algorithm.env_steps == 40 and algorithm.report()[metrics.EPISODES] == 2
@@ -197,10 +195,10 @@ def test_a_bonus_of_weight_zero_changes_nothing(build, bonus):
     assert left["latest"] != other["latest"]
 
 
-def test_a_judged_run_trains_on_the_judges_word_about_every_new_picture(build):
+def test_a_judged_run_trains_on_the_judges_word_about_every_new_image(build):
     algorithm = train(build(RewardConfig(source="judged")), 3)
-    replay, world = algorithm._learner.replay, TinyWorld(EnvConfig(robot="visible"))
-    brightness = world.draw(replay.transitions(slice(0, 120)).snapshots, 32).mean(axis=(1, 2, 3)) / 255
+    replay, env = algorithm._learner.replay, TinyEnv(EnvConfig(robot="visible"))
+    brightness = env.draw(replay.transitions(slice(0, 120)).snapshots, 32).mean(axis=(1, 2, 3)) / 255
     np.testing.assert_allclose(replay.rewards.numpy(), 2 * brightness - 1, atol=1e-6)
     assert len(np.unique(brightness)) > 5
     assert algorithm.report()[metrics.TRAIN_LEFT_OUT] == 0 and algorithm.report()[metrics.UPDATES] == 80
@@ -311,14 +309,14 @@ def test_building_says_nothing_on_the_terminal(build, capfd):
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        (lambda config: config.worlds(task=""), "no task was chosen"),
+        (lambda config: config.envs(task=""), "no task was chosen"),
         (lambda config: config.rewards(make_judge=None), "a judge is to be asked and there is none"),
         (lambda config: config.env_runners(num_env_runners=1), "num_env_runners is 1, that of SACConfig 0"),
         (lambda config: config.learners(num_learners=1), "num_learners must be 0, got 1"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_starts(change, rule):
-    config = SACPebbleConfig().worlds(task="rlvlm.testing:TINY").rewards(make_judge=FakeJudge)
+    config = SACPebbleConfig().envs(task="rlvlm.testing:TINY").rewards(make_judge=FakeJudge)
     with pytest.raises(ValueError, match=rule):
         change(config).validate()
 
@@ -328,7 +326,7 @@ def calibrated(build, teacher):
     return build(
         RewardConfig(source="preference", teacher=teacher, model="state"),
         task="cartpole",
-        world=EnvConfig(episode_steps=50, num_envs=2),
+        env=EnvConfig(episode_steps=50, num_envs=2),
         feedback=FeedbackConfig(
             first_step=200, every_steps=100, queries=100, simulated=SimulatedTeacherConfig(left=1.0)
         ),

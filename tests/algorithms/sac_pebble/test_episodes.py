@@ -3,17 +3,17 @@ import numpy as np
 from rlvlm.algorithms.sac_pebble.episodes import EpisodeBuffer, VectorStep, to_transitions
 
 
-def step(number, num_worlds=2):
-    """A step of which every number says when it was and, in tenths, in which world."""
-    value = (number + np.arange(num_worlds) / 10).astype(np.float32)
+def step(number, num_envs=2):
+    """A step of which every number says when it was and, in tenths, in which env."""
+    value = (number + np.arange(num_envs) / 10).astype(np.float32)
     wide = np.stack([value, value], 1)
     return VectorStep(
         obs=wide,
         actions=wide,
         next_obs=wide + 1,
-        terminated=np.zeros(num_worlds, np.float32),
+        terminated=np.zeros(num_envs, np.float32),
         env_rewards=value,
-        success=np.zeros(num_worlds, np.float32),
+        success=np.zeros(num_envs, np.float32),
         snapshots=wide,
         progress=value,
     )
@@ -23,7 +23,7 @@ def ended(*flags):
     return np.array(flags, bool)
 
 
-def test_two_worlds_whose_episodes_end_at_different_steps():
+def test_two_envs_whose_episodes_end_at_different_steps():
     buffer = EpisodeBuffer(2)
     assert buffer.record(step(0), ended(False, False)) == []
     (first,) = buffer.record(step(1), ended(True, False))

@@ -5,7 +5,7 @@ from numbered import rows
 
 from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled, label_on_arrival, label_on_draw
 from rlvlm.algorithms.sac_pebble.replay import Replay
-from rlvlm.errors import NumericsError
+from rlvlm.core.errors import NumericsError
 from rlvlm.rewards.source import Labelling
 
 

@@ -6,18 +6,18 @@ import torch
 from oracles.sac import OracleSAC
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rlvlm import metrics
 from rlvlm.algorithms import rllib
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.algorithms.sac_pebble.module import TwinCritic, centre_and_spread
-from rlvlm.envs.registry import make_world
-from rlvlm.errors import ModelUnavailable, NumericsError
+from rlvlm.core import metrics
+from rlvlm.core.errors import ModelUnavailable, NumericsError
+from rlvlm.core.steps import Transitions
+from rlvlm.envs.registry import make_env
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.rewards.environment import EnvironmentReward
-from rlvlm.types.steps import Transitions
 
 OBS, ACTIONS = 4, 2
 
@@ -25,13 +25,13 @@ OBS, ACTIONS = 4, 2
 def make_learner(seed=0, **sac):
     config = (
         SACPebbleConfig()
-        .worlds(task="rlvlm.testing:TINY")
+        .envs(task="rlvlm.testing:TINY")
         .debugging(seed=seed)
         .learning(sac=SACConfig(**{"hidden": (32, 32), "batch_size": 64, "replay_capacity": 5_000, **sac}))
         .rewards(reward=RewardConfig(source="environment"))
     )
-    world = make_world(config.task, config.world, seed)
-    spaces = {DEFAULT_MODULE_ID: (world.observation_space, world.action_space)}
+    env = make_env(config.task, config.env_settings, seed)
+    spaces = {DEFAULT_MODULE_ID: (env.observation_space, env.action_space)}
     learner = SACLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=spaces))
     learner.build()
     return learner
@@ -40,7 +40,7 @@ def make_learner(seed=0, **sac):
 def test_a_gpu_is_reserved_where_one_is_wanted(monkeypatch):
     for device, gpus in (("cpu", 0), ("cuda", 1)):
         monkeypatch.setattr(rllib, "pick_device", lambda *arguments, device=device: torch.device(device))
-        config = SACPebbleConfig().worlds(task="rlvlm.testing:TINY").learning(sac=SACConfig())
+        config = SACPebbleConfig().envs(task="rlvlm.testing:TINY").learning(sac=SACConfig())
         config.rewards(reward=RewardConfig(source="environment"))
         assert config.num_gpus_per_learner == gpus
         reserved = SACPebble.default_resource_request(config)

@@ -4,48 +4,48 @@ import numpy as np
 import torch
 
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
-from rlvlm.algorithms.sac_pebble.runner import Sample, WorldRunner, join
+from rlvlm.algorithms.sac_pebble.runner import Sample, StepEnvRunner, join
 from rlvlm.algorithms.sac_pebble.update.block import flatten
+from rlvlm.core.steps import Transitions
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.config import RewardConfig
-from rlvlm.testing import TinyWorld
-from rlvlm.types.steps import Transitions
+from rlvlm.testing import TinyEnv
 
 WORLD = EnvConfig(episode_steps=6, num_envs=2)
 
 
 def make_runner(seed=0, worker_index=0, start="fixed"):
-    world = replace(WORLD, start=start)
+    env = replace(WORLD, start=start)
     config = (
         SACPebbleConfig()
-        .worlds(task="rlvlm.testing:TINY", world=world)
+        .envs(task="rlvlm.testing:TINY", env_settings=env)
         .debugging(seed=seed)
         .rewards(reward=RewardConfig(source="environment"))
     )
-    runner = WorldRunner(config=config, worker_index=worker_index)
+    runner = StepEnvRunner(config=config, worker_index=worker_index)
     runner.policy = SquashedGaussian(4, 2, (8,), torch.Generator().manual_seed(0))
     return runner
 
 
-def test_every_transition_is_what_the_world_does_even_at_the_end_of_an_episode():
+def test_every_transition_is_what_the_env_does_even_at_the_end_of_an_episode():
     sample = make_runner().sample(num_steps=13, random_actions=True)
-    flat, world = sample.transitions, TinyWorld(WORLD)
-    for which in range(2):  # rows alternate between the two worlds
-        obs, _ = world.reset()
+    flat, env = sample.transitions, TinyEnv(WORLD)
+    for which in range(2):  # rows alternate between the two envs
+        obs, _ = env.reset()
         for row in range(which, 26, 2):
             np.testing.assert_array_equal(flat.obs[row], obs)
-            obs, reward, _, truncated, info = world.step(flat.actions[row])
+            obs, reward, _, truncated, info = env.step(flat.actions[row])
             np.testing.assert_array_equal(flat.next_obs[row], obs)
             np.testing.assert_array_equal(flat.snapshots[row], info["snapshot"])
             assert flat.env_rewards[row] == np.float32(reward) and flat.success[row] == info["success"]
             if truncated:
-                obs, _ = world.reset()
+                obs, _ = env.reset()
     assert [len(episode) for episode in sample.episodes] == [6, 6, 6, 6]
     assert not flat.terminated.any() and not sample.episodes[0].terminated
 
 
-def test_an_episode_is_the_rows_of_its_world():
+def test_an_episode_is_the_rows_of_its_env():
     sample = make_runner().sample(num_steps=6)
     first, second = sample.episodes
     np.testing.assert_array_equal(first.obs, sample.transitions.obs[0::2])
@@ -64,7 +64,7 @@ def test_random_actions_fill_the_box_and_the_policys_follow_the_policy():
     runner = make_runner()
     actions = runner.sample(num_steps=1000, random_actions=True).transitions.actions
     assert abs(actions.mean()) < 0.1 and abs(actions.std() - 3**-0.5) < 0.05 and np.abs(actions).max() <= 1
-    held = (actions[2:] == actions[:-2]).all(axis=1)  # by the same world, one step later
+    held = (actions[2:] == actions[:-2]).all(axis=1)  # by the same env, one step later
     assert abs(held.mean() - 0.5) < 0.05
     with torch.no_grad():
         runner.policy.layers[-1].weight.zero_()
@@ -98,7 +98,7 @@ def test_every_runner_and_every_restart_has_its_own_luck_and_the_first_actor_tha
 
 def test_an_actor_acts_with_the_weights_it_is_sent():
     here = make_runner()
-    there = WorldRunner(config=here.config, worker_index=1)
+    there = StepEnvRunner(config=here.config, worker_index=1)
     here.policy = SquashedGaussian(4, 2, (256, 256), torch.Generator().manual_seed(1))
     values = flatten(here.policy.parameters()).numpy()
     values.flags.writeable = False  # as it comes from Ray

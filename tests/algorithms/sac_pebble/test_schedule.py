@@ -5,14 +5,14 @@ import pytest
 from tiny_episodes import tiny_episodes
 from tiny_loops import SMALL
 
-from rlvlm import metrics
 from rlvlm.algorithms.sac_pebble.runner import Sample
-from rlvlm.algorithms.sac_pebble.schedule import Rewarding, RewardSchedule, build_schedule
+from rlvlm.algorithms.sac_pebble.schedule import RewardSetup, RewardSwitch, build_schedule
+from rlvlm.core import metrics
+from rlvlm.core.steps import Trajectory, Transitions
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.rewards.config import ExplorationConfig, RewardConfig
 from rlvlm.rewards.novelty import NoveltyReward
-from rlvlm.testing import FakeJudge, TinyWorld
-from rlvlm.types.steps import Trajectory, Transitions
+from rlvlm.testing import FakeJudge, TinyEnv
 
 TESTED = RewardModelConfig(picture_px=16)
 OFTEN = FeedbackConfig(first_step=10, every_steps=10, queries=120)
@@ -24,17 +24,17 @@ def schedule_of(
     margin: float = 0.0,
     bonus: Any = "none",
     **more: Any,
-) -> RewardSchedule:
+) -> RewardSwitch:
     settings: dict[str, Any] = {"feedback": OFTEN} | more
-    rewarding = Rewarding(
+    rewarding = RewardSetup(
         reward=RewardConfig(teacher=teacher, exploration=ExplorationConfig(bonus=bonus)),
         reward_model=model,
         make_judge=lambda: FakeJudge(margin=margin),
         **settings,
     )
-    schedule = build_schedule(rewarding, "tiny", TinyWorld(), novelty_neighbour=3, seed=0)
+    schedule = build_schedule(rewarding, "tiny", TinyEnv(), novelty_neighbour=3, seed=0)
     episodes = tiny_episodes(12)
-    schedule.take_in(Sample(transitions=transitions_of(episodes[0]), episodes=episodes))
+    schedule.record(Sample(transitions=transitions_of(episodes[0]), episodes=episodes))
     return schedule
 
 
@@ -75,7 +75,7 @@ def test_a_schedule_that_has_learned_goes_back_to_what_it_was_before() -> None:
         assert schedule.learned is None and isinstance(schedule.source, NoveltyReward)
         assert not schedule.drain_records(10), "what was asked meanwhile was never asked"
         for one in (schedule, fresh):
-            one.take_in(Sample(transitions=transitions_of(tiny_episodes(1)[0]), episodes=[]))
+            one.record(Sample(transitions=transitions_of(tiny_episodes(1)[0]), episodes=[]))
         given = [one.source.label(transitions_of(tiny_episodes(1)[0])) for one in (schedule, fresh)]
         np.testing.assert_array_equal(*given)
         assert schedule.hold_session(10).keys() == fresh.hold_session(10).keys()

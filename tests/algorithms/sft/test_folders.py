@@ -4,22 +4,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.sft.folders import (
     BODY_FILE,
     HEADS_FILE,
-    check_taught,
+    check_sft_manifest,
     load_demonstrations,
     load_trained,
-    read_taught,
+    read_sft_manifest,
     save_trained,
-    taught_of,
-    write_taught,
+    sft_manifest_of,
+    write_sft_manifest,
 )
-from rlvlm.algorithms.world_slots import WorldSlot
 from rlvlm.cli import main
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_world, task_env
-from rlvlm.errors import UsageError
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from tests.tiny_policy import tiny_policy
 
@@ -49,32 +49,34 @@ def test_weights_of_another_policy_are_refused(tmp_path: Path):
 
 
 def test_what_was_taught_is_known_and_compared_by_hand(tmp_path: Path):
-    taught = taught_of("a", EnvConfig(shows_last=True), PolicyConfig(), ("left", "right"))
-    assert read_taught(tmp_path) is None, "an older rlvlm wrote none"
-    check_taught(tmp_path, taught, pytest.fail)
-    write_taught(tmp_path, taught)
-    assert read_taught(tmp_path) == taught and not taught.lacks(taught) + taught.differs(taught)
+    taught = sft_manifest_of("a", EnvConfig(shows_last=True), PolicyConfig(), ("left", "right"))
+    assert read_sft_manifest(tmp_path) is None, "an older rlvlm wrote none"
+    check_sft_manifest(tmp_path, taught, pytest.fail)
+    write_sft_manifest(tmp_path, taught)
+    assert read_sft_manifest(tmp_path) == taught and not taught.lacks(taught) + taught.differs(taught)
     told: list[str] = []
-    check_taught(tmp_path, taught_of("b", EnvConfig(split="training"), PolicyConfig(), ("left",)), told.append)
+    check_sft_manifest(
+        tmp_path, sft_manifest_of("b", EnvConfig(split="training"), PolicyConfig(), ("left",)), told.append
+    )
     assert [line.partition("another: ")[2] for line in told] == [
         "its task was a, not b", "env.split was all, not training", "env.shows_last was True, not False",
     ]  # fmt: skip
-    wanted = taught_of("a", EnvConfig(), PolicyConfig(acts="head", new_words=("x",)), ("left", "up"))
+    wanted = sft_manifest_of("a", EnvConfig(), PolicyConfig(acts="head", new_words=("x",)), ("left", "up"))
     with pytest.raises(UsageError, match="actions are not 'up'; it acts by text, not by head; policy.new_words were"):
-        check_taught(tmp_path, wanted, pytest.fail)
-    (tmp_path / "taught.json").write_text("{}")
+        check_sft_manifest(tmp_path, wanted, pytest.fail)
+    (tmp_path / "sft.json").write_text("{}")
     with pytest.raises(UsageError, match="cannot read"):
-        check_taught(tmp_path, taught, pytest.fail)
+        check_sft_manifest(tmp_path, taught, pytest.fail)
 
 
 def test_a_collection_comes_back_as_it_was_played(tmp_path: Path):
     assert main(["collect", "number_line", "--episodes", "3", "--out", str(tmp_path / "d")]) == 0
-    slot = WorldSlot(make_world("number_line", task_env("number_line"), 0), "number_line")
-    episodes = load_demonstrations(tmp_path / "d", slot.world, task_env("number_line"))
+    slot = EnvSlot(make_env("number_line", task_env("number_line"), 0), "number_line")
+    episodes = load_demonstrations(tmp_path / "d", slot.env, task_env("number_line"))
     assert len(episodes) == 3
     slot.begin(episodes[0].seed)
     for reply in episodes[0].replies:
-        assert slot.world.expert_action() == reply.action
+        assert slot.env.expert_action() == reply.action
         slot.play(reply.text)
 
 
@@ -84,7 +86,7 @@ def test_starts_that_are_held_out_are_not_learned_from_whoever_collected_them(tm
     sides = {}
     for split in ("all", "training", "held_out"):
         env = replace(task_env("points24"), split=split)
-        episodes = load_demonstrations(folder, make_world("points24", env, 0), env)
+        episodes = load_demonstrations(folder, make_env("points24", env, 0), env)
         sides[split] = [episode.seed for episode in episodes]
     assert len(sides["all"]) == 40 and sorted(sides["training"] + sides["held_out"]) == sides["all"]
     assert sides["training"] and sides["held_out"]
@@ -92,20 +94,20 @@ def test_starts_that_are_held_out_are_not_learned_from_whoever_collected_them(tm
     assert main(["collect", "points24", "--episodes", "2", "--out", str(only), "--env.split", "held_out"]) == 0
     env = replace(task_env("points24"), split="training")
     with pytest.raises(UsageError, match="none on the side 'training'"):
-        load_demonstrations(only, make_world("points24", env, 0), env)
+        load_demonstrations(only, make_env("points24", env, 0), env)
 
 
-def test_demonstrations_of_a_world_set_up_otherwise_are_not_learned_from(tmp_path: Path):
+def test_demonstrations_of_a_env_set_up_otherwise_are_not_learned_from(tmp_path: Path):
     folder = str(tmp_path / "d")
     assert main(["collect", "points24", "--episodes", "2", "--out", folder, "--env.rules", "legacy"]) == 0
     mended = task_env("points24")
     with pytest.raises(UsageError, match="collected with env.rules legacy, not mended") as refused:
-        load_demonstrations(tmp_path / "d", make_world("points24", mended, 0), mended)
+        load_demonstrations(tmp_path / "d", make_env("points24", mended, 0), mended)
     assert "rlvlm collect points24" in refused.value.fix
     legacy = replace(mended, rules="legacy", deals="solvable", episode_steps=3)  # the same play, of fewer hands
-    assert len(load_demonstrations(tmp_path / "d", make_world("points24", legacy, 0), legacy)) == 2
+    assert len(load_demonstrations(tmp_path / "d", make_env("points24", legacy, 0), legacy)) == 2
     (about := tmp_path / "d" / "demonstrations.json").write_text(about.read_text().replace('"rules"', '"older"'))
-    assert len(load_demonstrations(tmp_path / "d", make_world("points24", mended, 0), mended)) == 2, "nobody told"
+    assert len(load_demonstrations(tmp_path / "d", make_env("points24", mended, 0), mended)) == 2, "nobody told"
 
 
 def test_imported_chats_say_why_nothing_can_be_learned_from_them(tmp_path: Path):
@@ -114,13 +116,13 @@ def test_imported_chats_say_why_nothing_can_be_learned_from_them(tmp_path: Path)
     assert main(["data", "export", str(played), "--form", "llava", "--out", str(chats)]) == 0
     assert main(["data", "import", str(chats), "--task", "number_line", "--out", str(imported)]) == 0
     with pytest.raises(UsageError, match="keeps no snapshots"):
-        load_demonstrations(imported, make_world("number_line", task_env("number_line"), 0), task_env("number_line"))
+        load_demonstrations(imported, make_env("number_line", task_env("number_line"), 0), task_env("number_line"))
     assert main(["sft", "number_line", "--from", str(imported), "--out", str(tmp_path / "sft")]) == 2
     assert not (tmp_path / "sft").exists()
 
 
-def test_demonstrations_of_another_world_are_not_learned_from(tmp_path: Path) -> None:
+def test_demonstrations_of_another_env_are_not_learned_from(tmp_path: Path) -> None:
     folder = tmp_path / "demos"
     assert main(["collect", "number_line", "--episodes", "2", "--out", str(folder)]) == 0
     with pytest.raises(UsageError, match="holds demonstrations of number_line, whose actions or snapshots are not"):
-        load_demonstrations(folder, make_world("blackjack", task_env("blackjack"), 0), task_env("blackjack"))
+        load_demonstrations(folder, make_env("blackjack", task_env("blackjack"), 0), task_env("blackjack"))

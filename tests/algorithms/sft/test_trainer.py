@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from rlvlm import metrics
+from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.sft.config import JobConfig, SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
 from rlvlm.algorithms.sft.folders import BODY_FILE, HEADS_FILE, load_trained
 from rlvlm.algorithms.sft.trainer import TrainLoopConfig, run_sft
-from rlvlm.algorithms.world_slots import WorldSlot
-from rlvlm.envs.registry import make_world, task_env
+from rlvlm.core import metrics
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -25,8 +25,8 @@ def make_policy(folder: str, learns: Any = "all") -> VLMPolicy:
     return load_policy(PolicyConfig(model=folder, device="cpu", learns=learns, lora_rank=4, seed=1))
 
 
-def make_slot() -> WorldSlot:
-    return WorldSlot(make_world("number_line", task_env("number_line"), 0), "number_line")
+def make_slot() -> EnvSlot:
+    return EnvSlot(make_env("number_line", task_env("number_line"), 0), "number_line")
 
 
 def load_episodes() -> Any:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.deformables.softgym import SoftGymWorld
+from rlvlm.envs.deformables.softgym import SoftGymEnv
 from rlvlm.envs.registry import task_names
-from rlvlm.testing import check_world
+from rlvlm.testing import check_step_env
 
 STAND_IN = Path(__file__).parent / "stand_in"
 
@@ -20,8 +20,8 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(STAND_IN)
 
 
-def make(**fields: Any) -> SoftGymWorld:
-    return SoftGymWorld(EnvConfig(**({"episode_steps": 20} | fields)), 0, "RopeFlatten")
+def make(**fields: Any) -> SoftGymEnv:
+    return SoftGymEnv(EnvConfig(**({"episode_steps": 20} | fields)), 0, "RopeFlatten")
 
 
 def test_a_step_by_hand() -> None:
@@ -39,13 +39,13 @@ def test_a_step_by_hand() -> None:
 
 
 @pytest.mark.parametrize("start", ["fixed", "random"])
-def test_it_is_a_world(start: str) -> None:
+def test_it_is_a_env(start: str) -> None:
     different = np.zeros((3, 31), np.float32)
     different[:, 1] = 0.0, 0.3, 0.6
-    check_world(make(start=start), make(start=start), different)
+    check_step_env(make(start=start), make(start=start), different)
 
 
-def test_worlds_that_share_the_simulator_do_not_disturb_each_other() -> None:
+def test_envs_that_share_the_simulator_do_not_disturb_each_other() -> None:
     world, right = make(), np.array([1, 0], np.float32)
     alone = [world.step(right)[0] for _ in range(4)]
     one, other = make(), make(start="random")

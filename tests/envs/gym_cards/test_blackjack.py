@@ -4,8 +4,8 @@ import pytest
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.gym_cards.blackjack import Blackjack, total
-from rlvlm.envs.registry import make_world
-from rlvlm.testing import check_turn_world
+from rlvlm.envs.registry import make_env
+from rlvlm.testing import check_turn_env
 
 STAND, HIT = '{"action": "stand"}', '{"action": "hit"}'
 
@@ -15,7 +15,7 @@ def cards(*ranks: int) -> np.ndarray:
 
 
 def dealt(dealer: np.ndarray, player: np.ndarray) -> Blackjack:
-    world = make_world("blackjack", EnvConfig(), 0)
+    world = make_env("blackjack", EnvConfig(), 0)
     world.set_state(world.get_state() | {"dealer": dealer, "player": player})
     return world
 
@@ -45,11 +45,11 @@ def test_a_hit_that_is_survived_earns_nothing_and_an_unreadable_reply_costs_a_te
 
 @pytest.mark.parametrize("rules", ["mended", "legacy"])
 def test_it_keeps_the_contract(rules) -> None:
-    check_turn_world(*(make_world("blackjack", EnvConfig(rules=rules), 0) for _ in range(2)))
+    check_turn_env(*(make_env("blackjack", EnvConfig(rules=rules), 0) for _ in range(2)))
 
 
 def win_rate(choose, hands: int) -> float:
-    world = make_world("blackjack", EnvConfig(), 0)
+    world = make_env("blackjack", EnvConfig(), 0)
     wins = 0
     for seed in range(hands):
         world.reset(seed=seed)
@@ -68,7 +68,7 @@ def test_win_rates_are_those_of_the_reference() -> None:
 
 
 def test_the_cards_lie_where_the_reference_draws_them() -> None:
-    world = make_world("blackjack", EnvConfig(), 0)
+    world = make_env("blackjack", EnvConfig(), 0)
     snapshot = np.zeros((1, 44), np.float32)
     snapshot[0, :6] = [5, 0, 7, 1, 12, 3]
     frame = world.draw(snapshot)[0]
@@ -80,11 +80,11 @@ def test_the_cards_lie_where_the_reference_draws_them() -> None:
 
 
 def test_the_fifth_card_shows() -> None:
-    """The reference draws it outside the picture."""
+    """The reference draws it outside the image."""
     hands = np.zeros((2, 44), np.float32)
     hands[:, :14] = [5, 0, 2, 0, 2, 1, 2, 2, 2, 3, 3, 0, 0, 0]
     hands[1, 10] = 4
-    looks = {rules: make_world("blackjack", EnvConfig(rules=rules), 0).draw(hands) for rules in ("mended", "legacy")}
+    looks = {rules: make_env("blackjack", EnvConfig(rules=rules), 0).draw(hands) for rules in ("mended", "legacy")}
     assert (looks["mended"][0] != looks["mended"][1]).any()
     assert (looks["legacy"][0] == looks["legacy"][1]).all()
 
@@ -93,7 +93,7 @@ def test_the_fifth_card_shows() -> None:
 def test_gymnasium_knows_the_games_by_the_references_ids(name: str) -> None:
     from gymnasium.utils.env_checker import check_env
 
-    env = gym.make(f"rlvlm.envs.gym_cards.pictured:gym_cards/{name}-v0", render_mode="rgb_array")
+    env = gym.make(f"rlvlm.envs.gym_cards.card_images:gym_cards/{name}-v0", render_mode="rgb_array")
     check_env(env.unwrapped, skip_render_check=False)
     one, two = env.reset(seed=4)[0], env.reset(seed=4)[0]
     assert one.shape == (300, 300, 3) and np.array_equal(one, two)

@@ -3,23 +3,23 @@ import pytest
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.gym_cards.number_line import NumberLine
-from rlvlm.envs.registry import make_world, task_env, task_kind
-from rlvlm.testing import check_turn_world
+from rlvlm.envs.registry import make_env, task_env, task_kind
+from rlvlm.testing import check_turn_env
 
 MINUS, PLUS = '{"action": "-"}', '{"action": "+"}'
 
 
 def at(current: int, target: int, **fields) -> NumberLine:
-    world = make_world("number_line", EnvConfig(**fields), 0)
-    state = world.get_state()
-    world.set_state(state | {"numbers": np.array([current, target, abs(target - current), 0])})
-    return world
+    env = make_env("number_line", EnvConfig(**fields), 0)
+    state = env.get_state()
+    env.set_state(state | {"numbers": np.array([current, target, abs(target - current), 0])})
+    return env
 
 
 def test_a_game_worked_by_hand() -> None:
     """From 1 to 3: a wrong move costs 1, a nearer one nothing, and the last one earns 1."""
-    world = at(1, 3)
-    outcomes = [world.step(text) for text in (MINUS, PLUS, PLUS, PLUS)]
+    env = at(1, 3)
+    outcomes = [env.step(text) for text in (MINUS, PLUS, PLUS, PLUS)]
     assert [outcome[1] for outcome in outcomes] == [-1.0, 0.0, 0.0, 1.0]
     assert [outcome[2] for outcome in outcomes] == [False, False, False, True]
     assert [outcome[4]["progress"] for outcome in outcomes] == [0.0, 0.0, 0.5, 1.0]
@@ -27,39 +27,39 @@ def test_a_game_worked_by_hand() -> None:
 
 
 def test_a_move_against_the_end_and_an_unreadable_reply_cost_one_and_ten_turns_are_all() -> None:
-    world = at(0, 1)
-    assert world.step(MINUS)[1] == -1.0 and world.snapshot().tolist() == [0.0, 1.0]
-    *rest, (_, reward, terminated, truncated, info) = [world.step("no idea") for _ in range(9)]
+    env = at(0, 1)
+    assert env.step(MINUS)[1] == -1.0 and env.snapshot().tolist() == [0.0, 1.0]
+    *rest, (_, reward, terminated, truncated, info) = [env.step("no idea") for _ in range(9)]
     assert reward == -1.0 and info["is_invalid"] and truncated and not terminated
     assert not any(outcome[3] for outcome in rest)
 
 
 def test_it_keeps_the_contract() -> None:
     assert task_kind("number_line") == "turns"
-    check_turn_world(*(make_world("number_line", task_env("number_line"), 0) for _ in range(2)))
+    check_turn_env(*(make_env("number_line", task_env("number_line"), 0) for _ in range(2)))
 
 
 def test_the_expert_never_wastes_a_move() -> None:
-    world = make_world("number_line", EnvConfig(), 0)
+    env = make_env("number_line", EnvConfig(), 0)
     for seed in range(100):
-        world.reset(seed=seed)
+        env.reset(seed=seed)
         total, terminated, turns = 0.0, False, 0
-        distance = abs(float(np.diff(world.snapshot())[0]))
+        distance = abs(float(np.diff(env.snapshot())[0]))
         while not terminated:
-            _, reward, terminated, _, _ = world.step(world.action_text(world.expert_action(), world.expert_thought()))
+            _, reward, terminated, _, _ = env.step(env.action_text(env.expert_action(), env.expert_thought()))
             total, turns = total + reward, turns + 1
         assert total == 1.0 and turns == distance
 
 
 def test_random_play_is_as_good_as_in_the_reference() -> None:
     """Simulated with the reference's rules: the target is reached in 61 % of games, without a wrong move in 28 %."""
-    world, rng = make_world("number_line", EnvConfig(), 0), np.random.default_rng(0)
+    env, rng = make_env("number_line", EnvConfig(), 0), np.random.default_rng(0)
     returns = []
     for _ in range(2_000):
-        world.reset()
+        env.reset()
         total, is_over = 0.0, False
         while not is_over:
-            _, reward, terminated, truncated, info = world.step((MINUS, PLUS)[rng.integers(2)])
+            _, reward, terminated, truncated, info = env.step((MINUS, PLUS)[rng.integers(2)])
             total, is_over = total + reward, terminated or truncated
         returns.append((total > 0, info["success"]))
     strict, reached = np.mean(returns, axis=0)
@@ -67,8 +67,8 @@ def test_random_play_is_as_good_as_in_the_reference() -> None:
 
 
 def test_the_numbers_stand_where_the_reference_writes_them() -> None:
-    world = make_world("number_line", EnvConfig(), 0)
-    frames = world.draw(np.array([[0, 0], [5, 0], [0, 5]], np.float32))
+    env = make_env("number_line", EnvConfig(), 0)
+    frames = env.draw(np.array([[0, 0], [5, 0], [0, 5]], np.float32))
     changed = [np.argwhere((frames[0] != frame).any(-1)) for frame in frames[1:]]
     assert 180 <= changed[0][:, 0].min() < changed[0][:, 0].max() < 220, "the current number, in the lower line"
     assert 60 <= changed[1][:, 0].min() < changed[1][:, 0].max() < 100, "the target, in the upper line"
@@ -78,9 +78,9 @@ def test_the_numbers_stand_where_the_reference_writes_them() -> None:
 def test_legacy_rules_answer_an_unreadable_reply_with_a_random_action() -> None:
     moves = set()
     for seed in range(20):
-        world = at(2, 5, rules="legacy")
-        world.np_random.bit_generator.state = np.random.default_rng(seed).bit_generator.state
-        _, _, _, _, info = world.step("no idea")
+        env = at(2, 5, rules="legacy")
+        env.np_random.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+        _, _, _, _, info = env.step("no idea")
         assert info["is_invalid"]
         moves.add(info["action"])
     assert moves == {0, 1}

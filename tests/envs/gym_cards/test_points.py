@@ -5,40 +5,40 @@ import pytest
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.gym_cards.points import PointsGame
-from rlvlm.envs.registry import make_world, task_env
-from rlvlm.testing import check_turn_world
+from rlvlm.envs.registry import make_env, task_env
+from rlvlm.testing import check_turn_env
 
 
 def dealt(task: str, ranks: list[int], **fields) -> PointsGame:
-    world = make_world(task, EnvConfig(**fields), 0)
+    env = make_env(task, EnvConfig(**fields), 0)
     cards = np.array([[rank, place % 4] for place, rank in enumerate(ranks)])
-    world.set_state(world.get_state() | {"cards": cards})
-    return world
+    env.set_state(env.get_state() | {"cards": cards})
+    return env
 
 
-def write(world: PointsGame, symbols: str) -> list[float]:
-    return [world.step(world.action_text(world.action_names.index(symbol)))[1] for symbol in symbols.split()]
+def write(env: PointsGame, symbols: str) -> list[float]:
+    return [env.step(env.action_text(env.action_names.index(symbol)))[1] for symbol in symbols.split()]
 
 
 def test_a_game_worked_by_hand() -> None:
-    world = dealt("ez_points", [3, 9])
-    assert write(world, "3 + 9") == [0.0, 0.0, 0.0]
-    assert "The formula so far: 3 + 9." in world.prompt()
-    _, reward, terminated, _, info = world.step('{"action": "="}')
+    env = dealt("ez_points", [3, 9])
+    assert write(env, "3 + 9") == [0.0, 0.0, 0.0]
+    assert "The formula so far: 3 + 9." in env.prompt()
+    _, reward, terminated, _, info = env.step('{"action": "="}')
     assert (reward, terminated, info["success"], info["progress"]) == (10.0, True, True, 1.0)
 
 
 def test_faces_count_ten_and_a_number_that_is_not_there_costs_one_and_leaves_a_blank() -> None:
-    world = dealt("ez_points", [13, 2])
-    assert write(world, "9 10 10 + 2 =") == [-1.0, 0.0, -1.0, 0.0, 0.0, 10.0]
-    assert world.formula_text() == "  10   + 2"
-    assert world.snapshot()[4:].tolist() == [1, 11, 1, 12, 3, 0]
+    env = dealt("ez_points", [13, 2])
+    assert write(env, "9 10 10 + 2 =") == [-1.0, 0.0, -1.0, 0.0, 0.0, 10.0]
+    assert env.formula_text() == "  10   + 2"
+    assert env.snapshot()[4:].tolist() == [1, 11, 1, 12, 3, 0]
 
 
 def test_too_long_a_formula_is_cut_at_the_seventh_turn_whatever_is_written() -> None:
     for text in ('{"action": "+"}', "no idea"):
-        world = dealt("ez_points", [3, 9])
-        outcomes = [world.step(text) for _ in range(7)]
+        env = dealt("ez_points", [3, 9])
+        outcomes = [env.step(text) for _ in range(7)]
         assert [outcome[3] for outcome in outcomes] == [False] * 6 + [True]
         assert outcomes[-1][1] == -1.0 and not any(outcome[2] for outcome in outcomes)
 
@@ -65,59 +65,59 @@ def test_loopholes_are_closed_and_given_back_by_legacy_rules(ranks: list[int], s
 @pytest.mark.parametrize("rules", ["mended", "legacy"])
 def test_they_keep_the_contract(task: str, rules) -> None:
     config = EnvConfig(rules=rules, episode_steps=task_env(task).episode_steps)
-    check_turn_world(*(make_world(task, config, 0) for _ in range(2)))
+    check_turn_env(*(make_env(task, config, 0) for _ in range(2)))
 
 
-def play(world: PointsGame, seed: int) -> float:
-    world.reset(seed=seed)
+def play(env: PointsGame, seed: int) -> float:
+    env.reset(seed=seed)
     total, is_over = 0.0, False
     while not is_over:
-        _, reward, terminated, truncated, _ = world.step(world.action_text(world.expert_action()))
+        _, reward, terminated, truncated, _ = env.step(env.action_text(env.expert_action()))
         total, is_over = total + reward, terminated or truncated
     return total
 
 
 @pytest.mark.slow
 def test_the_expert_wins_what_can_be_won() -> None:
-    assert {play(make_world("ez_points", EnvConfig(), 0), seed) for seed in range(100)} == {10.0}
-    world = make_world("points24", EnvConfig(), 0)
-    share = np.mean([play(world, seed) == 10.0 for seed in range(300)])
+    assert {play(make_env("ez_points", EnvConfig(), 0), seed) for seed in range(100)} == {10.0}
+    env = make_env("points24", EnvConfig(), 0)
+    share = np.mean([play(env, seed) == 10.0 for seed in range(300)])
     assert share == pytest.approx(0.731, abs=0.08), "the share of hands that can be solved, simulated with other code"
-    world = make_world("points24", EnvConfig(deals="solvable"), 0)
-    assert {play(world, seed) for seed in range(50)} == {10.0}
+    env = make_env("points24", EnvConfig(deals="solvable"), 0)
+    assert {play(env, seed) for seed in range(50)} == {10.0}
 
 
 def test_deals_are_those_of_the_reference() -> None:
-    world, sums, firsts = make_world("ez_points", EnvConfig(), 0), 0, np.zeros(14)
+    env, sums, firsts = make_env("ez_points", EnvConfig(), 0), 0, np.zeros(14)
     for _ in range(2_000):
-        world.reset()
-        numbers = np.minimum(world._cards[:, 0], 10)
+        env.reset()
+        numbers = np.minimum(env._cards[:, 0], 10)
         assert numbers.sum() == 12 or numbers.prod() == 12
         sums += numbers.sum() == 12
-        firsts[world._cards[:, 0]] += 1
+        firsts[env._cards[:, 0]] += 1
     assert sums / 2_000 == pytest.approx(0.833, abs=0.03), "what the constant plan of a sum wins"
     assert firsts[1] == 0 and firsts[2:].min() > 50
 
 
 def test_a_thought_tells_cards_formula_and_plan() -> None:
-    world = dealt("ez_points", [12, 2])
-    write(world, "10 +")
-    told = json.loads(f"{{{world.expert_thought()}}}")
+    env = dealt("ez_points", [12, 2])
+    write(env, "10 +")
+    told = json.loads(f"{{{env.expert_thought()}}}")
     assert told["cards"] == [10, 2] and told["current formula"] == "10 +"
     assert told["thoughts"] == "10 + 2 makes 12, so I append 2 next."
 
 
 def test_the_expert_keeps_to_the_search_that_he_tells_of() -> None:
-    world = dealt("points24", [4, 10, 4, 2])
+    env = dealt("points24", [4, 10, 4, 2])
     searched = "A 4-2=2 4 10, 2: 14 6 40, 4: 12 8 20, 10*2=20, 20+4=24. 10 * 2 + 4. "
     for symbol in "10 * ( 4 - 2 ) + 4".split():
-        told = json.loads(f"{{{world.expert_thought()}}}")["thoughts"]
+        told = json.loads(f"{{{env.expert_thought()}}}")["thoughts"]
         assert told == f"{searched}10 * ( 4 - 2 ) + 4 makes 24, so I append {symbol} next."
-        write(world, symbol)
-    assert json.loads(f"{{{world.expert_thought()}}}")["thoughts"].startswith(searched)
-    world = dealt("points24", [4, 10, 4, 2])
-    write(world, "4")
-    told = json.loads(f"{{{world.expert_thought()}}}")["thoughts"]
+        write(env, symbol)
+    assert json.loads(f"{{{env.expert_thought()}}}")["thoughts"].startswith(searched)
+    env = dealt("points24", [4, 10, 4, 2])
+    write(env, "4")
+    told = json.loads(f"{{{env.expert_thought()}}}")["thoughts"]
     assert told == "4 + 4 * 10 / 2 makes 24, so I append + next.", "not what the search found: completed as it stands"
 
 
@@ -126,13 +126,13 @@ def test_cards_and_formula_are_where_the_reference_draws_them() -> None:
         ("ez_points", [5, 153], (135, 189), 258),
         ("points24", [5, 78, 152, 226], (67, 93), 240),
     ):
-        world = make_world(task, EnvConfig(), 0)
-        hands = [np.zeros(world.snapshot_size, np.float32) for _ in range(3)]
+        env = make_env(task, EnvConfig(), 0)
+        hands = [np.zeros(env.snapshot_size, np.float32) for _ in range(3)]
         for hand in hands:
             hand[: 2 * len(xs)] = [5, 0] * len(xs)
         hands[1][: 2 * len(xs)] = [8, 3] * len(xs)
         hands[2][2 * len(xs)] = 5
-        frames = world.draw(np.stack(hands))
+        frames = env.draw(np.stack(hands))
         card = (frames[0] != frames[0][-1, -1]).any(-1)
         top = (300 - size[1]) // 2
         columns = card[top + size[1] // 2]
@@ -142,11 +142,11 @@ def test_cards_and_formula_are_where_the_reference_draws_them() -> None:
         assert line <= changed[:, 0].min() < line + 24 and changed[:, 1].min() >= 10
 
 
-def test_a_long_formula_stays_in_the_picture() -> None:
-    world = make_world("points24", EnvConfig(), 0)
-    snapshot = world.snapshot()
+def test_a_long_formula_stays_in_the_image() -> None:
+    env = make_env("points24", EnvConfig(), 0)
+    snapshot = env.snapshot()
     snapshot[8:] = 11
     shorter = snapshot.copy()
     shorter[-1] = 0
-    frames = world.draw(np.stack([snapshot, shorter]))
+    frames = env.draw(np.stack([snapshot, shorter]))
     assert (frames[0] != frames[1]).any(), "the last of 21 entries shows"

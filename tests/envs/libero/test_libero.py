@@ -1,4 +1,4 @@
-"""LIBERO's worlds: names, the benchmark's own step and test, starts, moved things, silence, and the contract."""
+"""LIBERO's envs: names, the benchmark's own step and test, starts, moved things, silence, and the contract."""
 
 import importlib.util
 import itertools
@@ -11,26 +11,26 @@ import mujoco
 import numpy as np
 import pytest
 
-from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
+from rlvlm.core.errors import MachineError, UsageError
+from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.contracts.chunks import check_chunk_world
+from rlvlm.envs.contracts.chunks import check_chunk_env
+from rlvlm.envs.libero.env import LiberoEnv, to_robosuite
 from rlvlm.envs.libero.suites import SUITES, instruction_of
-from rlvlm.envs.libero.world import LiberoWorld, to_robosuite
 from rlvlm.envs.registry import full_name, task_goal, task_kind
 from rlvlm.envs.robosuite.loading import load
-from rlvlm.errors import MachineError, UsageError
 
 OPEN, CLOSE = 1.0, 0.0
 
 
-def make(**changes: object) -> LiberoWorld:
+def make(**changes: object) -> LiberoEnv:
     settings = {"episode_steps": 40} | changes
-    return LiberoWorld(EnvConfig(**settings), 0, "libero_object", "0")  # pyright: ignore[reportArgumentType]
+    return LiberoEnv(EnvConfig(**settings), 0, "libero_object", "0")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.fixture(scope="module")
-def world() -> LiberoWorld:
-    """Holds the scene, which all worlds of this module share."""
+def world() -> LiberoEnv:
+    """Holds the scene, which all envs of this module share."""
     return make()
 
 
@@ -69,19 +69,19 @@ def test_without_the_packages_the_line_that_installs_them(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_names_are_the_benchmarks(world: LiberoWorld) -> None:
+def test_names_are_the_benchmarks(world: LiberoEnv) -> None:
     theirs = load("libero.libero.benchmark.libero_suite_task_map").libero_task_map
     assert {suite: tuple(theirs[suite]) for suite in SUITES} == SUITES
 
 
 @pytest.mark.slow
-def test_keeps_the_contract(world: LiberoWorld) -> None:
+def test_keeps_the_contract(world: LiberoEnv) -> None:
     settings = {"moved": 0.02, "episode_steps": 12}  # ends in the middle of a chunk
-    check_chunk_world(make(**settings), make(**settings), num_chunks=2)
+    check_chunk_env(make(**settings), make(**settings), num_chunks=2)
 
 
 @pytest.mark.slow
-def test_steps_as_robosuite_does(world: LiberoWorld) -> None:
+def test_steps_as_robosuite_does(world: LiberoEnv) -> None:
     scene = world._scene
     env, controller = scene.env, scene.env.robots[0].controller
     start = scene.start(3, 0.0)
@@ -105,7 +105,7 @@ def test_steps_as_robosuite_does(world: LiberoWorld) -> None:
 
 
 @pytest.mark.slow
-def test_things_touch_where_robosuite_says_so(world: LiberoWorld) -> None:
+def test_things_touch_where_robosuite_says_so(world: LiberoEnv) -> None:
     scene, rng = world._scene, np.random.default_rng(0)
     scene.load(scene.start(3, 0.0))
     things = [scene.env.get_object(name) for name in scene.env.obj_body_id]
@@ -123,7 +123,7 @@ def test_things_touch_where_robosuite_says_so(world: LiberoWorld) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plays_on", [False, True])
-def test_success_is_the_benchmarks(world: LiberoWorld, plays_on: bool) -> None:
+def test_success_is_the_benchmarks(world: LiberoEnv, plays_on: bool) -> None:
     """The can is put into the basket by hand, falls, and lies there: the episode ends with reward 1, or plays on."""
     world = make(plays_on=plays_on)
     world.reset(options={"state_id": 3})
@@ -150,7 +150,7 @@ def test_success_is_the_benchmarks(world: LiberoWorld, plays_on: bool) -> None:
     ("suite", "number"), [("libero_goal", "7"), ("libero_goal", "0"), ("libero_90", "0"), ("libero_10", "6")]
 )
 def test_the_script_turns_a_knob_opens_and_shuts_a_drawer_and_puts_beside(suite: str, number: str) -> None:
-    one = LiberoWorld(EnvConfig(episode_steps=220, moved=0.02), 0, suite, number)
+    one = LiberoEnv(EnvConfig(episode_steps=220, moved=0.02), 0, suite, number)
     one.reset(options={"state_id": FIRST_HELD_OUT_STATE})
     rng, success, ended = np.random.default_rng(0), False, False
     while not ended:
@@ -160,7 +160,7 @@ def test_the_script_turns_a_knob_opens_and_shuts_a_drawer_and_puts_beside(suite:
 
 
 @pytest.mark.slow
-def test_the_script_solves_held_out_states_and_goes_on_where_it_was(world: LiberoWorld) -> None:
+def test_the_script_solves_held_out_states_and_goes_on_where_it_was(world: LiberoEnv) -> None:
     one, rng = make(moved=0.02, episode_steps=280), np.random.default_rng(0)
     for state_id in (FIRST_HELD_OUT_STATE, FIRST_HELD_OUT_STATE + 1):
         one.reset(options={"state_id": state_id})
@@ -177,7 +177,7 @@ def test_the_script_solves_held_out_states_and_goes_on_where_it_was(world: Liber
 
 
 @pytest.mark.slow
-def test_moved_things_are_elsewhere_and_stand_clear(world: LiberoWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moved_things_are_elsewhere_and_stand_clear(world: LiberoEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = world._scene
     things = scene.model.jnt_qposadr[scene._things]
 
@@ -199,7 +199,7 @@ def test_moved_things_are_elsewhere_and_stand_clear(world: LiberoWorld, monkeypa
 
 
 @pytest.mark.slow
-def test_held_out_states_have_saved_starts_of_their_own(world: LiberoWorld) -> None:
+def test_held_out_states_have_saved_starts_of_their_own(world: LiberoEnv) -> None:
     def arm(state_id: int) -> bytes:
         return world.reset(options={"state_id": state_id})[0].snapshots[0, :7].tobytes()
 
@@ -211,7 +211,7 @@ def test_held_out_states_have_saved_starts_of_their_own(world: LiberoWorld) -> N
 
 
 @pytest.mark.slow
-def test_fast_physics_closes_the_gripper_as_quickly(world: LiberoWorld) -> None:
+def test_fast_physics_closes_the_gripper_as_quickly(world: LiberoEnv) -> None:
     scene = world._scene
     start = scene.start(3, 0.0)
     closing = np.array([0, 0, 0, 0, 0, 0, 1], np.float32)
@@ -226,7 +226,7 @@ def test_fast_physics_closes_the_gripper_as_quickly(world: LiberoWorld) -> None:
 
 
 @pytest.mark.slow
-def test_images_are_turned_as_the_published_ones(world: LiberoWorld) -> None:
+def test_images_are_turned_as_the_published_ones(world: LiberoEnv) -> None:
     """The camera faces the robot, so the robot's left, where the basket is, would be right: published images mirror."""
     world.reset(options={"state_id": 3})
     scene = world._scene
@@ -244,9 +244,9 @@ def test_images_are_turned_as_the_published_ones(world: LiberoWorld) -> None:
 def test_nothing_is_said_nor_left_behind(tmp_path: Path) -> None:
     code = """
 import sys
-from rlvlm.envs.registry import make_world, task_env, task_names
+from rlvlm.envs.registry import make_env, task_env, task_names
 assert "libero_goal/7" in task_names() and "robosuite" not in sys.modules
-world = make_world("libero_goal/7", task_env("libero_goal/7"), 0)
+env = make_env("libero_goal/7", task_env("libero_goal/7"), 0)
 world.draw(world.snapshot()[None], 32)
 import logging, os
 assert not logging.getLogger("robosuite_logs").handlers
@@ -259,13 +259,13 @@ assert os.environ["MUJOCO_GL"] in ("egl", "osmesa")
 
 
 @pytest.mark.slow
-def test_what_went_wrong_before_a_state_was_loaded_does_not_end_its_episode(world: LiberoWorld) -> None:
+def test_what_went_wrong_before_a_state_was_loaded_does_not_end_its_episode(world: LiberoEnv) -> None:
     world.reset(options={"state_id": 3})
     world._scene.data.warning.number[:] = 1  # as after a script's rehearsal that MuJoCo had to start over
     assert not world.step(np.zeros((8, 7), np.float32))[3]
 
 
-def test_landmarks_are_the_hand_and_what_the_goals_name(world: LiberoWorld) -> None:
+def test_landmarks_are_the_hand_and_what_the_goals_name(world: LiberoEnv) -> None:
     world.reset(options={"state_id": 3})
     world.step(np.tile(np.array([0.4, -0.2, -0.5, 0, 0, 0, OPEN], np.float32), (8, 1)))
     scene = world._scene
@@ -278,11 +278,11 @@ def test_landmarks_are_the_hand_and_what_the_goals_name(world: LiberoWorld) -> N
 
 
 @pytest.mark.slow
-def test_scenes_that_nobody_played_have_the_arm_of_one_moment_among_the_things_of_another(world: LiberoWorld) -> None:
+def test_scenes_that_nobody_played_have_the_arm_of_one_moment_among_the_things_of_another(world: LiberoEnv) -> None:
     starts = [world.reset(options={"state_id": number})[0].snapshots[0] for number in (3, 4)]
     world.step(np.tile(np.array([0.4, -0.2, -0.5, 0, 0, 0, OPEN], np.float32), (8, 1)))
     moments = np.tile(world.snapshot(), (2, 1))
-    scenes = world.rearranged(moments, np.stack(starts), np.random.default_rng(0))
+    scenes = world.augment_scenes(moments, np.stack(starts), np.random.default_rng(0))
     assert np.array_equal(scenes[:, :9], moments[:, :9])  # seven joints and two fingers come first
     model = world._scene.model
     shifts = (scenes - starts)[:, 9:].reshape(2, -1, 7)  # of things, each with a place and a quaternion
@@ -294,7 +294,7 @@ def test_scenes_that_nobody_played_have_the_arm_of_one_moment_among_the_things_o
 
 @pytest.mark.slow
 def test_a_knob_that_is_turned_shows_in_the_landmarks() -> None:
-    stove = LiberoWorld(EnvConfig(episode_steps=40), 0, "libero_goal", "7")
+    stove = LiberoEnv(EnvConfig(episode_steps=40), 0, "libero_goal", "7")
     scene = stove._scene
     assert scene.goals == [["turnon", "flat_stove_1"]]
     before = stove.snapshot()

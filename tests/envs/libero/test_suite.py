@@ -7,26 +7,26 @@ import numpy as np
 import pytest
 
 from rlvlm.algorithms.grpo.rollouts import InitialStates, roll_out
-from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE
+from rlvlm.core.chunks import ChunkEpisode, ChunkObs
+from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.contracts.chunks import check_chunk_world
+from rlvlm.envs.contracts.chunks import check_chunk_env
 from rlvlm.envs.libero import suite as module
+from rlvlm.envs.libero.env import LiberoEnv
 from rlvlm.envs.libero.suite import LiberoSuite
-from rlvlm.envs.libero.world import LiberoWorld
-from rlvlm.envs.registry import make_world, task_goal, task_kind
-from rlvlm.types.chunks import ChunkEpisode, ChunkObs
+from rlvlm.envs.registry import make_env, task_goal, task_kind
 
 pytestmark = pytest.mark.slow
 
 
 def make(**changes: object) -> LiberoSuite:
     config = EnvConfig(**{"episode_steps": 12, "moved": 0.02} | changes)  # pyright: ignore[reportArgumentType]
-    return make_world("libero_object", config, 0)
+    return make_env("libero_object", config, 0)
 
 
 @pytest.fixture(scope="module")
 def suite() -> LiberoSuite:
-    """Holds the scenes, which all worlds of this module share."""
+    """Holds the scenes, which all envs of this module share."""
     return make()
 
 
@@ -42,7 +42,7 @@ def test_an_episode_is_that_of_its_task(suite: LiberoSuite) -> None:
     obs, info = suite.reset(options={"state_id": 17})
     alone = suite.member(7)
     assert (info["state_id"], obs.instructions[0]) == (17, task_goal("libero_object/7"))
-    one, _ = make_world("libero_object/7", EnvConfig(episode_steps=12, moved=0.02), 0).reset(options={"state_id": 1})
+    one, _ = make_env("libero_object/7", EnvConfig(episode_steps=12, moved=0.02), 0).reset(options={"state_id": 1})
     assert np.array_equal(obs.snapshots[0, 1 : 1 + alone.snapshot_size], one.snapshots[0])
     assert np.array_equal(suite.draw(obs.snapshots, 32), alone.draw(one.snapshots, 32))
     other, _ = suite.reset(options={"state_id": 18})
@@ -56,15 +56,17 @@ def test_an_episode_is_that_of_its_task(suite: LiberoSuite) -> None:
 
 def test_scenes_that_nobody_played_are_of_the_tasks_of_their_starts(suite: LiberoSuite) -> None:
     starts = np.concatenate([suite.reset(options={"state_id": number})[0].snapshots for number in (17, 8)])
-    scenes = suite.rearranged(starts, starts, np.random.default_rng(0))
+    scenes = suite.augment_scenes(starts, starts, np.random.default_rng(0))
     assert scenes[:, 0].tolist() == [7, 8]
     alone = suite.member(7)
     own = slice(1, 1 + alone.snapshot_size)
-    assert np.array_equal(scenes[:1, own], alone.rearranged(starts[:1, own], starts[:1, own], np.random.default_rng(0)))
+    assert np.array_equal(
+        scenes[:1, own], alone.augment_scenes(starts[:1, own], starts[:1, own], np.random.default_rng(0))
+    )
 
 
 def test_keeps_the_contract(suite: LiberoSuite) -> None:
-    check_chunk_world(make(), make(), num_chunks=2)
+    check_chunk_env(make(), make(), num_chunks=2)
 
 
 def test_an_episode_survives_that_others_need_its_place(suite: LiberoSuite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +93,7 @@ def test_a_thread_that_begins_a_task_leaves_the_one_that_plays_it_alone(suite: L
 
     alone = played()
     with ThreadPoolExecutor(1) as pool:  # as a judge's, which draws a task that had made room for others
-        others = [pool.submit(LiberoWorld, suite._config, 0, "libero_object", "7") for _ in range(12)]
+        others = [pool.submit(LiberoEnv, suite._config, 0, "libero_object", "7") for _ in range(12)]
         together = played()
         assert all(other.result().goal for other in others)
     assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))

@@ -7,31 +7,31 @@ import pytest
 from metaworld.policies import SawyerDrawerOpenV3Policy
 from stock_steps import actions, assert_steps_are_the_stock_ones
 
+from rlvlm.core.errors import NumericsError
+from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.metaworld.world import MetaWorld
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.envs.registry import make_world
-from rlvlm.errors import NumericsError
-from rlvlm.testing import check_world
-from rlvlm.types.steps import FloatArray
+from rlvlm.envs.images import FrameStore
+from rlvlm.envs.metaworld.env import MetaWorldEnv
+from rlvlm.envs.registry import make_env
+from rlvlm.testing import check_step_env
 
 DRAWER_JOINT, DRAWER_X = 9, 10
 """Places in a snapshot: seven arm joints, two fingers, the drawer, then the drawer's body position."""
 
 
-def make(seed: int = 0, **fields: Any) -> MetaWorld:
-    world = make_world("drawer_open", EnvConfig(**fields), seed)
-    assert isinstance(world, MetaWorld)
+def make(seed: int = 0, **fields: Any) -> MetaWorldEnv:
+    world = make_env("drawer_open", EnvConfig(**fields), seed)
+    assert isinstance(world, MetaWorldEnv)
     return world
 
 
 @pytest.fixture(scope="module")
-def world() -> MetaWorld:
-    """One world for all tests that only draw, because opening a renderer takes half a second."""
+def world() -> MetaWorldEnv:
+    """One env for all tests that only draw, because opening a renderer takes half a second."""
     return make()
 
 
-def drawn_out(world: MetaWorld, *extensions: float) -> FloatArray:
+def drawn_out(world: MetaWorldEnv, *extensions: float) -> FloatArray:
     """Snapshots [N, S] of the present state with the drawer drawn out by `extensions`, metres."""
     snapshots = np.repeat(world.snapshot()[None], len(extensions), axis=0)
     snapshots[:, DRAWER_JOINT] = -np.array(extensions)
@@ -52,9 +52,9 @@ def test_the_papers_start_by_hand() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"start": "random", "robot": "visible"}], ids=["paper", "random"])
-def test_it_is_a_world(fields: dict[str, Any]) -> None:
+def test_it_is_a_env(fields: dict[str, Any]) -> None:
     world = make(episode_steps=25, **fields)
-    check_world(world, make(episode_steps=25, **fields), drawn_out(world, 0.0, 0.02, 0.08, 0.16))
+    check_step_env(world, make(episode_steps=25, **fields), drawn_out(world, 0.0, 0.02, 0.08, 0.16))
 
 
 @pytest.mark.parametrize("start", ["fixed", "random"])
@@ -79,7 +79,7 @@ def test_the_scripted_policy_opens_the_drawer(start: str, steps: int) -> None:
     assert progress[0] < 0.01 and progress[-1] == 1.0
     assert success[-1] and not success[progress < 0.95].any()
     first, _ = FrameStore(world, 8).distinct(np.stack([info["snapshot"] for info in infos]))
-    assert len(first) < len(infos)  # while the arm approaches, the picture stands still
+    assert len(first) < len(infos)  # while the arm approaches, the image stands still
 
 
 def test_random_starts_cover_the_stock_range() -> None:
@@ -103,7 +103,7 @@ def test_an_action_that_is_not_finite_is_refused() -> None:
         make().step(np.array([0.0, np.nan, 0.0, 0.0], np.float32))
 
 
-def test_the_drawer_is_well_visible_at_64_pixels(world: MetaWorld) -> None:
+def test_the_drawer_is_well_visible_at_64_pixels(world: MetaWorldEnv) -> None:
     closed, half, opened = world.draw(drawn_out(world, 0.0, 0.08, 0.16), 64).astype(int)
     is_green = closed[..., 1] > closed[..., 0] + 30
     assert 0.1 < is_green.mean() < 0.5
@@ -116,24 +116,24 @@ def test_the_drawer_is_well_visible_at_64_pixels(world: MetaWorld) -> None:
     assert to_the_right > columns.max() + 5  # not mirrored: the drawer opens to the right
 
 
-def test_a_hidden_robot_changes_neither_picture_nor_key_and_a_visible_one_both(world: MetaWorld) -> None:
+def test_a_hidden_robot_changes_neither_image_nor_key_and_a_visible_one_both(world: MetaWorldEnv) -> None:
     visible = make(robot="visible")
     moved = np.repeat(world.snapshot()[None], 2, axis=0)
     moved[1, :9] += 0.1
     one, other = world.draw(moved, 64)
     np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(*world.picture_key(moved))
+    np.testing.assert_array_equal(*world.image_key(moved))
     one, other = visible.draw(moved, 64)
     assert (one != other).mean() > 0.01
-    assert (visible.picture_key(moved)[0] != visible.picture_key(moved)[1]).any()
+    assert (visible.image_key(moved)[0] != visible.image_key(moved)[1]).any()
     assert (world.draw(moved[:1], 64) != visible.draw(moved[:1], 64)).mean() > 0.01
 
 
-def test_a_moved_drawer_is_drawn_where_the_snapshot_says(world: MetaWorld) -> None:
+def test_a_moved_drawer_is_drawn_where_the_snapshot_says(world: MetaWorldEnv) -> None:
     snapshots = drawn_out(world, 0.0, 0.0)
     snapshots[1, DRAWER_X] = 0.1
     left, right = world.draw(snapshots, 64).astype(int)
-    centre = [np.nonzero(picture[..., 1] > picture[..., 0] + 30)[1].mean() for picture in (left, right)]
+    centre = [np.nonzero(image[..., 1] > image[..., 0] + 30)[1].mean() for image in (left, right)]
     assert centre[1] > centre[0] + 5
 
 
@@ -157,6 +157,6 @@ def test_a_state_survives_a_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(future[-1][0], again[-1][0])
 
 
-def test_snapshots_of_another_shape_are_refused(world: MetaWorld) -> None:
+def test_snapshots_of_another_shape_are_refused(world: MetaWorldEnv) -> None:
     with pytest.raises(ValueError, match=r"\[N, 13\]"):
         world.draw(world.snapshot(), 64)

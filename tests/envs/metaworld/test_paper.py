@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from stock_steps import assert_steps_are_the_stock_ones
 
+from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.metaworld.env import MetaWorldEnv
 from rlvlm.envs.metaworld.paper import SOCCER, SWEEP_INTO
 from rlvlm.envs.metaworld.scene import Scene
-from rlvlm.envs.metaworld.world import MetaWorld
-from rlvlm.testing import check_world
-from rlvlm.types.steps import FloatArray
+from rlvlm.testing import check_step_env
 
 OBJECT_XY = slice(9, 11)
 """Places in a snapshot: seven arm joints, two fingers, then the free joint of ball or cube."""
@@ -18,11 +18,11 @@ GOAL_X = 16
 SCENES = pytest.mark.parametrize("scene", [SOCCER, SWEEP_INTO], ids=lambda scene: scene.env_name)
 
 
-def make(scene: Scene, seed: int = 0, **fields: Any) -> MetaWorld:
-    return MetaWorld(scene, EnvConfig(**fields), seed)
+def make(scene: Scene, seed: int = 0, **fields: Any) -> MetaWorldEnv:
+    return MetaWorldEnv(scene, EnvConfig(**fields), seed)
 
 
-def with_object_at(world: MetaWorld, *places: tuple[float, float]) -> FloatArray:
+def with_object_at(world: MetaWorldEnv, *places: tuple[float, float]) -> FloatArray:
     """Snapshots [N, S] of the present state with the object at `places`, metres."""
     snapshots = np.repeat(world.snapshot()[None], len(places), axis=0)
     snapshots[:, OBJECT_XY] = places
@@ -44,10 +44,10 @@ def test_the_papers_starts_by_hand() -> None:
 @pytest.mark.slow
 @SCENES
 @pytest.mark.parametrize("fields", [{}, {"start": "random", "robot": "visible"}], ids=["paper", "random"])
-def test_they_are_worlds(scene: Scene, fields: dict[str, Any]) -> None:
+def test_they_are_envs(scene: Scene, fields: dict[str, Any]) -> None:
     world = make(scene, episode_steps=25, **fields)
     places = with_object_at(world, (0.0, 0.65), (0.0, 0.75), (0.05, 0.75), (0.0, 0.85))
-    check_world(world, make(scene, episode_steps=25, **fields), places)
+    check_step_env(world, make(scene, episode_steps=25, **fields), places)
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_physics_and_reward_are_the_stock_ones(scene: Scene) -> None:
 
 
 @SCENES
-def test_progress_rises_to_success_under_metaworlds_own_script(scene: Scene) -> None:
+def test_progress_rises_to_success_under_metaenvs_own_script(scene: Scene) -> None:
     world = make(scene)
     obs, info = world.reset()
     infos = [info]
@@ -71,16 +71,16 @@ def test_progress_rises_to_success_under_metaworlds_own_script(scene: Scene) -> 
     assert 0.6 < progress[-1] < 0.9 and progress[-2] < 0.8
 
 
-def centre(picture: FloatArray, is_it: FloatArray) -> FloatArray:
+def centre(image: FloatArray, is_it: FloatArray) -> FloatArray:
     """(row, column) of the middle of the pixels that are it, in [0, 1]."""
-    return np.array([places.mean() for places in np.nonzero(is_it)]) / len(picture)
+    return np.array([places.mean() for places in np.nonzero(is_it)]) / len(image)
 
 
-def test_the_ball_is_well_visible_and_the_picture_upright() -> None:
+def test_the_ball_is_well_visible_and_the_image_upright() -> None:
     world = make(SOCCER)
     near, far, right = world.draw(with_object_at(world, (0.0, 0.65), (0.0, 0.75), (0.1, 0.65)), 64).astype(int)
     empty = world.draw(with_object_at(world, (5.0, 5.0)), 64)[0].astype(int)
-    places = [centre(picture, np.abs(picture - empty).max(-1) > 25) for picture in (near, far, right)]
+    places = [centre(image, np.abs(image - empty).max(-1) > 25) for image in (near, far, right)]
     net = centre(empty, (empty[..., 2] > empty[..., 0] + 30))
     assert all(0.1 < value < 0.9 for place in places for value in place)
     # the camera looks from the right over the table: the goal is up and to the right, and so the ball goes
@@ -89,14 +89,14 @@ def test_the_ball_is_well_visible_and_the_picture_upright() -> None:
     assert places[2][0] > places[0][0]  # nearer to the camera is lower: not upside down
 
 
-def test_the_cube_is_flat_green_and_moves_down_the_picture_to_the_hole() -> None:
+def test_the_cube_is_flat_green_and_moves_down_the_image_to_the_hole() -> None:
     world = make(SWEEP_INTO)
     start, inside, right = world.draw(with_object_at(world, (0.0, 0.65), (0.0, 0.84), (0.1, 0.65)), 64).astype(int)
     places = []
-    for picture in (start, inside, right):
-        is_green = (picture[..., 1] > 150) & (picture[..., 0] < 30) & (picture[..., 2] < 30)
+    for image in (start, inside, right):
+        is_green = (image[..., 1] > 150) & (image[..., 0] < 30) & (image[..., 2] < 30)
         assert 0.005 < is_green.mean() < 0.05
-        places.append(centre(picture, is_green))
+        places.append(centre(image, is_green))
     assert places[1][0] > places[0][0] + 0.2  # the camera stands behind the hole: what comes nearer is lower
     assert places[2][1] < places[0][1] - 0.1  # ... and the robot's right is its left: not mirrored
 

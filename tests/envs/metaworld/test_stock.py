@@ -6,15 +6,15 @@ from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from stock_steps import actions, assert_steps_are_the_stock_ones
 
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.metaworld.env import MetaWorldEnv
 from rlvlm.envs.metaworld.goals import STOCK_GOALS
-from rlvlm.envs.metaworld.world import MetaWorld
-from rlvlm.envs.registry import make_world, task_goal, task_goal_state
-from rlvlm.testing import check_world
+from rlvlm.envs.registry import make_env, task_goal, task_goal_state
+from rlvlm.testing import check_step_env
 
 
-def make(name: str, seed: int = 0, **fields: Any) -> MetaWorld:
-    world = make_world(f"metaworld/{name}", EnvConfig(**{"episode_steps": 25, "robot": "visible", **fields}), seed)
-    assert isinstance(world, MetaWorld)
+def make(name: str, seed: int = 0, **fields: Any) -> MetaWorldEnv:
+    world = make_env(f"metaworld/{name}", EnvConfig(**{"episode_steps": 25, "robot": "visible", **fields}), seed)
+    assert isinstance(world, MetaWorldEnv)
     return world
 
 
@@ -27,12 +27,12 @@ def test_every_stock_task_has_a_goal_in_words() -> None:
 @pytest.mark.slow
 # one with two objects that measures no distance, one that notes its first step
 @pytest.mark.parametrize(("name", "start"), [("hammer-v3", "fixed"), ("bin-picking-v3", "random")])
-def test_they_are_worlds(name: str, start: str) -> None:
+def test_they_are_envs(name: str, start: str) -> None:
     world = make(name, start=start)
     scenes = np.repeat(world.snapshot()[None], 3, axis=0)
     scenes[1, 1] += 0.3
     scenes[2, -1] += 0.1
-    check_world(world, make(name, start=start), scenes)
+    check_step_env(world, make(name, start=start), scenes)
 
 
 @pytest.mark.slow

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.minigrid.env import MiniGridTurnEnv
 from rlvlm.envs.minigrid.ids import IDS, SHORT_NAMES
-from rlvlm.envs.minigrid.world import MiniGridWorld
-from rlvlm.envs.registry import make_world, task_env, task_goal, task_kind
-from rlvlm.testing import check_turn_world
+from rlvlm.envs.registry import make_env, task_env, task_goal, task_kind
+from rlvlm.testing import check_turn_env
 
 LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE, DONE = range(7)
 
 
-def made(task: str, seed: int = 0, **fields) -> MiniGridWorld:
-    return make_world(task, EnvConfig(**({"episode_steps": task_env(task).episode_steps} | fields)), seed)
+def made(task: str, seed: int = 0, **fields) -> MiniGridTurnEnv:
+    return make_env(task, EnvConfig(**({"episode_steps": task_env(task).episode_steps} | fields)), seed)
 
 
 def test_an_empty_room_worked_by_hand() -> None:
@@ -63,12 +63,12 @@ def test_progress_rises_on_the_way_and_falls_off_it() -> None:
 )
 def test_they_keep_the_contract(task: str) -> None:
     assert task_kind(task) == "turns"
-    check_turn_world(made(task), made(task))
+    check_turn_env(made(task), made(task))
 
 
 def test_legacy_rules_are_exact_after_set_state_too() -> None:
     task = "minigrid/MiniGrid-Dynamic-Obstacles-6x6-v0"
-    check_turn_world(made(task, rules="legacy"), made(task, rules="legacy"))
+    check_turn_env(made(task, rules="legacy"), made(task, rules="legacy"))
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_legacy_rules_are_exact_after_set_state_too() -> None:
     "task",
     ["doorkey_6x6", "four_rooms", "multi_room", "minigrid/MiniGrid-ObstructedMaze-1Dlhb-v0", "unlock", "lava_gap"],
 )
-def test_pictures_are_minigrids_own_in_true_colours(task: str) -> None:
+def test_images_are_minigrids_own_in_true_colours(task: str) -> None:
     world, rng = made(task), np.random.default_rng(0)
     snapshots, frames = [], []
     for _ in range(40):
@@ -234,4 +234,4 @@ def test_the_limit_of_every_id_is_that_of_the_installed_package() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", IDS)
 def test_every_id_keeps_the_contract(name: str) -> None:
-    check_turn_world(made(f"minigrid/{name}"), made(f"minigrid/{name}"))
+    check_turn_env(made(f"minigrid/{name}"), made(f"minigrid/{name}"))

@@ -7,8 +7,8 @@ import mujoco
 import numpy as np
 import pytest
 
+from rlvlm.core.errors import MachineError
 from rlvlm.envs.mujoco.renderer import Camera, Renderer
-from rlvlm.errors import MachineError
 
 SCENE = """
 <mujoco>
@@ -39,29 +39,29 @@ def paint(snapshots: list[list[float]], size_px: int, hidden: str = "", close: b
 
 def test_two_boxes_by_hand() -> None:
     # one joint (the slider's x), then the stand's position
-    picture = paint([[0.4, -0.5, 0.6, 0.0]], 20)[0]
-    red = np.argwhere((picture[..., 0] > 200) & (picture[..., 2] < 50))
-    blue = np.argwhere((picture[..., 2] > 200) & (picture[..., 0] < 50))
+    image = paint([[0.4, -0.5, 0.6, 0.0]], 20)[0]
+    red = np.argwhere((image[..., 0] > 200) & (image[..., 2] < 50))
+    blue = np.argwhere((image[..., 2] > 200) & (image[..., 0] < 50))
     # 20 pixels over 2 m: x = 0.3 to 0.5 are columns 13 and 14, y = 0.1 to -0.1 rows 9 and 10, rows counted from above
     assert red.tolist() == [[9, 13], [9, 14], [10, 13], [10, 14]]
     assert blue.tolist() == [[3, 4], [3, 5], [4, 4], [4, 5]]
-    assert picture[..., 1].max() < 50  # the marker is left out
+    assert image[..., 1].max() < 50  # the marker is left out
 
 
 def test_a_hidden_geom_leaves_no_trace() -> None:
-    picture = paint([[0.4, -0.5, 0.6, 0.0]], 20, hidden="red")[0]
-    assert not ((picture[..., 0] > 200) & (picture[..., 2] < 50)).any()
-    assert ((picture[..., 2] > 200) & (picture[..., 0] < 50)).any()
+    image = paint([[0.4, -0.5, 0.6, 0.0]], 20, hidden="red")[0]
+    assert not ((image[..., 0] > 200) & (image[..., 2] < 50)).any()
+    assert ((image[..., 2] > 200) & (image[..., 0] < 50)).any()
 
 
 def test_a_size_looks_the_same_whatever_was_drawn_before() -> None:
     model = mujoco.MjModel.from_xml_string(SCENE)
     snapshots = np.array([[0.4, -0.5, 0.6, 0.0], [0.0, 0.5, 0.0, 0.0]], np.float32)
     renderers = [Renderer(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",)) for _ in range(3)]
-    pictures = {size_px: renderers[0].draw(snapshots, size_px) for size_px in (32, 100, 7)}
+    images = {size_px: renderers[0].draw(snapshots, size_px) for size_px in (32, 100, 7)}
     for renderer, order in zip(renderers[1:], ((7, 32, 100), (100, 7, 32)), strict=True):
         for size_px in order:
-            np.testing.assert_array_equal(renderer.draw(snapshots, size_px), pictures[size_px])
+            np.testing.assert_array_equal(renderer.draw(snapshots, size_px), images[size_px])
 
 
 def test_it_draws_again_after_being_closed() -> None:
@@ -134,14 +134,14 @@ def room_renderer(bar: float = 1.0, stand: float = 1.0) -> Renderer:
 
 
 @pytest.mark.parametrize("bar", [1.0, 0.5])
-def test_drawing_the_still_parts_once_gives_the_same_pictures(bar: float) -> None:
+def test_drawing_the_still_parts_once_gives_the_same_images(bar: float) -> None:
     in_layers, whole = room_renderer(bar), room_renderer(bar)
     assert in_layers._has_still_layer
     whole._has_still_layer = False
     for size_px in (40, 111):
-        pictures = in_layers.draw(PASSING, size_px)
-        assert (pictures == whole.draw(PASSING, size_px)).all()
-        red = (pictures[..., 0] > 100) & (pictures[..., 1] < 50)  # [N, H, W]
+        images = in_layers.draw(PASSING, size_px)
+        assert (images == whole.draw(PASSING, size_px)).all()
+        red = (images[..., 0] > 100) & (images[..., 1] < 50)  # [N, H, W]
         assert red[4].sum() < red[0].sum()  # the bar hides part of the ball, or colours it
 
 
@@ -165,8 +165,8 @@ CORD = """
 def test_what_deforms_is_drawn_where_the_snapshot_says() -> None:
     model = mujoco.MjModel.from_xml_string(CORD)
     snapshots = np.array([[y, 1, y, 0, 1, 0, 0, 0] for y in (0.0, 0.5)], np.float32)
-    for y, picture in zip((0.0, 0.5), Renderer(model, ABOVE, np.zeros(0, bool), ()).draw(snapshots, 20), strict=True):
-        red = np.argwhere((picture[..., 0] > 200) & (picture[..., 2] < 50))
+    for y, image in zip((0.0, 0.5), Renderer(model, ABOVE, np.zeros(0, bool), ()).draw(snapshots, 20), strict=True):
+        red = np.argwhere((image[..., 0] > 200) & (image[..., 2] < 50))
         # 20 pixels over 2 m: the cord from x = 0 to 1 fills columns 10 to 19, at y = 0.5 rows 4 and 5 from above
         assert red[:, 1].min() == 10 and red[:, 1].max() == 19
         np.testing.assert_allclose(red[:, 0].mean(), 9.5 - 10 * y, atol=0.6)
@@ -193,8 +193,8 @@ def test_a_camera_that_rides_along_sees_what_it_passes(copies: bool) -> None:
     snapshots = np.array([[0.0], [2.0]], np.float32)
 
     def red_columns(camera: str) -> list[float]:
-        pictures = renderer.draw(snapshots, 32, camera).astype(int)
-        return [float((picture[..., 0] - picture[..., 1] > 60).any(axis=0).mean()) for picture in pictures]
+        images = renderer.draw(snapshots, 32, camera).astype(int)
+        return [float((image[..., 0] - image[..., 1] > 60).any(axis=0).mean()) for image in images]
 
     assert red_columns("rider") == [0.0, pytest.approx(0.3, abs=0.15)]  # straight above the mark, and before that not
     np.testing.assert_array_equal(renderer.draw(snapshots, 32), renderer.draw(snapshots, 32, "fixed"))
@@ -207,10 +207,10 @@ def test_what_lies_beside_the_view_is_left_out_and_changes_nothing(monkeypatch: 
     model = mujoco.MjModel.from_xml_string(RIDING)
     renderer = Renderer(model, ("fixed", "rider"), np.zeros(model.ngeom, bool), ())
     snapshots = np.linspace(-3, 3, 61, dtype=np.float32)[:, None]
-    pictures, shares = renderer.draw(snapshots, 32, "rider"), []
+    images, shares = renderer.draw(snapshots, 32, "rider"), []
     for snapshot in snapshots:
         renderer._pose(snapshot)
         shares.append(renderer._is_in_view(model.camera("rider").id)[model.geom("mark").id])
     assert 0.2 < np.mean(shares) < 0.8, "the cart comes by the mark"
     monkeypatch.setattr(renderer, "_is_in_view", lambda _: np.ones(model.ngeom, bool))
-    np.testing.assert_array_equal(renderer.draw(snapshots, 32, "rider"), pictures)
+    np.testing.assert_array_equal(renderer.draw(snapshots, 32, "rider"), images)

@@ -1,15 +1,15 @@
-"""The tiny world in chunks: its physics, its script, its pictures, and the contract."""
+"""The tiny env in chunks: its physics, its script, its images, and the contract."""
 
 import time
 
 import numpy as np
 import pytest
 
-from rlvlm.envs.chunks import SyncChunkWorlds
+from rlvlm.envs.chunk_env import SyncChunkEnvs
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.contracts.chunks import check_chunk_world
+from rlvlm.envs.contracts.chunks import check_chunk_env
 from rlvlm.envs.push_block import table
-from rlvlm.envs.push_block.world import PushBlock
+from rlvlm.envs.push_block.env import PushBlock
 
 
 def world(episode_steps: int = 32, plays_on: bool = False) -> PushBlock:
@@ -33,14 +33,14 @@ def test_pulling_away_moves_nothing() -> None:
 
 
 def test_keeps_the_contract() -> None:
-    check_chunk_world(world(), world())
-    check_chunk_world(world(episode_steps=12), world(episode_steps=12))  # ends in the middle of a chunk
-    check_chunk_world(world(plays_on=True), world(plays_on=True))
+    check_chunk_env(world(), world())
+    check_chunk_env(world(episode_steps=12), world(episode_steps=12))  # ends in the middle of a chunk
+    check_chunk_env(world(plays_on=True), world(plays_on=True))
 
 
 def test_side_by_side_one_by_one_and_at_once_are_the_same() -> None:
     rng = np.random.default_rng(0)
-    at_once, one_by_one = world().many(), SyncChunkWorlds([world() for _ in range(5)])
+    at_once, one_by_one = world().many(), SyncChunkEnvs([world() for _ in range(5)])
     ids = np.array([4, 4, 9, 1_000_000, 2])
     assert np.array_equal(at_once.begin(ids).snapshots, one_by_one.begin(ids).snapshots)
     for rows in (np.arange(5), np.array([0, 3]), np.array([2, 4])):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.contracts.turns import check_turn_world
+from rlvlm.envs.contracts.turns import check_turn_env
 from rlvlm.envs.robosuite.pick_place_can import PickPlaceCan
 
 pytestmark = pytest.mark.slow
@@ -16,34 +16,34 @@ def make(**changes: object) -> PickPlaceCan:
 
 
 @pytest.fixture(scope="module")
-def world() -> PickPlaceCan:
-    """Holds the scene, which all worlds of this module share."""
+def env() -> PickPlaceCan:
+    """Holds the scene, which all envs of this module share."""
     return make()
 
 
-def test_moves_along_the_longer_side(world: PickPlaceCan) -> None:
+def test_moves_along_the_longer_side(env: PickPlaceCan) -> None:
     ways = [np.array(way) for way in [(0.2, 0.1), (-0.2, 0.1), (0.1, 0.2), (0.1, -0.2)]]
-    assert [world._towards(way) for way in ways] == ["forward", "backward", "left", "right"]
+    assert [env._towards(way) for way in ways] == ["forward", "backward", "left", "right"]
     assert [make(rules="legacy")._towards(way) for way in ways] == ["forward", "backward", "right", "left"]
 
 
-def test_keeps_the_contract(world: PickPlaceCan) -> None:
-    check_turn_world(make(episode_steps=9), make(episode_steps=9))
+def test_keeps_the_contract(env: PickPlaceCan) -> None:
+    check_turn_env(make(episode_steps=9), make(episode_steps=9))
 
 
-def test_the_expert_puts_the_can_away_and_turns_pay_for_what_they_gain(world: PickPlaceCan) -> None:
+def test_the_expert_puts_the_can_away_and_turns_pay_for_what_they_gain(env: PickPlaceCan) -> None:
     for seed in (0, 1):
-        world.reset(seed=seed)
-        first, total, turns, is_over = world.progress(), 0.0, 0, False
+        env.reset(seed=seed)
+        first, total, turns, is_over = env.progress(), 0.0, 0, False
         while not is_over:
-            text = world.action_text(world.expert_action(), world.expert_thought())
-            _, reward, terminated, truncated, info = world.step(text)
+            text = env.action_text(env.expert_action(), env.expert_thought())
+            _, reward, terminated, truncated, info = env.step(text)
             total, turns, is_over = total + reward, turns + 1, terminated or truncated
         assert info["success"] and info["progress"] == 1.0 and turns < 100
         assert total == pytest.approx(1.0 - first)
 
 
-def test_the_references_rules_pay_for_every_turn_and_never_end_early(world: PickPlaceCan) -> None:
+def test_the_references_rules_pay_for_every_turn_and_never_end_early(env: PickPlaceCan) -> None:
     reference = make(rules="legacy", move_ticks=1)
     reference.reset(seed=0)
     start = reference._hand.copy()
@@ -53,61 +53,61 @@ def test_the_references_rules_pay_for_every_turn_and_never_end_early(world: Pick
     assert 0.03 < start[2] - reference._hand[2] < 0.06  # eight ticks of some 6 mm
 
 
-def test_the_picture_is_the_right_way_up(world: PickPlaceCan) -> None:
+def test_the_image_is_the_right_way_up(env: PickPlaceCan) -> None:
     """The camera looks ahead of the fingers: what lies further forward appears higher, further left to the left."""
-    world.reset(seed=0)
-    scene = world._scene
-    scene.load(world._state)
+    env.reset(seed=0)
+    scene = env._scene
+    scene.load(env._state)
     mujoco.mj_kinematics(scene.model, scene.data)
     address = int(scene.model.jnt_qposadr[scene.model.body_jntadr[scene._can]])
-    shown = np.repeat(world.snapshot()[None], 4, axis=0)
-    shown[:, address : address + 2] = world._hand[:2] + [0.05, 0.0]
+    shown = np.repeat(env.snapshot()[None], 4, axis=0)
+    shown[:, address : address + 2] = env._hand[:2] + [0.05, 0.0]
     shown[1, address] += 0.06
     shown[2, address + 1] += 0.06  # to the left, as the action says
     shown[3, address] = 9.0
 
-    pictures = world.draw(shown).astype(int)
+    images = env.draw(shown).astype(int)
     rows, columns = [], []
-    for picture in pictures[:3]:
-        row, column = np.nonzero(np.abs(picture - pictures[3]).sum(axis=2) > 60)
+    for image in images[:3]:
+        row, column = np.nonzero(np.abs(image - images[3]).sum(axis=2) > 60)
         rows, columns = [*rows, row.mean()], [*columns, column.mean()]
     assert rows[1] < rows[0] - 10 and abs(columns[1] - columns[0]) < 10
     assert columns[2] < columns[0] - 10 and abs(rows[2] - rows[0]) < 10
 
 
-def test_text_tells_where_the_hand_is(world: PickPlaceCan) -> None:
+def test_text_tells_where_the_hand_is(env: PickPlaceCan) -> None:
     told = make(shows_text=True)
     told.reset(seed=0)
     assert "The hand is at -4, -10, 101 cm, the gripper is open." in told.turn().prompt
     told.step('{"action": "close gripper"}')
-    assert "the gripper is closed." in told.turn().prompt and "The hand" not in world.turn().prompt
+    assert "the gripper is closed." in told.turn().prompt and "The hand" not in env.turn().prompt
 
 
-def test_a_second_view_shows_the_can_that_the_wrist_does_not_see(world: PickPlaceCan) -> None:
+def test_a_second_view_shows_the_can_that_the_wrist_does_not_see(env: PickPlaceCan) -> None:
     both = make(second_view=True, view_px=64)
     both.reset(seed=1)
     for seed in range(50, 60):
         both.reset(seed=seed)
-        picture = both.draw(both.snapshot()[None])[0].astype(int)
-        assert picture.shape == (64, 128, 3)
-        is_red = (picture[..., 0] > 120) & (picture[..., 1:].max(axis=2) < 60)
+        image = both.draw(both.snapshot()[None])[0].astype(int)
+        assert image.shape == (64, 128, 3)
+        is_red = (image[..., 0] > 120) & (image[..., 1:].max(axis=2) < 60)
         if not is_red[:, :64].any():
             assert is_red[:, 64:].any()
             return
     raise AssertionError("the wrist saw every can")
 
 
-def test_things_that_fall_far_away_make_no_new_image(world: PickPlaceCan) -> None:
-    world.reset(seed=0)
-    before, snapshot = world.picture_key(world.snapshot()[None]), world.snapshot()
-    world.act(0)
-    unseen = np.setdiff1d(np.arange(world.snapshot_size), world._scene.seen)
-    snapshot[unseen] = world.snapshot()[unseen]
-    assert len(unseen) == 21 and (world.picture_key(snapshot[None]) == before).all()
-    assert (world.draw(np.stack([snapshot])) == world.draw(snapshot[None])).all()
+def test_things_that_fall_far_away_make_no_new_image(env: PickPlaceCan) -> None:
+    env.reset(seed=0)
+    before, snapshot = env.image_key(env.snapshot()[None]), env.snapshot()
+    env.act(0)
+    unseen = np.setdiff1d(np.arange(env.snapshot_size), env._scene.seen)
+    snapshot[unseen] = env.snapshot()[unseen]
+    assert len(unseen) == 21 and (env.image_key(snapshot[None]) == before).all()
+    assert (env.draw(np.stack([snapshot])) == env.draw(snapshot[None])).all()
 
 
-def test_fast_physics_is_for_training_alone(world: PickPlaceCan) -> None:
+def test_fast_physics_is_for_training_alone(env: PickPlaceCan) -> None:
     fast = EnvConfig(episode_steps=9, physics="fast")
     assert fast.for_evaluation().physics == "exact"
     ends = []
@@ -119,18 +119,18 @@ def test_fast_physics_is_for_training_alone(world: PickPlaceCan) -> None:
     assert 0 < np.abs(ends[0] - ends[1]).max() < 2e-3
 
 
-def test_milestones_are_passed_on_the_way(world: PickPlaceCan) -> None:
+def test_milestones_are_passed_on_the_way(env: PickPlaceCan) -> None:
     """Held but not lifted, then lifted: as the hand and the can really are."""
-    world.reset(seed=0)
+    env.reset(seed=0)
     first: dict[str, int] = {}
     for turn in range(100):
-        for name, least in world.milestones.items():
-            if world.progress() >= least:
+        for name, least in env.milestones.items():
+            if env.progress() >= least:
                 first.setdefault(name, turn)
         if "lifted" in first:
             break
-        world.act(world.expert_action())
-        height = world._can[2]
-        assert world._held == (world.progress() >= world.milestones["grasped"])
-        assert (world._held and height > 0.96) == (world.progress() >= world.milestones["lifted"])
+        env.act(env.expert_action())
+        height = env._can[2]
+        assert env._held == (env.progress() >= env.milestones["grasped"])
+        assert (env._held and height > 0.96) == (env.progress() >= env.milestones["lifted"])
     assert first["grasped"] < first["lifted"]

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_reward_models import save_tiny_robometer, save_tiny_rynnvalue
 
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion, UsageError
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, UsageError
+from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges import prompts
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.heads import robometer, rynnvalue
 from rlvlm.judges.heads.judge import HeadJudge
-from rlvlm.types.judging import Clip, Label, Query, Status
 
 CLIP = Clip(goal="open the drawer", frames=np.random.default_rng(0).integers(0, 256, (5, 64, 64, 3), np.uint8))
 QUERY = Query(goal=CLIP.goal, left=CLIP.frames[:1], right=CLIP.frames[1:])

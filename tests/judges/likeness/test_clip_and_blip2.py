@@ -8,11 +8,11 @@ import torch
 from tiny_encoders import save_tiny_encoder
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, Blip2ForImageTextRetrieval
 
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig, SimilarityConfig
 from rlvlm.judges.likeness.encoders import AdaptiveBatches
-from rlvlm.types.judging import Clip, Label, Query, Status
 
 FAMILIES = ("clip", "siglip", "blip2")
 BACKEND = {"clip": "clip", "siglip": "clip", "blip2": "blip2"}
@@ -38,7 +38,7 @@ def judge(folders: dict[str, Path], family: str, **changes):
 
 
 def scores(one, pictures: np.ndarray, goal: str = GOALS[0], goal_picture: np.ndarray | None = None) -> np.ndarray:
-    clips = [Clip(goal=goal, frames=picture[None], goal_picture=goal_picture) for picture in pictures]
+    clips = [Clip(goal=goal, frames=image[None], goal_picture=goal_picture) for image in pictures]
     return np.array([score.value for score in one.score(clips)])
 
 
@@ -73,7 +73,7 @@ def test_blip2s_score_is_its_own_probability_whatever_it_is_batched_with(
     model, tokenizer = Blip2ForImageTextRetrieval.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     process = AutoImageProcessor.from_pretrained(folder)
     one = judge({"blip2": folder}, "blip2")
-    clips = [Clip(goal=GOALS[at % 2], frames=picture[None]) for at, picture in enumerate(pictures)]
+    clips = [Clip(goal=GOALS[at % 2], frames=image[None]) for at, image in enumerate(pictures)]
     mixed = [score.value for score in one.score(clips)]  # goals of unequal length, padded
     for clip, value in zip(clips, mixed, strict=True):
         text = tokenizer([clip.goal], return_tensors="pt")
@@ -100,7 +100,7 @@ def test_blip2s_contrast_is_its_own_cosine_whatever_it_is_batched_with(
     process = AutoImageProcessor.from_pretrained(folder)
     one = judge({"blip2": folder}, "blip2", similarity=SimilarityConfig(head="contrast"))
     assert "head=contrast" in one.stamp.decoding
-    clips = [Clip(goal=GOALS[at % 2], frames=picture[None]) for at, picture in enumerate(pictures)]
+    clips = [Clip(goal=GOALS[at % 2], frames=image[None]) for at, image in enumerate(pictures)]
     for clip, score in zip(clips, one.score(clips), strict=True):
         with torch.no_grad():
             seen = process(images=[clip.frames[0]], return_tensors="pt")
@@ -113,11 +113,11 @@ def test_batches_change_nothing(folders: dict[str, Path], pictures: np.ndarray, 
     values = [scores(judge(folders, family, batch_size=size), pictures) for size in (1, 2, 16)]
     np.testing.assert_allclose(values[0], values[1], atol=1e-6)
     np.testing.assert_allclose(values[0], values[2], atol=1e-6)
-    assert np.ptp(values[0]) > 1e-3, "pictures differ"
+    assert np.ptp(values[0]) > 1e-3, "images differ"
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip"])
-def test_the_picture_of_the_goal_fits_itself_best(folders: dict[str, Path], pictures: np.ndarray, family: str) -> None:
+def test_the_image_of_the_goal_fits_itself_best(folders: dict[str, Path], pictures: np.ndarray, family: str) -> None:
     one = judge(folders, family)
     values = scores(one, pictures, goal_picture=pictures[2:3])
     assert values[2] == pytest.approx(1.0, abs=1e-6) and values.argmax() == 2
@@ -137,7 +137,7 @@ def test_a_baseline_changes_the_score_and_the_stamp(folders: dict[str, Path], pi
     assert "baseline='a drawer' alpha=1" in projected.stamp.decoding and plain.stamp != projected.stamp
 
 
-def test_blip2_has_no_goal_pictures_and_no_baseline(folders: dict[str, Path], pictures: np.ndarray) -> None:
+def test_blip2_has_no_goal_images_and_no_baseline(folders: dict[str, Path], pictures: np.ndarray) -> None:
     one = judge(folders, "blip2")
     query = Query(goal="open it", left=pictures[:1], right=pictures[1:2], goal_picture=pictures[:1])
     assert one.compare([query])[0].status is Status.FAILED

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from rlvlm.errors import UnsupportedQuestion
+from rlvlm.core.errors import UnsupportedQuestion
+from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges.config import JudgeConfig, SimilarityConfig
 from rlvlm.judges.likeness.similarity import SimilarityJudge, baseline_reward, cosine_reward, to_share, unit
 from rlvlm.testing import check_judge
-from rlvlm.types.judging import Clip, Label, Query, Status
 
 
 def grey(*shades: int) -> np.ndarray:
@@ -13,7 +13,7 @@ def grey(*shades: int) -> np.ndarray:
 
 
 class Brightness:
-    """The brighter, the better; a goal picture is reached where the shades agree."""
+    """The brighter, the better; a goal image is reached where the shades agree."""
 
     revision, traits, sees_goal_pictures = "1", "none", True
 
@@ -21,12 +21,12 @@ class Brightness:
         self.sees_goal_pictures = sees_goal_pictures
         self.goals = []
 
-    def rate(self, pictures, goals):
+    def rate(self, images, goals):
         self.goals += goals
         return np.array(
             [
-                picture.mean() / 255 if isinstance(goal, str) else 1 - abs(picture.mean() - goal.mean()) / 255
-                for picture, goal in zip(pictures, goals, strict=True)
+                image.mean() / 255 if isinstance(goal, str) else 1 - abs(image.mean() - goal.mean()) / 255
+                for image, goal in zip(images, goals, strict=True)
             ]
         )
 
@@ -59,7 +59,7 @@ def test_rewards_stay_in_their_range_and_the_goal_itself_is_best() -> None:
     assert np.isfinite(baseline_reward(states, np.tile(baseline, (500, 1)), baseline, 1.0)).all()
 
 
-def test_the_last_picture_counts_and_the_sides_are_symmetric() -> None:
+def test_the_last_image_counts_and_the_sides_are_symmetric() -> None:
     queries = [
         Query(goal="open it", left=left, right=right)
         for left, right in ((grey(0, 10), grey(255, 0)), (grey(9), grey(10)))
@@ -78,14 +78,14 @@ def test_within_the_band_there_is_no_preference() -> None:
     assert verdicts[0].status is Status.NO_PREFERENCE and verdicts[1].text == "left 0.3922, right 0.4314"
 
 
-def test_the_sentence_is_the_templates_and_a_goal_picture_takes_its_place() -> None:
+def test_the_sentence_is_the_templates_and_a_goal_image_takes_its_place() -> None:
     likeness = Brightness()
-    one = judge(likeness, template="a picture of {goal}")
+    one = judge(likeness, template="an image of {goal}")
     goal = grey(30)
     (verdict,) = one.compare([Query(goal="an open drawer", left=grey(25), right=grey(200), goal_picture=goal)])
     assert verdict.label is Label.LEFT and likeness.goals[0] is not likeness.goals[1]
     one.score([Clip(goal="an open drawer", frames=grey(1))])
-    assert likeness.goals[-1] == "a picture of an open drawer"
+    assert likeness.goals[-1] == "an image of an open drawer"
     blind = judge(Brightness(sees_goal_pictures=False))
     (verdict,) = blind.compare([Query(goal="open it", left=grey(1), right=grey(2), goal_picture=goal)])
     assert verdict.status is Status.FAILED and "leave out goal_picture" in verdict.text

@@ -1,8 +1,8 @@
 import pytest
 from answer_classes import SCALES, UNREADABLE, make_cases
 
+from rlvlm.core.judging import Label
 from rlvlm.judges.reading.verdicts import parse_label, parse_rating, parse_score, parse_video_score
-from rlvlm.types.judging import Label
 
 
 def test_each_class_by_hand():
@@ -19,7 +19,7 @@ def test_each_class_by_hand():
         "<THINK>\n1",
         "\u25c1think\u25b7\n1",
         "<|channel|>analysis<|message|>\n1",
-        "1\n\nThe first picture is nearer to the goal.",
+        "1\n\nThe first image is nearer to the goal.",
     )
     assert {text: parse_label(text) for text in texts} == dict.fromkeys(texts)
 
@@ -44,12 +44,12 @@ def test_a_score_on_another_scale_or_of_somebody_else_is_never_guessed(text):
     ("text", "label"),
     [
         ("The drawer is more open in the second, so the answer is 1.", Label.RIGHT),
-        ("1\n\nExplanation: The second picture is nearer to the goal.", Label.RIGHT),
+        ("1\n\nExplanation: The second image is nearer to the goal.", Label.RIGHT),
         ("-1\nI am not sure.", Label.TIE),
         ("Label: -1 (no difference)", Label.TIE),
         ("<thinking>0?</thinking>\n1", Label.RIGHT),
         ("<|channel|>analysis<|message|>1<|end|><|start|>assistant<|channel|>final<|message|>0<|return|>", Label.LEFT),
-        ("1\n\nThe drawer in the second picture moved by 1 cm.", Label.RIGHT),
+        ("1\n\nThe drawer in the second image moved by 1 cm.", Label.RIGHT),
     ],
 )
 def test_forms_that_models_write_are_read(text, label):

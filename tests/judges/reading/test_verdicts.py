@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlvlm.core.judging import Label, Status
 from rlvlm.judges.reading.verdicts import parse_label, parse_rating, parse_score, parse_video_score, status_of
-from rlvlm.types.judging import Label, Status
 
 LEFT, RIGHT, TIE = Label.LEFT, Label.RIGHT, Label.TIE
 
@@ -66,8 +66,8 @@ READABLE = {
     "label -> 1": RIGHT,
     '{"label": 1}': RIGHT,
     '{"label": -1}': TIE,
-    "Answer: 1. Picture 2 is more open.": RIGHT,
-    "Answer: 0 (the first picture)": LEFT,
+    "Answer: 1. Image 2 is more open.": RIGHT,
+    "Answer: 0 (the first image)": LEFT,
     "Answer: 0, the first": LEFT,
     "Label: -1 because both look alike": TIE,
     "答案：1": RIGHT,
@@ -83,7 +83,7 @@ READABLE = {
     "1) The drawer is closed\n2) The drawer is open\nAnswer: 1": RIGHT,
     "A possible answer is 0.\nBut the handle moved.\nFinal answer: 1": RIGHT,
     "Label: 0\n\nLabel: 0": LEFT,
-    "1\n\nThe second picture is nearer.": RIGHT,
+    "1\n\nThe second image is nearer.": RIGHT,
     "-1\n1. Both are shut.": TIE,
     # thinking
     "<think>0? or 1? maybe -1</think>1": RIGHT,
@@ -159,10 +159,10 @@ UNREADABLE = [
     "\\boxed{0} or \\boxed{1}",
     "Final answer: 0\nFinal answer: 1",
     # prose with digits
-    "In picture 1 the drawer is open.",
+    "In image 1 the drawer is open.",
     "Image 0 and image 1 look alike",
     "The drawer is open by 1 cm",
-    "picture 1",
+    "image 1",
     "1 is better",
     "1 of 2",
     "The score is 0.",
@@ -177,8 +177,8 @@ UNREADABLE = [
     "Answer: 1.5",
     "Answer: -10",
     # lists and truncated text
-    "1. The first picture shows a drawer",
-    "1.\nThe first picture shows a dra",
+    "1. The first image shows a drawer",
+    "1.\nThe first image shows a dra",
     "1)",
     "1:",
     "0:",

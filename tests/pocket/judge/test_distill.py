@@ -1,9 +1,10 @@
-"""A student learns what a teacher said, is graded on pictures it never saw, and is a pocket judge like any other."""
+"""A student learns what a teacher said, is graded on images it never saw, and is a pocket judge like any other."""
 
 import numpy as np
 import pytest
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
+from rlvlm.core.judging import Label, Query, Stamp
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
@@ -14,7 +15,6 @@ from rlvlm.pocket.judge.config import DistillConfig
 from rlvlm.pocket.judge.distill import distill
 from rlvlm.pocket.judge.labelled import LabelDataset, Labelled, read_labels, split
 from rlvlm.testing import FakeJudge
-from rlvlm.types.judging import Label, Query, Stamp
 
 
 class Brightness(FakeJudge):
@@ -52,7 +52,7 @@ def fill(folder, judge, num_pairs: int = 150) -> LabelStore:
     return store
 
 
-def test_held_out_labels_show_a_picture_that_is_never_learnt():
+def test_held_out_labels_show_a_image_that_is_never_learnt():
     def label(left: str, right: str) -> Labelled:
         return Labelled(goal="g", left=left * 64, right=right * 64, answer=Label.LEFT, truth=None)
 
@@ -76,8 +76,8 @@ def test_dialogues_ask_in_both_orders_and_learn_the_answer_alone(tmp_path):
     said = [tokenizer.decode(row[row != IGNORED]) for row in batch.targets]
     mirror = {"0<|im_end|>": "1<|im_end|>", "1<|im_end|>": "0<|im_end|>", "-1<|im_end|>": "-1<|im_end|>"}
     assert [mirror[answer] for answer in said[:4]] == said[4:]
-    assert np.array_equal(batch.pictures[:4].numpy(), batch.pictures[4:].numpy()[:, ::-1])
-    brightness = patches.mean((1, 2)).numpy()[batch.pictures.numpy()]
+    assert np.array_equal(batch.images[:4].numpy(), batch.images[4:].numpy()[:, ::-1])
+    brightness = patches.mean((1, 2)).numpy()[batch.images.numpy()]
     for (left, right), answer in zip(brightness, said, strict=True):
         assert answer == mirror["0<|im_end|>" if right > left else "1<|im_end|>"] or abs(left - right) < 0.15
 

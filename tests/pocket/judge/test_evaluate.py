@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from rlvlm.core.judging import Label, Stamp, Status, Verdict
 from rlvlm.pocket.judge.evaluate import draw_balanced_pairs, grade, measure, table_of
 from rlvlm.pocket.scenes.pairs import Scenes
-from rlvlm.types.judging import Label, Stamp, Status, Verdict
 
 STAMP = Stamp(judge="test", revision="", prompt="direct/1", decoding="")
 STATUS = {Label.LEFT: Status.OK, Label.RIGHT: Status.OK, Label.TIE: Status.NO_PREFERENCE, None: Status.INVALID}
@@ -14,7 +14,7 @@ def say(*labels):
 
 
 class BrightnessJudge:
-    """Prefers the brighter picture."""
+    """Prefers the brighter image."""
 
     stamp = STAMP
 
@@ -28,13 +28,13 @@ class BrightnessJudge:
 
 def make_scenes(num_pictures=256):
     progress = np.linspace(0, 1, num_pictures, dtype=np.float32)
-    pictures = np.broadcast_to(np.arange(num_pictures, dtype=np.uint8)[:, None, None, None], (num_pictures, 2, 2, 3))
+    images = np.broadcast_to(np.arange(num_pictures, dtype=np.uint8)[:, None, None, None], (num_pictures, 2, 2, 3))
     return Scenes(
         task="greys",
         name="all",
         goal="brighten it",
         phrase="it is {percent}% bright",
-        pictures=pictures,
+        images=images,
         progress=progress,
         frames=np.arange(num_pictures),
     )

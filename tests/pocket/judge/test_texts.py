@@ -1,8 +1,8 @@
 import pytest
 
+from rlvlm.core.judging import Label
 from rlvlm.judges.reading.verdicts import parse_label, parse_score
 from rlvlm.pocket.judge import texts
-from rlvlm.types.judging import Label
 
 PHRASE = "the drawer is {percent}% open"
 

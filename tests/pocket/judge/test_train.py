@@ -20,15 +20,15 @@ SHORT = Topic(goal="make the white bar as short as possible", phrase="the bar is
 def make_scenes(num_pictures=12, topic=LONG, share=1.0):
     """White bars whose length is the progress."""
     progress = np.linspace(0, 1, num_pictures, dtype=np.float32)
-    pictures = np.zeros((num_pictures, 48, 48, 3), np.uint8)
-    for picture, value in zip(pictures, progress, strict=True):
-        picture[16:32, : round(48 * float(value))] = 255
+    images = np.zeros((num_pictures, 48, 48, 3), np.uint8)
+    for image, value in zip(images, progress, strict=True):
+        image[16:32, : round(48 * float(value))] = 255
     return Scenes(
         task=topic.goal,
         name="bars",
         goal=topic.goal,
         phrase=topic.phrase,
-        pictures=pictures,
+        images=images,
         progress=progress,
         frames=np.arange(num_pictures),
         share=share,
@@ -66,7 +66,7 @@ def test_rope_positions_are_those_of_the_model(tokenizer, task):
         task, [LONG, SHORT], np.array([[0.1, 0.9], [1.0, 0.05]], np.float32), np.array([[0, 1], [1, 0]]), TIES
     )
     is_visual = (batch.ids == model.config.image_token_id).int()
-    grid = torch.tensor([[1, GRID, GRID]]).expand(batch.pictures.numel(), 3)
+    grid = torch.tensor([[1, GRID, GRID]]).expand(batch.images.numel(), 3)
     expected, _ = model.get_rope_index(batch.ids, is_visual, image_grid_thw=grid)
     assert torch.equal(batch.positions, expected)
 
@@ -75,7 +75,7 @@ def test_pairs_show_one_set_up_of_one_task_as_often_as_its_share_says():
     scenes = ScenePairs([make_scenes(12), make_scenes(20, SHORT, share=3.0)])
     assert scenes.topics == [LONG, SHORT]
     pairs = scenes.draw_pairs(400, np.random.default_rng(0))
-    topics = [[scenes.topic_of(picture) for picture in pair] for pair in pairs]
+    topics = [[scenes.topic_of(image) for image in pair] for pair in pairs]
     assert all(left == right for left, right in topics)
     assert np.mean([left == SHORT for left, _ in topics]) == pytest.approx(0.75, abs=0.07)
     assert scenes.task_of(11) == LONG.goal
@@ -83,18 +83,18 @@ def test_pairs_show_one_set_up_of_one_task_as_often_as_its_share_says():
     assert scenes.progress(np.array([11, 12, 31])).tolist() == [1.0, 0.0, 1.0]
 
 
-def test_training_pictures_are_kept_as_the_processor_makes_them():
+def test_training_images_are_kept_as_the_processor_makes_them():
     pairs, scenes = ScenePairs([make_scenes(3)]), make_scenes(3)
     seen = torch.stack([pairs.patches(np.arange(3), np.random.default_rng(seed)) for seed in range(200)]).mean(0)
-    assert torch.allclose(seen, to_patches(scenes.pictures).float(), atol=0.02)
+    assert torch.allclose(seen, to_patches(scenes.images).float(), atol=0.02)
 
 
-def test_the_drawn_pictures_are_let_go():
+def test_the_drawn_images_are_let_go():
     scenes = make_scenes(3)
-    pictures = weakref.ref(scenes.pictures)
+    images = weakref.ref(scenes.images)
     pairs = ScenePairs(iter([scenes]))
     del scenes
-    assert pictures() is None
+    assert images() is None
     assert len(pairs) == 3
 
 
@@ -112,13 +112,13 @@ def test_only_answers_are_learned(tokenizer):
 
 
 def test_a_gap_below_the_tie_gap_is_taught_as_no_difference(tokenizer):
-    progress, pictures = np.array([[0.0, 0.5], [0.0, 0.5]], np.float32), np.array([[0, 1], [0, 1]])
-    batch = DialogueBuilder(tokenizer).batch("direct", [LONG, LONG], progress, pictures, np.array([0.4, 0.6]))
+    progress, images = np.array([[0.0, 0.5], [0.0, 0.5]], np.float32), np.array([[0, 1], [0, 1]])
+    batch = DialogueBuilder(tokenizer).batch("direct", [LONG, LONG], progress, images, np.array([0.4, 0.6]))
     assert [tokenizer.decode(row[row >= 0]) for row in batch.targets] == ["1<|im_end|>", "-1<|im_end|>"]
 
 
 def test_patches_are_what_the_model_takes(tokenizer):
-    patches = to_patches(make_scenes(3).pictures)
+    patches = to_patches(make_scenes(3).images)
     assert patches.shape == (3, GRID**2, build_model(tokenizer).model.visual.patch_embed.proj.weight[0].numel())
 
 

@@ -5,12 +5,12 @@ import pytest
 from metaworld.policies import SawyerDrawerOpenV3Policy
 from safetensors import safe_open
 
+from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_world
+from rlvlm.envs.registry import make_env
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.pocket.judge.texts import TASKS, messages, report
-from rlvlm.types.judging import Clip, Label, Query, Status
 from rlvlm.vlms.loading import load_vlm
 from rlvlm.vlms.shipped import weights_folder
 
@@ -20,30 +20,30 @@ SWAPPED = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT, Label.TIE: Label.TI
 
 @pytest.fixture(scope="module")
 def scene():
-    """Pictures [N, 300, 300, 3] of an episode that no training has seen, with their progress [N]."""
-    world = make_world("drawer_open", EnvConfig(), EPISODE_SEED)
+    """Images [N, 300, 300, 3] of an episode that no training has seen, with their progress [N]."""
+    env = make_env("drawer_open", EnvConfig(), EPISODE_SEED)
     policy, rng = SawyerDrawerOpenV3Policy(), np.random.default_rng(EPISODE_SEED)
-    obs, info = world.reset(seed=EPISODE_SEED)
+    obs, info = env.reset(seed=EPISODE_SEED)
     snapshots, progress = [info["snapshot"]], [info["progress"]]
     for _ in range(80):
         action = policy.get_action(obs.astype(np.float64)) + 0.2 * rng.standard_normal(4)
-        obs, _, _, _, info = world.step(np.clip(action, -1, 1).astype(np.float32))
+        obs, _, _, _, info = env.step(np.clip(action, -1, 1).astype(np.float32))
         snapshots.append(info["snapshot"])
         progress.append(info["progress"])
     order = np.argsort(progress)
     kept = order[np.searchsorted(np.asarray(progress)[order], np.linspace(0, max(progress), 24))]
-    pictures = world.draw(np.stack(snapshots)[kept], 300)
-    world.close()
-    return pictures, np.asarray(progress)[kept]
+    images = env.draw(np.stack(snapshots)[kept], 300)
+    env.close()
+    return images, np.asarray(progress)[kept]
 
 
 @pytest.fixture(scope="module")
 def pairs(scene):
     """40 pairs with a gap of at least 0.2, as queries and true labels."""
-    pictures, progress = scene
+    images, progress = scene
     drawn = np.random.default_rng(0).integers(len(progress), size=(400, 2))
     easy = [pair for pair in drawn if abs(progress[pair[0]] - progress[pair[1]]) > 0.2][:40]
-    queries = [Query(goal="open the drawer", left=pictures[[left]], right=pictures[[right]]) for left, right in easy]
+    queries = [Query(goal="open the drawer", left=images[[left]], right=images[[right]]) for left, right in easy]
     return queries, [Label.RIGHT if progress[right] > progress[left] else Label.LEFT for left, right in easy]
 
 
@@ -53,14 +53,14 @@ def judge(prompt):
 
 @pytest.mark.slow
 def test_an_open_drawer_is_nearer_to_the_goal_than_a_closed_one(scene):
-    pictures, progress = scene
+    images, progress = scene
     assert progress[0] < 0.05 < 0.9 < progress[-1]
-    [verdict] = judge("direct").compare([Query(goal="open the drawer", left=pictures[:1], right=pictures[-1:])])
+    [verdict] = judge("direct").compare([Query(goal="open the drawer", left=images[:1], right=images[-1:])])
     assert verdict.label is Label.RIGHT
     assert verdict.probabilities[1] > 0.9
 
 
-def test_direct_labels_are_right_and_swap_with_the_pictures(pairs):
+def test_direct_labels_are_right_and_swap_with_the_images(pairs):
     queries, truth = pairs
     direct = judge("direct")
     verdicts = direct.compare(queries)
@@ -77,16 +77,16 @@ def test_written_answers_are_right(pairs, prompt):
     assert all("the drawer is" in verdict.text for verdict in verdicts)
 
 
-def test_one_picture_twice_is_no_difference(scene):
-    pictures, _ = scene
-    [verdict] = judge("direct").compare([Query(goal="open the drawer", left=pictures[9:10], right=pictures[9:10])])
+def test_one_image_twice_is_no_difference(scene):
+    images, _ = scene
+    [verdict] = judge("direct").compare([Query(goal="open the drawer", left=images[9:10], right=images[9:10])])
     assert verdict.status is Status.NO_PREFERENCE
 
 
 @pytest.mark.slow
 def test_scores_are_near_the_progress(scene):
-    pictures, progress = scene
-    scores = judge("direct").score([Clip(goal="open the drawer", frames=pictures[[place]]) for place in (0, 12, 23)])
+    images, progress = scene
+    scores = judge("direct").score([Clip(goal="open the drawer", frames=images[[place]]) for place in (0, 12, 23)])
     assert [score.value for score in scores] == pytest.approx(progress[[0, 12, 23]], abs=0.05)
 
 

@@ -30,13 +30,13 @@ def test_a_thought_is_cut_before_its_plan() -> None:
 
 @pytest.mark.parametrize("task", KNOWN, ids=lambda task: task.name)
 def test_replies_are_valid_right_in_what_they_read_and_even_in_what_they_do(task: TaughtTask) -> None:
-    world, moments = collect_moments(task, 20, seed=1)
+    env, moments = collect_moments(task, 20, seed=1)
     replies = Replies([task], moments)
     rng = np.random.default_rng(0)
     moment = moments[3]
-    world.reset(seed=1)
-    texts = [replies.draw(moment, world, rng) for _ in range(60 * len(moment.legal))]
-    read = [world.read(text) for text in texts]
+    env.reset(seed=1)
+    texts = [replies.draw(moment, env, rng) for _ in range(60 * len(moment.legal))]
+    read = [env.read(text) for text in texts]
     assert all(text.startswith("{" + replies.reading(moment)) for text in texts)
     counts = Counter(reply.action for reply in read)
     assert set(counts) == set(moment.legal), "every legal action, and no other"
@@ -55,8 +55,8 @@ def test_what_can_be_read_varies(task: TaughtTask) -> None:
 
 
 def test_phrases_are_what_prompts_and_replies_share() -> None:
-    world, moments = collect_moments(NUMBER_LINE, 5, seed=3)
+    env, moments = collect_moments(NUMBER_LINE, 5, seed=3)
     sentences = list(prompt_phrases(moments))
     assert "".join(sorted(sentences, key=moments[0].prompt.index)) == moments[0].prompt
-    pieces = list(key_phrases([world.action_text(1, moments[0].thought)]))
+    pieces = list(key_phrases([env.action_text(1, moments[0].thought)]))
     assert pieces == ['", "action": "', ', "target number": ', ', "thoughts": "', '{"current number": ', '"}']

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlvlm.envs.registry import make_world, task_env
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.pocket.policy.dataset import TAUGHT_TASKS, TaughtTask
 from rlvlm.pocket.policy.evaluate import EvaluateConfig, measure
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -29,7 +29,7 @@ def test_the_weights_are_small() -> None:
 @pytest.mark.parametrize("task", TAUGHT, ids=lambda task: task.name)
 def test_prompts_are_those_it_was_taught(engine: PolicyEngine, task: TaughtTask) -> None:
     """Whole sentences are single tokens; another wording would fall apart into many and mean nothing to the model."""
-    turn, _ = make_world(task.name, task_env(task.name), 0).reset(seed=0)
+    turn, _ = make_env(task.name, task_env(task.name), 0).reset(seed=0)
     ids = engine.policy.tokenizer(turn.prompt)["input_ids"]
     assert len(ids) < len(turn.prompt) / 12, "the prompt was reworded: train the pocket policy again"
 

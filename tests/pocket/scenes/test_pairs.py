@@ -7,13 +7,13 @@ from rlvlm.pocket.scenes.pairs import Scenes, draw_gap_pairs, draw_uniform_pairs
 
 
 def make_scenes(num_pictures=200, frames=None):
-    pictures = np.zeros((num_pictures, 4, 4, 3), np.uint8)
+    images = np.zeros((num_pictures, 4, 4, 3), np.uint8)
     return Scenes(
         task="test",
         name="all",
         goal="open the drawer",
         phrase="the drawer is {percent}% open",
-        pictures=pictures,
+        images=images,
         progress=np.linspace(0, 1, num_pictures, dtype=np.float32),
         frames=np.arange(num_pictures) if frames is None else np.asarray(frames),
     )
@@ -27,7 +27,7 @@ def test_labels_of_pairs_worked_by_hand():
     assert label_of(0.50, 0.61, tie_gap=0.1) == 1
 
 
-def test_uniform_pairs_follow_the_frames_and_never_show_one_picture_twice():
+def test_uniform_pairs_follow_the_frames_and_never_show_one_image_twice():
     scenes = make_scenes(frames=[3, 3, 3, 3, 3, 3, 3, 7])
     pairs = draw_uniform_pairs(scenes, 50, np.random.default_rng(0))
     assert pairs.shape == (50, 2)
@@ -42,15 +42,15 @@ def test_gap_pairs_have_about_the_gap_asked_for():
     assert np.abs(found - gaps).max() < 0.05
 
 
-def test_pictures_of_one_progress_are_all_drawn():
+def test_images_of_one_progress_are_all_drawn():
     scenes = replace(make_scenes(4), progress=np.array([0, 0, 0, 1], np.float32))
     pairs = draw_gap_pairs(scenes, np.ones(200, np.float32), np.random.default_rng(0))
     assert {0, 1, 2} <= set(pairs[:, 0])
     assert set(pairs[:, 1]) == {3}
 
 
-def test_frames_must_name_pictures():
-    with pytest.raises(ValueError, match="pictures 0 to 199"):
+def test_frames_must_name_images():
+    with pytest.raises(ValueError, match="images 0 to 199"):
         make_scenes(frames=[200])
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.envs.push_block import table
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.judges.build import ABILITIES_FILE, build_judge
 from rlvlm.judges.config import JudgeConfig, ScoreMode
 from rlvlm.judges.judge import Judge
@@ -33,27 +33,27 @@ def test_ratings_by_hand() -> None:
 
 
 def test_moves_are_rated_by_what_the_expert_still_needs() -> None:
-    world, turns = collect_turns("number_line", 200, "train", 0)
+    env, turns = collect_turns("number_line", 200, "train", 0)
     for turn in turns:
         before, after = (abs(int(each[0]) - int(each[1])) for each in (turn.before, turn.after))
         assert turn.rating == rating_of(before, after)
         assert turn.action or np.array_equal(turn.before, turn.after), "an unreadable reply changes nothing"
     assert {turn.rating for turn in turns} == {AWAY, SAME, NEARER, REACHED}
-    world.close()
+    env.close()
 
 
 def test_held_out_layouts_are_never_trained_on() -> None:
     layouts = []
     for split in ("train", "held_out"):
-        world, turns = collect_turns("doorkey_6x6", 400, split, 0, splits_starts=True)
+        env, turns = collect_turns("doorkey_6x6", 400, split, 0, splits_starts=True)
         doors = [turn.before[:-3].reshape(6, 6, 3)[..., 0] for turn in turns]
         layouts.append({tuple(np.argwhere(grid == 4)[0]) + tuple(np.argwhere(grid == 5).ravel()) for grid in doors})
-        world.close()
+        env.close()
     starts = [{each for each in side if len(each) == 4} for side in layouts]  # with the key still in its place
     assert starts[0] and starts[1] and len(starts[0] & starts[1]) < len(starts[1])
 
 
-def test_a_push_is_read_from_its_last_picture_alone() -> None:
+def test_a_push_is_read_from_its_last_image_alone() -> None:
     pushes = collect_pushes(300, "train", 0)
     told = readable(np.stack([push.snapshots[-1] for push in pushes])).reshape(len(pushes), -1, 3)
     for push, row in zip(pushes, told, strict=True):
@@ -73,7 +73,7 @@ def test_questions_turned_round_and_off_the_goal_have_their_own_answers() -> Non
     assert {question.answer for question in turns if question.goal not in goals} == {"2"}
     clips = [dataset.clip(3, rng) for _ in range(100)]
     assert {question.answer for question in clips} == {"yes", "no"}
-    assert all(0 <= picture < len(dataset) for question in [*turns, *clips] for picture in question.pictures)
+    assert all(0 <= image < len(dataset) for question in [*turns, *clips] for image in question.images)
 
 
 @pytest.mark.slow
@@ -96,9 +96,7 @@ def test_the_weights_are_small_and_questions_are_those_they_were_taught() -> Non
     words = {each["content"] for each in shipped["added_tokens"]}
     limits: dict[ScoreMode, int] = {"utility": 60, "success": 40}
     for mode, most in limits.items():
-        question = Question(
-            mode=mode, goal="reach the green goal square", action="turn left", pictures=(0, 1), answer=""
-        )
+        question = Question(mode=mode, goal="reach the green goal square", action="turn left", images=(0, 1), answer="")
         texts = [part.get("text", "") for turn in chat_of(question, 2) for part in turn["content"]]
         ids = make_tokenizer()("".join(texts)).input_ids
         assert len(ids) < most and texts[-1] in words, "the question was reworded: train the scorer again"
@@ -121,6 +119,6 @@ def test_it_tells_success_of_clips_as_its_card_says() -> None:
     assert figures["successes turned round"] < 0.1 and figures["successes, another colour asked for"] < 0.2
 
 
-def test_the_card_tells_of_every_world() -> None:
+def test_the_card_tells_of_every_env() -> None:
     card = (weights_folder("scorer").parent / "CARD.md").read_text()
     assert all(f"`{name.partition(',')[0]}`" in card for name in RECORDED)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvlm.errors import UnsupportedQuestion
+from rlvlm.core.errors import UnsupportedQuestion
+from rlvlm.core.judging import Clip, Score
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.pocket.scorer.dataset import Question, chat_of
@@ -17,7 +18,6 @@ from rlvlm.pocket.video.evaluate import measure
 from rlvlm.pocket.video.play import PlayConfig, play
 from rlvlm.pocket.video.train import TrainConfig, Trainer
 from rlvlm.testing import FakeJudge
-from rlvlm.types.judging import Clip, Score
 from rlvlm.vlms.shipped import weights_folder
 
 MAX_BYTES = 6_000_000
@@ -68,7 +68,7 @@ def test_every_other_instruction_of_two_is_one_of_the_same_suite() -> None:
     others = [
         one.goal
         for one in asked
-        if one.pictures[0] < 2 * MOMENTS and one.goal != shown.instructions[one.pictures[0] // MOMENTS]
+        if one.images[0] < 2 * MOMENTS and one.goal != shown.instructions[one.images[0] // MOMENTS]
     ]
     in_suite = sum(goal in {SOUP, MILK} for goal in others) / len(others)
     assert 0.8 < in_suite < 0.94  # four fifths, and a third of the rest
@@ -80,7 +80,7 @@ def test_only_the_end_of_a_success_is_one_and_only_of_its_own_task() -> None:
     assert question_of(shown, 0, whole, SOUP).answer == "yes"
     for row, moments, goal in ((0, whole[::-1], SOUP), (0, whole[:5], SOUP), (0, whole, MILK), (2, whole, SOUP)):
         assert question_of(shown, row, moments, goal).answer == "no"
-    assert question_of(shown, 1, whole[[0, -1]], MILK).pictures == (MOMENTS, 2 * MOMENTS - 1)
+    assert question_of(shown, 1, whole[[0, -1]], MILK).images == (MOMENTS, 2 * MOMENTS - 1)
     rng = np.random.default_rng(0)
     answers = [draw_question(shown, 4, rng).answer for _ in range(400)]
     assert 0.15 < answers.count("yes") / 400 < 0.35  # half of .8 x .85 x .7
@@ -149,7 +149,7 @@ def test_the_shipped_weights_are_small_and_know_the_question() -> None:
     folder = weights_folder("video")
     assert sum(file.stat().st_size for file in folder.iterdir()) < MAX_BYTES
     words = {each["content"] for each in json.loads((folder / "tokenizer.json").read_text())["added_tokens"]}
-    question = Question(mode="success", goal=SOUP, pictures=(0, 1), answer="")
+    question = Question(mode="success", goal=SOUP, images=(0, 1), answer="")
     assert chat_of(question, 2)[0]["content"][-1]["text"] in words, "the question was reworded: train it again"
 
 

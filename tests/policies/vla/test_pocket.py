@@ -45,7 +45,7 @@ def test_the_pass_is_that_of_a_plain_program() -> None:
     proprio = torch.randn(3, 3, generator=generator)
     said = ["push the red block to the pad", "", "lift"]
     found = policy(images, policy.read(said), proprio).detach()
-    same, ways = policy.act_and_tell(images, policy.read(said), proprio)
+    same, ways = policy.forward_with_offsets(images, policy.read(said), proprio)
     assert torch.equal(same, found) and ways.shape == (3, 6)
     weights = {name: value.double().numpy() for name, value in policy.state_dict().items()}
     for row, text in enumerate(said):

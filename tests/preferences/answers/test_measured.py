@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from tiny_episodes import pair_of
 
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.core.judging import Label, Status
+from rlvlm.core.steps import Pair
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.answers.measured import SHARES, MeasuredTeacher, read_shares
 from rlvlm.preferences.answers.teachers import build_teacher
 from rlvlm.preferences.config import FeedbackConfig, published_name
-from rlvlm.testing import TinyWorld
-from rlvlm.types.judging import Label, Status
-from rlvlm.types.steps import Pair
+from rlvlm.testing import TinyEnv
 
 
 def shares_of(teacher: MeasuredTeacher, pair: Pair, count: int = 4_000) -> list[float]:
@@ -59,7 +59,7 @@ def test_a_judge_that_was_measured_is_played_from_its_report(tmp_path: Path) -> 
     teacher = build_teacher(
         "measured",
         judge=None,
-        frames=FrameStore(TinyWorld(), 8),
+        frames=FrameStore(TinyEnv(), 8),
         goal="",
         seed=0,
         feedback=FeedbackConfig(measured=str(path)),

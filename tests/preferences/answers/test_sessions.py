@@ -6,12 +6,12 @@ import numpy as np
 from tiny_episodes import tiny_episodes
 from tiny_loops import FEEDBACK, filled, judge_teacher, same_trees
 
-from rlvlm import metrics
-from rlvlm.preferences.answers.sessions import AskAhead, AskAndWait, Session
+from rlvlm.core import metrics
+from rlvlm.core.judging import Verdict
+from rlvlm.core.steps import Pair
+from rlvlm.preferences.answers.sessions import AsyncLabelling, Session, SyncLabelling
 from rlvlm.preferences.answers.teachers import OracleTeacher, RandomTeacher
 from rlvlm.preferences.questions.queries import draw_pairs
-from rlvlm.types.judging import Verdict
-from rlvlm.types.steps import Pair
 
 
 def session(number: int) -> Session:
@@ -46,7 +46,7 @@ class SlowTeacher:
 
 
 def test_sessions_come_back_at_once_or_one_later() -> None:
-    at_once, ahead = AskAndWait(OracleTeacher()), AskAhead(OracleTeacher())
+    at_once, ahead = SyncLabelling(OracleTeacher()), AsyncLabelling(OracleTeacher())
     sessions = [session(number) for number in range(3)]
     assert [[one.session.number for one in at_once.put(each)] for each in sessions] == [[0], [1], [2]]
     assert [[one.session.number for one in ahead.put(each)] for each in sessions] == [[], [0], [1]]
@@ -58,7 +58,7 @@ def test_sessions_come_back_at_once_or_one_later() -> None:
 
 def test_asking_ahead_does_not_wait_and_draws_in_its_own_thread() -> None:
     teacher = SlowTeacher()
-    ahead = AskAhead(teacher)
+    ahead = AsyncLabelling(teacher)
     assert ahead.put(session(0)) == []  # returns although no answer can have come
     assert teacher.drawn_in == [threading.get_ident()]
     teacher.may_answer.set()
@@ -66,10 +66,10 @@ def test_asking_ahead_does_not_wait_and_draws_in_its_own_thread() -> None:
 
 
 def test_what_is_pending_is_asked_again_after_a_restart_with_the_same_answers() -> None:
-    ahead = AskAhead(RandomTeacher(seed=0))
+    ahead = AsyncLabelling(RandomTeacher(seed=0))
     ahead.put(session(0))
     ahead.put(session(1))
-    restored = AskAhead(RandomTeacher(seed=99))
+    restored = AsyncLabelling(RandomTeacher(seed=99))
     restored.set_state(ahead.get_state())
     (mine,), (theirs,) = ahead.finish(), restored.finish()
     assert mine.answers == theirs.answers

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from tiny_episodes import numbered_trajectory, pair_of, tiny_episodes
 
-from rlvlm import metrics
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.core import metrics
+from rlvlm.core.judging import Label, Status, Verdict
+from rlvlm.core.steps import Pair, Segment, Trajectory
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.answers import simulated
 from rlvlm.preferences.answers.simulated import SKIPPED, SimulatedTeacher
 from rlvlm.preferences.answers.teachers import OracleTeacher, build_teacher
@@ -22,9 +24,7 @@ from rlvlm.preferences.config import (
 from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.preference.config import PreferenceRunConfig
-from rlvlm.testing import TinyWorld
-from rlvlm.types.judging import Label, Status, Verdict
-from rlvlm.types.steps import Pair, Segment, Trajectory
+from rlvlm.testing import TinyEnv
 
 
 def segment(*rewards: float) -> Segment:
@@ -167,7 +167,7 @@ def test_teachers_of_one_seed_differ_by_their_weakness_alone() -> None:
 @pytest.mark.parametrize("name", BPREF_TEACHERS)
 def test_each_of_b_prefs_teachers_is_built_by_its_name(name: str) -> None:
     config = simulated_config(name, FeedbackConfig())
-    built = build_teacher(name, judge=None, frames=FrameStore(TinyWorld(), 8), goal="push", seed=0)
+    built = build_teacher(name, judge=None, frames=FrameStore(TinyEnv(), 8), goal="push", seed=0)
     assert isinstance(built, SimulatedTeacher)
     weak = [f.name for f in dataclasses.fields(SimulatedTeacherConfig) if getattr(config, f.name) != f.default]
     assert len(weak) == 1
@@ -179,12 +179,10 @@ def test_each_of_b_prefs_teachers_is_built_by_its_name(name: str) -> None:
 def test_a_session_of_the_loop_learns_from_it(name: str) -> None:
     weak = SimulatedTeacherConfig(mistake=0.2, beta=20.0, gamma=0.9, skip=0.05, equal=0.05)
     feedback = FeedbackConfig(first_step=10, every_steps=5, queries=40, segment_steps=2, simulated=weak)
-    frames = FrameStore(TinyWorld(), 16)
+    frames = FrameStore(TinyEnv(), 16)
     built = build_teacher(name, judge=None, frames=frames, goal="push", seed=0, feedback=feedback)
     fit = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
-    loop = build_loop(
-        TinyWorld(), built, feedback=feedback, reward_model=fit, reward=RewardConfig(model="state"), seed=0
-    )
+    loop = build_loop(TinyEnv(), built, feedback=feedback, reward_model=fit, reward=RewardConfig(model="state"), seed=0)
     for episode in tiny_episodes(6):
         loop.add(episode)
     told = loop.run_session(10)

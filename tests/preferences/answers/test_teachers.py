@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from tiny_episodes import BlockJudge, pair_of, tiny_episodes
 
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.core.judging import Label, Status
+from rlvlm.core.steps import Pair
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.answers.teachers import JudgeTeacher, OracleTeacher, RandomTeacher, build_teacher, true_returns
 from rlvlm.preferences.questions.queries import draw_pairs
-from rlvlm.testing import FakeJudge, TinyWorld
-from rlvlm.types.judging import Label, Status
-from rlvlm.types.steps import Pair
+from rlvlm.testing import FakeJudge, TinyEnv
 
 
 def frames() -> FrameStore:
-    return FrameStore(TinyWorld(), 24)
+    return FrameStore(TinyEnv(), 24)
 
 
 def swapped(pairs: list[Pair]) -> list[Pair]:
@@ -63,10 +63,10 @@ def test_a_judge_sees_both_sides_drawn_in_order() -> None:
 
     pairs = draw_pairs(tiny_episodes(3), 6, 2, np.random.default_rng(0))
     JudgeTeacher(Watching(), frames(), "push the block").answer(pairs)
-    world = TinyWorld()
+    env = TinyEnv()
     for query, pair in zip(seen, pairs, strict=True):
-        np.testing.assert_array_equal(query.left, world.draw(pair.left.snapshots, 24))
-        np.testing.assert_array_equal(query.right, world.draw(pair.right.snapshots, 24))
+        np.testing.assert_array_equal(query.left, env.draw(pair.left.snapshots, 24))
+        np.testing.assert_array_equal(query.right, env.draw(pair.right.snapshots, 24))
         assert query.goal == "push the block"
 
 

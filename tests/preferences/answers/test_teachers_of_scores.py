@@ -2,15 +2,15 @@ import numpy as np
 import pytest
 from tiny_episodes import one_step, tiny_episodes
 
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.core.judging import Status
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.answers.teachers import JudgeTeacher, OracleTeacher, RandomTeacher
 from rlvlm.preferences.questions.queries import cut
-from rlvlm.testing import FakeJudge, TinyWorld
-from rlvlm.types.judging import Status
+from rlvlm.testing import FakeJudge, TinyEnv
 
 
 def frames() -> FrameStore:
-    return FrameStore(TinyWorld(), 24)
+    return FrameStore(TinyEnv(), 24)
 
 
 def test_the_oracle_gives_the_true_progress_at_the_end() -> None:
@@ -31,7 +31,7 @@ def test_a_judge_sees_every_segment_drawn_in_order() -> None:
     segments = [cut(episode, 2, 3) for episode in tiny_episodes(4)]
     scores = JudgeTeacher(Watching(), frames(), "push the block").answer(segments)
     for clip, segment, score in zip(seen, segments, scores, strict=True):
-        expected = TinyWorld().draw(segment.snapshots, 24)
+        expected = TinyEnv().draw(segment.snapshots, 24)
         np.testing.assert_array_equal(clip.frames, expected)
         assert clip.goal == "push the block" and score.value == pytest.approx(expected[-1].mean() / 255)
 

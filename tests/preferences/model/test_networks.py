@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.dataset import Steps
-from rlvlm.preferences.model.networks import BOUND, PictureInput, PictureNetwork, StateInput, StateNetwork
-from rlvlm.testing import TinyWorld
+from rlvlm.preferences.model.networks import BOUND, ImageInput, ImageNetwork, StateInput, StateNetwork
+from rlvlm.testing import TinyEnv
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -26,18 +26,18 @@ def test_a_state_row_is_the_observation_after_the_step_and_the_action() -> None:
     assert first.tolist() == kind.tolist() == [0, 1]
 
 
-def test_a_picture_row_is_the_picture_after_the_step_each_kind_once() -> None:
+def test_a_picture_row_is_the_image_after_the_step_each_kind_once() -> None:
     snapshots = np.array([[0.1, 0.5, 0.4], [0.3, 0.2, 0.6], [0.2, 0.9, 0.4]], np.float32)  # only the block shows
     steps = Steps(next_obs=np.zeros((3, 4), np.float32), actions=np.zeros((3, 2), np.float32), snapshots=snapshots)
-    inputs = PictureInput(FrameStore(TinyWorld(), 24), partial(PictureNetwork, 24))
+    inputs = ImageInput(FrameStore(TinyEnv(), 24), partial(ImageNetwork, 24))
     first, kind = inputs.distinct(steps)
     assert (first.tolist(), kind.tolist()) == ([0, 1], [0, 1, 0])
-    np.testing.assert_array_equal(inputs.rows(steps, first).numpy(), TinyWorld().draw(snapshots[:2], 24))
+    np.testing.assert_array_equal(inputs.rows(steps, first).numpy(), TinyEnv().draw(snapshots[:2], 24))
 
 
 @pytest.mark.parametrize("size_px", [16, 64, 300])
 def test_every_pixel_but_the_last_row_and_column_counts_at_every_size(size_px: int) -> None:
-    network = PictureNetwork(size_px, rng())
+    network = ImageNetwork(size_px, rng())
     with torch.no_grad():
         for layer in network.layers[::2]:
             if isinstance(layer, torch.nn.Conv2d):
@@ -47,9 +47,9 @@ def test_every_pixel_but_the_last_row_and_column_counts_at_every_size(size_px: i
     assert pictures.grad is not None and (pictures.grad[:, :-1, :-1] != 0).all()
 
 
-def test_rewards_are_bounded_and_start_small_for_pictures() -> None:
+def test_rewards_are_bounded_and_start_small_for_images() -> None:
     pictures = torch.randint(0, 256, (5, 64, 64, 3), generator=rng(), dtype=torch.uint8)
-    rewards = PictureNetwork(64, rng())(pictures)
+    rewards = ImageNetwork(64, rng())(pictures)
     assert rewards.shape == (5,) and rewards.abs().max() < 0.05
     network = StateNetwork(3, rng())
     far = network(1e6 * torch.randn(50, 3, generator=rng()))
@@ -58,7 +58,7 @@ def test_rewards_are_bounded_and_start_small_for_pictures() -> None:
 
 def test_the_generator_passed_in_decides_the_first_weights() -> None:
     def weights(seed: int) -> torch.Tensor:
-        return torch.cat([weight.flatten() for weight in PictureNetwork(16, rng(seed)).parameters()])
+        return torch.cat([weight.flatten() for weight in ImageNetwork(16, rng(seed)).parameters()])
 
     assert torch.equal(weights(0), weights(0)) and not torch.equal(weights(0), weights(1))
     assert torch.isfinite(weights(0)).all() and weights(0).abs().max() <= BOUND / np.sqrt(75)

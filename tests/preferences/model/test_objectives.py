@@ -57,14 +57,14 @@ def test_smoothed_labels_want_a_margin_that_is_bounded() -> None:
 def test_a_label_is_foretold_by_the_larger_return_and_by_nothing_that_says_the_same_of_both() -> None:
     returns = torch.tensor([[0.0, 1.0], [0.0, 1.0], [2.0, 2.0], [2.0, 2.0], [0.0, 1.0]])
     labels = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.5])
-    assert PREFERENCE.foretold(returns, labels) == [True, False, False, False], "the tie is nobody's"
+    assert PREFERENCE.predicted(returns, labels) == [True, False, False, False], "the tie is nobody's"
 
 
 def test_scores_are_foretold_in_pairs_that_do_not_overlap() -> None:
     returns = torch.tensor([[0.0], [1.0], [1.0], [0.0], [3.0], [3.0], [1.0], [2.0], [5.0]])
     scores = torch.tensor([0.1, 0.2, 0.1, 0.2, 0.1, 0.2, 0.3, 0.3, 0.9])
-    assert SCORE.foretold(returns, scores) == [True, False, False], "equal scores decide nothing, the last has no mate"
-    assert SCORE.foretold(returns[:1], scores[:1]) == []
+    assert SCORE.predicted(returns, scores) == [True, False, False], "equal scores decide nothing, the last has no mate"
+    assert SCORE.predicted(returns[:1], scores[:1]) == []
 
 
 def test_score_loss_by_hand() -> None:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.preferences.model.networks import PictureNetwork, StateNetwork, spread
+from rlvlm.preferences.model.networks import ImageNetwork, StateNetwork, spread
 from rlvlm.preferences.model.prediction_cache import PredictionCache, read_in_passes
 
 
@@ -38,8 +38,8 @@ def test_more_than_fit_are_right_all_the_same() -> None:
     assert reader.asked[3:] == [], "what was read last has been kept"
 
 
-def _pictures_and_network(rng: torch.Generator) -> tuple[torch.Tensor, PictureNetwork]:
-    network = PictureNetwork(64, rng)
+def _pictures_and_network(rng: torch.Generator) -> tuple[torch.Tensor, ImageNetwork]:
+    network = ImageNetwork(64, rng)
     spread(network.layers[-1], 0.5, rng)
     return torch.randint(0, 256, (150, 64, 64, 3), dtype=torch.uint8, generator=rng), network
 

@@ -7,7 +7,7 @@ import torch
 from tiny_episodes import tiny_episode, tiny_episodes
 from tiny_loops import FEEDBACK, same_trees
 
-from rlvlm import metrics
+from rlvlm.core import metrics
 from rlvlm.preferences.answers.teachers import OracleTeacher
 from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import RewardModelConfig
@@ -16,7 +16,7 @@ from rlvlm.preferences.model.networks import BOUND
 from rlvlm.preferences.model.resnet import ResNetNetwork, affordable_pictures
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.preference.config import PreferenceRunConfig
-from rlvlm.testing import TinyWorld
+from rlvlm.testing import TinyEnv
 
 SMALL = RewardModelConfig(ensemble=1, batch_size=4, max_epochs=1, min_updates=0, max_updates=2, hold_out_every=0)
 
@@ -38,9 +38,9 @@ def test_it_is_a_resnet_18(network: ResNetNetwork) -> None:
 
 
 def test_rewards_are_bounded_and_start_small(network: ResNetNetwork) -> None:
-    pictures = torch.randint(0, 256, (3, 64, 64, 3), generator=rng(), dtype=torch.uint8)
+    images = torch.randint(0, 256, (3, 64, 64, 3), generator=rng(), dtype=torch.uint8)
     with torch.no_grad():
-        rewards, features = network(pictures), network.features(pictures)
+        rewards, features = network(images), network.features(images)
     assert rewards.shape == (3,) and rewards.abs().max() < 0.1 and features.shape == (3, 512)
     values = features @ network.head.weight[0] + network.head.bias
     torch.testing.assert_close(rewards, BOUND * torch.tanh(values / BOUND))
@@ -56,10 +56,10 @@ def test_the_generator_passed_in_decides_and_the_global_one_is_not_touched(netwo
 
 
 @pytest.mark.slow
-def test_a_picture_is_worth_the_same_in_any_company_and_after_a_restart() -> None:
+def test_a_image_is_worth_the_same_in_any_company_and_after_a_restart() -> None:
     def build(seed: int):
         loop = build_loop(
-            TinyWorld(),
+            TinyEnv(),
             OracleTeacher(),
             reward=RewardConfig(model="resnet18"),
             reward_model=SMALL,
@@ -93,11 +93,11 @@ def _part(steps: Steps, chosen: int | slice) -> Steps:
     return Steps(actions=steps.actions[rows], next_obs=steps.next_obs[rows], snapshots=steps.snapshots[rows])
 
 
-def test_larger_pictures_are_labelled_in_smaller_pieces() -> None:
+def test_larger_images_are_labelled_in_smaller_pieces() -> None:
     assert affordable_pictures(64) == 4 * affordable_pictures(128) and affordable_pictures(2_000) == 1
 
 
-def test_pictures_too_small_for_it_are_refused() -> None:
+def test_images_too_small_for_it_are_refused() -> None:
     with pytest.raises(ValueError, match="needs reward_model.picture_px >= 64, got 32"):
         PreferenceRunConfig(
             task="tiny", reward=RewardConfig(model="resnet18"), reward_model=RewardModelConfig(picture_px=32)

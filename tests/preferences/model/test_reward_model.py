@@ -8,25 +8,25 @@ import torch
 from oracles import bradley_terry
 from tiny_episodes import score, tiny_episodes, truth, verdict
 
-from rlvlm import metrics
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.errors import NumericsError
+from rlvlm.core import metrics
+from rlvlm.core.errors import NumericsError
+from rlvlm.core.judging import Label
+from rlvlm.core.steps import Pair, Segment
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps, decided, scored
-from rlvlm.preferences.model.networks import BOUND, PictureInput, PictureNetwork, RewardInput, StateInput
+from rlvlm.preferences.model.networks import BOUND, ImageInput, ImageNetwork, RewardInput, StateInput
 from rlvlm.preferences.model.objectives import SCORE
 from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.questions.queries import cut, draw_pairs, look_alike
-from rlvlm.testing import TinyWorld
-from rlvlm.types.judging import Label
-from rlvlm.types.steps import Pair, Segment
+from rlvlm.testing import TinyEnv
 
-FRAMES = FrameStore(TinyWorld(), 16)
+FRAMES = FrameStore(TinyEnv(), 16)
 CONFIG = RewardModelConfig(picture_px=16)
 
 
 def build_input(sees: str) -> RewardInput:
-    return PictureInput(FRAMES, partial(PictureNetwork, 16)) if sees == "image" else StateInput(4, 2)
+    return ImageInput(FRAMES, partial(ImageNetwork, 16)) if sees == "image" else StateInput(4, 2)
 
 
 def telling_pairs(num: int, segment_steps: int = 1, seed: int = 0) -> list[Pair]:
@@ -165,7 +165,7 @@ def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on() ->
 
 @pytest.mark.slow
 def test_every_answer_is_foretold_once_by_a_model_that_has_not_seen_it() -> None:
-    pairs, foretold = telling_pairs(30), []
+    pairs, predicted = telling_pairs(30), []
     for flip in (False, True):
         model, comparisons = RewardModel(build_input("state"), CONFIG, seed=0), Examples(num_sides=2)
         sides = [Label.LEFT, Label.RIGHT]
@@ -173,13 +173,13 @@ def test_every_answer_is_foretold_once_by_a_model_that_has_not_seen_it() -> None
         comparisons.add(decided(pairs[:10], [verdict(label) for label in first], "drop"))
         model.fit(comparisons)
         assert model.evidence.num == 5
-        foretold.append([model.evidence.num_right])
+        predicted.append([model.evidence.num_right])
         comparisons.add(decided(pairs[10:], [verdict(sides[flip])] * 20, "drop"))
         model.fit(comparisons)
         assert model.evidence.num == 25
         model.fit(comparisons)
         assert model.evidence.num == 25
-    assert foretold[0][0] + foretold[1][0] == 5, "the same guesses, whatever those labels are"
+    assert predicted[0][0] + predicted[1][0] == 5, "the same guesses, whatever those labels are"
 
 
 @pytest.mark.slow
@@ -310,9 +310,9 @@ def test_a_state_is_a_copy() -> None:
     np.testing.assert_array_equal(state["adam"]["0"]["exp_avg"], before[1])
 
 
-def test_each_distinct_picture_is_drawn_once() -> None:
-    frames = FrameStore(TinyWorld(), 16)
-    model = RewardModel(PictureInput(frames, partial(PictureNetwork, 16)), CONFIG, seed=0)
+def test_each_distinct_image_is_drawn_once() -> None:
+    frames = FrameStore(TinyEnv(), 16)
+    model = RewardModel(ImageInput(frames, partial(ImageNetwork, 16)), CONFIG, seed=0)
     steps, _ = all_steps()
     first = model.ensemble.predict(steps)
     assert frames.num_drawn == len(frames.distinct(steps.snapshots)[0]) < len(steps) / 2
@@ -320,14 +320,14 @@ def test_each_distinct_picture_is_drawn_once() -> None:
 
 
 @pytest.mark.slow
-def test_a_picture_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_read, forward = [], PictureNetwork.forward
+def test_a_image_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_read, forward = [], ImageNetwork.forward
 
-    def counted(network: PictureNetwork, pictures: torch.Tensor) -> torch.Tensor:
+    def counted(network: ImageNetwork, pictures: torch.Tensor) -> torch.Tensor:
         num_read.append(len(pictures))
         return forward(network, pictures)
 
-    monkeypatch.setattr(PictureNetwork, "forward", counted)
+    monkeypatch.setattr(ImageNetwork, "forward", counted)
     model, (steps, _) = RewardModel(build_input("image"), CONFIG, seed=0), all_steps()
     num_kinds = len(FRAMES.distinct(steps.snapshots)[0])
     before = model.ensemble.predict(steps)
@@ -344,8 +344,8 @@ def test_a_picture_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None
     np.testing.assert_array_equal(model.ensemble.predict(steps), before)
 
 
-def test_the_leading_rewards_end_where_too_many_pictures_differ() -> None:
-    inputs = PictureInput(FRAMES, partial(PictureNetwork, 16), affordable_kinds=5)
+def test_the_leading_rewards_end_where_too_many_images_differ() -> None:
+    inputs = ImageInput(FRAMES, partial(ImageNetwork, 16), affordable_kinds=5)
     short = RewardModelConfig(picture_px=16, hold_out_every=0, max_epochs=2, min_updates=0)
     model = RewardModel(inputs, short, seed=0)
     model.fit(comparisons_of(telling_pairs(8)))

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from tiny_episodes import numbered_trajectory, pair_of, tiny_episodes
 
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.questions.queries import cut, draw_pairs, draw_segments, look_alike
-from rlvlm.testing import TinyWorld
+from rlvlm.testing import TinyEnv
 
 
 def test_every_segment_is_drawn_equally_often_the_last_frame_included() -> None:
@@ -46,8 +46,8 @@ def test_episodes_too_short_for_a_segment_are_an_error() -> None:
         draw_segments([4, 1], 1, 5, np.random.default_rng(0))
 
 
-def test_pairs_look_alike_when_their_pictures_do_whatever_else_differs() -> None:
-    frames = FrameStore(TinyWorld(), 16)
+def test_pairs_look_alike_when_their_images_do_whatever_else_differs() -> None:
+    frames = FrameStore(TinyEnv(), 16)
     pairs = [pair_of(0.0, 0.5), pair_of(0.5, 0.5), pair_of(0.3, 0.3)]
     assert look_alike(pairs, frames).tolist() == [False, True, True]
     assert look_alike([], frames).tolist() == []

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from tiny_episodes import pair_of, tiny_episodes, truth
 
-from rlvlm.envs.pictures import FrameStore
+from rlvlm.core.steps import Segment
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps, decided
-from rlvlm.preferences.model.networks import PictureInput, PictureNetwork, StateInput
+from rlvlm.preferences.model.networks import ImageInput, ImageNetwork, StateInput
 from rlvlm.preferences.model.reward_model import RewardModel
 from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.preferences.questions.sampling import choose, disagreement, entropy, farthest_first, largest, p_right_of
-from rlvlm.testing import TinyWorld
-from rlvlm.types.steps import Segment
+from rlvlm.testing import TinyEnv
 
 LN3 = math.log(3)
 
@@ -66,7 +66,7 @@ def test_farthest_first_covers_within_twice_of_the_best_choice_there_is() -> Non
 
 def fitted(sees: str) -> tuple[RewardModel, Examples]:
     """A model after a hasty fit, and the twenty pairs of two steps that it was fitted to."""
-    pictures = PictureInput(FrameStore(TinyWorld(), 16), partial(PictureNetwork, 16))
+    pictures = ImageInput(FrameStore(TinyEnv(), 16), partial(ImageNetwork, 16))
     inputs = pictures if sees == "image" else StateInput(4, 2)
     model = RewardModel(inputs, RewardModelConfig(picture_px=16, max_epochs=2, min_updates=0), seed=0)
     known = Examples(num_sides=2)

@@ -7,16 +7,16 @@ import pytest
 from tiny_episodes import score, tiny_episode, tiny_episodes
 from tiny_loops import FEEDBACK, SMALL, same_trees
 
-from rlvlm import metrics
-from rlvlm.envs.pictures import FrameStore
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core import metrics
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Score, Status
+from rlvlm.core.steps import Segment
+from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.answers.teachers import JudgeTeacher, OracleTeacher, RandomTeacher, Teacher
 from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.rewards.config import RewardConfig
-from rlvlm.testing import FakeJudge, TinyWorld
-from rlvlm.types.judging import Score, Status
-from rlvlm.types.steps import Segment
+from rlvlm.testing import FakeJudge, TinyEnv
 
 
 class Scripted(OracleTeacher):
@@ -33,7 +33,7 @@ class Scripted(OracleTeacher):
 
 def loop_of(scorer: Teacher, seed: int = 0, num_episodes: int = 12, **feedback: Any) -> FeedbackLoop:
     loop = build_loop(
-        TinyWorld(),
+        TinyEnv(),
         scorer,
         reward=RewardConfig(source="score"),
         feedback=dataclasses.replace(FEEDBACK, **feedback),
@@ -46,7 +46,7 @@ def loop_of(scorer: Teacher, seed: int = 0, num_episodes: int = 12, **feedback: 
 
 
 def block(segment: Segment) -> int:
-    """What the picture shows of a segment of TinyWorld."""
+    """What the image shows of a segment of TinyEnv."""
     return round(float(segment.snapshots[-1, 2]) / 1e-3)
 
 
@@ -63,7 +63,7 @@ def test_a_session_scores_frames_records_the_truth_and_fits() -> None:
 
 
 @pytest.mark.slow
-def test_no_picture_is_scored_twice_and_a_rare_one_is_as_likely_as_a_common_one() -> None:
+def test_no_image_is_scored_twice_and_a_rare_one_is_as_likely_as_a_common_one() -> None:
     scorer = Scripted()
     loop = loop_of(scorer, queries=30)
     told = [loop.run_session(step) for step in (10, 15, 20)][-1]
@@ -77,7 +77,7 @@ def test_no_picture_is_scored_twice_and_a_rare_one_is_as_likely_as_a_common_one(
             loop.add(episode)
         loop.run_session(10)
         drawn += [block(record.segment) for record in loop.drain_records()]
-    assert drawn.count(400) < 15, "one picture of ten, although it fills fifty episodes"
+    assert drawn.count(400) < 15, "one image of ten, although it fills fifty episodes"
 
 
 def test_once_everything_is_scored_nothing_is_asked_and_nothing_fitted() -> None:
@@ -119,7 +119,7 @@ def test_an_outage_leaves_the_session_due() -> None:
 )
 def test_a_restored_loop_goes_on_exactly(scorer: str, change: dict[str, Any]) -> None:
     def build(seed: int, num_episodes: int) -> FeedbackLoop:
-        judge = JudgeTeacher(FakeJudge(), FrameStore(TinyWorld(), 16), "push")
+        judge = JudgeTeacher(FakeJudge(), FrameStore(TinyEnv(), 16), "push")
         return loop_of(judge if scorer == "judge" else RandomTeacher(seed), seed, num_episodes, queries=20, **change)
 
     one, other = build(0, 12), build(99, 0)
@@ -162,7 +162,7 @@ def test_informed_frames_are_chosen_among_ten_times_as_many() -> None:
 def test_the_true_reward_changes_nothing_for_a_judge() -> None:
     models = []
     for scramble in (False, True):
-        loop = loop_of(JudgeTeacher(FakeJudge(), FrameStore(TinyWorld(), 16), "push"), num_episodes=0)
+        loop = loop_of(JudgeTeacher(FakeJudge(), FrameStore(TinyEnv(), 16), "push"), num_episodes=0)
         for episode in tiny_episodes(12):
             noise = np.random.default_rng(7).normal(size=len(episode)).astype(np.float32)
             truth = {"env_rewards": noise, "progress": np.abs(noise) % 1} if scramble else {}

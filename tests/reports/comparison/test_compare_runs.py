@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.reports.comparison.comparison import compare
 from rlvlm.reports.comparison.page import overall
 from rlvlm.reports.comparison.results import find_runs, run_results

@@ -99,7 +99,7 @@ def test_a_last_evaluation_after_the_end_of_the_budget_is_drawn_too(make_sweep: 
 
 
 @pytest.mark.slow
-def test_page_pictures_and_tables_are_written(make_sweep: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_images_and_tables_are_written(make_sweep: Make, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_sweep()
     assert compare([folder.path]) == 0
     said = capsys.readouterr().out

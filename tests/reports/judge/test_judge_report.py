@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
+from rlvlm.core.judging import Label, Query, Stamp, Status, Usage, Verdict
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin, Truth
 from rlvlm.labels.store import LabelStore
@@ -19,7 +20,6 @@ from rlvlm.reports.judge.report import report_judges
 from rlvlm.runs.folder.rows import query_row
 from rlvlm.runs.preference.recorder import truths_of
 from rlvlm.testing import FakeJudge
-from rlvlm.types.judging import Label, Query, Stamp, Status, Usage, Verdict
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -81,10 +81,10 @@ def test_two_judges_in_a_store_are_compared(tmp_path, capsys):
     page = (tmp_path / "out" / "judge_report.html").read_text()
     assert EVIL not in page and "<script" not in page and "liar <b>" not in page and "liar &lt;b&gt;" in page
     assert page.count("<article>") == 6 and "default-src 'none'" in page
-    assert REFERENCE.split(",")[0] not in page  # theirs is named in the pictures, and in words
+    assert REFERENCE.split(",")[0] not in page  # theirs is named in the images, and in words
     assert "reference" in page
-    pictures = {file.stem for file in (tmp_path / "out").glob("*.png")}
-    assert pictures == {"difficulty", "accuracy", "confusion", "calibration", "outcomes", "latency"}
+    images = {file.stem for file in (tmp_path / "out").glob("*.png")}
+    assert images == {"difficulty", "accuracy", "confusion", "calibration", "outcomes", "latency"}
     with open(tmp_path / "out" / "judge_report.csv") as file:
         bins = list(csv.DictReader(file))
     assert len(bins) == 20 and sum(int(row["incorrect"]) for row in bins) == 10
@@ -102,7 +102,7 @@ def test_a_run_is_reported_from_its_log_alone(filled, tmp_path, capsys):
     assert "<script" not in page and "not in a store" in page
 
 
-def test_a_run_finds_its_pictures_and_prices_in_its_store(folder, make_records, tmp_path):
+def test_a_run_finds_its_images_and_prices_in_its_store(folder, make_records, tmp_path):
     """The question's name in the log leads to the line in the store, and the truth goes the other way."""
     from dataclasses import replace
 
@@ -122,7 +122,7 @@ def test_a_run_finds_its_pictures_and_prices_in_its_store(folder, make_records, 
     assert list(truths_of(make_records(100, 0))) == []  # answers that no store keeps
     (answers,) = read_sources([folder.path])
     assert answers.cost_usd.tolist() == pytest.approx([0.002] * 6) and "liar" in answers.about
-    np.testing.assert_array_equal(answers.store.picture(answers.pictures[3][1]), frames[7][0])
+    np.testing.assert_array_equal(answers.store.image(answers.images[3][1]), frames[7][0])
 
 
 def test_what_cannot_be_reported_is_told(tmp_path, folder):

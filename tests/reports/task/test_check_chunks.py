@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from rlvlm.cli import main
-from rlvlm.envs.push_block.world import PushBlock
+from rlvlm.envs.push_block.env import PushBlock
 from rlvlm.envs.task import Task
 
 
@@ -28,4 +28,4 @@ def test_a_task_in_chunks_is_checked_and_drawn(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_broken_promise_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-task", f"{__name__}:FORGETFUL", "--out", str(tmp_path / "sheet.png")]) == 2
-    assert "breaks a promise of its world" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "breaks a promise of its env" in " ".join(capsys.readouterr().err.replace("│", " ").split())

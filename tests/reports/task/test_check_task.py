@@ -5,27 +5,27 @@ import pytest
 from PIL import Image
 
 from rlvlm.cli import main
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.cartpole import CartPole
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.task import Task
-from rlvlm.errors import UsageError
 from rlvlm.reports.task import play
 from rlvlm.reports.task.check import check_task
-from rlvlm.testing import TinyWorld
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.testing import TinyEnv
 
 TINY = "rlvlm.testing:TINY"
 
 
-class Frozen(TinyWorld):
-    """Draws the same picture whatever happened."""
+class Frozen(TinyEnv):
+    """Draws the same image whatever happened."""
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         return super().draw(np.full_like(snapshots, 0.4), size_px)
 
 
-class Alive(TinyWorld):
-    """A TinyWorld that hands out the very array it goes on changing."""
+class Alive(TinyEnv):
+    """A TinyEnv that hands out the very array it goes on changing."""
 
     def get_state(self):
         return super().get_state() | {"point": self._point}
@@ -37,17 +37,17 @@ class Alive(TinyWorld):
         return answer
 
 
-class Forgetful(TinyWorld):
+class Forgetful(TinyEnv):
     """Leaves the step count out of its state."""
 
     def set_state(self, state: dict) -> None:
         super().set_state(state | {"steps": 0})
 
 
-FROZEN = Task(name="frozen", goal=TinyWorld.goal, maker=f"{__name__}:Frozen")
-ALIVE = Task(name="alive", goal=TinyWorld.goal, maker=f"{__name__}:Alive")
-FORGETFUL = Task(name="forgetful", goal=TinyWorld.goal, maker=f"{__name__}:Forgetful")
-OTHER_GOAL = Task(name="other", goal="push the block away", maker="rlvlm.testing:TinyWorld")
+FROZEN = Task(name="frozen", goal=TinyEnv.goal, maker=f"{__name__}:Frozen")
+ALIVE = Task(name="alive", goal=TinyEnv.goal, maker=f"{__name__}:Alive")
+FORGETFUL = Task(name="forgetful", goal=TinyEnv.goal, maker=f"{__name__}:Forgetful")
+OTHER_GOAL = Task(name="other", goal="push the block away", maker="rlvlm.testing:TinyEnv")
 
 
 def episode(*progress: float) -> play.Episode:
@@ -63,15 +63,15 @@ def test_the_spread_goes_from_least_to_most_by_hand() -> None:
 
 
 def test_different_looks_by_hand() -> None:
-    world = TinyWorld()
+    env = TinyEnv()
     scenes = np.array([[0, 0, 0.4], [0, 0, 0.45], [0, 0, 0.9], [0, 0, 0.6], [0.5, 0.5, 0.4]], np.float32)
-    np.testing.assert_allclose(play.different_looks(world, scenes, 3)[:, 2], [0.4, 0.9, 0.6])
-    assert len(play.different_looks(world, scenes[[0, 4]], 3)) == 1  # the hidden robot makes no difference
+    np.testing.assert_allclose(play.different_looks(env, scenes, 3)[:, 2], [0.4, 0.9, 0.6])
+    assert len(play.different_looks(env, scenes[[0, 4]], 3)) == 1  # the hidden robot makes no difference
     assert len(play.different_looks(Frozen(), scenes, 3)) == 1
 
 
 def test_random_play_is_one_whole_episode_and_the_same_again() -> None:
-    first, again = (play.play_randomly(TinyWorld(EnvConfig(start="random")), seed=5) for _ in range(2))
+    first, again = (play.play_randomly(TinyEnv(EnvConfig(start="random")), seed=5) for _ in range(2))
     assert len(first.snapshots) == len(first.progress) == len(first.rewards) + 1 == 21
     np.testing.assert_array_equal(first.snapshots, again.snapshots)
 
@@ -79,13 +79,13 @@ def test_random_play_is_one_whole_episode_and_the_same_again() -> None:
 def test_scripted_play_solves_the_task_that_has_a_script() -> None:
     episode = play.play_by_script(CartPole(EnvConfig(episode_steps=100), 0), seed=2)
     assert episode is not None and episode.is_success and len(episode.rewards) == 100
-    assert play.play_by_script(TinyWorld(), seed=2) is None
+    assert play.play_by_script(TinyEnv(), seed=2) is None
 
 
 def test_a_sound_task_gets_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-task", TINY, "--out", str(tmp_path / "deep" / "sheet.png"), "--episodes", "3"]) == 0
     text = capsys.readouterr().out
-    assert "keeps every promise" in text and "ms a picture of 64 pixels" in text
+    assert "keeps every promise" in text and "ms an image of 64 pixels" in text
     assert "fixed start, random play" in text and "script" not in text and str(tmp_path) in text.replace("\n", "")
     page = np.asarray(Image.open(tmp_path / "deep" / "sheet.png"))
     is_block = (page == (200, 0, 0)).all(-1)
@@ -95,7 +95,7 @@ def test_a_sound_task_gets_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("task", "promise"),
     [
-        ("FROZEN", "change the picture"),
+        ("FROZEN", "change the image"),
         ("ALIVE", r"get_state\(\) gives 'point' as it is now"),
         ("FORGETFUL", "set_state"),
         ("OTHER_GOAL", "goal phrase"),

@@ -29,4 +29,4 @@ def test_a_task_in_turns_is_checked_and_drawn(tmp_path: Path, capsys: pytest.Cap
 def test_a_broken_promise_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-task", f"{__name__}:DEAF", "--out", str(tmp_path / "sheet.png")]) == 2
     told = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert "breaks a promise of its world: a reply that cannot be read does nothing" in told
+    assert "breaks a promise of its env: a reply that cannot be read does nothing" in told

@@ -1,4 +1,4 @@
-from rlvlm import metrics
+from rlvlm.core import metrics
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.artifacts.card import run_card
 from rlvlm.runs.artifacts.summary import summarise
@@ -32,11 +32,11 @@ def test_the_card_says_when_and_why_the_learned_reward_counted(filled: RunFolder
         filled.metrics.append([{metrics.ENV_STEPS: step, **dict(zip(names, numbers, strict=True))}])
         if step == 5_000:
             withheld = (
-                "| learned reward | withheld, the agent explored: 26 of 50 answers foretold, and a coin's could be"
+                "| learned reward | withheld, the agent explored: 26 of 50 answers predicted, and a coin's could be"
             )
             assert withheld in card(filled, config, "done", [])
     text = card(filled, config, "done", [])
-    assert "| learned reward | in force from step 6,000 on, 112 of 150 answers foretold by then |" in text
+    assert "| learned reward | in force from step 6,000 on, 112 of 150 answers predicted by then |" in text
 
 
 def test_greedy_and_sampled_play_stand_beside_each_other_before_and_after(

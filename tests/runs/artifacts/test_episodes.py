@@ -71,7 +71,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_long_plays_are_thinned_and_the_page_says_so() -> None:
     card = articles(episodes_page([make_episode(100)], "tiny"))[0]
-    assert f"100 steps ({MAX_FRAMES} of 100 pictures shown)" in card
+    assert f"100 steps ({MAX_FRAMES} of 100 images shown)" in card
     assert 'alt="step 1"' in card and 'alt="step 100"' in card
     many = [make_episode(1)] * (2 * MAX_EPISODES)
     page = episodes_page(many, "tiny")
@@ -80,14 +80,14 @@ def test_long_plays_are_thinned_and_the_page_says_so() -> None:
     assert "No episode was played" in episodes_page([], "tiny")
 
 
-def test_the_video_keeps_the_picture_free_and_the_caption_below() -> None:
+def test_the_video_keeps_the_image_free_and_the_caption_below() -> None:
     quiet = compose_captioned(make_episode(2, thought=""))
     long = compose_captioned(make_episode(2, thought="word " * 500))
-    for pictures in (quiet, long):
-        assert all(picture.shape == pictures[0].shape for picture in pictures)
-        assert pictures[0].shape[0] % 2 == pictures[0].shape[1] % 2 == 0
-        assert (pictures[1][: 6 * 48 - 3, : 6 * 64] == 10).all()  # 64 pixels are enlarged six times; nothing over them
-        assert pictures[1][6 * 48 + 4 :].std() > 10  # words below
+    for images in (quiet, long):
+        assert all(image.shape == images[0].shape for image in images)
+        assert images[0].shape[0] % 2 == images[0].shape[1] % 2 == 0
+        assert (images[1][: 6 * 48 - 3, : 6 * 64] == 10).all()  # 64 pixels are enlarged six times; nothing over them
+        assert images[1][6 * 48 + 4 :].std() > 10  # words below
     assert len(long[0]) - len(quiet[0]) == pytest.approx(19 * THOUGHT_LINES, abs=1)
 
 

@@ -11,7 +11,7 @@ def page_of(folder: RunFolder) -> str:
     return judge_page(folder.samples.read(), counts, "tiny", "Which is <nearer>?")
 
 
-def test_a_card_shows_pictures_answer_and_truth(filled: RunFolder) -> None:
+def test_a_card_shows_images_answer_and_truth(filled: RunFolder) -> None:
     cards = re.findall(r"<article.*?</article>", page_of(filled), re.DOTALL)
     assert len(cards) == 8  # four of the six queries of each of two sessions
     outcomes = [re.search(r'class="([a-z-]+)"', card)[1] for card in cards]  # type: ignore[index]
@@ -20,7 +20,7 @@ def test_a_card_shows_pictures_answer_and_truth(filled: RunFolder) -> None:
     assert right.count("data:image/png;base64,") == 2
     assert "judge: left, truth: left" in right and ">correct</span>" in right
     assert "true progress 90.0 %" in right and "true progress 10.0 %" in right
-    assert right.index("chosen by the judge") < right.index("right picture")
+    assert right.index("chosen by the judge") < right.index("right image")
     assert "left 60 %, right 30 %, tie 10 %" in right
 
 

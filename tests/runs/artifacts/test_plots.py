@@ -75,8 +75,8 @@ def test_all_plots_are_written(filled: RunFolder) -> None:
     files = write_plots(filled, "t")
     assert [file.name for file in files] == ["learning_curve.png", "vlm_accuracy.png", "labels_over_time.png"]
     for file in files:
-        with Image.open(file) as picture:
-            assert min(picture.size) > 300
+        with Image.open(file) as image:
+            assert min(image.size) > 300
     assert sorted(file.name for file in filled.plots.iterdir()) == sorted(file.name for file in files)
 
 

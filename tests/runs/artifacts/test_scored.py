@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from rlvlm import metrics
+from rlvlm.core import metrics
+from rlvlm.core.judging import Score, Stamp, Status
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.records import ScoreRecord
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
@@ -19,9 +21,7 @@ from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.runs.preference.pipeline import PreferencePipeline
 from rlvlm.runs.preference.recorder import PreferenceRecorder
 from rlvlm.runs.recipes import recipe
-from rlvlm.testing import TinyWorld
-from rlvlm.types.judging import Score, Stamp, Status
-from rlvlm.types.steps import FloatArray, Frames
+from rlvlm.testing import TinyEnv
 
 STAMP = Stamp(judge="pocket:scorer", revision="1", prompt="utility/1", decoding="")
 
@@ -76,13 +76,13 @@ def test_scores_of_progress_worked_by_hand() -> None:
     assert nearness(None, "failed", 0.5) == "failed"
 
 
-def test_a_run_of_judged_pictures_has_a_page(
+def test_a_run_of_judged_images_has_a_page(
     filled: RunFolder, config: PreferenceRunConfig, make_scores: Callable[[int], list[ScoreRecord]]
 ) -> None:
     for file in (filled.queries.path, filled.samples.path):
         file.unlink()
-    world = TinyWorld()
-    recorder = PreferenceRecorder(filled, LabelStore(filled.labels), world.draw, "reach <b>it</b>")
+    env = TinyEnv()
+    recorder = PreferenceRecorder(filled, LabelStore(filled.labels), env.draw, "reach <b>it</b>")
     recorder.keep([record for record in make_scores(100) if record.score.status is not Status.FAILED])
     recorder.keep(make_scores(200)[-1:])
     assert [row["outcome"] for row in filled.samples.read()] == [

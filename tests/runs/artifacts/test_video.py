@@ -9,11 +9,11 @@ from rlvlm.runs.artifacts.video import TRACE_PX, compose_frames, write_video
 
 def test_the_mark_follows_the_reward() -> None:
     frames = np.zeros((3, 64, 128, 3), np.uint8)
-    pictures = compose_frames(frames, np.array([0.0, 1.0, 0.0], np.float32), "t")
-    assert pictures[0].shape == (64 + TRACE_PX, 128, 3)
+    images = compose_frames(frames, np.array([0.0, 1.0, 0.0], np.float32), "t")
+    assert images[0].shape == (64 + TRACE_PX, 128, 3)
     marks = []
-    for picture in pictures:
-        strip = picture[64 + 26 :].astype(int)  # below the line of text
+    for image in images:
+        strip = image[64 + 26 :].astype(int)  # below the line of text
         rows, columns = np.nonzero((strip[..., 0] > 200) & (strip[..., 2] < 120))
         marks.append((columns.mean(), rows.mean()))
     assert marks[0][0] < marks[1][0] < marks[2][0]  # time goes right

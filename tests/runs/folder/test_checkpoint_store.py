@@ -7,7 +7,7 @@ import torch
 from damaged import damage
 
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, save_tree
-from rlvlm.errors import MachineError
+from rlvlm.core.errors import MachineError
 from rlvlm.runs.folder.checkpoints import CheckpointStore, RunState, newest_sound
 
 

@@ -3,8 +3,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlvlm import metrics
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
+from rlvlm.core import metrics
 from rlvlm.preferences.records import QueryRecord
 from rlvlm.runs.folder.rows import evaluation_rank, evaluation_row, query_row, true_success
 from rlvlm.runs.folder.run_folder import RunFolder

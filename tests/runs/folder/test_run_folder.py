@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from damaged import damage
 
-from rlvlm.errors import MachineError, UsageError
+from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.runs.folder import run_folder
 from rlvlm.runs.folder.checkpoints import RunState
 from rlvlm.runs.folder.run_folder import RunFolder, check_newest, create_folder, find_folder

@@ -5,8 +5,8 @@ from typing import ClassVar
 import pytest
 
 from rlvlm.algorithms.grpo.config import ScoreConfig
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.errors import UsageError
 from rlvlm.runs.folder.settings import differences, flat, from_yaml, override, to_yaml
 from rlvlm.runs.preference.config import PreferenceRunConfig
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlvlm import metrics
+from rlvlm.core import metrics
 from rlvlm.runs.folder.run_folder import create_folder
 from rlvlm.runs.folder.trackers import Trackers
 from rlvlm.runs.recipes import recipe

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm.cli import main
-from rlvlm.errors import UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.runs.folder.trust import check_trust, is_foreign
 
 EVIL = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"

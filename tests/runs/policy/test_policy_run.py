@@ -17,12 +17,12 @@ from PIL import Image
 from tiny_run import table
 
 from rlvlm.algorithms.ppo_vlm.algorithm import load_trained_policy, make_slot
+from rlvlm.core.sampling import ReplyRequest
 from rlvlm.envs.registry import task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.runs.folder.run_folder import find_folder
 from rlvlm.runs.policy.pipeline import make_policy
-from rlvlm.types.sampling import ReplyRequest
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -91,7 +91,7 @@ def assert_served(run: Path, token_file: Path) -> None:
     assert json.loads(tried.stdout)["action"] in ("-", "+"), "it is shown a turn that it knows"
     slot = make_slot("number_line", task_env("number_line"))
     slot.begin(5)
-    frame, prompt = slot.world.draw(slot.turn.snapshot[None]), slot.obs.prompt
+    frame, prompt = slot.env.draw(slot.turn.snapshot[None]), slot.obs.prompt
     stream = io.BytesIO()
     Image.fromarray(frame[0]).save(stream, "PNG")
     turn = {"image": base64.b64encode(stream.getvalue()).decode(), "prompt": prompt}
@@ -115,7 +115,7 @@ def assert_served(run: Path, token_file: Path) -> None:
     engine = PolicyEngine(policy)
     (own,) = engine.reply(asked, max_new_tokens=48, greedy=True)
     assert answer["text"] == own.text and answer["log_prob"] == pytest.approx(own.log_probs.sum(), abs=1e-4)
-    read = slot.world.read(own.text).action
-    assert answer["action"] == (None if read is None else slot.world.action_names[read])
+    read = slot.env.read(own.text).action
+    assert answer["action"] == (None if read is None else slot.env.action_names[read])
     assert sampled[0]["text"] == sampled[1]["text"] == engine.reply(asked, max_new_tokens=48)[0].text
     assert hostile.status_code == 422 and "tokens of the chat's format" in hostile.json()["error"]["message"]

@@ -15,10 +15,10 @@ from stub_judge import stub
 from tiny_run import table
 
 from rlvlm.algorithms.grpo.config import ScoreConfig, SFTConfig
+from rlvlm.core.errors import EXIT_PREEMPTED, JudgeUnavailable, UsageError
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_world
-from rlvlm.errors import EXIT_PREEMPTED, JudgeUnavailable, UsageError
+from rlvlm.envs.registry import make_env
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.store import LabelStore
 from rlvlm.policies.vla.build import build_policy
@@ -27,7 +27,7 @@ from rlvlm.runs.configs import config_text, read_config_text
 from rlvlm.runs.doctor import check_before_run
 from rlvlm.runs.folder.settings import override
 from rlvlm.runs.recipes import recipe
-from rlvlm.runs.session import judge_session, last_resort
+from rlvlm.runs.session import fallback_judge, judge_session
 from rlvlm.runs.vla import pipeline
 from rlvlm.runs.vla.config import VLARunConfig
 from rlvlm.serving.apps import start_judge
@@ -92,7 +92,7 @@ def test_settings_that_nobody_would_heed_are_refused() -> None:
         with pytest.raises(ValueError, match=f"{next(iter(odd))} goes with|have no effect unless source"):
             ScoreConfig(**odd)
     with pytest.raises(ValueError, match=r"in \[0, 1\), got 1.0"):
-        SFTConfig(p_stray=1.0)
+        SFTConfig(p_perturb=1.0)
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -102,16 +102,16 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     config = recipe("push_block")
     assert isinstance(config, VLARunConfig)
-    world = make_world("push_block", config.env, 0)
+    world = make_env("push_block", config.env, 0)
     scale = ActionScale(low=(-1.0,) * 7, high=(1.0,) * 7, scaled=(True,) * 7)
     monkeypatch.setattr(pipeline, "load_policy", lambda *_: (build_policy(config.policy, world), scale))
     played_in: list[EnvConfig] = []
 
     def remembered(task: str, env: EnvConfig, seed: int) -> Any:
         played_in.append(env)
-        return make_world(task, env, seed)
+        return make_env(task, env, seed)
 
-    monkeypatch.setattr(pipeline, "make_world", remembered)
+    monkeypatch.setattr(pipeline, "make_env", remembered)
     of_training = replace(config.env, plays_on=True)
     players = pipeline.VLAPipeline().open_players(replace(config, env=of_training), Path())
     assert played_in == [config.env]
@@ -189,11 +189,11 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 def test_a_last_resort_that_is_not_there_is_missed_at_the_start(local_ray: None) -> None:
-    make = last_resort("nothere")
-    assert make is not None and last_resort("") is None
-    with pytest.raises(JudgeUnavailable, match=r"reward\.last_resort.*nothere") as caught:
+    make = fallback_judge("nothere")
+    assert make is not None and fallback_judge("") is None
+    with pytest.raises(JudgeUnavailable, match=r"reward\.fallback_judge.*nothere") as caught:
         make()
-    assert "--reward.last-resort" in caught.value.fix
+    assert "--reward.fallback-judge" in caught.value.fix
 
 
 def test_demonstrations_of_another_task_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.serving.replicas import gpu
 from rlvlm.serving.replicas.gpu import GIB, GpuMemory, assigned_device, check_share, limit_share
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rlvlm.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.core.judging import Clip, Query
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.envelope import Receipt, Request, digest
 from rlvlm.serving.replicas import replica as module
 from rlvlm.serving.replicas.replica import JudgeReplica
 from rlvlm.testing import FakeJudge
-from rlvlm.types.judging import Clip, Query
 
 
 def make_queries(count: int) -> list[Query]:
@@ -76,7 +76,7 @@ def test_a_large_request_is_cut_to_batches(judge):
     assert len(scores) == 20 and nothing == []
 
 
-def test_the_receipt_says_which_pictures_were_looked_at(judge):
+def test_the_receipt_says_which_images_were_looked_at(judge):
     queries = make_queries(3)
     receipt = asyncio.run(make_replica(judge).ask(Request(key="k", run="a", kind="compare", items=queries)))
     assert isinstance(receipt, Receipt)

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvlm.errors import ModelUnavailable
+from rlvlm.core.errors import ModelUnavailable
+from rlvlm.core.judging import Usage
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import label_probabilities, yes_probability
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.types.judging import Usage
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget, BudgetSpent, Spent
 from rlvlm.vlms.engines.remote import encode_png, failure_of, retry_after_s
@@ -35,13 +35,13 @@ def test_what_hardly_begins_with_a_label_has_no_odds(tokens: list[tuple[str, flo
     assert label_probabilities(tokens) is None and yes_probability(tokens) is None
 
 
-def test_a_picture_survives_the_wire_to_the_bit() -> None:
+def test_a_image_survives_the_wire_to_the_bit() -> None:
     from io import BytesIO
 
     from PIL import Image
 
-    picture = np.random.default_rng(0).integers(0, 256, (7, 9, 3), np.uint8)
-    np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(encode_png(picture)))), picture)
+    image = np.random.default_rng(0).integers(0, 256, (7, 9, 3), np.uint8)
+    np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(encode_png(image)))), image)
 
 
 @pytest.mark.parametrize(

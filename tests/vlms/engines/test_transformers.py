@@ -5,12 +5,12 @@ import pytest
 import torch
 from tiny_vlm import save_tiny_llava_next
 
+from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges import prompts
 from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.types.judging import Clip, Label, Query, Status
 from rlvlm.vlms.chats import pictures_of
 from rlvlm.vlms.engines.transformers import TransformersEngine
 from rlvlm.vlms.loading import load_vlm
@@ -60,7 +60,7 @@ def test_a_batch_of_unequal_lengths_answers_as_its_items_do_alone(tiny_vlms, fam
     alone = [judge.compare([query])[0] for query in queries]
     for one, other in zip(together, alone, strict=True):
         assert one.probabilities == pytest.approx(other.probabilities, abs=1e-4)
-    assert len({round(verdict.probabilities[0], 6) for verdict in together}) == 5  # the pictures matter
+    assert len({round(verdict.probabilities[0], 6) for verdict in together}) == 5  # the images matter
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_four_bit_weights_on_a_cpu(tiny_vlms, tmp_path, family):
 
 
 @pytest.mark.parametrize("size_px", [20, 40, 90])
-def test_tiles_of_unequal_pictures_do_not_mix(tmp_path, size_px):
+def test_tiles_of_unequal_images_do_not_mix(tmp_path, size_px):
     judge = build_judge(make_config(save_tiny_llava_next(tmp_path / "vlm"), batch_size=3))
     queries = make_queries(3, size_px=size_px)
     queries[1] = replace(queries[1], left=queries[1].left[:, :, : size_px // 2])  # a tall one among square ones

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rlvlm.errors import JudgeUnavailable, ModelUnavailable
+from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.vlms.config import EngineConfig
@@ -34,7 +34,7 @@ class Core:
             apply_chat_template=lambda chat, **_: "".join(part["text"] for part in chat[0]["content"]),
         )
 
-    async def ask(self, prompt_ids, pictures, sampling, lora):
+    async def ask(self, prompt_ids, images, sampling, lora):
         self.requests.append(prompt_ids)
         asked = {
             token: SimpleNamespace(logprob=self.log_p(prompt_ids, token)) for token in sampling["logprob_token_ids"]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.algorithms.grpo.config import AdvantageConfig, GroupBaseline
-from rlvlm.types.steps import FloatArray
+from rlvlm.core.steps import FloatArray
 
 STD_EPSILON = 1e-6
 """Added to a group's standard deviation, in units of score."""

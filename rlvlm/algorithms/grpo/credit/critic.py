@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import AdvantageConfig
 from rlvlm.algorithms.grpo.credit.advantages import STD_EPSILON, chunk_advantages
 from rlvlm.algorithms.grpo.credit.groups import Group, UpdateBatch
-from rlvlm.envs.chunks import ChunkWorld
-from rlvlm.types.chunks import ChunkEpisode
-from rlvlm.types.steps import FloatArray
+from rlvlm.core import metrics
+from rlvlm.core.chunks import ChunkEpisode
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.chunk_env import ChunkEnv
 
 _WIDE = 5.0
 """Features are cut to so many standard deviations."""
@@ -30,20 +30,20 @@ _WEIGHT_DECAY = 1e-3
 
 
 class Critic:
-    """Foretells an episode's score before each of its chunks.
+    """Predicts an episode's score before each of its chunks.
 
     Args:
         config: of the advantages; `baseline` is critic.
-        world: of the task.
+        env: of the task.
         seed: of weights and minibatches.
     """
 
-    def __init__(self, config: AdvantageConfig, world: ChunkWorld, seed: int) -> None:
+    def __init__(self, config: AdvantageConfig, env: ChunkEnv, seed: int) -> None:
         self._config = config
-        self._world = world
+        self._env = env
         self._generator = torch.Generator().manual_seed(seed)
-        self._asked = {text: place for place, text in enumerate(world.instructions)}
-        size = self._seen(np.zeros((1, world.snapshot_size), np.float32)).shape[1] + world.proprio_size + 1
+        self._asked = {text: place for place, text in enumerate(env.instructions)}
+        size = self._seen(np.zeros((1, env.snapshot_size), np.float32)).shape[1] + env.proprio_size + 1
         size += len(self._asked)
         width = config.critic.hidden
         with torch.random.fork_rng(devices=[]):
@@ -103,7 +103,7 @@ class Critic:
         """[C, F] before each chunk: the simulator's state, what the robot feels, the share of time that is gone, and
         which of the world's instructions it follows.
         """
-        gone = (np.cumsum(episode.steps) - episode.steps)[:, None] / self._world.episode_steps
+        gone = (np.cumsum(episode.steps) - episode.steps)[:, None] / self._env.episode_steps
         asked = np.zeros((len(gone), len(self._asked)))
         if episode.instruction in self._asked:
             asked[:, self._asked[episode.instruction]] = 1.0
@@ -115,7 +115,7 @@ class Critic:
 
         A hand that misses by a centimetre shows in the way from it to the thing, and hardly in the places of both.
         """
-        places = self._world.landmarks(snapshots)
+        places = self._env.landmarks(snapshots)
         one, other = np.triu_indices(places.shape[1], 1)
         if not len(one):
             return snapshots
@@ -143,7 +143,7 @@ class Critic:
             self._optimizer.step()
 
     def report(self) -> dict[str, float]:
-        """Share of the variance of scores that the critic foretold in the newest update, none before the first."""
+        """Share of the variance of scores that the critic predicted in the newest update, none before the first."""
         return self._latest
 
     def save_tree(self) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from rlvlm.algorithms.grpo.config import AdvantageConfig
 from rlvlm.algorithms.grpo.credit.advantages import group_advantages, group_scores, informative_groups
-from rlvlm.types.chunks import ChunkEpisode
-from rlvlm.types.steps import FloatArray
+from rlvlm.core.chunks import ChunkEpisode
+from rlvlm.core.steps import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class UpdateBatch:
         return np.arange(len(self.advantages)) if self.chosen is None else self.chosen
 
 
-def gathered(episodes: Sequence[ChunkEpisode], scores: FloatArray) -> list[Group]:
+def group_episodes(episodes: Sequence[ChunkEpisode], scores: FloatArray) -> list[Group]:
     """Episodes and their scores `[B]` by group, whatever order they are in."""
     table, places = group_scores(scores, np.array([episode.group for episode in episodes], np.int64))
     return [
@@ -56,7 +56,7 @@ def gathered(episodes: Sequence[ChunkEpisode], scores: FloatArray) -> list[Group
     ]
 
 
-def sifted(groups: Sequence[Group], config: AdvantageConfig, scorer_noise: float) -> list[Group]:
+def filter_groups(groups: Sequence[Group], config: AdvantageConfig, scorer_noise: float) -> list[Group]:
     """Those of `groups` that teach something; to a critic, all whose episodes have scores do."""
     if not groups:
         return []
@@ -68,7 +68,7 @@ def sifted(groups: Sequence[Group], config: AdvantageConfig, scorer_noise: float
     return [groups[place] for place in np.flatnonzero(keeps).tolist()]
 
 
-def weighed(groups: Sequence[Group], config: AdvantageConfig) -> UpdateBatch:
+def make_update(groups: Sequence[Group], config: AdvantageConfig) -> UpdateBatch:
     """The update that `groups` make by themselves: all chunks of an episode are worth the same.
 
     With `chunk_share` the chunks of each group are learned from that differ most from what the other kind of its

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import AdvantageConfig, ScoreConfig
 from rlvlm.algorithms.grpo.reward.scoring import VideoScorer
-from rlvlm.envs.chunks import FIRST_HELD_OUT_STATE, ChunkWorld
-from rlvlm.errors import UsageError
+from rlvlm.core import metrics
+from rlvlm.core.errors import UsageError
+from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE, ChunkEnv
 from rlvlm.rewards.scorers import Scorer
 from rlvlm.rewards.scoring_items import ScoringItem, spread
 
@@ -21,28 +21,28 @@ _LARGE_NOISE = 0.6
 """Of a script that is to fail, added to actions scaled to [-1, 1]."""
 
 
-def try_scorer(
+def preflight_scorer(
     scorer: VideoScorer,
-    world: ChunkWorld,
+    env: ChunkEnv,
     scores: ScoreConfig,
     advantage: AdvantageConfig,
     seed: int,
     make_forgetful: Callable[[], Scorer],
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> dict[str, float]:
     """Has a judge tell known successes from known failures, and repeat itself where its noise is to be measured.
 
     Args:
         scorer: of the run; a calibrated threshold is set in it.
-        world: with a script that succeeds and fails; it is left somewhere.
+        env: with a script that succeeds and fails; it is left somewhere.
         scores: how many episodes are tried, and of how many frames.
         advantage: whether noise is measured.
         seed: of the run.
         make_forgetful: makes the same judge without a memory, which answers the same question anew each time.
-        tell: takes a line on what is being done now.
+        log: takes a line on what is being done now.
 
     Returns:
-        What was found, by names in `rlvlm.metrics`; nothing where nobody is asked, or nothing is known.
+        What was found, by names in `rlvlm.core.metrics`; nothing where nobody is asked, or nothing is known.
 
     Raises:
         JudgeUnavailable: the judge cannot tell them apart.
@@ -53,7 +53,7 @@ def try_scorer(
     if not count:
         return {}
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(7,)))
-    known = known_episodes(world, count, scores.num_frames, rng)
+    known = known_episodes(env, count, scores.num_frames, rng)
     unknown = "the task has no script that succeeds and fails"
     if not known and scores.threshold == "calibrated":
         fix = "--reward.threshold with a number, or None"
@@ -62,25 +62,25 @@ def try_scorer(
         fix = "--algo.advantage.scorer-noise with a number"
         raise UsageError(f"nothing to measure the judge's noise on: {unknown}", fix)
     if not known:
-        tell(f"the judge is not tried on known episodes: {unknown}")
+        log(f"the judge is not tried on known episodes: {unknown}")
         return {}
     found: dict[str, float] = {}
     if scores.asks_judge:
-        tell(f"trying the judge on {len(known)} episodes whose outcome is known")
-        preflight = scorer.try_on(known)
+        log(f"trying the judge on {len(known)} episodes whose outcome is known")
+        preflight = scorer.preflight_on(known)
         found |= {metrics.JUDGE_PREFLIGHT_AUC: preflight.area, metrics.JUDGE_PREFLIGHT_THRESHOLD: preflight.threshold}
-        tell(f"the judge tells successes from failures: {preflight}")
+        log(f"the judge tells successes from failures: {preflight}")
     if is_measured:
-        tell(f"having {len(known)} episodes scored twice")
+        log(f"having {len(known)} episodes scored twice")
         noise = found[metrics.JUDGE_PREFLIGHT_NOISE] = scorer.measure_noise(known, make_forgetful())
-        tell(
+        log(
             f"an episode's score has a standard deviation of {noise:.3f}: groups whose own is not "
             f"above {advantage.noise_factor * noise:.3f} teach nothing"
         )
     return found
 
 
-def known_episodes(world: ChunkWorld, count: int, num_frames: int, rng: np.random.Generator) -> list[ScoringItem]:
+def known_episodes(env: ChunkEnv, count: int, num_frames: int, rng: np.random.Generator) -> list[ScoringItem]:
     """Episodes whose outcome is known, for a judge to be tried on: as many failures as successes, and of `count` each
     at most.
 
@@ -88,7 +88,7 @@ def known_episodes(world: ChunkWorld, count: int, num_frames: int, rng: np.rando
     states without a script are left out.
 
     Args:
-        world: with a script; it is left somewhere.
+        env: with a script; it is left somewhere.
         count: of each kind of outcome.
         num_frames: shown of each.
         rng: of initial states and noise.
@@ -98,13 +98,13 @@ def known_episodes(world: ChunkWorld, count: int, num_frames: int, rng: np.rando
     for number in range(_MOST_TRIES * count):
         if min(len(successes), len(failures)) >= count:
             break
-        obs, info = world.reset(options={"state_id": int(rng.integers(FIRST_HELD_OUT_STATE))})
+        obs, info = env.reset(options={"state_id": int(rng.integers(FIRST_HELD_OUT_STATE))})
         snapshots, progress, is_over = [obs.snapshots], [float(info["progress"])], False
         while not is_over:
-            chunk = world.scripted_chunk(_LARGE_NOISE if number % 2 else 0.0, rng)
+            chunk = env.scripted_chunk(_LARGE_NOISE if number % 2 else 0.0, rng)
             if chunk is None:
                 break
-            _, _, terminated, truncated, info = world.step(chunk)
+            _, _, terminated, truncated, info = env.step(chunk)
             snapshots.append(info["snapshots"])
             progress.append(float(info["progress"]))
             is_over = terminated or truncated

@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import ScoreConfig
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core import metrics
+from rlvlm.core.chunks import ChunkEpisode
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Score
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.rewards.monitor import JudgeMonitor, Preflight, check_judge
 from rlvlm.rewards.scorers import Scorer
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem, spread
-from rlvlm.types.chunks import ChunkEpisode
-from rlvlm.types.judging import Score
-from rlvlm.types.steps import FloatArray, Frames
 
 _HALF = 0.5
 """Scores from here on say that an episode is a success, where there is no threshold."""
@@ -47,7 +47,7 @@ class EpisodeScorer(Protocol):
         ...
 
     def report(self) -> dict[str, float]:
-        """The newest figures by their names in `rlvlm.metrics`."""
+        """The newest figures by their names in `rlvlm.core.metrics`."""
         ...
 
     def drain_records(self) -> list[ScoredItem]:
@@ -159,7 +159,7 @@ class VideoScorer:
         )
         return scores
 
-    def try_on(self, known: Sequence[ScoringItem]) -> Preflight:
+    def preflight_on(self, known: Sequence[ScoringItem]) -> Preflight:
         """How the judge tells episodes apart whose outcome is known; that calibrates the threshold where it is to be.
 
         Raises:
@@ -254,7 +254,7 @@ class VideoScorer:
 
 
 def shown_frames(frames: Frames, config: ScoreConfig) -> Frames:
-    """What a judge sees of `frames` [N, H, W, 3] that a world drew: these, or flipped left to right."""
+    """What a judge sees of `frames` [N, H, W, 3] that an env drew: these, or flipped left to right."""
     return np.ascontiguousarray(frames[:, :, ::-1]) if config.flip_images else frames
 
 

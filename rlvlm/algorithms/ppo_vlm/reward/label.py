@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm import metrics
 from rlvlm.algorithms.ppo_vlm.play import PlayedTurn
 from rlvlm.algorithms.ppo_vlm.runner import Rollout
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core import metrics
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Score
+from rlvlm.core.steps import FloatArray
 from rlvlm.judges.agreement import area_under_curve
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.judged import to_reward
@@ -22,8 +24,6 @@ from rlvlm.rewards.monitor import JudgeMonitor, Preflight, check_judge
 from rlvlm.rewards.scorers import Scorer
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem, spread
 from rlvlm.rewards.temporal import TemporalNovelty
-from rlvlm.types.judging import Score
-from rlvlm.types.steps import FloatArray
 
 _TURN_CLAIM, _EPISODE_CLAIM = 0.875, 0.5
 """Scores from here on say that an episode is a success. A turn's utility lies at 0.75 for a turn that only comes nearer
@@ -37,7 +37,7 @@ class _Asked:
     """What was asked about a row."""
 
     places: Sequence[int]
-    """Worlds that are asked about."""
+    """Envs that are asked about."""
     turns: Sequence[PlayedTurn]
     """Theirs."""
     items: Sequence[ScoringItem]
@@ -130,7 +130,7 @@ class TurnLabeller:
             self._novelty.learn(rollout.episodes)
         return labelled_rollout
 
-    def try_on(self, known: Sequence[ScoringItem]) -> Preflight:
+    def preflight_on(self, known: Sequence[ScoringItem]) -> Preflight:
         """How the judge tells items apart whose truth is known.
 
         Raises:
@@ -140,7 +140,7 @@ class TurnLabeller:
         return check_judge(self._scorer, known, self._config.monitor)
 
     def report(self) -> dict[str, float]:
-        """The newest rollout's figures by their names in `rlvlm.metrics`."""
+        """The newest rollout's figures by their names in `rlvlm.core.metrics`."""
         return self._facts | (self.monitor.report() if self._scorer is not None else {})
 
     def drain_records(self) -> list[ScoredItem]:
@@ -281,7 +281,7 @@ class TurnLabeller:
 
 
 def _episodes(rollout: Rollout) -> Iterator[tuple[int, slice]]:
-    """Each world with each run of rows that belong to one episode."""
+    """Each env with each run of rows that belong to one episode."""
     for w in range(len(rollout.turns[0])):
         begin = 0
         for t, row in enumerate(rollout.turns):

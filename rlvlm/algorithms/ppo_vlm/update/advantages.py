@@ -1,7 +1,7 @@
 """What each turn, or each token of its reply, was worth: tensors in, tensors out. Called by `objectives`.
 
-Letters: T turns, W worlds played side by side, N tokens of a reply (padded). A turn's value is the critic's answer
-before the reply; `ends` marks turns after which the world started a new episode. What comes after a turn is told by
+Letters: T turns, W envs played side by side, N tokens of a reply (padded). A turn's value is the critic's answer
+before the reply; `ends` marks turns after which the env started a new episode. What comes after a turn is told by
 `next_values`: 0 after an end for good, the critic's value of the last state after a time limit.
 """
 
@@ -94,11 +94,11 @@ def group_relative(scores: Tensor, keys: Tensor, is_scaled: bool) -> Tensor:
 
 
 def episode_advantages(rewards: Tensor, groups: Tensor, is_scaled: bool) -> Tensor:
-    """[W] return of each world's one episode against its group's.
+    """[W] return of each env's one episode against its group's.
 
     Args:
         rewards: [T, W], 0 after the episode's end.
-        groups: [W] number of each world's group: worlds that started from one seed.
+        groups: [W] number of each env's group: envs that started from one seed.
         is_scaled: as in `group_relative`.
 
     Departure from verl-agent: the group's mean is taken over episodes, not over turns, so long episodes weigh no more.

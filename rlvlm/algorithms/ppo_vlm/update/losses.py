@@ -82,13 +82,13 @@ def surrogate_gain(log_ratio: Tensor, advantages: Tensor, is_reply: Tensor, clip
 
 
 def kept_share(gains: Tensor) -> float:
-    """Share in [0, 1] of an update that is more than chance, by what it brought to worlds it had not learned from.
+    """Share in [0, 1] of an update that is more than chance, by what it brought to envs it had not learned from.
 
     With mean m and standard error s of the `gains` it is 1 - (s / m)^2, and 0 where m <= s: the part of m^2 that the
-    worlds' scatter does not explain. Two gains at least are needed; with fewer all is kept.
+    envs' scatter does not explain. Two gains at least are needed; with fewer all is kept.
 
     Args:
-        gains: [W] `surrogate_gain` of each world's turns, worlds being independent of each other.
+        gains: [W] `surrogate_gain` of each env's turns, envs being independent of each other.
 
     Source: the shrinkage of James and Stein 1961, its positive part, for a single number.
     """

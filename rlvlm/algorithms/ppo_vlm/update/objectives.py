@@ -24,7 +24,7 @@ from rlvlm.algorithms.ppo_vlm.update import advantages, losses
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of a rollout of W worlds and T turns; the part of it that decides advantages."""
+    """What came of a rollout of W envs and T turns; the part of it that decides advantages."""
 
     rewards: Tensor
     """[T, W] as they are learned from, 0 where nothing was played."""
@@ -43,7 +43,7 @@ class Outcome:
     states: Tensor | None = None
     """[T, W] integers, equal where image and prompt were, where the objective has groups."""
     groups: Tensor | None = None
-    """[W] group of each world, where the objective has groups."""
+    """[W] group of each env, where the objective has groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Objective(ABC, Generic[Config]):
 
     @property
     def group_size(self) -> int:
-        """Worlds that play from one seed; 1 where episodes are not compared."""
+        """Envs that play from one seed; 1 where episodes are not compared."""
         return int(getattr(self.config, "group_size", 1))
 
     @property

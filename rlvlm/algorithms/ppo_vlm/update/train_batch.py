@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlvlm.algorithms.learners import shared_out
+from rlvlm.algorithms.env_slots import TurnObs
+from rlvlm.algorithms.learners import map_sharded
 from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.ppo_vlm.play import PlayedTurn
 from rlvlm.algorithms.ppo_vlm.runner import Rollout
 from rlvlm.algorithms.ppo_vlm.update.objectives import Objective, Outcome
-from rlvlm.algorithms.world_slots import TurnObs
+from rlvlm.core.sampling import ReplyTokens
 from rlvlm.policies.vlm.policy import NO_REPLY, VLMPolicy
-from rlvlm.types.sampling import ReplyTokens
 
 Row = TypeVar("Row")
 Answer = TypeVar("Answer")
@@ -41,8 +41,8 @@ class TrainBatch:
     """Likewise."""
     reference: Tensor | None
     """[M, N] of the policy that PPO started with, where it is needed."""
-    worlds: Tensor
-    """[M] in which world each turn was played."""
+    envs: Tensor
+    """[M] in which env each turn was played."""
 
     @property
     def explained(self) -> float:
@@ -98,7 +98,7 @@ class RolloutReader:
             reference=_padded(_each_once(tokens, _spelled, self.reference_log_probs)).to(device)
             if self.objective.needs_reference
             else None,
-            worlds=live.nonzero()[:, 1],
+            envs=live.nonzero()[:, 1],
         )
 
     def _outcome(
@@ -209,12 +209,12 @@ def _each_once(
 ) -> list[Answer]:
     """`compute`'s answer for each of `rows`; rows with equal keys are computed once, and learners share the work."""
     firsts = {key(row): row for row in rows}
-    answers = dict(zip(firsts, shared_out(list(firsts.values()), compute), strict=True))
+    answers = dict(zip(firsts, map_sharded(list(firsts.values()), compute), strict=True))
     return [answers[key(row)] for row in rows]
 
 
 def _spelled(tokens: ReplyTokens) -> Hashable:
-    """Equal for turns in which the policy saw and wrote the very same: worlds that are played side by side meet."""
+    """Equal for turns in which the policy saw and wrote the very same: envs that are played side by side meet."""
     return tokens.prompt_ids.tobytes(), tokens.image, tokens.reply_ids.tobytes()
 
 

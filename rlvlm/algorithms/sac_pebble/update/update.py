@@ -5,9 +5,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from rlvlm import metrics
 from rlvlm.algorithms.sac_pebble.replay import Batch
 from rlvlm.algorithms.sac_pebble.update import losses
+from rlvlm.core import metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class CriticStats:
     """[B]."""
 
     def metrics(self) -> dict[str, float]:
-        """Loss and mean value by their names in `rlvlm.metrics`."""
+        """Loss and mean value by their names in `rlvlm.core.metrics`."""
         return {
             metrics.CRITIC_LOSS: losses.critic_loss(self.q, self.target).item(),
             metrics.Q_MEAN: self.q.mean().item(),
@@ -39,7 +39,7 @@ class PolicyStats:
     """[]."""
 
     def metrics(self) -> dict[str, float]:
-        """Loss, temperature and entropy by their names in `rlvlm.metrics`."""
+        """Loss, temperature and entropy by their names in `rlvlm.core.metrics`."""
         return {
             metrics.ACTOR_LOSS: losses.actor_loss(self.q, self.log_density, self.alpha).item(),
             metrics.ALPHA: self.alpha.item(),

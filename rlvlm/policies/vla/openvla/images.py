@@ -1,4 +1,4 @@
-"""What becomes of a camera's image before the picture encoders see it. A checkpoint wants what it was trained with.
+"""What becomes of a camera's image before the image encoders see it. A checkpoint wants what it was trained with.
 
 Sources: `whole` is RLinf's way with OpenVLA-OFT; `cropped` that of OpenVLA-OFT's and SimpleVLA-RL's own evaluations:
 JPEG there and back, Lanczos, then the middle nine tenths of the area, as in training with random crops. Departure:
@@ -27,7 +27,7 @@ _DEVIATIONS = ((0.229, 0.224, 0.225), (0.5, 0.5, 0.5))
 
 
 def to_pixels(images: Tensor, path: ImagePath, size_px: int) -> Tensor:
-    """Images as both picture encoders take them.
+    """Images as both image encoders take them.
 
     Args:
         images: [..., H, W, 3] uint8.

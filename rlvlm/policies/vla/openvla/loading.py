@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from rlvlm.errors import ModelUnavailable, first_line
+from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vla.openvla.policy import OpenVLAPolicy
@@ -37,19 +37,19 @@ def load_openvla(config: VLAConfig, *, num_cameras: int, proprio_size: int, num_
 
     Args:
         config: names the checkpoint, what it is shown, and what of it learns.
-        num_cameras: that the world has.
-        proprio_size: P, numbers of proprioception that the world gives.
+        num_cameras: that the env has.
+        proprio_size: P, numbers of proprioception that the env gives.
         num_tokens: L * A action tokens of a chunk.
 
     Raises:
-        ModelUnavailable: the files are missing or broken, are no OpenVLA-OFT, do not go with the world, or hold a model
+        ModelUnavailable: the files are missing or broken, are no OpenVLA-OFT, do not go with the env, or hold a model
             whose actions have no probabilities.
     """
     folder, revision = locate(config.model, config.revision, _SECTION)
     wants = config.openvla
     if num_cameras < wants.cameras:
         raise ModelUnavailable(
-            f"the checkpoint is to see {wants.cameras} cameras, the world has {num_cameras}",
+            f"the checkpoint is to see {wants.cameras} cameras, the env has {num_cameras}",
             f"lower --{wants.section}.cameras",
         )
     if heads := sorted(path.name for path in folder.glob("action_head--*")):
@@ -62,15 +62,15 @@ def load_openvla(config: VLAConfig, *, num_cameras: int, proprio_size: int, num_
     takes = projector["fc1.weight"].shape[1] if projector else settings.proprio_size
     if takes not in (0, proprio_size):
         raise ModelUnavailable(
-            f"the checkpoint takes {takes} numbers of proprioception, the world gives {proprio_size}",
-            "choose a checkpoint that was trained on this world",
+            f"the checkpoint takes {takes} numbers of proprioception, the env gives {proprio_size}",
+            "choose a checkpoint that was trained on this env",
         )
     statistics, key = _statistics(folder, settings, wants)
     scale = _scale(statistics, key, "action")
     if len(scale.low) == 0 or num_tokens % len(scale.low):
         raise ModelUnavailable(
-            f"the checkpoint's actions have {len(scale.low)} dimensions, the world's chunks {num_tokens} numbers",
-            "choose a checkpoint that was trained on this world",
+            f"the checkpoint's actions have {len(scale.low)} dimensions, the env's chunks {num_tokens} numbers",
+            "choose a checkpoint that was trained on this env",
         )
     policy = OpenVLAPolicy(
         _network(folder, settings, wants, projector),
@@ -92,7 +92,7 @@ def _settings(folder: Path) -> CheckpointConfig:
         if told.get("model_type") != CheckpointConfig.model_type:
             raise ValueError(f"its model_type is {told.get('model_type')!r}, not 'openvla'")
         if told.get("use_fused_vision_backbone") is False:
-            raise ValueError("it has one picture encoder, not two")
+            raise ValueError("it has one image encoder, not two")
         settings = CheckpointConfig.from_dict(told)
         settings.towers  # noqa: B018 - says what is wrong with them
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""OpenVLA-OFT's network: two picture encoders, a projector, and Llama 2 that writes a whole chunk in one forward pass.
+"""OpenVLA-OFT's network: two image encoders, a projector, and Llama 2 that writes a whole chunk in one forward pass.
 
 Sources: Kim et al. 2024, arXiv:2406.09246 (OpenVLA); Kim et al. 2025, arXiv:2502.19645 (OFT: parallel decoding,
 proprioception as one more token). The sequence is: start token, patches of every camera, proprioception, the prompt,
@@ -25,7 +25,7 @@ class CheckpointConfig(PreTrainedConfig):
     """A checkpoint's `config.json`, as far as the network needs it.
 
     Args:
-        timm_model_ids: of the two picture encoders, names in `vision.TOWERS`.
+        timm_model_ids: of the two image encoders, names in `vision.TOWERS`.
         image_sizes: sides of their images, the same twice.
         pad_to_multiple_of: rows of the vocabulary beyond the tokenizer's.
         text_config: of the language model, as transformers writes it; what is missing is Llama 2's of 7 billion.
@@ -59,7 +59,7 @@ class CheckpointConfig(PreTrainedConfig):
 
     @property
     def towers(self) -> tuple[TowerSize, TowerSize]:
-        """Sizes of both picture encoders.
+        """Sizes of both image encoders.
 
         Raises:
             ValueError: there are not two, or one of them is not known.
@@ -69,10 +69,10 @@ class CheckpointConfig(PreTrainedConfig):
         else:
             unknown = [name for name in self.timm_model_ids if name not in TOWERS]
             if unknown or len(self.timm_model_ids) != 2:
-                raise ValueError(f"the picture encoders must be {' and '.join(TOWERS)}, got {self.timm_model_ids}")
+                raise ValueError(f"the image encoders must be {' and '.join(TOWERS)}, got {self.timm_model_ids}")
             first, second = (TOWERS[name] for name in self.timm_model_ids)
         if self.image_sizes[0] != self.image_sizes[1]:
-            raise ValueError(f"both picture encoders must take images of one size, got {self.image_sizes}")
+            raise ValueError(f"both image encoders must take images of one size, got {self.image_sizes}")
         return first, second
 
     @property

@@ -26,10 +26,10 @@ class OpenVLAPolicy(nn.Module):
     Args:
         network: an `OpenVLANetwork`; with an adapter, PEFT's wrapper around one.
         tokenizer: of the checkpoint.
-        config: how it is shown the world.
+        config: how it is shown the env.
         scale: of its actions.
         proprio_scale: of its proprioception; None where the network takes none.
-        encoder_px: side of the images that its picture encoders take.
+        encoder_px: side of the images that its image encoders take.
         num_tokens: L * A action tokens of a chunk.
     """
 
@@ -46,7 +46,7 @@ class OpenVLAPolicy(nn.Module):
     ) -> None:
         super().__init__()
         self.network = network
-        self.tells_ways = False
+        self.predicts_offsets = False
         self.image_px = config.image_px
         self.scale = scale
         self._proprio_scale = proprio_scale

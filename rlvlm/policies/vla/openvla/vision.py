@@ -1,4 +1,4 @@
-"""The two picture encoders of OpenVLA, DINOv2 and SigLIP, with timm's weight names. Used by `network`.
+"""The two image encoders of OpenVLA, DINOv2 and SigLIP, with timm's weight names. Used by `network`.
 
 timm itself cannot be imported without torchvision, so its vision transformer stands here, as far as these two need it.
 What a checkpoint holds and nothing computes with (the last block, its norm, SigLIP's pooling) is kept as well: weights

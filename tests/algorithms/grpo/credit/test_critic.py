@@ -1,17 +1,17 @@
-"""A critic foretells scores from the simulator's state, and credits the chunk that decides."""
+"""A critic predicts scores from the simulator's state, and credits the chunk that decides."""
 
 from dataclasses import replace
 
 import numpy as np
 from algorithms.grpo.credit.test_groups import episode
 
-from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import AdvantageConfig, CriticConfig
 from rlvlm.algorithms.grpo.credit.critic import Critic
-from rlvlm.algorithms.grpo.credit.groups import Group, gathered
+from rlvlm.algorithms.grpo.credit.groups import Group, group_episodes
+from rlvlm.core import metrics
+from rlvlm.core.chunks import ChunkEpisode
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.push_block.world import PushBlock
-from rlvlm.types.chunks import ChunkEpisode
+from rlvlm.envs.push_block.env import PushBlock
 
 SMALL = CriticConfig(trace=0.9, hidden=16, steps=60, batch_size=64, episodes=128)
 
@@ -34,7 +34,7 @@ def decided_by_the_first_chunk(rng: np.random.Generator) -> ChunkEpisode:
 def groups(seed: int, count: int = 40) -> list[Group]:
     rng = np.random.default_rng(seed)
     episodes = [decided_by_the_first_chunk(rng) for _ in range(count)]
-    return gathered(episodes, np.array([one.success for one in episodes], np.float32))
+    return group_episodes(episodes, np.array([one.success for one in episodes], np.float32))
 
 
 def test_the_chunk_that_decides_is_credited_and_the_rest_is_not() -> None:
@@ -62,7 +62,7 @@ def test_the_instruction_decides_where_nothing_else_differs() -> None:
             replace(episode(number, 3, one), snapshots=np.zeros((12, 1), np.float32), instruction=texts[one])
             for number, one in enumerate(solved)
         ]
-        taught.weigh(gathered(played, np.array(solved, np.float32)))
+        taught.weigh(group_episodes(played, np.array(solved, np.float32)))
     assert taught.report()[metrics.GRPO_EXPLAINED] > 0.5
 
 
@@ -87,7 +87,7 @@ def test_landmarks_show_what_places_hide() -> None:
             state = np.array([block[0], block[1] + miss, *block, 0, 0, 0, 0, 0, 0], np.float32)
             one = episode(int(rng.integers(1_000_000_000)), 3, miss > 0)
             played.append(replace(one, snapshots=np.tile(state, (12, 1))))
-        return gathered(played, np.array([one.success for one in played], np.float32))
+        return group_episodes(played, np.array([one.success for one in played], np.float32))
 
     explained = []
     for is_blind in (False, True):

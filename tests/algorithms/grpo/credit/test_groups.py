@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rlvlm.algorithms.grpo.config import AdvantageConfig
-from rlvlm.algorithms.grpo.credit.groups import Group, differences, gathered, sifted, weighed
-from rlvlm.types.chunks import ChunkEpisode
+from rlvlm.algorithms.grpo.credit.groups import Group, differences, filter_groups, group_episodes, make_update
+from rlvlm.core.chunks import ChunkEpisode
 
 
 def episode(group: int, state_id: int, success: bool = False) -> ChunkEpisode:
@@ -34,11 +34,11 @@ def test_by_hand() -> None:
     # In the order they came: groups 5, 4, 5, 4; group 4 succeeds once, group 5 never.
     episodes = [episode(5, 50), episode(4, 40, success=True), episode(5, 50), episode(4, 40)]
     scores = np.array([e.success for e in episodes], np.float32)
-    groups = gathered(episodes, scores)
+    groups = group_episodes(episodes, scores)
     assert [group.scores.tolist() for group in groups] == [[1, 0], [0, 0]]
-    kept = sifted(groups, AdvantageConfig(), 0.0)
+    kept = filter_groups(groups, AdvantageConfig(), 0.0)
     assert [group.episodes[0].state_id for group in kept] == [40]
-    update = weighed(kept, AdvantageConfig(divide_by_std=False))
+    update = make_update(kept, AdvantageConfig(divide_by_std=False))
     assert update.episodes == [episodes[1], episodes[3]]
     assert update.advantages.tolist() == [0.5, 0.5, -0.5, -0.5]  # of each chunk
 
@@ -70,9 +70,9 @@ def test_chunks_are_chosen_that_differ_from_the_other_kind_by_hand() -> None:
         Group(episodes=tuple(episodes), scores=np.array([1, 1, 0, 0], np.float32)),
         Group(episodes=tuple(other), scores=np.array([1, 1, 0, 0], np.float32)),
     ]
-    update = weighed(groups, AdvantageConfig(chunk_share=0.44))  # four of nine chunks, and four of eight
+    update = make_update(groups, AdvantageConfig(chunk_share=0.44))  # four of nine chunks, and four of eight
     assert update.rows.tolist() == [1, 3, 5, 7, 9, 11, 13, 15]
-    assert len(update.advantages) == 17 and weighed(groups, AdvantageConfig()).rows.tolist() == list(range(17))
+    assert len(update.advantages) == 17 and make_update(groups, AdvantageConfig()).rows.tolist() == list(range(17))
 
 
 def test_a_group_of_two_initial_states_is_refused() -> None:
@@ -95,4 +95,4 @@ def test_an_episode_whose_parts_do_not_fit_is_refused() -> None:
 
 
 def test_nothing_in_nothing_out() -> None:
-    assert sifted([], AdvantageConfig(), 0.0) == []
+    assert filter_groups([], AdvantageConfig(), 0.0) == []

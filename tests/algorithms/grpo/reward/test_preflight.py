@@ -5,20 +5,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import AdvantageConfig, ScoreConfig
-from rlvlm.algorithms.grpo.reward.preflight import known_episodes, try_scorer
+from rlvlm.algorithms.grpo.reward.preflight import known_episodes, preflight_scorer
 from rlvlm.algorithms.grpo.reward.scoring import VideoScorer
-from rlvlm.envs.push_block.world import PushBlock
-from rlvlm.envs.registry import make_world, task_env
-from rlvlm.errors import UsageError
+from rlvlm.core import metrics
+from rlvlm.core.chunks import ChunkObs
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.push_block.env import PushBlock
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.rewards.scorers import RandomScorer
-from rlvlm.types.chunks import ChunkObs
-from rlvlm.types.steps import FloatArray
 
 
 def test_known_episodes_of_push_block_are_of_both_kinds() -> None:
-    world = make_world("push_block", task_env("push_block"), 0)
+    world = make_env("push_block", task_env("push_block"), 0)
     known = known_episodes(world, 6, 3, np.random.default_rng(0))
     assert [item.is_success for item in known] == [True] * 6 + [False] * 6
     assert all(item.snapshots.shape == (3, 10) for item in known)
@@ -53,7 +53,7 @@ class NoScript(PushBlock):
 def found(world: PushBlock, scores: ScoreConfig, told: list[str]) -> dict[str, float]:
     noise = AdvantageConfig(scorer_noise="measured" if scores.teacher == "random" else 0.0)
     scorer = VideoScorer(RandomScorer(0), scores)
-    return try_scorer(scorer, world, scores, noise, 0, lambda: RandomScorer(0), told.append)
+    return preflight_scorer(scorer, world, scores, noise, 0, lambda: RandomScorer(0), told.append)
 
 
 def test_a_die_is_measured_and_not_asked_what_it_knows() -> None:

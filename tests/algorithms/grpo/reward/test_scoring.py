@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlvlm import metrics
 from rlvlm.algorithms.grpo.config import AdvantageConfig, ScoreConfig
-from rlvlm.algorithms.grpo.credit.groups import gathered, sifted
+from rlvlm.algorithms.grpo.credit.groups import filter_groups, group_episodes
 from rlvlm.algorithms.grpo.reward.scoring import (
     EpisodeScorer,
     SuccessScorer,
@@ -19,15 +18,16 @@ from rlvlm.algorithms.grpo.reward.scoring import (
     item_of,
     shown_frames,
 )
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core import metrics
+from rlvlm.core.chunks import ChunkEpisode
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Remembering
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.rewards.scorers import JudgeScorer, RandomScorer
 from rlvlm.rewards.scoring_items import ScoringItem
-from rlvlm.types.chunks import ChunkEpisode
-from rlvlm.types.judging import Clip, Query, Score, Stamp, Status, Verdict
-from rlvlm.types.steps import FloatArray, Frames
 
 STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
 
@@ -127,7 +127,7 @@ def test_a_threshold_makes_scores_binary() -> None:
 def test_a_calibrated_threshold_is_where_known_episodes_were_told_apart_best() -> None:
     known = [item_of(episode(steps, success=steps > 10), 4) for steps in (12, 11, 9, 8)]
     scorer, _ = judged([0.3, 0.4, 0.1, 0.2, 0.24, 0.26], threshold="calibrated")
-    assert scorer.try_on(known).threshold == pytest.approx(0.25)
+    assert scorer.preflight_on(known).threshold == pytest.approx(0.25)
     assert score(scorer, [episode(12), episode(11, success=True)]).tolist() == [0, 1]
     assert scorer.report()[metrics.JUDGE_FALSE_POSITIVES] == 0, "the monitor goes by it too"
     assert [record.claim for record in scorer.drain_records()] == pytest.approx([0.25, 0.25])
@@ -163,7 +163,7 @@ def test_an_episode_without_an_answer_never_gets_the_truth() -> None:
 def test_only_the_group_of_an_unscored_episode_is_left_out() -> None:
     episodes = [episode(12, group=0), episode(11, group=0), episode(10, group=1), episode(9, group=1)]
     scores = score(judged([None, 0.9, 0.1, 0.8])[0], episodes, 0)
-    kept = sifted(gathered(episodes, scores), AdvantageConfig(), 0.0)
+    kept = filter_groups(group_episodes(episodes, scores), AdvantageConfig(), 0.0)
     assert [group.episodes[0].group for group in kept] == [1]
 
 

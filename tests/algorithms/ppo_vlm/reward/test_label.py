@@ -5,26 +5,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlvlm import metrics
+from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.ppo_vlm.play import PlayedTurn, PolicyOutput
 from rlvlm.algorithms.ppo_vlm.reward.known import known_episodes, known_turns
 from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, without_unknown
 from rlvlm.algorithms.ppo_vlm.runner import Rollout
-from rlvlm.algorithms.world_slots import WorldSlot
-from rlvlm.envs.registry import make_world, task_env
-from rlvlm.errors import JudgeUnavailable
+from rlvlm.core import metrics
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Score, Stamp, Status
+from rlvlm.core.sampling import ReplyTokens
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.rewards.config import MixtureConfig, MonitorConfig, TurnRewardConfig
 from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.rewards.temporal import TemporalNovelty
-from rlvlm.types.judging import Score, Stamp, Status
-from rlvlm.types.sampling import ReplyTokens
 
 STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
 NO_TOKENS = ReplyTokens(prompt_ids=np.zeros(1, np.int64), image=b"", reply_ids=np.zeros(1, np.int64))
 
 
 class Distance:
-    """Scores a turn of number_line by its pictures' numbers alone; `silent` scores nothing of that start."""
+    """Scores a turn of number_line by its images' numbers alone; `silent` scores nothing of that start."""
 
     num_asked = 0
 
@@ -53,12 +53,12 @@ class Distance:
 def play(
     starts: Sequence[tuple[int, int]], turns: int, right: bool = True, groups: Sequence[int] = (), mumbles: int = -1
 ) -> Rollout:
-    """Each world begins at (current, target) and is played by the expert, or against it; it ends once. The reply of
+    """Each env begins at (current, target) and is played by the expert, or against it; it ends once. The reply of
     turn `mumbles` cannot be read.
     """
     slots, rows = [], []
     for current, target in starts:
-        slot = WorldSlot(make_world("number_line", task_env("number_line"), 0), "number_line")
+        slot = EnvSlot(make_env("number_line", task_env("number_line"), 0), "number_line")
         for seed in range(10_000):
             slot.begin(seed)
             if tuple(slot.turn.snapshot.astype(int)) == (current, target):
@@ -71,8 +71,8 @@ def play(
             if over[place]:
                 row.append(None)
                 continue
-            action = slot.world.expert_action()
-            text = "well" if number == mumbles else slot.world.action_text(action if right else 1 - action)
+            action = slot.env.expert_action()
+            text = "well" if number == mumbles else slot.env.action_text(action if right else 1 - action)
             output = PolicyOutput(
                 text=text, tokens=NO_TOKENS, log_probs=np.zeros(1, np.float32), value=0, action=None, version=0
             )
@@ -147,7 +147,7 @@ def test_where_episodes_are_compared_the_whole_group_is_left_out() -> None:
 
 
 def test_a_mixture_is_weighed_and_each_part_logged_raw() -> None:
-    world = make_world("number_line", task_env("number_line"), 0)
+    world = make_env("number_line", task_env("number_line"), 0)
     mixture = MixtureConfig(environment=0.5, judged=2.0, novelty=0.1)
     novelty = TemporalNovelty(2, world.draw, seed=0)
     labeller = TurnLabeller(TurnRewardConfig(source="mixture", mixture=mixture), Distance(), novelty)
@@ -178,11 +178,11 @@ def test_the_monitor_hears_of_episodes_that_end_and_of_controls() -> None:
 
 
 def test_known_turns_are_of_both_kinds() -> None:
-    world = make_world("empty_random_6x6", task_env("empty_random_6x6"), 0)
+    world = make_env("empty_random_6x6", task_env("empty_random_6x6"), 0)
     known = known_turns(world, 10, seed=3)
     assert [item.is_success for item in known] == [True] * 10 + [False] * 10
     assert all(item.action in world.action_names and item.snapshots.shape[0] == 2 for item in known)
-    episodes = known_episodes(make_world("number_line", task_env("number_line"), 0), 4, 3, seed=0)
+    episodes = known_episodes(make_env("number_line", task_env("number_line"), 0), 4, 3, seed=0)
     assert {item.is_success for item in episodes} == {True, False}
     assert max(len(item.snapshots) for item in episodes) == 3
 

@@ -55,7 +55,7 @@ def test_a_group_of_equal_returns_teaches_nothing():
 
 
 def test_turns_are_compared_only_within_group_and_state():
-    # Worlds 0 and 1 are a group and start in state 0; world 2 is alone in its group.
+    # Envs 0 and 1 are a group and start in state 0; env 2 is alone in its group.
     rewards = torch.tensor([[0.0, 0.0, 5.0], [1.0, 0.0, 0.0]])
     ends, live = torch.tensor([[False, False, True], [True, True, True]]), torch.tensor([[True, True, True]] * 2)
     states = torch.tensor([[0, 0, 0], [1, 2, 0]])

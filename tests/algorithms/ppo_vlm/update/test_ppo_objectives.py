@@ -24,7 +24,7 @@ WEIGHTED: dict[str, Any] = {"kl_weight": 0.05, "entropy_weight": 0.02}
 
 
 def stored() -> dict[str, torch.Tensor]:
-    """One rollout: fragments with ends and time limits, and single episodes of worlds 0 to 3 for the groups."""
+    """One rollout: fragments with ends and time limits, and single episodes of envs 0 to 3 for the groups."""
     rng = np.random.default_rng(7)
     lengths = rng.integers(1, N + 1, (T, W))
     is_reply = np.arange(N) < lengths[..., None]
@@ -50,7 +50,7 @@ def stored() -> dict[str, torch.Tensor]:
 
 GROUPS = [0, 0, 1, 1]
 LENGTHS = [6, 3, 5, 6]
-"""Turns of each world's only episode, for objectives with groups."""
+"""Turns of each env's only episode, for objectives with groups."""
 
 
 def outcome_of(data: dict[str, torch.Tensor], has_groups: bool) -> Outcome:
@@ -66,7 +66,7 @@ def outcome_of(data: dict[str, torch.Tensor], has_groups: bool) -> Outcome:
     )  # fmt: skip
 
 
-def worlds_of(data: dict[str, torch.Tensor], has_groups: bool) -> list[list[dict[str, Any]]]:
+def envs_of(data: dict[str, torch.Tensor], has_groups: bool) -> list[list[dict[str, Any]]]:
     """The same rollout as the oracle takes it."""
     return [
         [
@@ -84,18 +84,18 @@ def worlds_of(data: dict[str, torch.Tensor], has_groups: bool) -> list[list[dict
     ]
 
 
-def oracle_credit(config: ObjectiveConfig, worlds: list[list[dict[str, Any]]]) -> Any:
+def oracle_credit(config: ObjectiveConfig, envs: list[list[dict[str, Any]]]) -> Any:
     match config:
         case RL4VLMConfig() | TokenPPOConfig() | HeadConfig():
-            return oracle.turn_critic_credit(worlds, config.gamma, config.gae_lambda)
+            return oracle.turn_critic_credit(envs, config.gamma, config.gae_lambda)
         case BiLevelConfig():
             return oracle.bi_level_credit(
-                worlds, config.turn_gamma, config.turn_lambda, config.token_gamma, config.token_lambda
+                envs, config.turn_gamma, config.turn_lambda, config.token_gamma, config.token_lambda
             )
         case GRPOConfig():
-            return oracle.grpo_credit(worlds, GROUPS, config.is_scaled), None
+            return oracle.grpo_credit(envs, GROUPS, config.is_scaled), None
         case GiGPOConfig():
-            return oracle.gigpo_credit(worlds, GROUPS, config.gamma, config.step_weight, config.is_scaled), None
+            return oracle.gigpo_credit(envs, GROUPS, config.gamma, config.step_weight, config.is_scaled), None
 
 
 CONFIGS = [
@@ -117,7 +117,7 @@ def test_credit_loss_and_gradient_are_the_oracles(config: ObjectiveConfig):
     has_groups = objective.group_size > 1
     live = outcome_of(data, has_groups).is_live
     credit = objective.credit(outcome_of(data, has_groups))
-    wanted, wanted_returns = oracle_credit(config, worlds_of(data, has_groups))
+    wanted, wanted_returns = oracle_credit(config, envs_of(data, has_groups))
     per_token = credit.advantages.ndim == 3
     if per_token:
         assert credit.returns is not None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlvlm.errors import ModelUnavailable
+from rlvlm.core.errors import ModelUnavailable
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.openvla import images as image_paths
 from rlvlm.policies.vla.openvla.images import to_pixels
@@ -261,7 +261,7 @@ def test_what_is_missing_left_over_or_of_another_shape_is_named(tmp_path: Path) 
 
 def test_what_does_not_go_together_is_refused_with_its_fix(folder: Path, tmp_path: Path) -> None:
     cases: list[tuple[str, dict[str, object]]] = [
-        ("12 numbers", {"num_tokens": 12}), ("3 cameras, the world has 2", {"cameras": 3}),
+        ("12 numbers", {"num_tokens": 12}), ("3 cameras, the env has 2", {"cameras": 3}),
         ("none is 'bridge'", {"unnorm_key": "bridge"}),
     ]  # fmt: skip
     for words, settings in cases:
@@ -269,7 +269,7 @@ def test_what_does_not_go_together_is_refused_with_its_fix(folder: Path, tmp_pat
             load(folder, **settings)  # pyright: ignore[reportArgumentType]
     assert load(folder, unnorm_key="libero_10").scale.high[0] == 0.8
     with_head = write_openvla(tmp_path / "head", proprio_size=3)
-    with pytest.raises(ModelUnavailable, match="takes 3 numbers of proprioception, the world gives 8"):
+    with pytest.raises(ModelUnavailable, match="takes 3 numbers of proprioception, the env gives 8"):
         load(with_head, proprio_size=8)
     (with_head / "action_head--150000_checkpoint.pt").touch()
     with pytest.raises(ModelUnavailable, match="regression head"):

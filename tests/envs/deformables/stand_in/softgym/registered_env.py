@@ -52,11 +52,11 @@ class RopeFlattenEnv:
         return self._observe(), length, False, {"normalized_performance": length / 0.1}
 
     def get_image(self, width: int, height: int) -> np.ndarray:
-        picture = np.zeros((height, width, 3), np.uint8)
+        image = np.zeros((height, width, 3), np.uint8)
         for x in _scene["particle_pos"].reshape(-1, 4)[:, 0]:
-            picture[height // 2, int(np.clip((x + 1) / 2 * (width - 1), 0, width - 1))] = 255
-            picture[0, 0] += np.uint8(int(x * 5_000) % 256)
-        return picture
+            image[height // 2, int(np.clip((x + 1) / 2 * (width - 1), 0, width - 1))] = 255
+            image[0, 0] += np.uint8(int(x * 5_000) % 256)
+        return image
 
     def _observe(self) -> np.ndarray:
         return _scene["particle_pos"].reshape(-1, 4)[:3, :3].ravel().copy()

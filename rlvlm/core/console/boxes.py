@@ -1,0 +1,56 @@
+"""How a command ends: the one place that turns failures into a boxed message with the fix, and an exit code."""
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from rlvlm.core.errors import EXIT_DONE, MachineError, RunError
+
+EXIT_CRASH = 1
+EXIT_INTERRUPTED = 130
+"""What shells use for Ctrl-C; only before a run has anything to save."""
+EXIT_UNREAD = 141
+"""What shells use for a program whose reader went away, as `| head` does."""
+
+
+def guarded(action: Callable[[], int]) -> int:
+    """The exit code of `action`; whatever it raises is shown as a box on stderr, never as a traceback."""
+    try:
+        code = action()
+        sys.stdout.flush()  # here, where a reader that went away is no surprise; else at the interpreter's end
+        return code
+    except RunError as error:
+        show_failure(str(error), error.fix)
+        return error.exit_code
+    except SystemExit as end:  # of the argument parser, which has drawn its own box
+        return end.code if isinstance(end.code, int) else EXIT_DONE
+    except KeyboardInterrupt:
+        show_failure("stopped by Ctrl-C", "")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still unwritten is thrown away quietly
+        return EXIT_UNREAD
+    except Exception as error:  # the outermost frame: a user gets a box, the file keeps the traceback
+        with tempfile.NamedTemporaryFile("w", prefix="rlvlm-crash-", suffix=".txt", delete=False) as file:
+            file.write(traceback.format_exc())
+        if isinstance(error, OSError) and error.filename is not None:
+            fix = f"name another place, or mend this one; if you did not name it, please report {file.name}"
+            show_failure(f"{error.strerror}: {error.filename2 or error.filename}", fix)
+            return MachineError.exit_code
+        show_failure(f"unexpected {type(error).__name__}: {error}", f"please report it with {file.name}")
+        return EXIT_CRASH
+
+
+def show_failure(what: str, fix: str) -> None:
+    """Draws the box: what happened, and below it how to mend it."""
+    text = Text(what.strip())
+    if fix:
+        text.append("\n\nfix: ", style="bold green")
+        text.append(fix)
+    Console(stderr=True).print(Panel(text, title="rlvlm", title_align="left", border_style="red"))

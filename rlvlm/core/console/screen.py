@@ -1,0 +1,60 @@
+"""Where a command shows its progress: an image that stays in place on a terminal, plain lines elsewhere."""
+
+from abc import ABC, abstractmethod
+from typing import Self, TextIO
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+
+class Unheeded(Console):
+    """A console that falls silent where its reader goes away, as `| head` does: what it tells of goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Writes nothing from here on. Rich's own end the process, and would send standard output elsewhere."""
+        self.quiet = True
+
+
+class Screen(ABC):
+    """A stream to people. A context: on a terminal the image is there while it is open.
+
+    The stream itself is asked what it is: in notebooks and in CI, FORCE_COLOR tells rich that a pipe is a terminal.
+
+    Args:
+        stream: a terminal, or a file or pipe that gets plain lines.
+        title: the first line, where there is no image.
+    """
+
+    def __init__(self, stream: TextIO, title: str) -> None:
+        self._console = Unheeded(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
+        self._title = title
+        self._live: Live | None = None  # there while the image is
+        self._phase = ""
+
+    @abstractmethod
+    def render(self) -> RenderableType:
+        """The image as it is now; asked for twice a second."""
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live = Live(get_renderable=self.render, console=self._console, refresh_per_second=2)
+            self._live.start()
+        else:
+            self.line(self._title)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def line(self, text: str) -> None:
+        """Prints a line that stays, above the image where there is one."""
+        self._console.print(Text(text))
+
+    def phase(self, text: str, is_line: bool = True) -> None:
+        """Says what is being done now; where there is no image, only if `is_line`."""
+        self._phase = text
+        if self._live is None and is_line:
+            self.line(text)

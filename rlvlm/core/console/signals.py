@@ -1,0 +1,61 @@
+"""SIGTERM, SIGINT and SIGUSR1 ask a run to save and stop; a second SIGTERM or SIGINT ends it at once."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+ASKED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""A cluster's time limit or preemption, Ctrl-C, and SLURM's early warning."""
+
+
+class StopRequest:
+    """Whether a signal has asked the run to stop. A context: the handlers are there while it is open.
+
+    SIGUSR1 only ever asks: SLURM's SIGTERM often follows it, or comes together with it, while the run is saving.
+    """
+
+    def __init__(self) -> None:
+        self.signal_name = ""
+        self.log: Callable[[str], None] = lambda _: None
+        """Is given a line for the user when the first signal comes."""
+        self._was_told = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.signal_name)
+
+    def __enter__(self) -> "StopRequest":
+        self._before = {number: signal.getsignal(number) for number in ASKED_BY}
+        self.take_over()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def take_over(self) -> None:
+        """Puts our handlers in place again: starting Ray replaces some of them.
+
+        Outside of the main thread, where Python allows none, the run cannot be stopped by a signal.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in ASKED_BY:
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, _: FrameType | None) -> None:
+        if self._was_told and number != signal.SIGUSR1:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._was_told |= number != signal.SIGUSR1
+        if not self.signal_name:
+            again = "; once more ends it at once" if self._was_told else ""
+            with suppress(RuntimeError):  # the stream was being written to, which the signal interrupted
+                self.log(f"{signal.Signals(number).name}: finishing what is under way, then saving{again}")
+        self.signal_name = self.signal_name or signal.Signals(number).name

@@ -1,0 +1,129 @@
+"""What a judge is asked, and what it answers."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rlvlm.core.steps import Frames
+
+
+class Status(StrEnum):
+    """How a question to a judge ended. The four are counted apart and never folded into one another."""
+
+    OK = "ok"
+    """The judge chose (a comparison) or gave a number (a score)."""
+    NO_PREFERENCE = "no_preference"
+    """The judge answered that it sees no difference or cannot tell."""
+    INVALID = "invalid"
+    """The judge answered something that could not be read."""
+    FAILED = "failed"
+    """There was no answer: an outage, a deadline, a refused request."""
+
+
+class Label(StrEnum):
+    """Which side of a comparison is closer to the goal."""
+
+    LEFT = "left"
+    RIGHT = "right"
+    TIE = "tie"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stamp:
+    """Where an answer comes from: two answers may share a cache entry only when their stamps are equal."""
+
+    judge: str
+    """Backend and model, e.g. `transformers:Qwen/Qwen3-VL-8B-Instruct`."""
+    revision: str
+    """Commit or digest of the weights; empty when unknown."""
+    prompt: str
+    """Name and version of the prompt, e.g. `two_stage/1`."""
+    decoding: str
+    """Everything that changes the answer at fixed weights, e.g. `temperature=0 max_new_tokens=256 max_pixels=90000`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """Two short clips and the goal they are judged by: what a judge is asked."""
+
+    goal: str
+    """Fills the one slot of the prompt, e.g. `open the drawer`."""
+    left: Frames
+    """[L, H, W, 3]; L is 1 when single images are compared."""
+    right: Frames
+    """[L, H, W, 3]."""
+    goal_picture: Frames | None = None
+    """[1, H, W, 3] the scene with the goal reached, where the judge is to be shown one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clip:
+    """One clip and the goal it is scored by."""
+
+    goal: str
+    frames: Frames
+    """[L, H, W, 3]."""
+    goal_picture: Frames | None = None
+    """[1, H, W, 3] the scene with the goal reached, where the judge is to be shown one."""
+    action: str = ""
+    """What was done between the first frame and the last, in a few plain words; empty where nobody says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What an answer cost, where the backend says so."""
+
+    tokens_in: int
+    """Tokens of prompt and images."""
+    tokens_out: int
+    """Tokens written."""
+    cost_usd: float | None = None
+    """None where nobody charges, or the price is unknown."""
+
+    def __add__(self, other: "Usage") -> "Usage":
+        """Of both together; its price is unknown where one of the two is."""
+        costs = (self.cost_usd, other.cost_usd)
+        return Usage(
+            tokens_in=self.tokens_in + other.tokens_in,
+            tokens_out=self.tokens_out + other.tokens_out,
+            cost_usd=None if costs[0] is None or costs[1] is None else costs[0] + costs[1],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """A judge's or teacher's answer to one comparison.
+
+    `label` is left or right when `status` is ok, tie when it is no_preference, and None otherwise.
+    """
+
+    status: Status
+    label: Label | None
+    stamp: Stamp
+    probabilities: tuple[float, float, float] | None = None
+    """Of left, right, tie, summing to 1; None when the backend cannot say."""
+    text: str = ""
+    """The raw answer, untrusted."""
+    latency_s: float = 0.0
+    usage: Usage | None = None
+    question: str = field(default="", compare=False)
+    """Content address of what was asked, given by the label store that keeps the answer; empty where none does."""
+
+    def __post_init__(self) -> None:
+        decided = self.label in (Label.LEFT, Label.RIGHT)
+        if decided != (self.status is Status.OK) or (self.label is Label.TIE) != (self.status is Status.NO_PREFERENCE):
+            raise ValueError(f"label {self.label!r} does not go with status {self.status!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """A judge's answer about one clip."""
+
+    status: Status
+    value: float | None
+    """In [0, 1]; None unless status is ok."""
+    stamp: Stamp
+    text: str = ""
+    latency_s: float = 0.0
+    usage: Usage | None = None
+    question: str = field(default="", compare=False)
+    """As of a `Verdict`."""

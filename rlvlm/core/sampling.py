@@ -1,0 +1,63 @@
+"""What a language policy is asked, what it answered, and what must be kept to recompute its log-probs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core.steps import FloatArray
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyRequest:
+    """One question to a policy engine: an image it has been shown, and the user's words."""
+
+    prompt: str
+    """The user's words of this turn; the engine puts them into the model's chat format."""
+    image: bytes
+    """Key of the image, as given to `show`: equal keys mean equal pixels."""
+    seed: int
+    """Of this reply alone: it does not depend on what else is in the batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyTokens:
+    """Exactly what a policy was shown and what it answered; log-probs are recomputed from this and nothing else."""
+
+    prompt_ids: IntArray
+    """[N] the whole prompt, image tokens expanded, chat format included."""
+    image: bytes
+    """Key of the image."""
+    reply_ids: IntArray
+    """[N] the reply, with the end-of-turn token where the policy gave one; empty for an action head."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledReply:
+    """A reply as it was sampled."""
+
+    tokens: ReplyTokens
+    text: str
+    """The reply's words, without special tokens: untrusted."""
+    log_probs: FloatArray
+    """[N] of each reply token under the weights and the temperature it was sampled with."""
+    value: float
+    """The value head's estimate at the last token of the prompt."""
+    is_complete: bool
+    """False where the reply was cut at the token limit."""
+    version: int
+    """Of the weights that gave it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledAction:
+    """An action as a policy with an action head drew it."""
+
+    tokens: ReplyTokens
+    action: int
+    """Index into the env's action names."""
+    log_prob: float
+    value: float
+    version: int

@@ -1,0 +1,74 @@
+"""The games of gym-cards as ordinary Gymnasium envs, for other libraries: an image in, the index of an action out.
+
+Importing this file registers them under the reference's ids, `gym_cards/NumberLine-v0` and so on; in one line:
+`gymnasium.make("rlvlm.envs.gym_cards.card_images:gym_cards/NumberLine-v0")`.
+"""
+
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core.steps import Frames
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.gym_cards.games import IDS
+from rlvlm.envs.registry import make_env, task_env
+from rlvlm.envs.turn_env import TurnEnv
+
+
+class CardImageEnv(gym.Env[Frames, int]):
+    """Observations are the images [300, 300, 3] that the env in turns shows, actions index its `action_names`.
+
+    Args:
+        game: a task of gym-cards, e.g. `number_line`.
+        rules: as of `EnvConfig`.
+        deals: as of `EnvConfig`.
+        render_mode: `rgb_array` or None.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 2}
+
+    def __init__(
+        self,
+        game: str,
+        rules: Literal["mended", "legacy"] = "mended",
+        deals: Literal["any", "solvable"] = "any",
+        render_mode: str | None = None,
+    ) -> None:
+        config = EnvConfig(rules=rules, deals=deals, episode_steps=task_env(game).episode_steps)
+        self._env: TurnEnv = make_env(game, config, 0)
+        self.render_mode = render_mode
+        self.action_names = self._env.action_names
+        """What the indices mean."""
+        self.observation_space = gym.spaces.Box(0, 255, (*self._env.picture_px, 3), np.uint8)
+        self.action_space = gym.spaces.Discrete(len(self.action_names))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Frames, dict[str, Any]]:
+        """First image and info of a new episode; `options` is not used."""
+        super().reset(seed=seed, options=options)
+        if seed is None and self._np_random is not None:
+            seed = int(self.np_random.integers(2**31))
+        _, info = self._env.reset(seed=seed)
+        return self._image(), self._told(info)
+
+    def step(self, action: int | np.integer) -> tuple[Frames, float, bool, bool, dict[str, Any]]:
+        """Image, reward, terminated, truncated, info."""
+        reward, terminated, truncated = self._env.act(int(action))
+        return self._image(), reward, terminated, truncated, self._told(self._env.info())
+
+    def render(self) -> Frames:  # pyright: ignore[reportIncompatibleMethodOverride] - always one image
+        """The present image."""
+        return self._image()
+
+    def _image(self) -> NDArray[np.uint8]:
+        return self._env.draw(self._env.snapshot()[None])[0]
+
+    def _told(self, info: dict[str, Any]) -> dict[str, Any]:
+        """`info` with what a text wrapper needs: the env's words."""
+        return info | {"prompt": self._env.prompt()}
+
+
+for _id, _game in IDS.items():
+    if _id not in gym.registry:
+        gym.register(_id, f"{__name__}:CardImageEnv", kwargs={"game": _game})

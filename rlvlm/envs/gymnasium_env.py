@@ -1,0 +1,321 @@
+"""Any registered Gymnasium env with Box spaces and `rgb_array` rendering as an env, under the name `gym:ID`.
+
+What it adds to the env, and where that has limits:
+
+1. Actions come in [-1, 1] and are stretched to the env's own bounds; observations are flattened to float32.
+2. Success is `info["success"]` or `info["is_success"]`; an env that gives neither succeeds where it terminates with a
+   positive reward. Progress is `info["progress"]`, else 0 until success and 1 from there on.
+3. A state is the generator at the start of the episode and the actions since: restoring it plays them again. That is
+   exact, for any physics, where an env draws its chances from `np_random` and a reset leaves nothing of the episode
+   before. `rlvlm check-task` finds out.
+4. Snapshots of MuJoCo envs hold positions, from which a second instance of the env draws the scene with its own camera.
+   Of any other env a small image is kept: 16 KB a step, and no larger image shows more.
+5. `start="fixed"` begins every episode like the env's own of seed 0; `start="random"` leaves it to the env.
+"""
+# pyright: reportAttributeAccessIssue=false
+# mujoco ships no type stubs, and its names live in compiled modules
+
+import hashlib
+import json
+import logging
+import os
+from functools import cache
+from typing import Any, Protocol
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+from gymnasium.error import DependencyNotInstalled
+from gymnasium.utils import seeding
+from numpy.typing import NDArray
+from PIL import Image
+
+from rlvlm.core.errors import UsageError, first_line
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.mujoco.renderer import close_at_exit
+from rlvlm.envs.rendering import ensure_renderer
+from rlvlm.envs.step_env import StepEnv, check_action
+
+STORED_PX = 64
+"""Side of the images kept where a scene cannot be drawn again."""
+_KEY_GRAIN = 0.25e-3
+"""Grain of the positions that images are drawn from, metres or radians."""
+_FIXED_SEED = 0
+_LOGGER = logging.getLogger(__name__)
+
+Env = gym.Env[Any, Any]
+
+
+class WrappedGymEnv(StepEnv):
+    """One Gymnasium env.
+
+    Args:
+        config: start and episode length; `robot` changes nothing, since nobody knows which part of the scene it is.
+        seed: of everything random in this env, until `reset` is given another.
+        env_id: as `gymnasium.make` takes it.
+
+    Raises:
+        UsageError: the env cannot be made here, or its spaces or its rendering do not fit.
+        MachineError: no off-screen renderer works here.
+    """
+
+    metadata = {"render_modes": []}
+    goal = ""
+
+    def __init__(self, config: EnvConfig, seed: int, env_id: str) -> None:
+        ensure_renderer()
+        self.render_mode = None
+        self._env = _make(env_id, max_episode_steps=config.episode_steps)
+        observed, acted = _checked_spaces(self._env, env_id)
+        self._low, self._high, self._acted_shape = acted.low.ravel(), acted.high.ravel(), acted.shape
+        low, high = (bound.ravel().astype(np.float32) for bound in (observed.low, observed.high))
+        self.observation_space = gym.spaces.Box(low, high, dtype=np.float32)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (self._low.size,), np.float32)
+        self._is_fixed = config.start == "fixed"
+        self._start = ""  # the generator as the episode began, as JSON
+        self._actions: list[FloatArray] = []
+        physics = getattr(self._env.unwrapped, "data", None)
+        is_mujoco = hasattr(physics, "qpos") and hasattr(physics, "mocap_pos")
+        self._images: Pictures = DrawnScene(env_id, physics) if is_mujoco else StoredImage(env_id)
+        self.note = self._images.note
+        self.reset(seed=seed)
+        self.snapshot_size = self.snapshot().size
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        """First observation [D] and info of a new episode; `options` is not used."""
+        super().reset(seed=seed)
+        chance = seeding.np_random(_FIXED_SEED)[0] if self._is_fixed else self.np_random
+        obs, info = self._begin(chance, json.dumps(chance.bit_generator.state))
+        return self._flat(obs), self._info(info, False)
+
+    def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+        """Observation [D], the env's reward, whether it ended, whether the time did, info.
+
+        Raises:
+            NumericsError: the action is not finite.
+        """
+        check_action(action)
+        obs, reward, is_terminated, is_truncated, info = self._act(action)
+        is_won = bool(is_terminated) and float(reward) > 0
+        return self._flat(obs), float(reward), bool(is_terminated), bool(is_truncated), self._info(info, is_won)
+
+    def snapshot(self) -> FloatArray:
+        """[S]: a MuJoCo env's positions, or a small image with each pixel in one number."""
+        return self._images.take(self._env)
+
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Images [N, size_px, size_px, 3] of `snapshots` [N, S].
+
+        Raises:
+            ValueError: the snapshots are not [N, S].
+        """
+        if snapshots.ndim != 2 or snapshots.shape[1] != self.snapshot_size:
+            raise ValueError(f"snapshots must have shape [N, {self.snapshot_size}], got {snapshots.shape}")
+        return self._images.draw(snapshots, size_px)
+
+    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, P]: rounded positions, or a digest of the image."""
+        return self._images.key(snapshots)
+
+    def get_state(self) -> dict[str, Any]:
+        """The generator at the start of the episode, and the actions [T, A] since."""
+        return {"generator": self._start, "actions": np.reshape(self._actions, (-1, self._low.size)).astype(np.float32)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned, by playing the episode again up to there."""
+        self._begin(seeding.np_random(_FIXED_SEED)[0] if self._is_fixed else self.np_random, str(state["generator"]))
+        for action in np.asarray(state["actions"]):
+            self._act(action)
+
+    def close(self) -> None:
+        """Closes the env and what draws it."""
+        self._images.close()
+        self._env.close()
+
+    def _begin(self, chance: np.random.Generator, start: str) -> tuple[Any, dict[str, Any]]:
+        """The env's own reset, with its chances drawn from `chance` in state `start`."""
+        chance.bit_generator.state = json.loads(start)
+        self._env.unwrapped.np_random = chance
+        self._start, self._actions = start, []
+        return self._env.reset()
+
+    def _act(self, action: FloatArray) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One step of the env, with `action` [A] stretched from [-1, 1] to its bounds."""
+        self._actions.append(np.array(action, np.float32))
+        share = (np.clip(action, -1.0, 1.0).astype(np.float64) + 1) / 2
+        stretched = (self._low + share * (self._high - self._low)).reshape(self._acted_shape)
+        return self._env.step(stretched.astype(self._env.action_space.dtype))
+
+    def _flat(self, obs: Any) -> FloatArray:
+        return np.asarray(obs, np.float32).ravel().copy()
+
+    def _info(self, info: dict[str, Any], is_won: bool) -> dict[str, Any]:
+        """The info of an env, from that of the env and whether it ended well."""
+        success = bool(info.get("success", info.get("is_success", is_won)))
+        progress = min(max(float(info.get("progress", success)), 0.0), 1.0)
+        return {"snapshot": self.snapshot(), "progress": progress, "success": success}
+
+
+class Pictures(Protocol):
+    """How the scenes of an env are kept, and drawn again."""
+
+    note: str
+    """What a user should know about them."""
+
+    def take(self, env: Env) -> FloatArray:
+        """[S]: the present scene of `env`."""
+        ...
+
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """[N, size_px, size_px, 3]; running episodes are not disturbed."""
+        ...
+
+    def key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, P]: scenes with equal keys look the same."""
+        ...
+
+    def close(self) -> None:
+        """Frees what draws."""
+        ...
+
+
+class DrawnScene:
+    """Scenes of a MuJoCo env: the positions of its joints and mocap bodies. Velocities are not seen, so not kept.
+
+    Args:
+        env_id: a second instance of it draws, one for each size of image.
+        physics: the `mujoco.MjData` of a first instance, for the sizes of its arrays.
+    """
+
+    note = "images are drawn from joint positions, by the env's own renderer and camera"
+
+    def __init__(self, env_id: str, physics: Any) -> None:
+        self._env_id = env_id
+        self._num_joints, self._num_mocaps = physics.qpos.size, len(physics.mocap_pos)
+        self._renderers: dict[int, Env] = {}
+
+    def take(self, env: Env) -> FloatArray:
+        """[S]: `qpos`, then the places and turns of the mocap bodies."""
+        physics: Any = getattr(env.unwrapped, "data")  # noqa: B009 - of MuJoCo envs alone, unknown to gym.Env
+        parts = (physics.qpos, physics.mocap_pos.ravel(), physics.mocap_quat.ravel())
+        return np.concatenate(parts, dtype=np.float32)
+
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Images of `snapshots`, rounded to the grain of the keys, so that equal keys look equal to the bit."""
+        if size_px not in self._renderers:
+            self._renderers[size_px] = self._make_renderer(size_px)
+        renderer = self._renderers[size_px]
+        frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
+        for frame, row in zip(frames, np.rint(snapshots / _KEY_GRAIN) * _KEY_GRAIN, strict=True):
+            self._pose(renderer.unwrapped, row)
+            frame[:] = _resized(np.asarray(renderer.render()), size_px)
+        return frames
+
+    def key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, S]: positions in steps of a quarter of a millimetre (or of a milliradian)."""
+        return np.rint(snapshots / _KEY_GRAIN).astype(np.int64)
+
+    def close(self) -> None:
+        """Frees the renderers; the next image opens one again."""
+        for renderer in self._renderers.values():
+            renderer.close()
+        self._renderers.clear()
+
+    def _make_renderer(self, size_px: int) -> Env:
+        try:
+            renderer = _make(self._env_id, width=size_px, height=size_px)
+        except TypeError:  # an env that draws at one size
+            renderer = _make(self._env_id)
+        scene: Any = renderer.unwrapped
+        scene.model.vis.quality.offsamples = scene.model.vis.quality.shadowsize = 0  # on a CPU they cost the most
+        renderer.reset(seed=_FIXED_SEED)
+        renderer.render()  # aims a camera without a place of its own: by the same scene in every instance
+        for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+            scene.mujoco_renderer.viewer.scn.flags[flag] = 0
+        close_at_exit(self)
+        return renderer
+
+    def _pose(self, scene: Any, row: NDArray[np.floating]) -> None:
+        """Puts the positions `row` [S] into `scene`, an env of Gymnasium's MuJoCo family, and readies its renderer."""
+        places, turns = np.split(row[self._num_joints :], [3 * self._num_mocaps])
+        scene.data.qpos[:], scene.data.qvel[:] = row[: self._num_joints], 0.0
+        scene.data.mocap_pos[:], scene.data.mocap_quat[:] = places.reshape(-1, 3), turns.reshape(-1, 4)
+        mujoco.mj_forward(scene.model, scene.data)
+        scene.mujoco_renderer.viewer.make_context_current()  # which Gymnasium forgets where several envs draw
+
+
+class StoredImage:
+    """Scenes of any other env: what it renders, reduced to a small square image.
+
+    Args:
+        env_id: named in the log.
+    """
+
+    note = f"images are images of {STORED_PX} pixels taken at each step, {STORED_PX**2 * 4 // 1024} KB each"
+
+    def __init__(self, env_id: str) -> None:
+        for device in ("VIDEO", "AUDIO"):  # else pygame looks for a screen and for loudspeakers, and says so
+            os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
+        _say_once(f"{env_id} cannot draw a scene again: {self.note}")
+
+    def take(self, env: Env) -> FloatArray:
+        """[S] one number per pixel, red * 65536 + green * 256 + blue: float32 holds integers of 24 bits exactly."""
+        image = _resized(np.asarray(env.render()), STORED_PX).astype(np.int32)
+        return (image[..., 0] << 16 | image[..., 1] << 8 | image[..., 2]).astype(np.float32).ravel()
+
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """The images at another size."""
+        packed = snapshots.astype(np.int32).reshape(-1, STORED_PX, STORED_PX)
+        images = np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=-1).astype(np.uint8)
+        return np.stack([_resized(image, size_px) for image in images]) if len(images) else images
+
+    def key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, 2]: 128 bits of a digest."""
+        digests = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in np.ascontiguousarray(snapshots)]
+        return np.frombuffer(b"".join(digests), np.int64).reshape(-1, 2)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _make(env_id: str, **settings: Any) -> Env:
+    try:
+        return gym.make(env_id, render_mode="rgb_array", disable_env_checker=True, **settings)
+    except (DependencyNotInstalled, ImportError) as error:
+        raise UsageError(f"gym:{env_id} needs a package: {first_line(error)}", "install what it names") from error
+
+
+def _checked_spaces(env: Env, env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Box]:
+    """The spaces of observations and of actions.
+
+    Raises:
+        UsageError: one of them is no Box, actions have no bounds, or there is no image to be had.
+    """
+    observed, acted = env.observation_space, env.action_space
+    if not (isinstance(observed, gym.spaces.Box) and isinstance(acted, gym.spaces.Box)):
+        raise UsageError(
+            f"gym:{env_id} must observe and act in Box spaces, got {type(observed).__name__} and "
+            f"{type(acted).__name__}: {observed}, {acted}",
+            "wrap it in an env of your own: docs/tasks.md",
+        )
+    if not (np.isfinite(acted.low).all() and np.isfinite(acted.high).all()):
+        raise UsageError(f"the actions of gym:{env_id} must have bounds, got {acted}", "wrap it in gymnasium's Clip")
+    if "rgb_array" not in env.metadata.get("render_modes", ()):
+        raise UsageError(f"gym:{env_id} gives no images: it has no render mode rgb_array", "choose another env")
+    return observed, acted
+
+
+def _resized(image: NDArray[np.uint8], size_px: int) -> NDArray[np.uint8]:
+    """`image` [H, W, 3] as [size_px, size_px, 3]."""
+    if image.shape[:2] == (size_px, size_px):
+        return image
+    return np.asarray(Image.fromarray(image).resize((size_px, size_px), Image.Resampling.BILINEAR))
+
+
+@cache
+def _say_once(text: str) -> None:
+    """Logs a warning, once in this process."""
+    _LOGGER.warning(text)

@@ -1,0 +1,87 @@
+"""Images of stored snapshots, each distinct one drawn once. Used by whoever looks: queries, reward models, videos."""
+
+from collections import OrderedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.step_env import StepEnv
+
+
+class FrameStore:
+    """Draws snapshots at one size and remembers the images used last.
+
+    Memory is taken once: `capacity * size_px**2 * 3` bytes (25 MB for 2,048 images of 64 pixels, 69 MB for 256 of
+    300), touched only as images come.
+
+    Args:
+        env: draws; snapshots must be its own or of an env of the same config.
+        size_px: side of the square images.
+        capacity: images kept, >= 1.
+
+    Raises:
+        ValueError: size or capacity is below 1.
+    """
+
+    def __init__(self, env: StepEnv, size_px: int, capacity: int = 2_048) -> None:
+        if size_px < 1 or capacity < 1:
+            raise ValueError(f"size_px and capacity must be >= 1, got {size_px} and {capacity}")
+        self.num_drawn = 0
+        """Images drawn so far."""
+        self._env = env
+        self._size_px = size_px
+        self._images = np.empty((capacity, size_px, size_px, 3), np.uint8)
+        self._slots: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
+
+    @property
+    def nbytes(self) -> int:
+        """Memory set aside for images, bytes."""
+        return self._images.nbytes
+
+    def frames(self, snapshots: FloatArray) -> Frames:
+        """Images [N, H, W, 3] of `snapshots` [N, S], row for row."""
+        first, inverse = self.distinct(snapshots)
+        unique = np.empty((len(first), self._size_px, self._size_px, 3), np.uint8)
+        keys = self.keys(snapshots[first])
+        missing = []
+        for index, key in enumerate(keys):
+            if key in self._slots:
+                self._slots.move_to_end(key)
+                unique[index] = self._images[self._slots[key]]
+            else:
+                missing.append(index)
+        if missing:
+            unique[missing] = self._env.draw(snapshots[first[missing]], self._size_px)
+            self.num_drawn += len(missing)
+            for index in missing:
+                self._keep(keys[index], unique[index])
+        return unique if len(first) == len(snapshots) else unique[inverse]
+
+    def distinct(self, snapshots: FloatArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Which of `snapshots` [N, S] look different.
+
+        Returns:
+            `first` [U], ascending: the rows whose image no earlier row has; and `inverse` [N]: which of them each
+            row looks like. With `values` [U] computed for `snapshots[first]`, those of all rows are `values[inverse]`.
+        """
+        keys = self._env.image_key(snapshots)
+        order = np.lexsort(keys.T)  # stable: within a group of equals the earliest row comes first
+        is_first = np.ones(len(keys), bool)
+        is_first[1:] = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)
+        first = order[is_first]
+        rank = np.empty(len(first), np.intp)
+        rank[np.argsort(first)] = np.arange(len(first))
+        inverse = np.empty(len(keys), np.intp)
+        inverse[order] = rank[np.cumsum(is_first) - 1]
+        return np.sort(first), inverse
+
+    def keys(self, snapshots: FloatArray) -> list[bytes]:
+        """A name for the image of each of `snapshots` [N, S]: equal names, equal images."""
+        return [key.tobytes() for key in self._env.image_key(snapshots)]
+
+    def _keep(self, key: bytes, image: NDArray[np.uint8]) -> None:
+        """Remembers an image in a free slot, or in place of the one not used for longest."""
+        slot = len(self._slots) if len(self._slots) < len(self._images) else self._slots.popitem(last=False)[1]
+        self._slots[key] = slot
+        self._images[slot] = image

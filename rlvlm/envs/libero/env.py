@@ -1,0 +1,272 @@
+"""The envs of a LIBERO task: one by itself, and many that take turns with one scene. Made by the registry."""
+# pyright: reportAttributeAccessIssue=false
+# mujoco ships no type stubs, and its names live in compiled modules
+
+import json
+import logging
+from dataclasses import replace
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core.chunks import ChunkObs, ChunkStep
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.libero.expert import Script, ScriptMemory, has_script
+from rlvlm.envs.libero.scene import CAMERAS, LiberoScene, shared_scene
+from rlvlm.envs.rendering import ensure_renderer
+from rlvlm.envs.robosuite.arm import EXACT_STEP_S, FAST_STEP_S
+from rlvlm.envs.robosuite.scene import image_key
+
+CHUNK_STEPS = 8
+ACTION_SIZE = 7
+_GRIPPER = ACTION_SIZE - 1
+_PROPRIO_SIZE = 8
+_LOGGER = logging.getLogger(__name__)
+
+
+def to_robosuite(action: FloatArray) -> FloatArray:
+    """`[7]` as robosuite takes it: the gripper, 1 open and 0 closed in a policy's actions, is -1 open and 1 closed.
+
+    Source: OpenVLA's LIBERO evaluation, -sign(2 g - 1). Departure: exactly 0.5, whose sign is 0 there, opens.
+    """
+    return np.append(action[:_GRIPPER], -1.0 if action[_GRIPPER] >= 0.5 else 1.0).astype(np.float32)
+
+
+class LiberoEnvs(ChunkEnvs):
+    """Envs side by side. The scene is lent to one after the other; finished ones are stepped no further.
+
+    Args:
+        scene: of the task.
+        config: time limit, how far things are moved, and the simulation's step.
+    """
+
+    def __init__(self, scene: LiberoScene, config: EnvConfig) -> None:
+        self._scene = scene
+        self._episode_steps, self._moved_m = config.episode_steps, config.moved
+        self._step_s = FAST_STEP_S if config.physics == "fast" else EXACT_STEP_S
+        self._plays_on = config.plays_on
+        self.states: list[NDArray[np.float64]] = []
+        self.ages = np.empty(0, np.int64)
+        self.progress = np.empty(0, np.float32)
+        self.solved = np.empty(0, bool)
+        """[N] whether success has been rewarded."""
+
+    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+        """First observations of N new episodes."""
+        distinct, inverse = np.unique(state_ids, return_inverse=True)
+        starts = []
+        with self._scene.turn:
+            for state_id in distinct.tolist():
+                state = self._scene.start(state_id, self._moved_m)
+                starts.append((state, self._scene.positions(), self._scene.arm.proprio(), self._scene.progress()))
+        states, positions, proprio, progress = zip(*starts, strict=True)
+        self.states = [states[index] for index in inverse]
+        self.ages = np.zeros(len(state_ids), np.int64)
+        self.progress = np.array(progress, np.float32)[inverse]
+        self.solved = np.zeros(len(state_ids), bool)
+        return self._observed(np.stack(positions)[inverse], np.stack(proprio)[inverse])
+
+    def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
+        """Drives the envs `rows` [n] by `chunks` [n, L, 7]."""
+        scene, num, length = self._scene, len(rows), chunks.shape[1]
+        trail = np.empty((num, length, scene.num_positions), np.float32)
+        proprio = np.empty((num, _PROPRIO_SIZE), np.float32)
+        rewards = np.zeros((num, length), np.float32)
+        steps = np.zeros(num, np.int64)
+        progress = np.empty(num, np.float32)
+        success, success_at_end, is_cut = (np.zeros(num, bool) for _ in range(3))
+        with scene.turn:
+            for place, row in enumerate(rows.tolist()):
+                scene.load(self.states[row])
+                left = min(length, self._episode_steps - int(self.ages[row]))
+                is_solved = False
+                for index, action in enumerate(chunks[place, :left]):
+                    scene.arm.step(to_robosuite(action), self._step_s)
+                    trail[place, index:] = scene.positions()
+                    steps[place] = index + 1
+                    is_cut[place] = self._has_diverged()
+                    is_solved = not is_cut[place] and scene.is_solved()
+                    rewards[place, index] = is_solved and not self.solved[row]
+                    success[place] |= is_solved
+                    self.solved[row] |= is_solved
+                    if is_cut[place] or (is_solved and not self._plays_on):
+                        break
+                success_at_end[place] = is_solved
+                self.states[row] = scene.save()
+                mujoco.mj_kinematics(scene.model, scene.data)
+                proprio[place] = scene.arm.proprio()
+                progress[place] = 1.0 if is_solved else scene.progress()
+        self.ages[rows] += steps
+        self.progress[rows] = progress
+        ended = success & (not self._plays_on)
+        return ChunkStep(
+            obs=self._observed(trail[:, -1], proprio),
+            snapshots=trail,
+            steps=steps,
+            env_rewards=rewards,
+            success=success,
+            success_at_end=success_at_end,
+            progress=progress,
+            terminated=ended,
+            truncated=~ended & (is_cut | (self.ages[rows] >= self._episode_steps)),
+        )
+
+    def _has_diverged(self) -> bool:
+        """Whether numbers have become impossible; such an episode is cut there, as a failure."""
+        diverged = self._scene.has_diverged()
+        if diverged:
+            _LOGGER.warning("the simulation diverged: %s; the episode ends here", self._scene.instruction)
+        return diverged
+
+    def _observed(self, positions: FloatArray, proprio: FloatArray) -> ChunkObs:
+        instructions = (self._scene.instruction,) * len(positions)
+        return ChunkObs(snapshots=positions.copy(), instructions=instructions, proprio=proprio)
+
+
+class LiberoEnv(ChunkEnv):
+    """One env.
+
+    Args:
+        config: time limit, how far things are moved, and the simulation's step.
+        seed: of the initial states, until `reset` is given another.
+        suite: a key of `SUITES`.
+        number: of the task in it, from 0, in digits.
+
+    Raises:
+        MachineError: LIBERO is not installed, or no off-screen renderer works here.
+    """
+
+    metadata = {"render_modes": []}
+    cameras = CAMERAS
+    chunk_steps = CHUNK_STEPS
+    action_low = np.array([-1.0] * _GRIPPER + [0.0], np.float32)
+    action_high = np.ones(ACTION_SIZE, np.float32)
+    scaled_actions = (True,) * _GRIPPER + (False,)
+    proprio_size = _PROPRIO_SIZE
+    way_unit = 0.1
+
+    def __init__(self, config: EnvConfig, seed: int, suite: str, number: str) -> None:
+        ensure_renderer()  # before an hour of training, not after
+        self._scene = shared_scene(suite, int(number), config.mesh_cell)
+        self._config = config
+        self.goal = self._scene.instruction
+        self.instructions = (self.goal,)
+        self.render_mode = None
+        self.episode_steps = config.episode_steps
+        self.snapshot_size = self._scene.num_positions
+        self.num_ways = 3 * len(self._scene.named)
+        self.num_held_out = None if config.moved else self._scene.num_held_out
+        self._one = LiberoEnvs(self._scene, config)
+        self._state_id = 0
+        self._seen = np.empty(self.snapshot_size, np.float32)
+        self._memory = ScriptMemory()
+        self._planned: tuple[FloatArray, ScriptMemory] | None = None
+        self.reset(seed=seed)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[ChunkObs, dict[str, Any]]:
+        """First observation and info of a new episode; `options["state_id"]` chooses the initial state."""
+        super().reset(seed=seed, options=options)
+        drawn = int(self.np_random.integers(FIRST_HELD_OUT_STATE))
+        self._state_id = drawn if options is None else int(options.get("state_id", drawn))
+        obs = self._one.begin(np.array([self._state_id]))
+        self._seen = obs.snapshots[0]
+        self._memory = ScriptMemory()
+        return obs, {"state_id": self._state_id, "progress": float(self._one.progress[0]), "success": False}
+
+    def step(self, chunk: FloatArray) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
+        """Observation, 1 if the task has just been solved, terminated, truncated, info."""
+        chunk = np.asarray(chunk, np.float32)
+        is_scripted = self._planned is not None and np.array_equal(chunk, self._planned[0])
+        self._memory = self._planned[1] if self._planned is not None and is_scripted else ScriptMemory()
+        self._planned = None
+        came = self._one.step(np.array([0]), chunk[None])
+        steps = int(came.steps[0])
+        self._seen = came.obs.snapshots[0]
+        info = {
+            "state_id": self._state_id,
+            "progress": float(came.progress[0]),
+            "success": bool(came.success[0]),
+            "success_at_end": bool(came.success_at_end[0]),
+            "steps": steps,
+            "env_rewards": came.env_rewards[0, :steps],
+            "snapshots": came.snapshots[0, :steps],
+        }
+        return came.obs, float(came.env_rewards.sum()), bool(came.terminated[0]), bool(came.truncated[0]), info
+
+    def snapshot(self) -> FloatArray:
+        """[S]: joint positions of robot, things and fixtures."""
+        return self._seen.copy()
+
+    def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
+        """Images [N, size_px, size_px, 3], turned as those that published policies were trained on."""
+        return np.ascontiguousarray(self._scene.draw(snapshots, size_px, camera)[:, :, ::-1])
+
+    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, S]: snapshots in steps of a quarter of a millimetre (or of a milliradian)."""
+        return image_key(snapshots)
+
+    def landmarks(self, snapshots: FloatArray) -> FloatArray:
+        """[N, K, 3]: the hand, and what the goals name."""
+        return self._scene.landmarks(snapshots)
+
+    def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """[N, S]: the arm of `snapshots` among the things of `starts`, each moved by up to 3 cm."""
+        return self._scene.augment_scenes(snapshots, starts, rng)
+
+    def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
+        """[L, 7] of the script that picks up and puts down; None where a task asks for more.
+
+        It acts upon what each of its actions leads to, so it plays them, and the env is set back.
+        """
+        scene = self._scene
+        with scene.turn:
+            scene.load(self._one.states[0])
+            mujoco.mj_fwdPosition(scene.model, scene.data)
+            if not has_script(scene):
+                return None
+            memory = replace(self._memory)
+            script = Script(scene, memory)
+            chunk = np.empty((CHUNK_STEPS, ACTION_SIZE), np.float32)
+            for action in chunk:
+                action[:] = script.act(noise, rng)
+                scene.arm.step(to_robosuite(action))
+        self._planned = (chunk, memory)
+        return chunk
+
+    def many(self) -> LiberoEnvs:
+        """Envs of the same config."""
+        return LiberoEnvs(self._scene, self._config)
+
+    def get_state(self) -> dict[str, Any]:
+        """Physics and arm, how long the episode has lasted, and the generator."""
+        return {
+            "state": self._one.states[0].copy(),
+            "script": self._memory.to_array(),
+            "seen": self._seen.copy(),
+            "age": int(self._one.ages[0]),
+            "solved": bool(self._one.solved[0]),
+            "progress": float(self._one.progress[0]),
+            "state_id": self._state_id,
+            "generator": json.dumps(self.np_random.bit_generator.state),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._one.states = [np.array(state["state"], np.float64)]
+        self._one.ages = np.array([state["age"]], np.int64)
+        self._one.solved = np.array([state["solved"]], bool)
+        self._one.progress = np.array([state["progress"]], np.float32)
+        self._memory, self._planned = ScriptMemory.from_array(np.asarray(state["script"])), None
+        self._seen = np.array(state["seen"], np.float32)
+        self._state_id = int(state["state_id"])
+        self.np_random.bit_generator.state = json.loads(state["generator"])
+
+    def close(self) -> None:
+        """Frees OpenGL; the next image opens it again."""
+        self._scene.close()

@@ -1,0 +1,244 @@
+"""One MetaWorld task as an env: the stock v3 physics and reward, in a scene changed at run time.
+
+What differs from the stock envs, all of it in the reference method's paper (Wang et al. 2024, arXiv:2402.03681) or
+needed to keep promises of `StepEnv`:
+
+1. `start="fixed"` puts object and hand where the scene has them. `start="random"` is the stock start: the object is
+   drawn anew each episode by the env's own generator, and in the paper's tasks the hand is further away.
+2. Images leave the robot out (`robot="hidden"`), because the arm covers the object, and never show goal markers.
+3. The camera is the scene's, drawn directly at the size asked for.
+4. The time limit is `EnvConfig.episode_steps` (the stock envs raise an error at step 501), a truncation.
+5. Observations are float32, and the first one of an episode shows the object where it is: the stock envs report where
+   it was in the previous episode, because they do not recompute positions after placing it.
+6. Progress is the share of the distance at the start that is gone, 0 where the object went further away.
+"""
+# pyright: reportAttributeAccessIssue=false
+# mujoco ships no type stubs, and its names live in compiled modules
+
+import warnings
+from typing import Any
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+from metaworld.policies.policy import Policy
+from metaworld.sawyer_xyz_env import SawyerXYZEnv
+from numpy.typing import NDArray
+
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.metaworld.scene import Scene
+from rlvlm.envs.mujoco.env import MujocoEnv
+from rlvlm.envs.mujoco.renderer import Renderer
+from rlvlm.envs.step_env import check_action
+
+_NO_GOAL = np.zeros(3)
+_ROBOT_BODIES = ("base", "mocap")
+"""Roots of what `robot="hidden"` leaves out."""
+_FURNITURE = ("tablelink", "RetainingWall")
+_LEAST_METRES = 1e-3
+"""A start nearer to the target than this counts as this far away."""
+
+
+class MetaWorldEnv(MujocoEnv):
+    """One MetaWorld task.
+
+    Observations [39] are the stock ones with the goal left out (zeros); actions [4] move the hand (three axes, 1 cm at
+    1) and close the gripper. A snapshot holds the joint positions and the positions of the bodies that a reset moves.
+
+    Args:
+        scene: the task.
+        config: start, robot and episode length.
+        seed: of everything random in this env, until `reset` is given another.
+
+    Raises:
+        MachineError: no off-screen renderer works here.
+    """
+
+    def __init__(self, scene: Scene, config: EnvConfig, seed: int) -> None:
+        super().__init__(scene.goal, 4, config)
+        self._scene = scene
+        self._shows_robot = config.robot == "visible"
+        self._stock: SawyerXYZEnv = ALL_V3_ENVIRONMENTS[scene.env_name]()
+        self._prepare_start(config.start)
+        self._model, self._data = self._stock.model, self._stock.data
+        model = self._model
+        for name, colour in scene.colours.items():
+            geom = model.geom(name).id
+            model.geom_matid[geom], model.geom_rgba[geom] = -1, (*colour, 1.0)
+        self._positions = model.body_pos.copy(), model.site_pos.copy()
+        self._placed = _placed_bodies(model)
+        self.snapshot_size = model.nq + 3 * len(self._placed)
+        in_picture = np.arange(model.nq) if self._shows_robot else _scene_positions(model)
+        self._shown = np.append(in_picture, np.arange(model.nq, self.snapshot_size))
+        box = self._stock.sawyer_observation_space
+        self._low, self._high = box.low, box.high
+        self._hand = self._data.body("hand").xpos  # windows into the simulator's memory
+        self._claws = [self._data.body(name).xpos for name in ("rightclaw", "leftclaw")]
+        self.observation_space = gym.spaces.Box(box.low.astype(np.float32), box.high.astype(np.float32))
+        self._start_distance = 0.0
+        self._script: Policy | None = None
+        self.reset(seed=seed)
+
+    def _prepare_start(self, start: str) -> None:
+        """Chooses between the scene's start and the stock one."""
+        stock, scene = self._stock, self._scene
+        stock._set_task_called = True
+        stock.seeded_rand_vec = True
+        stock._freeze_rand_vec = start == "fixed"
+        if start == "fixed":
+            stock.hand_init_pos = np.array(scene.hand_start or stock.hand_init_pos)
+            stock._last_rand_vec = np.array(scene.placement or _first_draw(stock))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        """First observation [39] and info of a new episode; `options` is not used."""
+        super().reset(seed=seed, options=options)
+        stock = self._stock
+        stock.np_random = self.np_random
+        self._model.body_pos[:], self._model.site_pos[:] = self._positions  # independent of the episode before
+        mujoco.mj_resetData(self._model, self._data)
+        stock.reset_model()
+        mujoco.mj_kinematics(self._model, self._data)  # positions only: see set_state
+        stock._prev_obs = stock._get_curr_obs_combined_no_goal()
+        self._steps = 0
+        obs = self._observe()
+        facts = _facts_at_rest(stock, obs)
+        self._start_distance = max(self._scene.distance(stock, facts), _LEAST_METRES)
+        return obs.astype(np.float32), self._info(facts)
+
+    def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+        """Observation [39], the stock reward (0 to 10), never terminated, truncated at the time limit, info.
+
+        Raises:
+            NumericsError: the action is not finite.
+        """
+        check_action(action)
+        stock = self._stock
+        stock.set_xyz_action(action[:3])
+        self._data.ctrl[:] = action[3], -action[3]
+        mujoco.mj_step(self._model, self._data, nstep=stock.frame_skip)
+        mujoco.mj_forward(self._model, self._data)
+        obs = self._observe()
+        reward, facts = stock.evaluate_state(obs, action)
+        self._steps += 1
+        truncated = self._steps >= self._episode_steps
+        return obs.astype(np.float32), float(reward), False, truncated, self._info(facts)
+
+    def snapshot(self) -> FloatArray:
+        """[S]: joint positions, then the positions of the bodies that a reset moves."""
+        return np.concatenate([self._data.qpos, self._model.body_pos[self._placed].ravel()], dtype=np.float32)
+
+    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, P]: what the image shows, in steps of a quarter of a millimetre (or of a milliradian)."""
+        return super().image_key(snapshots[:, self._shown])
+
+    def scripted_action(self, obs: FloatArray) -> FloatArray | None:
+        """[4] what MetaWorld's own script does next; it is told where the goal is."""
+        if self._script is None:
+            from metaworld.policies import ENV_POLICY_MAP  # sixty modules, for those who look
+
+            self._script = ENV_POLICY_MAP[self._scene.env_name]()
+        target = self._stock._target_pos
+        assert target is not None, "every reset sets it"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that actions are clipped
+            informed = np.append(obs[:-3], target).astype(np.float64)
+            return np.asarray(self._script.get_action(informed), np.float32)
+
+    def get_state(self) -> dict[str, Any]:
+        """Physics, moved bodies, the stock env's own bookkeeping, generator and step count."""
+        state = super().get_state() | {
+            "placed": self._model.body_pos[self._placed],
+            "sites": self._model.site_pos.copy(),
+            "unset": " ".join(name for name, value in vars(self._stock).items() if value is None),
+            "start_distance": self._start_distance,
+        }
+        return state | {f"stock.{name}": np.copy(value) for name, value in vars(self._stock).items() if _is_own(value)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned; observations, rewards and images go on bit-identically."""
+        self._model.body_pos[self._placed], self._model.site_pos[:] = state["placed"], state["sites"]
+        super().set_state(state)
+        for name, value in state.items():
+            if name.startswith("stock."):
+                _restore(self._stock, name.removeprefix("stock."), value)
+        for name in str(state["unset"]).split():
+            setattr(self._stock, name, None)
+        self._start_distance = float(state["start_distance"])
+
+    def _make_renderer(self) -> Renderer:
+        hidden = _ROBOT_BODIES[1:] if self._shows_robot else _ROBOT_BODIES
+        hidden_geoms = _belongs_to(self._model, self._model.geom_bodyid, hidden)
+        placed = tuple(self._model.body(body).name for body in self._placed)
+        return Renderer(self._model, self._scene.camera, hidden_geoms, placed)
+
+    def _observe(self) -> NDArray[np.float64]:
+        """[39] the stock observation, clipped as in the stock step: now, one step ago, and zeros for the goal."""
+        stock, now = self._stock, np.zeros(18)
+        now[:3] = self._hand
+        now[3] = min(np.linalg.norm(self._claws[0] - self._claws[1]) / 0.1, 1.0)  # fully open at 10 cm
+        positions, turns = stock._get_pos_objects().reshape(-1, 3), stock._get_quat_objects().reshape(-1, 4)
+        objects = np.concatenate([positions, turns], axis=1)  # one or two of them
+        now[4 : 4 + objects.size] = objects.ravel()
+        obs = np.concatenate([now, stock._prev_obs, _NO_GOAL])
+        stock._prev_obs = now
+        return np.clip(obs, self._low, self._high)
+
+    def _info(self, facts: dict[str, Any]) -> dict[str, Any]:
+        done = 1.0 - self._scene.distance(self._stock, facts) / self._start_distance
+        progress = min(max(float(done), 0.0), 1.0)
+        return {"snapshot": self.snapshot(), "progress": progress, "success": bool(facts["success"])}
+
+
+def _facts_at_rest(stock: SawyerXYZEnv, obs: NDArray[np.float64]) -> dict[str, Any]:
+    """What the stock env says of a start; it does not remember having been asked, as some of them otherwise would."""
+    before = dict(vars(stock))
+    facts = stock.evaluate_state(obs, np.zeros(4, np.float32))[1]
+    vars(stock).update(before)
+    return facts | {"success": False}
+
+
+def _first_draw(stock: SawyerXYZEnv) -> NDArray[np.float64]:
+    """The first start that the stock env draws and accepts with a generator of its own: the same in every run."""
+    stock._freeze_rand_vec, stock.np_random = False, np.random.default_rng(0)
+    stock.reset_model()
+    stock._freeze_rand_vec = True
+    assert stock._last_rand_vec is not None, "every reset draws"
+    return stock._last_rand_vec
+
+
+def _placed_bodies(model: mujoco.MjModel) -> NDArray[np.int64]:
+    """Bodies that a reset may move by their place in the world: all but robot, furniture and what has a free joint."""
+    fixed = {*_ROBOT_BODIES, *_FURNITURE, ""}
+    free = model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
+    children = np.flatnonzero(model.body_parentid == 0)[1:]  # the first is the env itself
+    return np.array([body for body in children if model.body(body).name not in fixed and body not in free], int)
+
+
+def _belongs_to(model: mujoco.MjModel, bodies: NDArray[np.int32], roots: tuple[str, ...]) -> NDArray[np.bool_]:
+    """[N] whether each body [N] hangs on one of `roots` (children of the world)."""
+    return np.isin(model.body_rootid[bodies], [model.body(name).id for name in roots])
+
+
+def _scene_positions(model: mujoco.MjModel) -> NDArray[np.int64]:
+    """Indices into qpos of the joints that do not belong to the robot."""
+    owner = np.searchsorted(model.jnt_qposadr, np.arange(model.nq), side="right") - 1  # a joint may have several
+    return np.flatnonzero(~_belongs_to(model, model.jnt_bodyid[owner], _ROBOT_BODIES))
+
+
+def _is_own(value: object) -> bool:
+    """Whether a stock env's attribute is a number or array of its own, not a window into the simulator's memory."""
+    if not isinstance(value, np.ndarray):
+        return isinstance(value, bool | int | float | np.generic)
+    while isinstance(value, np.ndarray):
+        value = value.base
+    return value is None
+
+
+def _restore(stock: SawyerXYZEnv, name: str, value: Any) -> None:
+    """Sets an attribute without changing its type: NumPy numbers would widen the float32 they are multiplied with."""
+    kind = type(getattr(stock, name))
+    setattr(stock, name, kind(value) if kind in (bool, int, float) else np.copy(value)[()])

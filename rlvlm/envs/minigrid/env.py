@@ -1,0 +1,210 @@
+"""`minigrid/ID`, and short names such as `doorkey_6x6`: any env of MiniGrid, played by its image.
+
+Source: Chevalier-Boisvert et al. 2023 (MiniGrid and Miniworld), arXiv:2306.13831; the image of the whole grid and the
+names of the actions are those of the VLM_PPO repository. Departures from the latter: colours are true (there, a
+conversion turned green into pink and red into cyan), and a reply that cannot be read lets a turn pass and costs 0.1.
+"""
+
+from itertools import takewhile
+from typing import Any
+
+import gymnasium as gym
+import minigrid  # noqa: F401 - registers its envs  # pyright: ignore[reportUnusedImport]
+import numpy as np
+from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
+from minigrid.minigrid_env import MiniGridEnv
+from numpy.typing import NDArray
+
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.minigrid.ids import OTHERS, family
+from rlvlm.envs.minigrid.planner import LEFT, RIGHT, STEPS, Layout, Plan, find_plan
+from rlvlm.envs.minigrid.renderer import TILE_PX, paint
+from rlvlm.envs.turn_env import Outcome, TurnEnv
+
+_INVALID = -0.1
+_PASSED = -1
+"""Stands for a reply that could not be read in the list of actions."""
+_DIRECTIONS = ("right", "down", "left", "up")
+
+
+class MiniGridTurnEnv(TurnEnv):
+    """An env of MiniGrid with its own rewards. A snapshot is the encoded grid [W * H * 3] and the agent [3].
+
+    Actions are MiniGrid's seven; those that are of no use in a family of envs are not legal there. Progress is the
+    share of the shortest way that is done, where the planner knows what is wanted, and otherwise 1 at success.
+
+    Args:
+        config: rules, text, and turns of an episode where fewer than MiniGrid allows.
+        seed: of the grids, until `reset` is given another.
+        name: id of the env.
+    """
+
+    metadata = {"render_modes": []}
+    action_names = ("turn left", "turn right", "move forward", "pick up", "drop", "toggle", "done")
+
+    def __init__(self, config: EnvConfig, seed: int, name: str) -> None:
+        env = gym.make(name, disable_env_checker=True).unwrapped
+        assert isinstance(env, MiniGridEnv)
+        self._env = env
+        self.rules, self.split = config.rules, config.split
+        self._max_turns = config.episode_steps
+        self._shows_text, self._shows_last = config.shows_text, config.shows_last
+        entry = family(name)
+        self.goal, _, useful = entry
+        self._has_mission = entry is OTHERS
+        self._legal = tuple(self.action_names.index(word) for word in useful or self.action_names)
+        self._wants_door = name.startswith("MiniGrid-Unlock-")
+        self.picture_px = (env.height * TILE_PX, env.width * TILE_PX)
+        self.snapshot_size = env.width * env.height * 3 + 3
+        self.has_expert = not self._has_mission and "Dynamic" not in name
+        self.reset(seed=seed)
+
+    def begin(self) -> None:
+        """A new grid."""
+        self._start(int(self.np_random.integers(2**31)))
+
+    def act(self, action: int | None) -> Outcome:
+        """One step of the env, or none."""
+        before = self.snapshot()
+        self._done.append(_PASSED if action is None else action)
+        self._last = "could not be read"
+        if action is None:  # not one of the env's own actions: in some envs even "done" moves the agent
+            self._env.step_count += 1
+            return _INVALID, False, self._env.step_count >= self._env.max_steps
+        _, reward, terminated, truncated, _ = self._env.step(action)
+        is_in_vain = np.array_equal(before, self.snapshot())
+        self._last = f"was {self.action_names[action]}" + (" and changed nothing" if is_in_vain else "")
+        self._is_success = bool(terminated) and float(reward) > 0
+        self._plan = None if terminated else self._next_plan(action)
+        return float(reward), bool(terminated), bool(truncated) and not terminated
+
+    def legal(self) -> tuple[int, ...]:
+        """The actions that are of use in this family of envs."""
+        return self._legal
+
+    def start_key(self, first: FloatArray) -> bytes:
+        """The grid, wherever the agent starts in it."""
+        return np.rint(first[:-3]).astype(np.int64).tobytes()
+
+    def prompt(self) -> str:
+        """The task; the mission, direction and hand where text is wanted or the mission changes; the last action where
+        that is wanted.
+        """
+        words = ", ".join(f'"{self.action_names[i]}"' for i in self._legal)
+        told = ""
+        if self._shows_text or self._has_mission:
+            thing = self._env.carrying
+            hand = f"the {thing.color} {thing.type}" if thing is not None else "nothing"
+            told = f" Mission: {self._env.mission}. It faces {_DIRECTIONS[self._facing()]} and carries {hand}."
+        if self._shows_last and self._last:
+            told += f" Your last action {self._last}."
+        return (
+            "You steer the red triangle in a grid of cells, seen from above; its tip points where it faces. "
+            f"The task: {self.goal}.{told} Choose one of {words}. Answer with one JSON object that has the keys "
+            '"thoughts" (what you see, and what comes next) and "action".'
+        )
+
+    def is_success(self) -> bool:
+        """Whether the env ended the episode with a reward."""
+        return self._is_success
+
+    def progress(self) -> float:
+        """1 at success; otherwise the share of the first shortest way by which the way has become shorter."""
+        if self._is_success or self._plan is None or not self._first_length:
+            return float(self._is_success)
+        return max(0.0, 1.0 - len(self._plan.actions) / self._first_length)
+
+    def turns_left(self) -> int | None:
+        """Length of a shortest way; None where there is none, or the planner does not know what is wanted."""
+        return 0 if self._is_success else None if self._plan is None else len(self._plan.actions)
+
+    def snapshot(self) -> FloatArray:
+        """[S]: the encoded grid, then column, row and direction of the agent."""
+        return np.concatenate([self._grid().ravel(), self._agent()]).astype(np.float32)
+
+    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, S]: the whole snapshot."""
+        return np.rint(snapshots).astype(np.int64)
+
+    def draw(self, snapshots: FloatArray) -> Frames:
+        """Images [N, H * 32, W * 32, 3] of the whole grid, lighter where the agent sees."""
+        keys = self.image_key(snapshots)
+        grids = keys[:, :-3].reshape(len(keys), self._env.width, self._env.height, 3)
+        return paint(grids, keys[:, -3:], self._env.agent_view_size, self._env.see_through_walls)
+
+    def get_state(self) -> dict[str, Any]:
+        """The seed of the grid and all actions since: any env is exact again once they are repeated."""
+        actions = np.array(self._done, np.int64)
+        return {"grid_seed": self._grid_seed, "actions": actions, "generator": self.generator_text()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._start(int(state["grid_seed"]))
+        for action in state["actions"]:
+            self.act(None if action == _PASSED else int(action))
+        self.set_generator(str(state["generator"]))
+
+    def expert_action(self) -> int:
+        """The first step of a shortest way.
+
+        Raises:
+            UsageError: nobody has written down what this env's missions ask for.
+        """
+        if not self.has_expert:
+            raise UsageError("the missions of this env are not known to the scripted expert; see has_expert")
+        return self._plan.actions[0] if self._plan is not None else self._legal[0]
+
+    def expert_thought(self) -> str:
+        """Where the agent stands and faces, what it goes for, and the next cell on the way.
+
+        The action follows from these words alone, which is easier to learn for layouts that were never met: it turns
+        until it faces the next cell, and acts once that cell is the target's.
+        """
+        column, row, facing = (int(value) for value in self._agent())
+        seen = f"I stand at {column},{row} and face {_DIRECTIONS[facing]}."
+        if self._plan is None:
+            return f'"thoughts": "{seen} I know no way."'
+        thing, (target_column, target_row) = self._plan.target
+        turns = list(takewhile(lambda action: action in (LEFT, RIGHT), self._plan.actions))
+        heading = (facing + turns.count(RIGHT) - turns.count(LEFT)) % len(STEPS)
+        way = f"I go {_DIRECTIONS[heading]} to {column + STEPS[heading][0]},{row + STEPS[heading][1]}."
+        return f'"thoughts": "{seen} Next is the {thing} at {target_column},{target_row}. {way}"'
+
+    def _start(self, grid_seed: int) -> None:
+        self._grid_seed = grid_seed
+        self._done: list[int] = []
+        self._last = ""
+        self._env.reset(seed=grid_seed)
+        self._env.max_steps = min(self._env.max_steps, self._max_turns)
+        if self._has_mission:
+            self.goal = self._env.mission or OTHERS[0]
+        self._is_success = False
+        self._plan = self._new_plan()
+        self._first_length = len(self._plan.actions) if self._plan is not None else 0
+
+    def _next_plan(self, action: int) -> Plan | None:
+        """The plan after `action`: its rest where the action followed it, otherwise a new one."""
+        if self._plan is not None and self._plan.actions[0] == action and len(self._plan.actions) > 1:
+            if action in self._legal[:3]:  # what comes next beyond walking stays the same
+                return Plan(self._plan.actions[1:], self._plan.target)
+        return self._new_plan()
+
+    def _new_plan(self) -> Plan | None:
+        if not self.has_expert:
+            return None
+        thing = self._env.carrying
+        carried = None if thing is None else (OBJECT_TO_IDX[thing.type], COLOR_TO_IDX[thing.color])
+        layout = Layout(self._grid(), carried, self._wants_door)
+        column, row, facing = (int(value) for value in self._agent())
+        return find_plan(layout, layout.start((column, row, facing)))
+
+    def _grid(self) -> NDArray[np.int64]:
+        return self._env.grid.encode().astype(np.int64)
+
+    def _agent(self) -> NDArray[np.int64]:
+        return np.array([*self._env.agent_pos, self._facing()], np.int64)
+
+    def _facing(self) -> int:
+        return int(self._env.agent_dir)

@@ -1,0 +1,112 @@
+"""Images by content: one PNG per distinct image, named by the digest of its pixels. Part of a label store."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from rlvlm.core.disk import write_whole
+
+MAX_PIXELS = 4096 * 4096
+"""Larger images are refused before they are decoded."""
+MAX_FILE_BYTES = 3 * MAX_PIXELS + 2**20
+_HEX = frozenset("0123456789abcdef")
+_FAST = 1
+"""zlib level: a third of the time of the default for files a tenth larger."""
+
+
+class MissingImage(ValueError):  # noqa: N818 - named for what is found
+    """An image is not in the store, or its file is not what was written."""
+
+
+def image_digest(picture: NDArray[Any]) -> str:
+    """SHA-256 of an image's shape, type and pixels; any array has one."""
+    digest = hashlib.sha256(json.dumps([picture.shape, str(picture.dtype)]).encode())
+    digest.update(np.ascontiguousarray(picture).data if picture.size else b"")
+    return digest.hexdigest()
+
+
+class ImageStore:
+    """The folder `pictures/` of a store.
+
+    Args:
+        folder: made at the first image.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keep(self, pictures: Iterable[tuple[str, NDArray[Any]]]) -> int:
+        """Writes what is not there yet and returns how many files that were.
+
+        Args:
+            pictures: digest and pixels; what is no `[H, W, 3]` uint8 image is left out.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        num_written = 0
+        for digest, picture in pictures:
+            is_picture = picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3 and picture.size
+            if is_picture and not (file := self.file(digest)).exists():
+                data = BytesIO()
+                Image.fromarray(np.ascontiguousarray(picture)).save(data, format="png", compress_level=_FAST)
+                # its name tells whether it is right, so it can be redrawn
+                write_whole(file, data.getvalue(), is_synced=False)
+                num_written += 1
+        return num_written
+
+    def load(self, digest: str) -> NDArray[np.uint8]:
+        """The image `[H, W, 3]` of that digest.
+
+        Raises:
+            MissingImage: it is not there, or the file holds something else.
+        """
+        if not is_digest(digest):
+            raise MissingImage(f"an image is named by 64 hexadecimal digits, got {digest[:80]!r}")
+        file = self.file(digest)
+        try:
+            picture = _decode(_read(file))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow raises all of these
+            raise MissingImage(f"{file} cannot be read: {error}") from error
+        if image_digest(picture) != digest:
+            raise MissingImage(f"{file} is not the image that it is named after")
+        return picture
+
+    def has(self, digest: str) -> bool:
+        """Whether a file of that name is there; `load` tells whether it is right."""
+        return is_digest(digest) and self.file(digest).exists()
+
+    def file(self, digest: str) -> Path:
+        """Where the image of that digest lies, or would lie."""
+        return self._folder / digest[:2] / f"{digest}.png"
+
+
+def is_digest(text: object) -> bool:
+    """Whether `text` is a SHA-256 in lower-case hex: nothing else may become part of a path."""
+    return isinstance(text, str) and len(text) == 64 and _HEX.issuperset(text)
+
+
+def _read(file: Path) -> bytes:
+    """A regular file's bytes, up to `MAX_FILE_BYTES`; links and devices are not followed."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as stream:
+        data = stream.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def _decode(data: bytes) -> NDArray[np.uint8]:
+    """The pixels of a PNG, once its header promises an image of sensible size."""
+    image = Image.open(BytesIO(data), formats=["PNG"])
+    if image.width * image.height > MAX_PIXELS or image.mode != "RGB":
+        raise ValueError(f"an RGB image of at most {MAX_PIXELS} pixels is wanted, got {image.mode} {image.size}")
+    return np.asarray(image)

@@ -1,0 +1,86 @@
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rlvlm.core.console.boxes import guarded
+from rlvlm.core.errors import JudgeUnavailable, MachineError, NumericsError, RunError, UsageError
+
+
+def raising(error: BaseException):
+    def action() -> int:
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("no such word", "say another"), 2),
+        (MachineError("no disk", "buy one"), 3),
+        (NumericsError("loss is nan", "smaller lr"), 4),
+        (JudgeUnavailable("no judge", "start it"), 5),
+    ],
+)
+def test_a_known_failure_is_a_box_with_its_fix_and_code(
+    error: RunError, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(raising(error)) == code
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err
+    assert str(error) in err and f"fix: {error.fix}" in err and err.startswith("╭─ rlvlm")
+
+
+def test_the_unexpected_is_a_box_too_and_the_traceback_lies_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(raising(KeyError("oops"))) == 1
+    text = capsys.readouterr().err
+    assert "unexpected KeyError" in text and "Traceback" not in text
+    words = "".join(line.strip("│ ") for line in text.splitlines())  # the path may be folded
+    file = Path(words[words.index("/") : words.index(".txt") + 4])
+    assert "KeyError: 'oops'" in file.read_text()
+    file.unlink()
+
+
+def test_what_ends_well_returns_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(lambda: 75) == 75
+    assert guarded(raising(SystemExit(2))) == 2
+    assert guarded(raising(KeyboardInterrupt())) == 130
+    assert "[bold]" not in capsys.readouterr().err
+
+
+def test_a_message_is_not_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    guarded(raising(UsageError("[red]a[/b] b")))
+    assert "[red]a[/b] b" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("letters", [10, 1_000_000])
+def test_output_that_nobody_reads_on_is_no_crash(letters: int) -> None:
+    child = f"""
+import sys
+from rlvlm.core.console.boxes import guarded
+sys.stdin.read()
+sys.exit(guarded(lambda: print("x" * {letters}) or 0))
+"""
+    command = subprocess.Popen(
+        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert command.stdin and command.stdout and command.stderr
+    command.stdout.close()
+    command.stdin.close()
+    assert command.wait() == 141 and command.stderr.read() == b""
+    command.stderr.close()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def write() -> int:
+        tmp_path.write_text("a folder is no file")
+        return 0
+
+    assert guarded(write) == 3
+    told = "".join(line.strip("│ ") for line in capsys.readouterr().err.splitlines())
+    assert "Is a directory" in told and str(tmp_path) in told and "unexpected" not in told
+    place = told.index(f"{tempfile.gettempdir()}/rlvlm-crash-")
+    Path(told[place : told.index(".txt", place) + 4]).unlink()

@@ -1,0 +1,85 @@
+import io
+
+from rich.console import Console
+
+from rlvlm.algorithms.sac_pebble.panel import ROWS
+from rlvlm.core import metrics
+from rlvlm.core.console.panel import PanelRow, RunConsole
+
+LATEST = {
+    metrics.ENV_STEPS: 2_500,
+    metrics.EVAL_SUCCESS_RATE: 0.2,
+    metrics.TRAIN_EPISODE_RETURN: 812.34,
+    metrics.TRAIN_LEARNED_RETURN: 12.1,
+    metrics.QUERIES: 120,
+    metrics.LABEL_ACCURACY: 0.914,
+    metrics.STEPS_PER_S: 50.0,
+    metrics.QUERIES_NO_PREFERENCE: 7,
+}
+
+
+def test_a_pipe_gets_one_plain_line_when_it_is_due() -> None:
+    stream = io.StringIO()
+    with RunConsole(stream, "tiny: judge labels", 40_000, ROWS) as console:
+        console.update(LATEST, is_due=True)
+        console.update({metrics.ENV_STEPS: 2_750}, is_due=False)
+        console.phase("evaluating", is_line=False)
+    assert stream.getvalue().splitlines() == [
+        "tiny: judge labels",
+        "step   2,500/40,000  success 20%  return 812.3  learned 12.10  labels 120  right 91.4%  "
+        "steps/s 50  left 0:12:30",
+    ]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_what_is_not_known_yet_is_a_dash() -> None:
+    stream = io.StringIO()
+    with RunConsole(stream, "t", 100) as console:
+        console.update({metrics.ENV_STEPS: 1}, is_due=True)
+    assert "success -  return -  steps/s -  left -" in stream.getvalue(), "an algorithm without rows of its own"
+
+
+def test_an_algorithm_shows_its_own_numbers() -> None:
+    stream = io.StringIO()
+    rows = [PanelRow(label="tokens a reply", metric="tokens", format=".0f", word="tokens")]
+    with RunConsole(stream, "t", 100, rows) as console:
+        console.update({"tokens": 12.0}, is_due=True)
+    assert "tokens 12  steps/s -" in stream.getvalue() and "success" not in stream.getvalue()
+
+
+def test_a_reward_that_is_withheld_says_so_until_it_is_in_force() -> None:
+    stream = io.StringIO()
+    with RunConsole(stream, "t", 100, ROWS) as console:
+        for latest in ({}, {metrics.REWARD_IS_TRUSTED: 0.0}, {metrics.REWARD_IS_TRUSTED: 1.0}):
+            console.update(latest, is_due=True)
+    _, before, untrusted, trusted = stream.getvalue().splitlines()
+    assert "reward" not in before
+    assert "reward withheld: a coin's answers could be predicted as well  labels" in untrusted
+    assert "reward in force  labels" in trusted
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_panel_with_everything() -> None:
+    stream = Terminal()
+    with RunConsole(stream, "tiny", 40_000, ROWS) as console:
+        console.update(LATEST, is_due=True)
+        panel = console.render()
+    shown = io.StringIO()
+    Console(file=shown, width=110).print(panel)
+    for text in (
+        "20%",
+        "812.3",
+        "12.10",
+        "120",
+        "91.4%",
+        "without preference",
+        "7",
+        "step 2,500 of 40,000",
+        "left 0:12:30",
+    ):
+        assert text in shown.getvalue(), text
+    assert "\x1b[?25h" in stream.getvalue()  # the cursor comes back

@@ -1,0 +1,56 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlvlm.core.console.quiet import quiet_output
+
+
+def test_everybody_is_sent_to_the_log_but_the_one_who_asks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "run.log"
+    with quiet_output(log) as terminal:
+        os.write(2, b"a C++ library warns\n")
+        subprocess.run([sys.executable, "-c", "print('a child talks')"], check=True)
+        terminal.write("the run speaks\n")
+    os.write(1, b"afterwards\n")
+    assert capfd.readouterr().out == "the run speaks\nafterwards\n"
+    assert log.read_text() == "a C++ library warns\na child talks\n"
+
+
+def test_a_second_sitting_adds_to_the_log(tmp_path: Path) -> None:
+    for text in (b"one\n", b"two\n"):
+        with quiet_output(tmp_path / "run.log"):
+            os.write(1, text)
+    assert (tmp_path / "run.log").read_text() == "one\ntwo\n"
+
+
+def test_a_run_whose_reader_went_away_goes_on(tmp_path: Path) -> None:
+    child = f"""
+import os, sys, time
+from pathlib import Path
+from rlvlm.core.console.boxes import guarded
+from rlvlm.core.console.panel import RunConsole
+from rlvlm.core.console.quiet import quiet_output
+
+def run():
+    with quiet_output(Path({str(tmp_path / "run.log")!r})) as terminal, RunConsole(terminal, "title", 1) as console:
+        sys.stdin.read()
+        for number in range(3):
+            console.line(f"line {{number}}")
+        os.write(1, b"done\\n")
+    return 0
+
+sys.exit(guarded(run))
+"""
+    run = subprocess.Popen(
+        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert run.stdin and run.stdout and run.stderr
+    assert run.stdout.readline() == b"title\n"
+    run.stdout.close()
+    run.stdin.close()
+    assert run.wait() == 0, run.stderr.read()
+    assert (tmp_path / "run.log").read_text() == "done\n"
+    run.stderr.close()

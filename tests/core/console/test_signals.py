@@ -1,0 +1,49 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rlvlm.core.console.signals import ASKED_BY, StopRequest
+
+
+@pytest.mark.parametrize("number", ASKED_BY)
+def test_the_first_signal_only_asks(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    told: list[str] = []
+    with StopRequest() as stop:
+        stop.log = told.append
+        assert not stop
+        os.kill(os.getpid(), number)
+        assert len(told) == 1 and told[0].startswith(f"{number.name}: ")
+        assert ("at once" in told[0]) == (number != signal.SIGUSR1)
+        assert stop and stop.signal_name == number.name
+    assert signal.getsignal(number) == before
+
+
+def test_the_handlers_can_be_taken_back_from_a_library() -> None:
+    with StopRequest() as stop:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        stop.take_over()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop
+
+
+def test_the_second_signal_ends_the_process_at_once() -> None:
+    code = (
+        "import os, signal, time\nfrom rlvlm.core.console.signals import StopRequest\n"
+        "with StopRequest():\n    os.kill(os.getpid(), signal.SIGTERM)\n    print('asked', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert child.stdout == "asked\n"
+    assert child.returncode in (-signal.SIGINT, 130)
+
+
+def test_an_early_warning_beside_the_real_signal_ends_nothing() -> None:
+    for order in ((signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR1)):
+        with StopRequest() as stop:
+            for number in order:
+                os.kill(os.getpid(), number)
+            assert stop.signal_name == order[0].name

@@ -1,0 +1,176 @@
+import logging
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlvlm.core.errors import NumericsError, UsageError
+from rlvlm.envs.contracts.steps import check_step_env
+from rlvlm.envs.gymnasium_env import STORED_PX, StoredImage, WrappedGymEnv, _say_once
+from rlvlm.envs.registry import make_env, task_env, task_goal
+from rlvlm.reports.task.play import different_looks, play_randomly
+
+
+class Slider(gym.Env):
+    """A point on a line from 0 to 10, pushed by up to 2; the reward is 1 at the end and -1 where it falls off."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode: str = "rgb_array", says: str = "nothing") -> None:
+        self.render_mode, self.says = render_mode, says
+        self.observation_space = gym.spaces.Box(-20.0, 20.0, (1, 1), np.float64)
+        self.action_space = gym.spaces.Box(np.array([-1.0, 0.0]), np.array([2.0, 0.5]), (2,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.uniform(1, 3)
+        return np.array([[self.place]]), {}
+
+    def step(self, action):
+        self.acted = action
+        self.place += action[0] + self.np_random.normal() * 0.01
+        is_over = not 0 < self.place < 10
+        info = {"success": {"is_success": self.place > 4, "progress": self.place / 10}} if self.says == "all" else {}
+        return np.array([[self.place]]), 1.0 if self.place >= 10 else -1.0, is_over, False, info.get("success", {})
+
+    def render(self):
+        image = np.zeros((30, 60, 3), np.uint8)
+        image[:, : int(np.clip(self.place, 0, 10) * 6)] = (250, 120, 7)
+        return image
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    gym.register("SliderTest-v0", entry_point=Slider, max_episode_steps=30)
+    gym.register("SliderSaysTest-v0", entry_point=Slider, kwargs={"says": "all"})
+    gym.register("NoImagesTest-v0", entry_point=NoImages)
+    yield
+    for name in ("SliderTest-v0", "SliderSaysTest-v0", "NoImagesTest-v0"):
+        del gym.registry[name]
+
+
+class NoImages(Slider):
+    metadata = {"render_modes": []}
+
+
+def make(env_id: str, **settings: object) -> WrappedGymEnv:
+    name = f"gym:{env_id}"
+    return make_env(name, replace(task_env(name), **settings), 0)
+
+
+def test_actions_are_stretched_to_the_bounds_of_the_env() -> None:
+    env = make("SliderTest-v0")
+    env.reset(seed=1)
+    for given, expected in (
+        ([-1, -1], [-1.0, 0.0]),
+        ([1, 1], [2.0, 0.5]),
+        ([0, 0], [0.5, 0.25]),
+        ([9, 0], [2.0, 0.25]),
+    ):
+        env.reset()
+        env.step(np.array(given, np.float32))
+        np.testing.assert_allclose(env._env.unwrapped.acted, expected)
+    with pytest.raises(NumericsError, match="finite"):
+        env.step(np.array([np.nan, 0], np.float32))
+
+
+def test_an_end_with_a_positive_reward_is_a_success_and_another_end_is_none() -> None:
+    for push, reward, is_won in ((1.0, 1.0, True), (-1.0, -1.0, False)):
+        env = make("SliderTest-v0")
+        infos, is_over = [], False
+        while not is_over:
+            _, last, is_over, _, info = env.step(np.array([push, 0], np.float32))
+            infos.append((info["success"], info["progress"]))
+        assert last == reward and infos[-1] == (is_won, float(is_won))
+        assert set(infos[:-1]) == {(False, 0.0)}
+
+
+def test_an_env_that_tells_its_success_and_progress_is_believed() -> None:
+    env = make("SliderSaysTest-v0")
+    place = env.reset(seed=1)[0][0]
+    while place < 4.5:
+        obs, _, _, _, info = env.step(np.array([1, 0], np.float32))
+        place = obs[0]
+        assert info["success"] == (place > 4) and info["progress"] == pytest.approx(place / 10, abs=1e-6)
+
+
+def test_time_is_up_after_the_steps_asked_for() -> None:
+    assert task_env("gym:SliderTest-v0").episode_steps == 30, "the env's own, unless told otherwise"
+    env = make("SliderTest-v0", episode_steps=3)
+    ends = [env.step(np.array([-1 / 3, 0], np.float32))[2:4] for _ in range(3)]
+    assert ends == [(False, False), (False, False), (False, True)]
+
+
+def test_a_pixel_goes_through_one_number_and_comes_back() -> None:
+    env = make("SliderTest-v0")
+    frames = env.draw(env.snapshot()[None], STORED_PX)
+    np.testing.assert_array_equal(frames[0, 10, 1], [250, 120, 7])
+    np.testing.assert_array_equal(frames[0, 10, -1], [0, 0, 0])
+    assert env.draw(env.snapshot()[None], 100).shape == (1, 100, 100, 3)
+    assert env.draw(np.empty((0, env.snapshot_size), np.float32), 48).shape[0] == 0
+
+
+def test_stored_images_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    _say_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        StoredImage("Some-v0")
+        StoredImage("Some-v0")
+    assert [record.message for record in caplog.records] == [
+        "Some-v0 cannot draw a scene again: images are images of 64 pixels taken at each step, 16 KB each"
+    ]
+
+
+@pytest.mark.parametrize("start", ["fixed", "random"])
+@pytest.mark.parametrize(
+    "env_id",
+    ["SliderTest-v0", "Reacher-v5", pytest.param("MountainCarContinuous-v0", marks=pytest.mark.slow)],
+)
+def test_the_contract_holds(env_id: str, start: str) -> None:
+    env, twin = (make(env_id, start=start, episode_steps=15) for _ in range(2))
+    scenes = different_looks(env, np.concatenate([play_randomly(env, seed).snapshots for seed in range(3)]), 4)
+    check_step_env(env, twin, scenes)
+    env.close()
+    twin.close()
+
+
+def test_a_fixed_start_is_the_same_in_every_episode_and_a_random_one_is_not() -> None:
+    fixed, random = (make("Reacher-v5", start=start) for start in ("fixed", "random"))
+    np.testing.assert_array_equal(fixed.reset(seed=1)[0], fixed.reset()[0])
+    assert not np.array_equal(random.reset(seed=1)[0], random.reset()[0])
+
+
+def test_mujoco_scenes_are_drawn_again_from_positions() -> None:
+    env = make("Reacher-v5")
+    assert env.snapshot_size == 4 and "drawn from joint positions" in env.note
+    snapshot = env.reset(seed=3)[1]["snapshot"]
+    moved = snapshot.copy()
+    moved[2:] += 0.1  # the target
+    there, elsewhere = env.draw(np.stack([snapshot, moved]), 200)
+    assert (there != elsewhere).any(axis=-1).sum() > 10, "it is small in this env's images"
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gym:MountainCarContinuos-v0", "MountainCarContinuous"),
+        ("gym:no_such_module_here:Env-v0", "no_such_module_here"),
+        ("gym:", "cannot find"),
+    ],
+)
+def test_an_env_that_is_not_there_is_a_usage_error(name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        task_env(name)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"), [("CartPole-v1", "Box spaces, got Box and Discrete"), ("NoImagesTest-v0", "gives no images")]
+)
+def test_an_env_that_does_not_fit_is_a_usage_error(env_id: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make(env_id)
+
+
+def test_only_the_user_knows_the_goal() -> None:
+    assert task_goal("gym:Reacher-v5") == ""

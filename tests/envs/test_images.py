@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.images import FrameStore
+from rlvlm.testing import TinyEnv
+
+
+def blocks(*positions: float) -> FloatArray:
+    """Snapshots [N, 3] of a TinyEnv with the (hidden) point anywhere and the block at `positions`."""
+    points = np.random.default_rng(0).uniform(size=(len(positions), 2))
+    return np.column_stack([points, positions]).astype(np.float32)
+
+
+def test_distinct_by_hand() -> None:
+    first, inverse = FrameStore(TinyEnv(), 8).distinct(blocks(0.7, 0.4, 0.7, 0.5, 0.4))
+    assert first.tolist() == [0, 1, 3]
+    assert inverse.tolist() == [0, 1, 0, 2, 1]
+
+
+def test_distinct_of_nothing_is_nothing() -> None:
+    first, inverse = FrameStore(TinyEnv(), 8).distinct(blocks())
+    assert first.shape == inverse.shape == (0,)
+
+
+def test_distinct_agrees_with_a_dictionary() -> None:
+    rng = np.random.default_rng(1)
+    env = TinyEnv(EnvConfig(robot="visible"))
+    snapshots = rng.choice(np.array([0.1, 0.2, 0.3], np.float32), size=(500, 3))
+    first, inverse = FrameStore(env, 8).distinct(snapshots)
+    seen: dict[bytes, int] = {}
+    ranks = [seen.setdefault(key.tobytes(), len(seen)) for key in env.image_key(snapshots)]
+    assert inverse.tolist() == ranks
+    assert first.tolist() == [ranks.index(rank) for rank in range(len(seen))]
+
+
+def test_frames_are_the_envs_own_images_row_for_row() -> None:
+    env = TinyEnv()
+    store = FrameStore(env, 16)
+    for snapshots in (blocks(0.4, 0.8, 0.4), blocks(0.8, 0.6, 0.4, 0.6), blocks(0.5)):
+        np.testing.assert_array_equal(store.frames(snapshots), env.draw(snapshots, 16))
+    assert store.num_drawn == 4  # 0.4, 0.8, 0.6, 0.5
+
+
+def test_the_image_not_used_for_longest_makes_room() -> None:
+    store = FrameStore(TinyEnv(), 8, capacity=2)
+    store.frames(blocks(0.4))
+    store.frames(blocks(0.5))
+    store.frames(blocks(0.4))  # 0.5 is now the oldest
+    store.frames(blocks(0.6))
+    assert store.num_drawn == 3
+    store.frames(blocks(0.4))
+    assert store.num_drawn == 3
+    store.frames(blocks(0.5))
+    assert store.num_drawn == 4
+
+
+def test_more_images_at_once_than_are_kept() -> None:
+    env = TinyEnv()
+    store = FrameStore(env, 8, capacity=2)
+    snapshots = blocks(0.4, 0.5, 0.6, 0.7, 0.4)
+    np.testing.assert_array_equal(store.frames(snapshots), env.draw(snapshots, 8))
+    assert store.nbytes == 2 * 8 * 8 * 3
+
+
+def test_frames_handed_out_do_not_change_when_the_store_moves_on() -> None:
+    store = FrameStore(TinyEnv(), 8, capacity=1)
+    frames = store.frames(blocks(0.4))
+    before = frames.copy()
+    store.frames(blocks(0.8))
+    np.testing.assert_array_equal(frames, before)
+
+
+@pytest.mark.parametrize(("size_px", "capacity"), [(0, 1), (8, 0)])
+def test_sizes_below_one_are_refused(size_px: int, capacity: int) -> None:
+    with pytest.raises(ValueError, match=">= 1"):
+        FrameStore(TinyEnv(), size_px, capacity)
