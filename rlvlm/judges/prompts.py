@@ -40,8 +40,9 @@ MAX_GOAL_CHARS = 200
 MAX_REPORT_CHARS = 4_000
 """A stage-1 answer is cut to this length before it is pasted into stage 2."""
 
-INTRO_PICTURES = "Two images of one scene. Goal: {goal}."
-INTRO_CLIPS = "Two clips of one scene, images in order of time. Goal: {goal}."
+# `picture` and not `image`, here and in the prompts of the card games: small models were trained on these very words
+INTRO_PICTURES = "Two pictures of one scene. Goal: {goal}."
+INTRO_CLIPS = "Two clips of one scene, pictures in order of time. Goal: {goal}."
 TAG_LEFT = "First:"
 TAG_RIGHT = "Second:"
 QUESTIONS = (
@@ -53,8 +54,8 @@ LABEL_REQUEST = (
     "0 for the first, 1 for the second, -1 if there is no difference or you are not sure."
 )
 END_WITH_LABEL = "Answer the questions, then end with the label. "
-REPORT = "Two images of one scene were compared. Goal: {goal}. Questions: {questions}\nReport:\n{report}\n"
-INTRO_SCORE = "One scene, images in order of time. Goal: {goal}."
+REPORT = "Two pictures of one scene were compared. Goal: {goal}. Questions: {questions}\nReport:\n{report}\n"
+INTRO_SCORE = "One scene, pictures in order of time. Goal: {goal}."
 SCORE_REQUEST = (
     "How much of the goal is reached at the end? Write one line with only a whole number: "
     "0 for nothing, 100 for all of it."
@@ -64,15 +65,15 @@ RATING_REQUEST = (
     "4 for nearly all, 5 for all of it. Write one line with only the number."
 )
 SUCCESS_REQUEST = "Is the goal reached at the end? Answer with one word, yes or no."
-TAG_GOAL = "Image of the goal reached:"
+TAG_GOAL = "Picture of the goal reached:"
 TAG_SCENE = "The scene:"
 VIDEO_SYSTEM = (
     "You watch a robot at work and say how far it has come. First think between <think> and </think>, in three parts: "
-    "planning, which steps the task needs; observation, what the images show; reasoning, which steps are done. "
+    "planning, which steps the task needs; observation, what the pictures show; reasoning, which steps are done. "
     "Then give the result alone between <answer> and </answer>."
 )
 TAG_START = "The scene at the start:"
-TAG_CLIP = "The clip, images in order of time:"
+TAG_CLIP = "The clip, pictures in order of time:"
 TAG_NOW = "The scene now:"
 VIDEO_REQUEST = "How much of the task is done now? The answer is a whole number of percent, from 0 to 100."
 TAG_BEFORE = "Before:"
@@ -91,13 +92,13 @@ ANSWERS_YES, ANSWERS_NO = ("yes", "Yes", "YES"), ("no", "No", "NO")
 """How yes and no are written in an answer."""
 
 SENTENCES = {
-    "statement": "The images above show a robot that does this task to its end: {goal}. Is this statement True or "
+    "statement": "The pictures above show a robot that does this task to its end: {goal}. Is this statement True or "
     "not? The answer is:",
     "rubric": "Give the robot in the clip one score for how far the task has come. Only the final state counts, not "
     "the time it took. Answer in the form ANSWER: score. 1: nothing that matters for the task has changed. 2: a small "
     "change in its direction, by far not enough. 3: a good part, with a large fault or several. 4: nearly all, with "
     "one small fault. 5: everything that the task asks for.\nTask: {goal}",
-    "delta": "How much nearer to the end of the task is the second image than the first? Answer with one number of "
+    "delta": "How much nearer to the end of the task is the second picture than the first? Answer with one number of "
     "percent, above 0 where the second is nearer, below 0 where the first is. The task: {goal}",
     "robometer_progress": "The robot's task is '{goal}'. Say for each frame of the clip how far the robot has come "
     "with it, from 0 at the start to 1 when it is done. Where the robot does something else it is 0.",

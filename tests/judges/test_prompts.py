@@ -17,7 +17,7 @@ def texts(messages: Chat) -> list[str]:
 def test_images_and_words_are_interleaved_in_the_order_of_the_paper():
     messages = prompts.compare_messages("direct", Query(goal="open the drawer", left=BLACK, right=WHITE))
     assert texts(messages) == [
-        "Two images of one scene. Goal: open the drawer.\nFirst:",
+        "Two pictures of one scene. Goal: open the drawer.\nFirst:",
         "<picture>",
         "Second:",
         "<picture>",
@@ -70,7 +70,7 @@ def test_a_goal_image_comes_before_what_is_judged():
     goal = np.full((1, 8, 8, 3), 7, np.uint8)
     compared = prompts.compare_messages("direct", Query(goal="open it", left=BLACK, right=WHITE, goal_picture=goal))
     assert texts(compared) == [
-        f"Two images of one scene. Goal: open it.\n{prompts.TAG_GOAL}",
+        f"Two pictures of one scene. Goal: open it.\n{prompts.TAG_GOAL}",
         "<picture>",
         "First:",
         "<picture>",

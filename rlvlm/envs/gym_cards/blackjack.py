@@ -25,7 +25,7 @@ _INVALID = -0.1
 _STAND, _HIT = 0, 1
 _DECK = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10])
 _PROMPT = (
-    "You play blackjack. The image shows one card of the dealer, whose other card lies face down, and your cards. "
+    "You play blackjack. The picture shows one card of the dealer, whose other card lies face down, and your cards. "
     "Choose stand or hit. Answer with one JSON object that has the keys "
     '"thoughts" (your total, what the dealer shows, and why you choose so) and "action", which is "stand" or "hit".'
 )

@@ -20,7 +20,7 @@ _LAST = 5
 """Numbers run from 0 to this."""
 _MAX_TURNS = 2 * _LAST
 _PROMPT = (
-    "This is a game on a number line. The image shows a target number and the current number. "
+    "This is a game on a number line. The picture shows a target number and the current number. "
     "Each turn you add one to the current number or take one away from it; bring it to the target. "
     'Answer with one JSON object that has the keys "current number", "target number", "thoughts" '
     '(read both numbers, then decide) and "action", which is "-" or "+".'

@@ -93,7 +93,7 @@ class PointsGame(TurnEnv):
         """The task, with the formula so far."""
         cards = {2: "two", 4: "four"}[self.num_cards]
         return (
-            f"You are an expert at card games. The image shows {cards} cards and the formula so far. Write a formula "
+            f"You are an expert at card games. The picture shows {cards} cards and the formula so far. Write a formula "
             f"that makes {self.target} and uses the number of each card exactly once; J, Q and K count as 10. "
             f"The formula so far: {self.formula_text() or 'empty'}. Choose the one symbol to append to it, out of "
             f'{", ".join(self.action_names)}; "=" ends the formula. Answer with one JSON object that has the keys '
