@@ -54,7 +54,7 @@ class RewardModel:
        (a prequential test), so that asking again in every session does not make chance likelier to pass.
     3. Of the first session one half is predicted by a fit to the other, from which the fit to all goes on: the first
        labels are few, and with half the steps the rewards were too flat to learn from on one of the drawer's seeds
-       (docs/LOG.md).
+       (docs/experiments/).
 
     Args:
         inputs: what the networks look at.
