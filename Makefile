@@ -1,4 +1,5 @@
-# Set-up, run and tests of rlvlm. Every target can be repeated; what is done is skipped.
+# Set-up, run and tests of rlvlm. Every target is safe to rerun.
+#   make setup                  what a run needs;  make dev: what tests and LIBERO need too
 #   make run [ARGS="--smoke"]   learn to open the drawer
 #   make vllm                   build the environment of vLLM
 #   make check                  style and types
@@ -8,15 +9,25 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
+# uv installs several times as fast as pip, where it is there.
+UV     := $(shell command -v uv)
+INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check) --constraint constraints.txt --editable
 
-.PHONY: setup run test fast check hooks clean
+.PHONY: setup dev run test fast check hooks clean
 setup: $(STAMP) rendering
+
+dev: $(DEV) rendering
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(INSTALL) .
+	touch $@
+
+$(DEV): $(STAMP)
+	$(INSTALL) ".[dev]"
 	touch $@
 
 # The renderer is tried, not assumed. As root the Debian packages are installed; others get the one line to run.
@@ -47,15 +58,15 @@ PARALLEL  = --dist loadfile --no-loadscope-reorder
 test: check
 	$(BIN)/python -m pytest -n $$(( $(CORES) + 1 )) $(PARALLEL) $(ARGS)
 
-fast: setup
+fast: dev
 	$(BIN)/python -m pytest -n $(CORES) $(PARALLEL) -m "not ray and not slow and not gpu and not full and not vllm" $(ARGS)
 
-check: setup
+check: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
-hooks: setup
+hooks: dev
 	$(BIN)/pre-commit install
 
 clean:
