@@ -4,11 +4,11 @@ GOAL = "pick up the red can and put it into the bin that waits for it"
 MOVES: tuple[str, ...] = ("forward", "backward", "left", "right", "up", "down")
 GRIPPER: tuple[str, ...] = ("close gripper", "open gripper")
 ONE_VIEW = (
-    "You steer the hand of a robot arm; the image is what a camera at its wrist sees, the fingers are at the lower "
+    "You steer the hand of a robot arm; the picture is what a camera at its wrist sees, the fingers are at the lower "
     "edge. "
 )
 TWO_VIEWS = (
-    "You steer the hand of a robot arm; the left half of the image is what a camera at its wrist sees, the fingers "
+    "You steer the hand of a robot arm; the left half of the picture is what a camera at its wrist sees, the fingers "
     "are at the lower edge; the right half shows the bin with the can from the robot. "
 )
 TASK = f"The task: {GOAL}. "

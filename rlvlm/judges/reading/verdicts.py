@@ -51,7 +51,7 @@ _LEAD = (
     r"(?:\s?[,:]\s?|\s+|(?=[$\\" + MARK_OPEN + r"]))){0,3}"
 )
 _DETERMINER = r"(?:(?:the|my|our)\s+)?(?P<final>(?:final|correct|best)\s+)?"
-_FOR_THIS = r"(?:\s(?:for|to) (?:this|the) (?:pair|question|comparison|query|goal|scene|task|clip|image))?"
+_FOR_THIS = r"(?:\s(?:for|to) (?:this|the) (?:pair|question|comparison|query|goal|scene|task|clip|image|picture))?"
 _CHANGE = re.compile(r"[*\s]*(?P<value>[+-]?\d{1,3}(?:\.\d{1,6})?)\s?%?[.*\s]*")
 _NUMBERED = re.compile(r"[\s*_(]*([1-9])\s*(?:[.):]|$)")
 _LIST_ITEM = re.compile(r"[\s*_(]*2\s*(?:[.):]|$)")
