@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlvlm.runs.in_python import train as train
     from rlvlm.runs.recipes import recipe as recipe
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 PUBLIC = {
     "Clip": "rlvlm.core.judging",
     "Query": "rlvlm.core.judging",
