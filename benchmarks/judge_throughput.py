@@ -41,7 +41,7 @@ from PIL import Image
 from rlvlm.core.judging import Label, Query
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.reading.verdicts import parse_label
+from rlvlm.judges.reading import parse_label
 from rlvlm.pocket.scenes.pairs import draw_uniform_pairs, find_provider, label_of
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.vlms.shipped import weights_folder

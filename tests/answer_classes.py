@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlvlm.core.judging import Label
-from rlvlm.judges.reading.verdicts import parse_label, parse_rating, parse_score
+from rlvlm.judges.reading import parse_label, parse_rating, parse_score
 
 LABELS = {"0": Label.LEFT, "1": Label.RIGHT, "-1": Label.TIE}
 WORDS = ("answer", "label", "verdict", "choice")

@@ -1,4 +1,4 @@
-"""A real HTTP server on the loopback address that speaks OpenAI's and Gemini's formats, well or badly, as it is told.
+"""A real HTTP server on the loopback address that speaks OpenAI's chat completions, well or badly, as it is scripted.
 
 It looks: of the last two images it is sent the brighter is nearer to the goal, of one the brightness is the score.
 """
@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-Dialect = Literal["openai", "gemini"]
 Turn = Callable[["Call"], "Response"]
 CUT = -1
 """As a status: the connection ends without an answer."""
@@ -59,20 +58,12 @@ class Call:
             if "image_url" in part:
                 head, data = part["image_url"]["url"].split(",", 1)
                 assert head == "data:image/png;base64"
-            elif "inlineData" in part:
-                assert part["inlineData"]["mime_type"] == "image/png"  # the client keeps its own spelling here
-                data = part["inlineData"]["data"]
-            else:
-                continue
-            data = data.replace("-", "+").replace("_", "/")  # Gemini's client uses the alphabet for addresses
-            found.append(np.asarray(Image.open(BytesIO(base64.b64decode(data + "=" * (-len(data) % 4))))))
+                found.append(np.asarray(Image.open(BytesIO(base64.b64decode(data)))))
         return found
 
     def _parts(self) -> Iterator[dict[str, Any]]:
         for turn in self.body.get("messages", []):
             yield from [{"text": turn["content"]}] if isinstance(turn["content"], str) else turn["content"]
-        for turn in self.body.get("contents", []):
-            yield from turn["parts"]
 
 
 def completion(
@@ -83,7 +74,7 @@ def completion(
     odds: dict[str, float] | None = None,
     usage: tuple[int, int] | None = (100, 5),
 ) -> dict[str, Any]:
-    """A chat completion in OpenAI's words."""
+    """A chat completion."""
     top = [{"token": token, "logprob": math.log(p), "bytes": None} for token, p in (odds or {}).items()]
     logprobs = {"content": [{**top[0], "top_logprobs": top}], "refusal": None} if top else None
     message = {"role": "assistant", "content": text, "refusal": refusal}
@@ -99,43 +90,15 @@ def completion(
     return body
 
 
-def candidate(
-    text: str | None,
-    *,
-    finish: str = "STOP",
-    odds: dict[str, float] | None = None,
-    usage: tuple[int, int] | None = (100, 5),
-) -> dict[str, Any]:
-    """The same in Gemini's."""
-    one: dict[str, Any] = {"finishReason": finish, "index": 0}
-    if text is not None:
-        one["content"] = {"role": "model", "parts": [{"text": text}]}
-    if odds:
-        top = [{"token": token, "logProbability": math.log(p)} for token, p in odds.items()]
-        one["logprobsResult"] = {"topCandidates": [{"candidates": top}], "chosenCandidates": top[:1]}
-    body: dict[str, Any] = {"candidates": [one]}
-    if usage:
-        body["usageMetadata"] = {"promptTokenCount": usage[0], "candidatesTokenCount": usage[1]}
-    return body
-
-
-def error(
-    dialect: Dialect, status: int, message: str, *, headers: dict[str, str] | None = None, **extra: Any
-) -> Response:
-    """An error in the words of the dialect."""
-    body = (
-        {"error": {"message": message, **extra}}
-        if dialect == "openai"
-        else {"error": {"code": status, "message": message, "status": "X", **extra}}
-    )
-    return Response(body, status=status, headers=headers or {})
+def error(status: int, message: str, *, headers: dict[str, str] | None = None, **extra: Any) -> Response:
+    """An error in the words of the format."""
+    return Response({"error": {"message": message, **extra}}, status=status, headers=headers or {})
 
 
 class ApiServer:
     """Answers truthfully after the scripted responses are used up."""
 
-    def __init__(self, dialect: Dialect, *script: Response | Turn) -> None:
-        self.dialect: Dialect = dialect
+    def __init__(self, *script: Response | Turn) -> None:
         self.script = list(script)
         self.calls: list[Call] = []
         self.most_at_once = 0
@@ -143,8 +106,8 @@ class ApiServer:
         self._lock = threading.Lock()
 
     def say(self, text: str | None, **extra: Any) -> Response:
-        """A reply in the server's dialect."""
-        return Response((completion if self.dialect == "openai" else candidate)(text, **extra))
+        """A reply."""
+        return Response(completion(text, **extra))
 
     def respond(self, call: Call) -> Response:
         """The next scripted response, else the truth."""
@@ -195,13 +158,13 @@ class ApiServer:
         thread.start()
         root = f"http://127.0.0.1:{server.server_address[1]}"
         try:
-            yield root + "/v1" if self.dialect == "openai" else root
+            yield root + "/v1"
         finally:
             server.shutdown()
             server.server_close()
 
     def _wants_odds(self, call: Call) -> bool:
-        return bool(call.body.get("logprobs") or call.body.get("generationConfig", {}).get("responseLogprobs"))
+        return bool(call.body.get("logprobs"))
 
     def _serve(self, handler: BaseHTTPRequestHandler) -> None:
         with self._lock:

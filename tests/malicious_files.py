@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.labels.lines import encode_line
+from rlvlm.labels.segments import encode_line
 from rlvlm.vlms.shipped import weights_folder
 
 Write = Callable[[Path, Path], None]

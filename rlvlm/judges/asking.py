@@ -1,38 +1,28 @@
-"""Who puts dialogues to a model, and the two for models on this machine: in batches, and as they come. numpy only."""
+"""Who puts dialogues to a model: in batches, or as they come. numpy only."""
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion
-from rlvlm.core.judging import Stamp, Usage
+from rlvlm.core.judging import Stamp
 from rlvlm.core.steps import Frames
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.dialogues import ChoiceLogProbs, Dialogue, ModelRequest, ParsedReply
-from rlvlm.vlms.chats import TOP_P, Chat, ContinuousEngine, Engine, Reply
+from rlvlm.judges.dialogues import Dialogue, Outcome
+from rlvlm.vlms.chats import TOP_P, AsyncEngine, Chat, ChatRequest, Engine, Reply, TransientError
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Given = TypeVar("Given")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DialogueOutcome:
-    """How one question went."""
-
-    parsed: ParsedReply | None = None
-    """None where no answer came."""
-    failure: str = ""
-    """Why it did not."""
-    latency_s: float = 0.0
-    """Until it was there; in a batch, until all of the batch were."""
-    usage: Usage | None = None
 
 
 class Asker(Protocol):
@@ -43,7 +33,7 @@ class Asker(Protocol):
         """Where the answers come from."""
         ...
 
-    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueOutcome]:
+    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Outcome]:
         """How the dialogue about each item went, in order.
 
         Raises:
@@ -76,12 +66,13 @@ class BatchAsker:
         self._engine = engine
         self._config = config
         self._batch_size = config.batch_size
-        self.stamp = _local_stamp(engine, config)
+        self.stamp = _stamp(engine, config)
 
-    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueOutcome]:
+    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Outcome]:
         """See `Asker`."""
         converse = partial(self._converse, dialogue)
-        return _some_answered(self._in_batches(items, converse, lambda reason: DialogueOutcome(failure=reason)))
+        outcomes = self._in_batches(items, converse, lambda reason: Outcome(text=reason, has_failed=True))
+        return _some_answered(outcomes, self._config)
 
     def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
         """See `Asker`."""
@@ -100,28 +91,28 @@ class BatchAsker:
         shrink = getattr(self._engine, "shrink", None)
         return frames if shrink is None else shrink(frames)
 
-    def _converse(self, dialogue: Callable[[Item], Dialogue], items: Sequence[Item]) -> list[DialogueOutcome]:
+    def _converse(self, dialogue: Callable[[Item], Dialogue], items: Sequence[Item]) -> list[Outcome]:
         """Leads the dialogues about a batch of items, turn by turn: each turn is one batch for the model."""
         start = time.perf_counter()
         dialogues = [dialogue(item) for item in items]
         requests = {place: next(each) for place, each in enumerate(dialogues)}
-        parsed: dict[int, ParsedReply] = {}
+        outcomes: dict[int, Outcome] = {}
         while requests:
-            following: dict[int, ModelRequest] = {}
+            following: dict[int, ChatRequest] = {}
             for place, reply in zip(requests, self._replies(list(requests.values())), strict=True):
                 try:
                     following[place] = dialogues[place].send(reply)
                 except StopIteration as end:
-                    parsed[place] = end.value
+                    outcomes[place] = end.value
             requests = following
         elapsed = time.perf_counter() - start
-        return [DialogueOutcome(parsed=parsed[place], latency_s=elapsed) for place in range(len(items))]
+        return [replace(outcomes[place], latency_s=elapsed) for place in range(len(items))]
 
-    def _replies(self, requests: Sequence[ModelRequest]) -> Sequence[Reply | ChoiceLogProbs]:
+    def _replies(self, requests: Sequence[ChatRequest]) -> Sequence[Reply]:
         """The replies to one turn of a batch; dialogues of one form ask alike, so the first speaks for all."""
         chats, choices = [request.chat for request in requests], requests[0].choices
         if requests[0].wants_log_probs:
-            return [ChoiceLogProbs(log_p=row) for row in self._engine.choice_log_p(chats, choices)]
+            return [Reply(choice_log_p=row) for row in self._engine.choice_log_p(chats, choices)]
         config = self._config
         return self._engine.generate(
             chats, max_new_tokens=config.max_new_tokens, temperature=config.temperature, choices=choices
@@ -156,86 +147,109 @@ class BatchAsker:
         return self._ask(batch[:half], ask, failed) + self._ask(batch[half:], ask, failed)
 
 
-class ContinuousAsker:
+class AsyncAsker:
     """Puts dialogues to an engine that takes them as they come: each goes on as soon as its own reply is there.
 
+    What an API adds: answers have a price, and a model may decline. A refusal and an empty reply are answers that
+    cannot be read (invalid); a provider that blocks a question or does not answer in time gave none (failed). Neither
+    is ever a tie.
+
     Args:
-        engine: batches by itself.
+        engine: batches by itself, or has somebody else's servers do it.
         config: how it is asked.
     """
 
-    def __init__(self, engine: ContinuousEngine, config: JudgeConfig) -> None:
+    def __init__(self, engine: AsyncEngine, config: JudgeConfig) -> None:
         self._engine = engine
         self._config = config
-        self.stamp = _local_stamp(engine, config)
+        self._gate = asyncio.Semaphore(config.api.concurrency) if config.is_remote else nullcontext()
+        self.stamp = _stamp(engine, config)
 
-    async def ask(self, dialogue: Dialogue) -> DialogueOutcome:
-        """How one dialogue went; cancelled, the engine computes no further.
+    async def ask(self, dialogue: Dialogue) -> Outcome:
+        """How one dialogue went, with its price where that is known; cancelled, the engine computes no further.
 
         Raises:
-            JudgeUnavailable: the engine is dead.
+            JudgeUnavailable: the engine will answer nobody: it is dead, or has a wrong key, or the budget is spent.
         """
-        config, start = self._config, time.perf_counter()
+        config, start, usage = self._config, time.perf_counter(), None
+        deadline = time.monotonic() + config.api.deadline_s if config.is_remote else math.inf
         try:
-            ask = next(dialogue)
+            request = next(dialogue)
             while True:
-                reply: Reply | ChoiceLogProbs
-                if ask.wants_log_probs:
-                    reply = ChoiceLogProbs(log_p=await self._engine.choice_log_p(ask.chat, ask.choices))
-                else:
-                    reply = await self._engine.reply(
-                        ask.chat,
-                        max_new_tokens=config.max_new_tokens,
-                        temperature=config.temperature,
-                        choices=ask.choices,
-                    )
-                ask = dialogue.send(reply)
+                reply = await self._engine.reply(
+                    request, max_new_tokens=config.max_new_tokens, temperature=config.temperature, deadline=deadline
+                )
+                usage = usage + reply.usage if usage and reply.usage else usage or reply.usage
+                request = dialogue.send(reply)
         except StopIteration as end:
-            return DialogueOutcome(parsed=end.value, latency_s=time.perf_counter() - start)
+            return replace(end.value, latency_s=time.perf_counter() - start, usage=usage)
         except ModelUnavailable as error:
             raise JudgeUnavailable(str(error), error.fix) from error
         except (ValueError, RuntimeError) as error:
-            logger.warning("the judge failed on a question: %s", error)
-            return DialogueOutcome(failure=f"{type(error).__name__}: {error}")
+            logger.info("the judge failed on a question: %s", error)
+            return Outcome(text=str(error) or type(error).__name__, has_failed=True)
 
-    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueOutcome]:
-        """See `Asker`."""
+    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Outcome]:
+        """See `Asker`. Once it is known that nobody is answered the rest stays unsent; what was paid for is kept."""
+        fatal: list[JudgeUnavailable] = []
 
-        async def ask_all() -> list[DialogueOutcome]:
-            return await asyncio.gather(*(self.ask(dialogue(item)) for item in items))
+        async def ask(item: Item) -> Outcome:
+            async with self._gate:
+                if not fatal:
+                    try:
+                        return await self.ask(dialogue(item))
+                    except JudgeUnavailable as error:
+                        fatal.append(error)
+                return Outcome(text=str(fatal[0]), has_failed=True)
 
-        return _some_answered(self._engine.run(ask_all()))
+        async def ask_all() -> list[Outcome]:
+            return await asyncio.gather(*map(ask, items))
+
+        asked = self._engine.run(ask_all())
+        num_failed = sum(one.has_failed for one in asked)
+        if fatal and num_failed == len(asked):
+            raise fatal[0]
+        if num_failed:
+            logger.warning("the judge did not answer %d of %d questions", num_failed, len(asked))
+        return _some_answered(asked, self._config)
 
     def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
-        """See `Asker`."""
+        """See `Asker`; texts have no status, so there is none without all."""
+
+        async def write(chat: Chat) -> str:
+            async with self._gate:
+                return await self.write_one(chat, max_new_tokens, temperature)
 
         async def write_all() -> list[str]:
-            return await asyncio.gather(*(self.write_one(chat, max_new_tokens, temperature) for chat in chats))
+            return await asyncio.gather(*map(write, chats))
 
         return self._engine.run(write_all())
 
     async def write_one(self, chat: Chat, max_new_tokens: int, temperature: float) -> str:
         """The model's reply; raises as `write` does."""
         try:
-            reply = await self._engine.reply(chat, max_new_tokens=max_new_tokens, temperature=temperature)
+            request = ChatRequest(chat=chat)
+            reply = await self._engine.reply(request, max_new_tokens=max_new_tokens, temperature=temperature)
         except ModelUnavailable as error:
             raise JudgeUnavailable(str(error), error.fix) from error
+        except TransientError as error:
+            raise JudgeUnavailable(f"the judge did not reply: {error}", "try again later") from None
         except (ValueError, RuntimeError) as error:
-            raise _cannot_reply(f"{type(error).__name__}: {error}") from error
+            raise _cannot_reply(str(error) or type(error).__name__) from None
         return reply.text
 
     def shrink(self, frames: Frames) -> Frames:
-        """The frames as they are: the engine resizes them beside its own work."""
+        """The frames as they are: the engine resizes them beside its own work, or a provider as it likes."""
         return frames
 
 
-def _some_answered(asked: list[DialogueOutcome]) -> list[DialogueOutcome]:
+def _some_answered(asked: list[Outcome], config: JudgeConfig) -> list[Outcome]:
     """The same, once it is known that not all of them failed."""
-    if asked and all(one.parsed is None for one in asked):
-        raise JudgeUnavailable(
-            f"the judge failed on every one of {len(asked)} questions: {asked[0].failure}",
-            "run `rlvlm doctor`; with a big model try --judge.quantization nf4",
-        )
+    if asked and all(one.has_failed for one in asked):
+        fix = "run `rlvlm doctor`; with a big model try --judge.quantization nf4"
+        if config.is_remote:
+            fix = "check --judge.api.base-url and the provider's status; slow servers need --judge.api.timeout-s"
+        raise JudgeUnavailable(f"the judge failed on every one of {len(asked)} questions: {asked[0].text}", fix)
     return asked
 
 
@@ -243,18 +257,17 @@ def _cannot_reply(reason: str) -> UnsupportedQuestion:
     return UnsupportedQuestion(f"the judge cannot reply to a chat: {reason}", "see docs/judges.md")
 
 
-def _local_stamp(engine: Engine | ContinuousEngine, config: JudgeConfig) -> Stamp:
-    """Of a model on this machine."""
-    bounds = f"min_pixels={config.min_pixels} max_pixels={config.max_pixels}"
-    name = f"{config.backend}:{config.model or config.backend}"
-    return stamp_of(config, name, engine.revision, f" {bounds} {engine.traits}")
-
-
-def stamp_of(config: JudgeConfig, judge: str, revision: str, traits: str = "") -> Stamp:
+def _stamp(engine: Engine | AsyncEngine, config: JudgeConfig) -> Stamp:
     """Everything that changes an answer: weights, prompts, and how the reply is decoded."""
+    name, revision, traits = f"{config.backend}:{config.model or config.backend}", engine.revision, ""
+    if config.is_remote:  # where it answers; what the server's weights are is not known
+        server = urlsplit(config.api.base_url).netloc
+        name, revision = name + (f"@{server}" if server else ""), config.revision
+    else:
+        traits = f" min_pixels={config.min_pixels} max_pixels={config.max_pixels} {engine.traits}"
     sampling = f" top_p={TOP_P:g} seed={config.seed}" if config.temperature > 0 else ""
     return Stamp(
-        judge=judge,
+        judge=name,
         revision=revision,
         prompt=f"{prompts.version(config.prompt)} {prompts.version(config.score)}{prompts.wording_mark(config)}",
         decoding=f"temperature={config.temperature:g} max_new_tokens={config.max_new_tokens}{sampling}{traits}",

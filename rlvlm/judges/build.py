@@ -2,11 +2,11 @@
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UsageError
-from rlvlm.judges.asking import BatchAsker, ContinuousAsker
+from rlvlm.judges.asking import AsyncAsker, BatchAsker
 from rlvlm.judges.both_orders import BothOrders
 from rlvlm.judges.cache import StoredJudge, pick_stamp
 from rlvlm.judges.chat import ChatJudge
@@ -36,14 +36,14 @@ def build_judge(config: JudgeConfig) -> Judge:
         "vllm": _vllm_judge,
         "openai": _remote_judge,
         "gemini": _remote_judge,
-        "clip": _likeness_judge,
-        "blip2": _likeness_judge,
-        "robometer": _head_judge,
-        "rynnvalue": _head_judge,
+        "clip": _numeric_judge,
+        "blip2": _numeric_judge,
+        "robometer": _numeric_judge,
+        "rynnvalue": _numeric_judge,
         "cached": _stored_judge,
     }
     try:
-        judge = members[config.backend](config)
+        judge = _own_judge(config) if config.is_own else members[config.backend](config)
     except ModelUnavailable as error:
         raise JudgeUnavailable(str(error), error.fix) from error
     return BothOrders(judge) if config.both_orders else judge
@@ -63,6 +63,11 @@ def _chat_judge(config: JudgeConfig, model: str = "", abilities: Abilities | Non
 def _pocket_judge(config: JudgeConfig) -> ChatJudge:
     """A small Qwen3-VL that ships with rlvlm, or any folder made like one."""
     folder = shipped_folder(config.model) or (Path(config.model) if config.model else weights_folder())
+    if not folder.is_dir() and config.model:
+        raise JudgeUnavailable(
+            f"no judge at {config.model}: the folder does not exist",
+            "give --judge.model a folder with the weights, or a hub name such as Qwen/Qwen3-VL-8B-Instruct",
+        )
     if not folder.is_dir():
         raise JudgeUnavailable(
             f"the pocket judge's weights are not in {folder}",
@@ -95,29 +100,28 @@ def _vllm_judge(config: JudgeConfig) -> ChatJudge:
     from rlvlm.vlms.engines.vllm import VllmEngine
 
     engine = VllmEngine(config, config.engine, max_requests=config.batch_size, max_pictures=MAX_PICTURES)
-    return ChatJudge(config, ContinuousAsker(engine, config))
+    return ChatJudge(config, AsyncAsker(engine, config))
 
 
 def _remote_judge(config: JudgeConfig) -> ChatJudge:
-    from rlvlm.judges.remote_asking import RemoteAsker
-    from rlvlm.vlms.engines import gemini, openai
+    from rlvlm.vlms.engines.remote import RemoteEngine
 
-    connect = {"openai": openai.connect, "gemini": gemini.connect}[config.backend]
-    engine = connect(config.model, config.api, config.seed)
-    return ChatJudge(config, RemoteAsker(engine, config, urlsplit(config.api.base_url).netloc))
+    assert config.backend in ("openai", "gemini")
+    return ChatJudge(config, AsyncAsker(RemoteEngine(config.model, config.api, config.backend, config.seed), config))
 
 
-def _likeness_judge(config: JudgeConfig) -> Judge:
-    from rlvlm.judges.likeness import blip2, clip
+def _numeric_judge(config: JudgeConfig) -> Judge:
+    from rlvlm.judges.numeric import NumericJudge
 
-    return {"clip": clip.build, "blip2": blip2.build}[config.backend](config)
+    folder = "similarity" if config.reads_states else "reward_heads"
+    model = import_module(f"rlvlm.judges.{folder}.{config.backend}").load(config)
+    return NumericJudge(config, model)
 
 
-def _head_judge(config: JudgeConfig) -> Judge:
-    from rlvlm.judges.heads import robometer, rynnvalue
-    from rlvlm.judges.heads.judge import HeadJudge
+def _own_judge(config: JudgeConfig) -> Judge:
+    from rlvlm.judges import own
 
-    return HeadJudge(config, {"robometer": robometer.load, "rynnvalue": rynnvalue.load}[config.backend](config))
+    return own.build(config)
 
 
 def _stored_judge(config: JudgeConfig) -> StoredJudge:

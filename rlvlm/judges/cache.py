@@ -14,8 +14,6 @@ from rlvlm.labels.store import LabelStore
 Item = TypeVar("Item", Query, Clip)
 Answer = TypeVar("Answer", Verdict, Score)
 
-_REASON = "the store has no answer under key "
-
 
 class CachedJudge:
     """Answers from memory what was asked before, and asks the rest.
@@ -85,26 +83,21 @@ class CachedJudge:
         described: Sequence[tuple[Question, Pictures]],
         ask: Callable[[Sequence[Item]], list[Answer]],
     ) -> list[Answer]:
-        """The judge's answers, kept before they are handed out; images are written while it thinks."""
-        questions = [question for question, _ in described]
-        if self._store is None:
-            answers = _named(ask(items), questions)
-            for question, answer in zip(questions, answers, strict=True):
-                if answer.status is not Status.FAILED:
-                    self._known[answer_key(question.id, answer.stamp)] = answer
-            return answers
-        with ThreadPoolExecutor(1, thread_name_prefix="label-pictures") as pool:
+        """The judge's answers, each with its question's address, kept before they are handed out."""
+        questions, store = [question for question, _ in described], self._store
+        with ThreadPoolExecutor(1, thread_name_prefix="label-pictures") as pool:  # written while the judge thinks
             images = [image for _, shown in described for image in shown]
-            kept = pool.submit(self._store.keep_pictures, images)
-            answers = _named(ask(items), questions)
-            kept.result()
-        self._store.add_answers(list(zip(questions, answers, strict=True)))
+            kept = pool.submit(store.keep_pictures, images) if store else None
+            given = zip(questions, ask(items), strict=True)
+            answers = [replace(answer, question=question.id) for question, answer in given]
+            if kept:
+                kept.result()
+        if store:
+            store.add_answers(list(zip(questions, answers, strict=True)))
+        else:
+            known = [answer for answer in answers if answer.status is not Status.FAILED]
+            self._known |= {answer_key(answer.question, answer.stamp): answer for answer in known}
         return answers
-
-
-def _named(answers: Sequence[Answer], questions: Sequence[Question]) -> list[Answer]:
-    """The answers, each with the content address of its question."""
-    return [replace(answer, question=question.id) for answer, question in zip(answers, questions, strict=True)]
 
 
 class StoredJudge:
@@ -132,40 +125,26 @@ class StoredJudge:
         Raises:
             JudgeUnavailable: the store knows not one of them.
         """
-        verdicts = []
-        for query in queries:
-            key, answer = self._find(query)
-            known = answer if isinstance(answer, Verdict) else None
-            verdicts.append(known or Verdict(status=Status.FAILED, label=None, stamp=self._stamp, text=_REASON + key))
-        self._check(verdicts)
-        return verdicts
+        return self._find(queries, lambda text: Verdict(status=Status.FAILED, label=None, stamp=self._stamp, text=text))
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order.
+        """One score per clip, in order. Raises as `compare` does."""
+        return self._find(clips, lambda text: Score(status=Status.FAILED, value=None, stamp=self._stamp, text=text))
 
-        Raises:
-            JudgeUnavailable: the store knows not one of them.
-        """
-        scores = []
-        for clip in clips:
-            key, answer = self._find(clip)
-            known = answer if isinstance(answer, Score) else None
-            scores.append(known or Score(status=Status.FAILED, value=None, stamp=self._stamp, text=_REASON + key))
-        self._check(scores)
-        return scores
-
-    def _find(self, item: Query | Clip) -> tuple[str, Verdict | Score | None]:
-        """A question's key, and its answer where there is one."""
-        key = answer_key(describe(item)[0].id, self._stamp)
-        return key, self._store.find(key)
-
-    def _check(self, answers: Sequence[Verdict | Score]) -> None:
+    def _find(self, items: Sequence[Query | Clip], failed: Callable[[str], Answer]) -> list[Answer]:
+        """The stored answers; in the place of those that are missing, or of another kind, what `failed` makes."""
+        answers: list[Answer] = []
+        for item in items:
+            key = answer_key(describe(item)[0].id, self._stamp)
+            missing, known = failed(f"the store has no answer under key {key}"), self._store.find(key)
+            answers.append(known if isinstance(known, type(missing)) else missing)
         if answers and all(answer.status is Status.FAILED for answer in answers):
             raise JudgeUnavailable(
                 f"{self._store.folder} has none of {len(answers)} answers that are wanted: {answers[0].text}",
                 "stored answers fit only the same images, to the pixel, and the same goal: use the task, "
                 "judge.picture_px and seed of the run that filled the store",
             )
+        return answers
 
 
 def pick_stamp(store: LabelStore, judge: str = "", prompt: str = "") -> Stamp:

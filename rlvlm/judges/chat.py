@@ -7,10 +7,10 @@ from typing import TypeVar
 from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges import prompts
-from rlvlm.judges.asking import Asker, ContinuousAsker, DialogueOutcome
+from rlvlm.judges.asking import Asker, AsyncAsker
 from rlvlm.judges.config import Abilities, JudgeConfig
-from rlvlm.judges.dialogues import Dialogue, label_dialogue, score_dialogue
-from rlvlm.judges.reading.verdicts import status_of
+from rlvlm.judges.dialogues import Dialogue, Outcome, label_dialogue, score_dialogue
+from rlvlm.judges.reading import status_of
 from rlvlm.vlms.chats import Chat, checked_chat
 
 Item = TypeVar("Item", Query, Clip)
@@ -74,7 +74,7 @@ class ChatJudge:
 
     async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
         """The model's reply to one chat, likewise."""
-        return await self._continuous.write_one(_checked(chat), max_new_tokens, temperature)
+        return await self._async_asker.write_one(_checked(chat), max_new_tokens, temperature)
 
     def shrink(self, query: Query) -> Query:
         """The query with its images at the size at which the model will see them; the answer is the same.
@@ -91,8 +91,8 @@ class ChatJudge:
         return query if left is query.left and right is query.right else replace(query, left=left, right=right)
 
     @property
-    def _continuous(self) -> ContinuousAsker:
-        assert isinstance(self._asker, ContinuousAsker), "only those whose config `batches_itself` are asked one by one"
+    def _async_asker(self) -> AsyncAsker:
+        assert isinstance(self._asker, AsyncAsker), "only those whose config `batches_itself` are asked one by one"
         return self._asker
 
     def _score_dialogue(self, clip: Clip) -> Dialogue:
@@ -105,48 +105,44 @@ class ChatJudge:
                 "use a judge that compares, e.g. the pocket judge: leave out --judge.model",
             )
 
-    def _verdict(self, outcome: DialogueOutcome) -> Verdict:
-        parsed = outcome.parsed
-        label = parsed.value if parsed and isinstance(parsed.value, Label) else None
+    def _verdict(self, outcome: Outcome) -> Verdict:
+        label = outcome.value if isinstance(outcome.value, Label) else None
         return Verdict(
-            status=status_of(label) if parsed else Status.FAILED,
+            status=Status.FAILED if outcome.has_failed else status_of(label),
             label=label,
             stamp=self.stamp,
-            probabilities=parsed.probabilities if parsed else None,
-            text=parsed.text if parsed else outcome.failure,
+            probabilities=outcome.probabilities,
+            text=outcome.text,
             latency_s=outcome.latency_s,
             usage=outcome.usage,
         )
 
-    def _score(self, outcome: DialogueOutcome) -> Score:
-        parsed = outcome.parsed
-        value = parsed.value if parsed and isinstance(parsed.value, float) else None
+    def _score(self, outcome: Outcome) -> Score:
+        value = outcome.value if isinstance(outcome.value, float) else None
         status = Status.INVALID if value is None else Status.OK
         return Score(
-            status=status if parsed else Status.FAILED,
+            status=Status.FAILED if outcome.has_failed else status,
             value=value,
             stamp=self.stamp,
-            text=parsed.text if parsed else outcome.failure,
+            text=outcome.text,
             latency_s=outcome.latency_s,
             usage=outcome.usage,
         )
 
-    async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue]) -> DialogueOutcome:
+    async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue]) -> Outcome:
         problem = self._problem(item)
-        return DialogueOutcome(failure=problem) if problem else await self._continuous.ask(dialogue(item))
+        return Outcome(text=problem, has_failed=True) if problem else await self._async_asker.ask(dialogue(item))
 
-    def _ask(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueOutcome]:
+    def _ask(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Outcome]:
         """How each item went; those that cannot be asked have failed already."""
         problems = [self._problem(item) for item in items]
         good = [item for item, problem in zip(items, problems, strict=True) if problem is None]
         in_order = iter(self._asker.run(good, dialogue) if good else [])
-        return [next(in_order) if problem is None else DialogueOutcome(failure=problem) for problem in problems]
+        return [next(in_order) if problem is None else Outcome(text=problem, has_failed=True) for problem in problems]
 
     def _problem(self, item: Query | Clip) -> str | None:
         """Why an item cannot be asked; None where it can."""
-        if item.goal_picture is not None and not self._abilities.goal_pictures:
-            return "this judge was never shown an image of the goal in its training; leave out goal_picture"
-        return prompts.problem_of(item)
+        return self._abilities.problem_of(item) or prompts.problem_of(item)
 
 
 def _checked(chat: Chat) -> Chat:

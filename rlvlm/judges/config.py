@@ -1,10 +1,18 @@
 """Configuration of a judge; imports nothing heavy so that the command line starts at once."""
 
+import difflib
+import logging
+import re
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from rlvlm.core.errors import UnsupportedQuestion
+from rlvlm.core.judging import Clip, Query
 from rlvlm.vlms.config import ApiConfig, EngineConfig, VLMConfig
+
+logger = logging.getLogger(__name__)
 
 Backend = Literal[
     "pocket", "transformers", "vllm", "openai", "gemini", "clip", "blip2", "robometer", "rynnvalue", "cached"
@@ -17,12 +25,14 @@ RANDOM = "random"
 """Name of a model that nobody trained."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 """Range of the temperature where it is not 0; below it the scaled log-probabilities leave a model's number range."""
-_BY_LIKENESS = ("clip", "blip2")
+_BY_SIMILARITY = ("clip", "blip2")
 _WITH_HEADS = ("robometer", "rynnvalue")
-_WITH_WEIGHTS = ("transformers", "vllm", *_BY_LIKENESS, *_WITH_HEADS)
-_WORDED = ("statement", "rubric", "delta")
+_WITH_WEIGHTS = ("transformers", "vllm", *_BY_SIMILARITY, *_WITH_HEADS)
+_WORDED = ("statement", "rubric", "delta", "video")
 """Forms of score whose sentences may be replaced by a published model's own."""
 _REMOTE = ("openai", "gemini")
+_LARGEST_POCKET_BYTES = 200_000_000
+"""Weights of a folder above this are no small model like those that ship."""
 
 
 def check_temperature(temperature: float) -> float:
@@ -39,13 +49,13 @@ def check_temperature(temperature: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimilarityConfig:
-    """How likeness of image and goal becomes a score: backends clip and blip2."""
+    """How the similarity of image and goal becomes a score: backends clip and blip2."""
 
     baseline: str = ""
     """What the scene looks like without the goal, e.g. `a drawer`. With it only change along the line from this text
     to the goal counts, as far as `alpha` says; empty compares image and goal alone."""
     alpha: float = 0.5
-    """Weight of that line, in [0, 1]: 0 is plain likeness, 1 the line alone."""
+    """Weight of that line, in [0, 1]: 0 is plain similarity, 1 the line alone."""
     tie_band: float = 0.0
     """Scores that differ by no more than this are no preference, >= 0."""
     template: str = "{goal}"
@@ -82,10 +92,11 @@ class JudgeConfig(VLMConfig):
     section: ClassVar[str] = "judge"
     """Where its options stand on the command line."""
 
-    backend: Backend = "pocket"
+    backend: str = "pocket"
     """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any Qwen-VL or LLaVA; vllm: the same, faster, in
     an environment of its own; openai, gemini: over HTTP; clip, blip2: similarity of image and goal; robometer,
-    rynnvalue: reward models with heads of their own; cached: from disk."""
+    rynnvalue: reward models with heads of their own; cached: from disk; my_file:FUNCTION: one of your own. Where only
+    judge.model is given and is a hub name or the folder of a large model, it is transformers."""
     model: str = ""
     """Hub name or local folder of the weights, or the API's name of the model. Of the pocket backend: empty for the
     judge of pairs, `scorer` for the one that scores turns and clips of envs that act, `video` for the one of 27
@@ -101,7 +112,7 @@ class JudgeConfig(VLMConfig):
     statement: probability of True behind the statement that the clip shows the goal (TOPReward); rubric: 1 to 5 by a
     rubric on the final state (RoboReward); delta: signed percents between neighbouring images, added up (VLAC)."""
     wording: str = ""
-    """File with a published model's own sentences for statement, rubric, delta, robometer or rynnvalue: JSON, by their
+    """File with a published model's own sentences for a score of that kind, robometer or rynnvalue: JSON, by their
     names in `judges.prompts.SENTENCES`. Empty: ours."""
     both_orders: bool = False
     """Ask each query in both orders, at twice the price; where the answers disagree there is no preference."""
@@ -125,6 +136,13 @@ class JudgeConfig(VLMConfig):
     cached: CachedConfig = field(default_factory=CachedConfig)
 
     def __post_init__(self) -> None:
+        if self.backend == "pocket" and _is_general(self.model):
+            object.__setattr__(self, "backend", "transformers")
+        if self.backend not in get_args(Backend) and not self.is_own:
+            raise ValueError(
+                f"judge.backend is one of {', '.join(get_args(Backend))}, or my_file:FUNCTION, got {self.backend!r}; "
+                f"{_meant_backend(self.backend)}"
+            )
         if (self.wants_weights or self.is_remote) and not self.model:
             raise ValueError(
                 f"judge.backend {self.backend} needs judge.model: a hub name, a folder with the weights, "
@@ -132,7 +150,7 @@ class JudgeConfig(VLMConfig):
             )
         if self.is_random and not self.reads_states:
             raise ValueError(
-                f"judge.model {RANDOM} is for the backends {' and '.join(_BY_LIKENESS)}, got "
+                f"judge.model {RANDOM} is for the backends {' and '.join(_BY_SIMILARITY)}, got "
                 f"{self.backend}; name a model"
             )
         if self.backend == "cached" and not self.cached.store:
@@ -147,6 +165,11 @@ class JudgeConfig(VLMConfig):
             if getattr(self, name) < 1:
                 raise ValueError(f"judge.{name} must be >= 1, got {getattr(self, name)}")
         VLMConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the user's own function, `module:NAME`."""
+        return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", self.backend) is not None
 
     @property
     def ships_weights(self) -> bool:
@@ -176,7 +199,7 @@ class JudgeConfig(VLMConfig):
     @property
     def reads_states(self) -> bool:
         """Whether it compares images with a sentence about a state, and is not told what to do."""
-        return self.backend in _BY_LIKENESS
+        return self.backend in _BY_SIMILARITY
 
     @property
     def is_random(self) -> bool:
@@ -199,6 +222,34 @@ class JudgeConfig(VLMConfig):
         return self.engine.interpreter if self.backend == "vllm" else ""
 
 
+def _is_general(model: str) -> bool:
+    """Whether `judge.model` without a backend names a general chat model: a hub name or a large folder."""
+    folder = Path(model).expanduser()
+    if model and folder.is_dir():
+        return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > _LARGEST_POCKET_BYTES
+    is_hub_name = model.count("/") == 1 and not model.startswith((".", "~", "/")) and not model.endswith("/")
+    if is_hub_name:
+        _say_implied(model)
+    return is_hub_name
+
+
+@cache
+def _say_implied(model: str) -> None:
+    logger.warning("judge.model %s is a hub name, so judge.backend is transformers", model)
+
+
+def _meant_backend(name: str) -> str:
+    """What somebody who wrote `name` may have meant."""
+    near = difflib.get_close_matches(name.lower(), get_args(Backend), n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    if any(word in name.lower() for word in ("gpt", "claude", "grok", "deepseek", "ollama", "azure")):
+        return "for a model behind an API: --judge.backend openai --judge.model NAME --judge.api.base-url URL"
+    if name.endswith(".py"):
+        return f"name the function in it too: {Path(name).stem}:make_judge"
+    return "for any chat model: --judge.backend transformers --judge.model Qwen/Qwen3-VL-8B-Instruct"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Abilities:
     """The forms of question that a model's training covers; those of a general chat model, where nothing is said."""
@@ -209,6 +260,12 @@ class Abilities:
     """Values of `JudgeConfig.score`."""
     goal_pictures: bool = True
     """Whether it may be shown an image of the goal."""
+
+    def problem_of(self, item: Query | Clip) -> str | None:
+        """Why this model cannot be asked about an item; None where it can."""
+        if item.goal_picture is not None and not self.goal_pictures:
+            return "this judge was never shown an image of the goal in its training; leave out goal_picture"
+        return None
 
     def check(self, config: JudgeConfig) -> None:
         """Passes when the model can be asked as `config` says.

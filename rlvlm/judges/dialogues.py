@@ -11,13 +11,12 @@ from functools import partial
 from math import fsum
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlvlm.core.judging import Clip, Label, Query
+from rlvlm.core.judging import Clip, Label, Query, Usage
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Mode, ScoreMode
-from rlvlm.judges.reading.verdicts import parse_change, parse_label, parse_rating, parse_score, parse_video_score
-from rlvlm.vlms.chats import Chat, Reply
+from rlvlm.judges.reading import parse_change, parse_label, parse_rating, parse_score
+from rlvlm.vlms.chats import Chat, ChatRequest, Reply
 
 MIN_CHOICE_MASS = 1e-3
 """Where all choices together are less likely than this, the model was not answering the question: invalid."""
@@ -26,49 +25,40 @@ MIN_TOKEN_MASS = 0.5
 EMPTY = "(an empty reply)"
 CUT = "(cut off by judge.max_new_tokens before the reply began; models that think first need thousands)"
 REFUSAL = "(refused) "
-YES_AND_NO = (*prompts.ANSWERS_YES, *prompts.ANSWERS_NO)
-TRUE_AND_FALSE = ("True", "False")
-_LABELS = (Label.LEFT, Label.RIGHT, Label.TIE)
-_MINUS = ("-", "\u2212", "\u2013")
+LABELS = (Label.LEFT, Label.RIGHT, Label.TIE)
+"""In the order of `prompts.LABEL_TEXTS`."""
+LABEL_TOKENS = [("0",), ("1",), tuple(text for minus in "-\u2212\u2013" for text in (minus, f"{minus}1"))]
+"""How a reply begins that is a label. A tie is in most vocabularies two tokens; no other label begins with a minus."""
+YES_AND_NO = [prompts.ANSWERS_YES, prompts.ANSWERS_NO]
+TRUE_AND_FALSE = [("True",), ("False",)]
+RATINGS = [(text,) for text in prompts.RATING_TEXTS]
 _ROUNDING = 1.01
 _MARKS = " \t\r\n\"'`*.:"
 
 Tokens = Sequence[tuple[str, float]]
 """First tokens and their probabilities."""
+Spellings = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelRequest:
-    """What the model is to be asked next."""
-
-    chat: Chat
-    choices: tuple[str, ...] = ()
-    """The only texts that the reply may be, for models that can be held to them."""
-    wants_log_probs: bool = False
-    """Whether the probabilities of the choices are wanted in the place of a text."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChoiceLogProbs:
-    """A model's answer in log-probabilities of the choices, where it can give them exactly."""
-
-    log_p: NDArray[np.float64]
-    """[C], as `ModelRequest.choices`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParsedReply:
+class Outcome:
     """What a dialogue came to."""
 
-    value: Label | float | None
-    """The label, or the score in [0, 1]; None where it could not be read."""
+    value: Label | float | None = None
+    """The label, or the score in [0, 1]; None where it could not be read, and where no answer came."""
     text: str
-    """What the model wrote, untrusted."""
+    """What the model wrote, untrusted; where no answer came, why."""
+    has_failed: bool = False
+    """Whether no answer came."""
     probabilities: tuple[float, float, float] | None = None
     """Of left, right and tie, where the model gives them."""
+    latency_s: float = 0.0
+    """Until it was there; in a batch, until all of the batch were."""
+    usage: Usage | None = None
 
 
-Dialogue = Generator[ModelRequest, Reply | ChoiceLogProbs, ParsedReply]
+Dialogue = Generator[ChatRequest, Reply, Outcome]
+Choosing = Generator[ChatRequest, Reply, "tuple[_Shares | None, Reply]"]
 
 
 def label_dialogue(mode: Mode) -> Callable[[Query], Dialogue]:
@@ -78,188 +68,140 @@ def label_dialogue(mode: Mode) -> Callable[[Query], Dialogue]:
 
 def score_dialogue(mode: ScoreMode, sentences: Mapping[str, str] = prompts.SENTENCES) -> Callable[[Clip], Dialogue]:
     """The dialogue that asks for a score in this form, where that has sentences of its own in these."""
-    if mode == "success":
-        return _score_success
-    if mode == "utility":
-        return _score_utility
-    worded = {"statement": _score_statement, "rubric": _score_rubric, "delta": _score_delta}.get(mode)
-    if worded is not None:
-        return partial(worded, sentences)
-    parse = {"progress": parse_score, "rating": parse_rating, "video": parse_video_score}[mode]
+    if mode == "delta":
+        return partial(_score_delta, sentences)
+    return partial(
+        _score_by_choice if mode in ("success", "utility", "statement") else _score_in_words, mode, sentences
+    )
 
-    def score(clip: Clip) -> Dialogue:
-        reply = yield ModelRequest(chat=prompts.score_messages(mode, clip))
-        assert isinstance(reply, Reply)
-        return ParsedReply(value=None if reply.is_refusal else parse(reply.readable), text=_told(reply))
 
-    return score
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shares:
+    """How a model's probability is spread over some choices."""
+
+    shares: list[float]
+    """Of each, summing to 1."""
+    total: float
+    """Of all of them, among everything that the model could have written."""
+    text: str
+    """The likeliest."""
+
+
+def _choose(chat: Chat, choices: Sequence[Spellings], tokens: Sequence[Spellings] | None = None) -> Choosing:
+    """Has a model choose, and returns its probabilities, where it gives them, and its reply.
+
+    Args:
+        chat: the question.
+        choices: each by all its spellings.
+        tokens: first tokens that stand for each choice, where a server tells only those; the spellings, if None.
+    """
+    texts = tuple(text for spellings in choices for text in spellings)
+    reply = yield ChatRequest(chat=chat, choices=texts, wants_log_probs=True)
+    if reply.choice_log_p is None:
+        known = None if reply.is_refusal else token_shares(reply.first_tokens or (), tokens or choices)
+        return known and _Shares(shares=known[0], total=known[1], text=_kept_text(reply)), reply
+    log_p = reply.choice_log_p
+    scaled = np.exp(log_p - log_p.max()) if np.isfinite(log_p.max()) else np.ones_like(log_p)
+    each, shares = iter((scaled / scaled.sum()).tolist()), list[float]()
+    for spellings in choices:
+        shares.append(min(1.0, sum(next(each) for _ in spellings)))  # sums of shares round up
+    return _Shares(shares=shares, total=float(np.exp(log_p).sum()), text=texts[int(log_p.argmax())]), reply
+
+
+def token_shares(tokens: Tokens, choices: Sequence[Spellings]) -> tuple[list[float], float] | None:
+    """Probabilities of the choices, summing to 1, and their sum before; None where the reply hardly begins with one."""
+    masses = [fsum(p for token, p in tokens if token.strip(_MARKS) in spellings) for spellings in choices]
+    total = fsum(masses)
+    return ([mass / total for mass in masses], total) if MIN_TOKEN_MASS <= total <= _ROUNDING else None
 
 
 def _label_directly(query: Query) -> Dialogue:
-    """From the probabilities of the label texts, without a text; from the text where a server gives no odds."""
-    choices = prompts.LABEL_TEXTS
-    reply = yield ModelRequest(chat=prompts.compare_messages("direct", query), choices=choices, wants_log_probs=True)
-    if isinstance(reply, ChoiceLogProbs):
-        left, right, tie = _normalised(reply.log_p)
-        choice = int(reply.log_p.argmax())
-        label = _LABELS[choice] if np.exp(reply.log_p).sum() >= MIN_CHOICE_MASS else None
-        return ParsedReply(value=label, text=choices[choice], probabilities=(left, right, tie))
-    probabilities = label_probabilities(reply.first_tokens) if reply.first_tokens and not reply.is_refusal else None
-    if probabilities is None:
+    """From the probabilities of the labels, without a text; from the text where a server gives no odds."""
+    labels = [(text,) for text in prompts.LABEL_TEXTS]
+    known, reply = yield from _choose(prompts.compare_messages("direct", query), labels, LABEL_TOKENS)
+    if known is None:
         return _label_of(reply)
-    return ParsedReply(
-        value=_LABELS[max(range(3), key=probabilities.__getitem__)], text=reply.text, probabilities=probabilities
-    )
+    left, right, tie = known.shares
+    label = LABELS[max(range(3), key=known.shares.__getitem__)]
+    is_answer = known.total >= MIN_CHOICE_MASS
+    return Outcome(value=label if is_answer else None, text=known.text, probabilities=(left, right, tie))
 
 
 def _label_in_one(query: Query) -> Dialogue:
     """From one answer that holds the analysis and the label."""
-    reply = yield ModelRequest(chat=prompts.compare_messages("single_stage", query))
-    return _label_of(reply)
+    return _label_of((yield ChatRequest(chat=prompts.compare_messages("single_stage", query))))
 
 
 def _label_in_two(query: Query) -> Dialogue:
     """From a report on the images and a second, text-only question about the report."""
-    report = yield ModelRequest(chat=prompts.compare_messages("two_stage", query))
-    assert isinstance(report, Reply)
+    report = yield ChatRequest(chat=prompts.compare_messages("two_stage", query))
     if report.is_refusal or not report.text.strip():  # nothing to ask about
         return _label_of(report)
     chat = prompts.label_messages(query.goal, report.text.rpartition("</think>")[2])
-    answer = yield ModelRequest(chat=chat, choices=prompts.LABEL_TEXTS)
+    answer = yield ChatRequest(chat=chat, choices=prompts.LABEL_TEXTS)
     return _label_of(answer, f"{report.text}\n\n")
 
 
-def _score_success(clip: Clip) -> Dialogue:
-    """The share of yes among yes and no; without probabilities a plain yes is 1 and a plain no is 0."""
-    reply = yield ModelRequest(chat=prompts.score_messages("success", clip), choices=YES_AND_NO, wants_log_probs=True)
-    if isinstance(reply, ChoiceLogProbs):
-        p_yes = min(1.0, float(sum(_normalised(reply.log_p)[: len(prompts.ANSWERS_YES)])))  # sums of shares round up
-        is_answer = np.exp(reply.log_p).sum() >= MIN_CHOICE_MASS
-        return ParsedReply(value=p_yes if is_answer else None, text=YES_AND_NO[int(reply.log_p.argmax())])
-    value = None
-    if not reply.is_refusal:
-        value = yes_probability(reply.first_tokens) if reply.first_tokens else None
-        value = {"yes": 1.0, "no": 0.0}.get(reply.readable.strip(" \n.!*").lower()) if value is None else value
-    return ParsedReply(value=value, text=_told(reply))
+def _score_by_choice(mode: ScoreMode, sentences: Mapping[str, str], clip: Clip) -> Dialogue:
+    """A score from the probabilities of a few words; from the word that was written, where a server gives no odds.
 
+    `success`: the share of yes among yes and no. `statement`: the probability of True among all words. `utility`: the
+    mean of the ratings by their probabilities, 1 as 0 and 5 as 1, which is finer than the likeliest of them.
 
-def _score_utility(clip: Clip) -> Dialogue:
-    """The mean of the ratings by their probabilities, 1 as 0 and 5 as 1; without probabilities the rating written.
-
-    Source: Liu et al. 2023 (G-Eval), arXiv:2303.16634, sec. 2: a mean over the scale's tokens is finer than the
-    likeliest of them.
+    Source: TOPReward, arXiv:2602.19313 (statement); Liu et al. 2023 (G-Eval), arXiv:2303.16634, sec. 2 (the mean).
+    Departure: the probability is given, not its logarithm: the same order, in [0, 1].
     """
-    choices = prompts.RATING_TEXTS
-    reply = yield ModelRequest(chat=prompts.score_messages("utility", clip), choices=choices, wants_log_probs=True)
-    if isinstance(reply, ChoiceLogProbs):
-        is_answer = np.exp(reply.log_p).sum() >= MIN_CHOICE_MASS
-        value = _mean_rating(_normalised(reply.log_p))
-        return ParsedReply(value=value if is_answer else None, text=choices[int(reply.log_p.argmax())])
-    probabilities = rating_probabilities(reply.first_tokens) if reply.first_tokens and not reply.is_refusal else None
-    if probabilities is not None:
-        return ParsedReply(value=_mean_rating(probabilities), text=_told(reply))
-    return ParsedReply(value=None if reply.is_refusal else parse_rating(reply.readable), text=_told(reply))
+    choices = {"success": YES_AND_NO, "utility": RATINGS, "statement": TRUE_AND_FALSE}[mode]
+    known, reply = yield from _choose(prompts.score_messages(mode, clip, sentences), choices)
+    if known is None:
+        if mode == "utility":
+            return _score_of(reply, parse_rating)
+        word = reply.readable.strip(_MARKS + "!").lower()
+        return _score_of(reply, lambda _: {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}.get(word))
+    value = known.shares[0] * (known.total if mode == "statement" else 1.0)
+    if mode == "utility":
+        value = fsum(share * place / (len(RATINGS) - 1) for place, share in enumerate(known.shares))
+    is_answer = known.total >= MIN_CHOICE_MASS
+    return Outcome(value=min(1.0, value) if is_answer else None, text=known.text)
 
 
-def _score_statement(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
-    """The probability of True as the next word, among all words.
-
-    Source: Chen et al. 2026 (TOPReward), arXiv:2602.19313. Departures: the answer begins the model's turn and does not
-    end the user's, and it is the probability that is given, not its logarithm: the same order, in [0, 1].
-    """
-    chat = prompts.worded_messages("statement", clip, sentences)
-    reply = yield ModelRequest(chat=chat, choices=TRUE_AND_FALSE, wants_log_probs=True)
-    if isinstance(reply, ChoiceLogProbs):
-        shares = np.exp(reply.log_p)
-        value = min(1.0, float(shares[0])) if shares.sum() >= MIN_CHOICE_MASS else None
-        return ParsedReply(value=value, text=TRUE_AND_FALSE[int(reply.log_p.argmax())])
-    value = None
-    if reply.first_tokens and not reply.is_refusal:
-        true, false = (
-            fsum(p for token, p in reply.first_tokens if token.strip(_MARKS) == word) for word in TRUE_AND_FALSE
-        )
-        value = min(1.0, true) if true + false >= MIN_CHOICE_MASS else None
-    elif not reply.is_refusal:
-        value = {"true": 1.0, "false": 0.0}.get(reply.readable.strip(_MARKS).lower())
-    return ParsedReply(value=value, text=_told(reply))
-
-
-def _score_rubric(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
-    """1 to 5, as 0 to 1.
-
-    Source: RoboReward, arXiv:2601.00675. Departure: what is no rating is invalid, and not 1.
-    """
-    reply = yield ModelRequest(chat=prompts.worded_messages("rubric", clip, sentences))
-    assert isinstance(reply, Reply)
-    return ParsedReply(value=None if reply.is_refusal else parse_rating(reply.readable), text=_told(reply))
+def _score_in_words(mode: ScoreMode, sentences: Mapping[str, str], clip: Clip) -> Dialogue:
+    """From a number that is written. Departure from RoboReward: what is no rating is invalid, and not 1."""
+    reply = yield ChatRequest(chat=prompts.score_messages(mode, clip, sentences))
+    return _score_of(reply, parse_rating if mode in ("rating", "rubric") else parse_score)
 
 
 def _score_delta(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
-    """Signed percents between neighbouring images, each taken of what is left, or of what there is where it is lost.
+    """Signed percents between neighbouring images, each taken of what is left.
 
-    Source: VLAC, arXiv:2509.15937: v + (100 - v) c / 100 for c > 0 and v + v c / 100 for c < 0, from v = 0. One image
-    alone is compared with itself.
+    Source: VLAC, arXiv:2509.15937, and its code's default: v + (100 - v) c / 100 from v = 0, for gains and losses.
+    Departure: a score ends in [0, 1]. One image alone is compared with itself.
     """
     frames, value, texts = prompts.thin(clip.frames), 0.0, []
     for number in range(max(1, len(frames) - 1)):
         pair = replace(clip, frames=frames[[number, min(number + 1, len(frames) - 1)]])
-        reply = yield ModelRequest(chat=prompts.worded_messages("delta", pair, sentences))
-        assert isinstance(reply, Reply)
-        texts.append(_told(reply))
+        reply = yield ChatRequest(chat=prompts.score_messages("delta", pair, sentences))
+        texts.append(_kept_text(reply))
         change = None if reply.is_refusal else parse_change(reply.readable)
         if change is None:
-            return ParsedReply(value=None, text=" | ".join(texts))
-        value += (1 - value) * change if change > 0 else value * change
-    return ParsedReply(value=value, text=" | ".join(texts))
+            return Outcome(value=None, text=" | ".join(texts))
+        value += (1 - value) * change
+    return Outcome(value=min(max(value, 0.0), 1.0), text=" | ".join(texts))
 
 
-def _mean_rating(shares: Sequence[float]) -> float:
-    """In [0, 1], of the shares [5] of the ratings."""
-    return min(1.0, fsum(share * place / (len(shares) - 1) for place, share in enumerate(shares)))
-
-
-def rating_probabilities(tokens: Tokens) -> list[float] | None:
-    """Probabilities of the ratings, summing to 1; None where the reply hardly begins with one."""
-    masses = [fsum(p for token, p in tokens if token.strip(_MARKS) == text) for text in prompts.RATING_TEXTS]
-    total = fsum(masses)
-    return [mass / total for mass in masses] if MIN_TOKEN_MASS <= total <= _ROUNDING else None
-
-
-def label_probabilities(tokens: Tokens) -> tuple[float, float, float] | None:
-    """Probabilities of left, right and tie, summing to 1; None where the reply hardly begins with a label.
-
-    A tie is written `-1`, in most vocabularies two tokens: whatever begins with a minus counts as one, since no other
-    label does. Departure from models in this process, whose second token's probability is known too.
-    """
-    tie = [text for minus in _MINUS for text in (minus, f"{minus}1")]
-    masses = [fsum(p for token, p in tokens if token.strip(_MARKS) in texts) for texts in (["0"], ["1"], tie)]
-    if not MIN_TOKEN_MASS <= fsum(masses) <= _ROUNDING:
-        return None
-    left, right, neither = (mass / fsum(masses) for mass in masses)
-    return left, right, neither
-
-
-def yes_probability(tokens: Tokens) -> float | None:
-    """Probability of yes among yes and no, however they are capitalised; None where the reply hardly begins so."""
-    yes, no = (fsum(p for token, p in tokens if token.strip(_MARKS).lower() == word) for word in ("yes", "no"))
-    return yes / (yes + no) if MIN_TOKEN_MASS <= yes + no <= _ROUNDING else None
-
-
-def _label_of(reply: Reply | ChoiceLogProbs, before: str = "") -> ParsedReply:
+def _label_of(reply: Reply, before: str = "") -> Outcome:
     """The label that a written reply holds; one that was refused holds none."""
-    assert isinstance(reply, Reply)
-    return ParsedReply(value=None if reply.is_refusal else parse_label(reply.readable), text=before + _told(reply))
+    label = None if reply.is_refusal else parse_label(reply.readable)
+    return Outcome(value=label, text=before + _kept_text(reply))
 
 
-def _told(reply: Reply) -> str:
+def _score_of(reply: Reply, parse: Callable[[str], float | None]) -> Outcome:
+    """The score that a written reply holds, likewise."""
+    return Outcome(value=None if reply.is_refusal else parse(reply.readable), text=_kept_text(reply))
+
+
+def _kept_text(reply: Reply) -> str:
     """What is kept of a reply; where there is nothing, why."""
     if reply.is_refusal:
         return REFUSAL + reply.text
     return reply.text or (EMPTY if reply.is_whole else CUT)
-
-
-def _normalised(log_p: NDArray[np.float64]) -> list[float]:
-    """Probabilities [C] that sum to 1, of log-probabilities [C]; equal where none has any."""
-    top = log_p.max()
-    shares = np.exp(log_p - top) if np.isfinite(top) else np.ones_like(log_p)
-    return (shares / shares.sum()).tolist()

@@ -27,14 +27,16 @@ from rlvlm.judges.config import JudgeConfig, Mode, ScoreMode
 from rlvlm.vlms.chats import Chat, image_parts, tame, text_part
 
 VERSION = 1
+_LATER_VERSIONS: dict[str, int] = {"video": 2, "delta": 2}
+"""Of the forms that have changed since."""
 
 LABEL_TEXTS = ("0", "1", "-1")
 """How left, right and tie are written in an answer."""
 MAX_FRAMES = 8
 """Images shown per side; longer clips are thinned evenly, first and last image kept."""
-MAX_VIDEO_FRAMES = 16
-"""Likewise for the clip of a video score."""
-MAX_PICTURES = 2 * max(MAX_FRAMES, MAX_VIDEO_FRAMES) + 3
+MAX_FRAMES_OF: dict[ScoreMode, int] = {"statement": 16, "rubric": 16, "video": 22}
+"""Likewise of the published reward models, where they take more."""
+MAX_PICTURES = max(2 * MAX_FRAMES + 1, max(MAX_FRAMES_OF.values()) + 3)
 """Most images in one chat: two clips, or a clip with start and present, and the goal."""
 MAX_GOAL_CHARS = 200
 MAX_REPORT_CHARS = 4_000
@@ -67,15 +69,6 @@ RATING_REQUEST = (
 SUCCESS_REQUEST = "Is the goal reached at the end? Answer with one word, yes or no."
 TAG_GOAL = "Picture of the goal reached:"
 TAG_SCENE = "The scene:"
-VIDEO_SYSTEM = (
-    "You watch a robot at work and say how far it has come. First think between <think> and </think>, in three parts: "
-    "planning, which steps the task needs; observation, what the pictures show; reasoning, which steps are done. "
-    "Then give the result alone between <answer> and </answer>."
-)
-TAG_START = "The scene at the start:"
-TAG_CLIP = "The clip, pictures in order of time:"
-TAG_NOW = "The scene now:"
-VIDEO_REQUEST = "How much of the task is done now? The answer is a whole number of percent, from 0 to 100."
 TAG_BEFORE = "Before:"
 TAG_AFTER = "The action: {action}. After it:"
 NO_ACTION = "none that could be read"
@@ -98,6 +91,11 @@ SENTENCES = {
     "the time it took. Answer in the form ANSWER: score. 1: nothing that matters for the task has changed. 2: a small "
     "change in its direction, by far not enough. 3: a good part, with a large fault or several. 4: nearly all, with "
     "one small fault. 5: everything that the task asks for.\nTask: {goal}",
+    "video_system": "You watch a robot at work and say how far it has come. First think between <think> and "
+    "</think>, in three parts: <planning>, which steps the task needs; <observation>, what the pictures show; "
+    "<reasoning>, which steps are done. Then give the result alone between <answer> and </answer>.",
+    "video": "The robot's task: {goal}. The first picture shows the start, then comes the clip, and the last picture "
+    "shows the present. How much of the task is done now? The answer is a whole number of percent, from 0 to 100.",
     "delta": "How much nearer to the end of the task is the second picture than the first? Answer with one number of "
     "percent, above 0 where the second is nearer, below 0 where the first is. The task: {goal}",
     "robometer_progress": "The robot's task is '{goal}'. Say for each frame of the clip how far the robot has come "
@@ -117,7 +115,7 @@ _FORBIDDEN = frozenset("<>|{}[]`\\")
 
 def version(mode: Mode | ScoreMode) -> str:
     """Name and version of a prompt as it stands in `Stamp.prompt`, e.g. `two_stage/1`."""
-    return f"{mode}/{VERSION}"
+    return f"{mode}/{_LATER_VERSIONS.get(mode, VERSION)}"
 
 
 def sentences_of(config: JudgeConfig) -> dict[str, str]:
@@ -223,25 +221,28 @@ def label_messages(goal: str, report: str) -> Chat:
     return [{"role": "user", "content": [text_part(text + LABEL_REQUEST)]}]
 
 
-def score_messages(mode: ScoreMode, clip: Clip) -> Chat:
+def score_messages(mode: ScoreMode, clip: Clip, sentences: Mapping[str, str] = SENTENCES) -> Chat:
     """The turns that ask for one clip's score.
 
-    `video` shows first image, whole clip and current image, and asks for reasoning before the answer; `utility`
-    shows the first and the last image with the action between them; the others show the clip once and differ in their
-    last line alone.
+    Those of published reward models have their order: `statement` and `rubric` the clip, then the sentence; `delta` two
+    images by their numbers; `video` first image, clip and current image, then the question. `utility` shows the
+    first and the last image with the action between them; the others show the clip once and differ in their last line
+    alone.
     """
     goal = check_goal(clip.goal)
-    if mode == "video":
-        content = [
-            *_opening(f"Task: {goal}.", clip.goal_picture, TAG_START),
-            *image_parts(clip.frames[:1]),
-            text_part(TAG_CLIP),
-            *image_parts(thin(clip.frames, MAX_VIDEO_FRAMES)),
-            text_part(TAG_NOW),
-            *image_parts(clip.frames[-1:]),
-            text_part(VIDEO_REQUEST),
-        ]
-        return [{"role": "system", "content": [text_part(VIDEO_SYSTEM)]}, {"role": "user", "content": content}]
+    if mode in sentences:
+        request = text_part(sentences[mode].replace("{goal}", goal))
+        shown = image_parts(thin(clip.frames, MAX_FRAMES_OF.get(mode, MAX_FRAMES)))
+        if mode == "delta":
+            first, second = shown[0], shown[-1]
+            content = [text_part("Image-1: "), first, text_part("\nImage-2: "), second, text_part("\n"), request]
+            return [{"role": "user", "content": content}]
+        if mode == "video":  # start, clip, present
+            goal_parts = [] if clip.goal_picture is None else [text_part(TAG_GOAL), *image_parts(clip.goal_picture[:1])]
+            content = [*goal_parts, *image_parts(clip.frames[:1]), *shown, *image_parts(clip.frames[-1:]), request]
+            system = text_part(sentences["video_system"])
+            return [{"role": "system", "content": [system]}, {"role": "user", "content": content}]
+        return [{"role": "user", "content": [*shown, request]}]
     if mode == "utility":
         content = [
             *_opening(f"One step in a task. Goal: {goal}.", clip.goal_picture, TAG_BEFORE),
@@ -256,12 +257,6 @@ def score_messages(mode: ScoreMode, clip: Clip) -> Chat:
         INTRO_SCORE.format(goal=goal), clip.goal_picture, TAG_SCENE if clip.goal_picture is not None else ""
     )
     return [{"role": "user", "content": [*opening, *image_parts(thin(clip.frames)), text_part(request)]}]
-
-
-def worded_messages(mode: ScoreMode, clip: Clip, sentences: Mapping[str, str]) -> Chat:
-    """The turn of the forms that published reward models have: the clip first, then the sentence; no goal image."""
-    text = sentences[mode].replace("{goal}", check_goal(clip.goal))
-    return [{"role": "user", "content": [*image_parts(thin(clip.frames, MAX_VIDEO_FRAMES)), text_part(text)]}]
 
 
 def thin(frames: Frames, most: int = MAX_FRAMES) -> Frames:

@@ -5,13 +5,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Self
+from functools import cache
+from typing import Any, Literal, Self, TypeVar
 
-from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
+from pydantic import TypeAdapter
+
+from rlvlm.core.errors import first_line
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Verdict
 from rlvlm.core.steps import Frames
 from rlvlm.labels.images import image_digest, is_digest
-from rlvlm.labels.lines import DamagedLine
+from rlvlm.labels.segments import DamagedLine
 
+T = TypeVar("T")
 Answer = Verdict | Score
 Pictures = Sequence[tuple[str, Any]]
 """Digests and pixels."""
@@ -165,19 +170,47 @@ def from_record(record: dict[str, Any]) -> StoredAnswer | Truth:
     """
     try:
         if record["kind"] == "truth":
-            return _truth(record)
-        question = _question(record["question"])
-        answer = _answer(record["kind"], record["answer"], question.id)
+            truth = _read(Truth, record)
+            if not is_digest(truth.question) or (truth.progress is None and truth.returns is None):
+                raise DamagedLine("a truth names a question, and progress or returns")
+            return truth
+        question = _read(Question, {"goal": "", "left": [], **record["question"]})  # empty fields are left out
+        if not all(map(is_digest, (*question.left, *question.right, *question.goal_picture))):
+            raise DamagedLine("a question names its images by digest")
+        kind, empty = _KINDS[record["kind"]]
+        answer = replace(_read(kind, {empty: None, **record["answer"]}), question=question.id)
         key = answer_key(question.id, answer.stamp)
         if key != record["key"]:
             raise DamagedLine("its key is not that of its question and stamp")
-        return StoredAnswer(
-            key=key, question=question, answer=answer, when=_number(record["when"]), origin=_origin(record["origin"])
-        )
+        when, origin = _read(float, record["when"]), _read(Origin, record["origin"])
+        return StoredAnswer(key=key, question=question, answer=answer, when=when, origin=origin)
     except DamagedLine:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise DamagedLine(f"its record makes no sense: {type(error).__name__} {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedLine(f"its record makes no sense: {type(error).__name__} {first_line(error)}") from error
+
+
+_KINDS = {"verdict": (Verdict, "label"), "score": (Score, "value")}
+"""What answers a line may hold, and the field that is left out where there is none."""
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
+
+
+def _read(kind: type[T], value: Any) -> T:
+    """`value`, of a JSON object, as `kind`; ValueError where it is of another type or not finite."""
+    if _has_odd_number(value):
+        raise ValueError("a finite number is wanted")
+    return _adapter(kind).validate_python(value)  # not from JSON: its parser refuses texts that are no UTF-8
+
+
+def _has_odd_number(value: Any) -> bool:
+    """Whether a JSON value holds what pydantic takes for a number and we do not: true, NaN or infinity."""
+    if isinstance(value, dict | list):
+        return any(map(_has_odd_number, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value))
 
 
 def _digests(frames: Frames | None) -> list[tuple[str, Any]]:
@@ -190,77 +223,3 @@ def _digests(frames: Frames | None) -> list[tuple[str, Any]]:
 
 def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, "", ())}
-
-
-def _truth(record: dict[str, Any]) -> Truth:
-    progress, returns = _pair(record.get("progress")), _pair(record.get("returns"))
-    if not is_digest(record["question"]) or (progress is None and returns is None):
-        raise DamagedLine("a truth names a question, and progress or returns")
-    return Truth(
-        question=record["question"],
-        progress=progress,
-        returns=returns,
-        when=_number(record["when"]),
-        origin=_origin(record["origin"]),
-    )
-
-
-def _question(record: dict[str, Any]) -> Question:
-    sides = {name: tuple(record.get(name, ())) for name in ("left", "right", "goal_picture")}
-    has_digests = all(is_digest(name) for side in sides.values() for name in side)
-    if record["kind"] not in ("compare", "score") or not has_digests:
-        raise DamagedLine("a question is of kind compare or score, and names its images by digest")
-    goal, action = (_text(record.get(name, "")) for name in ("goal", "action"))
-    return Question(kind=record["kind"], goal=goal, action=action, **sides)
-
-
-def _answer(kind: str, record: dict[str, Any], question: str) -> Answer:
-    usage = record.get("usage")
-    shared: dict[str, Any] = {
-        "status": Status(record["status"]),
-        "stamp": Stamp(**{name: _text(record["stamp"][name]) for name in ("judge", "revision", "prompt", "decoding")}),
-        "text": _text(record.get("text", "")),
-        "latency_s": _number(record["latency_s"]),
-        "usage": None if usage is None else Usage(**usage),
-        "question": question,
-    }
-    if kind == "score":
-        value = record.get("value")
-        return Score(value=None if value is None else _number(value), **shared)
-    if kind != "verdict":
-        raise DamagedLine(f"there is no kind {kind[:40]!r}")
-    label, probabilities = record.get("label"), record.get("probabilities")
-    shares = None if probabilities is None else [_number(share) for share in probabilities]
-    if shares is not None and len(shares) != 3:
-        raise DamagedLine(f"three probabilities are wanted, got {len(shares)}")
-    return Verdict(
-        label=None if label is None else Label(label),
-        probabilities=None if shares is None else (shares[0], shares[1], shares[2]),
-        **shared,
-    )
-
-
-def _origin(record: dict[str, Any]) -> Origin:
-    seed = record.get("seed")
-    return Origin(
-        run=_text(record.get("run", "")), task=_text(record.get("task", "")), seed=None if seed is None else int(seed)
-    )
-
-
-def _pair(value: Any) -> tuple[float, float] | None:
-    if value is None:
-        return None
-    left, right = value
-    return _number(left), _number(right)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise DamagedLine(f"a finite number is wanted, got {str(value)[:40]!r}")
-    return float(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise DamagedLine(f"text is wanted, got {type(value).__name__}")
-    return value

@@ -15,7 +15,6 @@ from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Stamp, Status, Verdict
 from rlvlm.labels.images import ImageStore
-from rlvlm.labels.lines import DamagedLine
 from rlvlm.labels.records import (
     Answer,
     Origin,
@@ -27,7 +26,7 @@ from rlvlm.labels.records import (
     from_record,
     to_record,
 )
-from rlvlm.labels.segments import Place, SegmentReader, SegmentWriter, read_record
+from rlvlm.labels.segments import DamagedLine, Place, SegmentReader, SegmentWriter, read_record
 
 SCHEMA = 1
 """Rises when older code could no longer read what newer code writes."""

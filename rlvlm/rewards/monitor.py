@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 FEWEST = 30
 """Failures, or controls, below which nothing is concluded from a share of them."""
-_Z = 3.0
+_CONFIDENCE = 0.9973  # three standard deviations
 """Of the intervals that an alarm hangs on: it is looked for after every update, and failures that come closer to
-success as a policy learns are harder to judge. At 1.96 a judge whose errors wavered between 1 and 7 % was accused."""
+success as a policy learns are harder to judge. At 0.95 a judge whose errors wavered between 1 and 7 % was accused."""
 _LEAST_RISE = 0.02
 """Of the mean score, between the first episodes and the newest, that counts as one."""
 _UNDONE = 0.5
@@ -165,14 +165,14 @@ class JudgeMonitor:
         hits, failures = self._called_successes(self._recent)
         if failures < FEWEST:
             return ""
-        low, _ = wilson_interval(hits, failures, _Z)
+        low, _ = wilson_interval(hits, failures, _CONFIDENCE)
         bound = self._config.most_false_positives
         if low > bound:
             return f"it calls {hits} of {failures} failures successes; monitor.most_false_positives is {bound:g}"
         first_hits, first_failures = self._called_successes(self._first)
         if len(self._recent) < self._config.window or first_failures < FEWEST:
             return ""
-        _, first_high = wilson_interval(first_hits, first_failures, _Z)
+        _, first_high = wilson_interval(first_hits, first_failures, _CONFIDENCE)
         rise = float(np.mean([row[0] for row in self._recent]) - np.mean([row[0] for row in self._first]))
         if low > first_high and rise > _LEAST_RISE:
             return (

@@ -3,6 +3,7 @@
 A chat is a list of turns in the Qwen format: `{"role": str, "content": [{"type": "text" | "image", ...}]}`.
 """
 
+import math
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -26,14 +27,27 @@ _THINK, _THOUGHT_OVER = "<think>", "\n</think>\n\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
-    """What a model wrote."""
+class ChatRequest:
+    """What a model is to be asked."""
 
-    text: str
+    chat: Chat
+    choices: tuple[str, ...] = ()
+    """The only texts that the reply may be, for engines that can hold it to them."""
+    wants_log_probs: bool = False
+    """Whether the probabilities of the choices are wanted in the place of a text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What a model wrote, or how likely it is to write each choice."""
+
+    text: str = ""
     is_whole: bool = True
     """Whether it came to its end; false where the token limit tore it."""
     is_refusal: bool = False
     """Whether the model said that it would not answer."""
+    choice_log_p: NDArray[np.float64] | None = None
+    """[C] log-probability of each of `ChatRequest.choices`, from engines that know it; then there is no text."""
     first_tokens: tuple[tuple[str, float], ...] | None = None
     """The likeliest first tokens, each with its probability, from servers that tell."""
     usage: Usage | None = None
@@ -42,6 +56,23 @@ class Reply:
     def readable(self) -> str:
         """The text without its last line where that is torn: a cut `10` would read as 1."""
         return self.text if self.is_whole else self.text.rpartition("\n")[0]
+
+
+class TransientError(RuntimeError):
+    """A try failed and the next one may not.
+
+    Args:
+        reason: untrusted words of a server, or ours.
+        retry_after_s: how long the server wants to be left alone; None when it does not say.
+    """
+
+    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+
+class Refused(ValueError):  # noqa: N818 - named for what was done
+    """This question will not be answered, however often it is asked."""
 
 
 class Engine(Protocol):
@@ -60,7 +91,7 @@ class Engine(Protocol):
     def generate(
         self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()
     ) -> list[Reply]:
-        """One reply per chat, greedy at temperature 0; of `choices` alone, where the library can hold it to them."""
+        """One reply per chat, greedy at temperature 0; of `choices` alone, where there are some."""
         ...
 
     def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:
@@ -72,12 +103,8 @@ class Engine(Protocol):
         ...
 
 
-class ContinuousEngine(Protocol):
-    """A library that takes chats as they come and batches by itself; the member is `engines.vllm`.
-
-    Its coroutines raise ValueError or RuntimeError where it fails on this chat alone, and ModelUnavailable where it is
-    dead; one that is cancelled computes no further.
-    """
+class AsyncEngine(Protocol):
+    """A model that takes chats as they come; members are `engines.vllm` and `engines.remote`."""
 
     @property
     def revision(self) -> str:
@@ -93,12 +120,22 @@ class ContinuousEngine(Protocol):
         """What `work` returns; for callers without an event loop."""
         ...
 
-    async def reply(self, chat: Chat, *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()) -> Reply:
-        """The reply, greedy at temperature 0; of `choices` alone, where the library can hold it to them."""
-        ...
+    async def reply(
+        self, request: ChatRequest, *, max_new_tokens: int, temperature: float, deadline: float = math.inf
+    ) -> Reply:
+        """The reply, greedy at temperature 0; cancelled, it is computed no further.
 
-    async def choice_log_p(self, chat: Chat, choices: Sequence[str]) -> NDArray[np.float64]:
-        """[C] log-probability that the reply begins with each choice's whole text."""
+        Args:
+            request: what is asked.
+            max_new_tokens: longest reply.
+            temperature: 0 or above.
+            deadline: `time.monotonic` by which it must be there, for engines that have to wait for somebody.
+
+        Raises:
+            ValueError: this chat cannot be answered, however often it is asked.
+            RuntimeError: it failed on this chat alone.
+            ModelUnavailable: it will not answer any.
+        """
         ...
 
 

@@ -52,10 +52,12 @@ def fetched(model: str, revision: str, patterns: Sequence[str], section: str = "
     try:
         return Path(snapshot_download(model, revision=revision or None, allow_patterns=list(patterns)))
     except (OSError, ValueError) as error:  # hub, cache and network errors are OSErrors; a malformed name a ValueError
+        command = f"rlvlm fetch {model}" if section == "judge" else f"hf download {model}"
         wanted = f" --revision {revision}" if revision else ""
         raise ModelUnavailable(
             f"{section} {model} is not on this machine and could not be fetched: {first_line(error)}",
-            f"where there is a network: hf download {model}{wanted} --local-dir DIR; then --{section}.model DIR",
+            f"where there is a network: {command}{wanted}; on another machine add a folder of its own, "
+            f"{'--to' if section == 'judge' else '--local-dir'} DIR, and give --{section}.model DIR",
         ) from error
 
 

@@ -60,7 +60,20 @@ def load_vlm(config: VLMConfig, *, trainable: bool = False) -> LoadedVLM:
     model_config = _vlm_config(folder)
     device = pick_device(config.device, config.section)
     processor = load_processor(folder, model_config, config)
-    model = _model(folder, config, device)
+    quantization = None
+    if config.quantization == "nf4":
+        if not importlib.util.find_spec("bitsandbytes"):
+            raise ModelUnavailable("4-bit weights need the package bitsandbytes", "pip install bitsandbytes")
+        quantization = _nf4(folder, pick_dtype(config.dtype, device))
+    model = load_weights(
+        AutoModelForImageTextToText,
+        folder,
+        config,
+        device,
+        quantization_config=quantization,
+        attn_implementation=None if config.attention == "auto" else config.attention,
+    )
+    flatten_patch_embedding(model)
     tokenizer = processor.tokenizer
     tokenizer.padding_side = "left"
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -73,7 +86,6 @@ def load_vlm(config: VLMConfig, *, trainable: bool = False) -> LoadedVLM:
     model.generation_config = GenerationConfig(eos_token_id=stop, pad_token_id=pad)
     if config.adapter:
         model = load_adapter(model, Path(config.adapter).expanduser(), trainable=trainable).eval()
-    logger.info("%s %s loaded on %s, revision %s", config.section, config.model, device, revision[:12])
     return LoadedVLM(model=model, processor=processor, revision=revision)
 
 
@@ -86,12 +98,7 @@ def _vlm_config(folder: Path) -> Any:
         raise ModelUnavailable(f"{folder} holds no model that transformers knows: {first_line(error)}", fix) from error
     if config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise ModelUnavailable(f"{folder} holds a {config.model_type} model, which cannot look at images", fix)
-    if not list(folder.glob("*.safetensors")):
-        raise ModelUnavailable(
-            f"{folder} has no *.safetensors weights; pickled weights are not read",
-            "download the model again, or convert its weights to safetensors",
-        )
-    check_shards(folder)
+    check_weights(folder)
     return config
 
 
@@ -114,43 +121,68 @@ def check_shards(folder: Path) -> None:
             )
 
 
-def _model(folder: Path, config: VLMConfig, device: torch.device) -> Any:
-    """The weights on their device, in eval mode."""
-    if config.quantization == "nf4" and not importlib.util.find_spec("bitsandbytes"):
-        raise ModelUnavailable("4-bit weights need the package bitsandbytes", "pip install bitsandbytes")
-    dtype = pick_dtype(config.dtype, device)
-    quantization = _nf4(folder, dtype) if config.quantization == "nf4" else None
+def load_weights(
+    network_class: Any,
+    folder: Path,
+    wanted: VLMConfig,
+    device: torch.device,
+    *,
+    is_exact: bool = False,
+    **settings: Any,
+) -> Any:
+    """A network with the weights in `folder`, on its device, in eval mode.
+
+    Args:
+        network_class: has `from_pretrained` of transformers.
+        folder: with safetensors.
+        wanted: names the precision.
+        device: where it computes.
+        is_exact: whether weights that it has no place for are refused too.
+        settings: further ones of `from_pretrained`.
+
+    Raises:
+        ModelUnavailable: a file is torn or another model's, or there is no memory.
+    """
     disable_progress_bar()  # it would tear the run's live panel
     try:
-        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+        network, info = network_class.from_pretrained(
             folder,
-            dtype=dtype,
+            dtype=pick_dtype(wanted.dtype, device),
             device_map={"": device},
-            quantization_config=quantization,
-            attn_implementation=None if config.attention == "auto" else config.attention,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **settings,
         )
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        ImportError,
-        SafetensorError,
-    ) as error:  # torn file, no memory, no kernel
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelUnavailable(
             f"the weights in {folder} cannot be loaded on {device}: {first_line(error)}",
-            f"check the download with hf download, or save memory with --{config.section}.quantization nf4",
+            f"check the download with rlvlm fetch, or save memory with --{wanted.section}.quantization nf4",
         ) from error
-    model, told = loaded
-    if missing := sorted(told["missing_keys"]):  # transformers would go on with random weights in their place
+    # transformers would go on with random weights in the place of those that are missing
+    problems = {"lacks": info["missing_keys"], "has too many:": info["unexpected_keys"] if is_exact else ()}
+    for what, names in problems.items():
+        if names:
+            raise ModelUnavailable(
+                f"{folder} {what} {len(names)} weights of a {type(network).__name__}, such as {min(names)}",
+                f"check the download with rlvlm fetch, or choose another --{wanted.section}.model",
+            )
+    logger.info("%s %s loaded on %s", wanted.section, wanted.model, device)
+    return network.eval()
+
+
+def check_weights(folder: Path) -> None:
+    """Passes where a folder holds safetensors weights, and its index names nothing but files of its own.
+
+    Raises:
+        ModelUnavailable: it does not.
+    """
+    if not list(folder.glob("*.safetensors")):
         raise ModelUnavailable(
-            f"{folder} lacks {len(missing)} of the weights of a {type(model).__name__}, such as {missing[0]}",
-            f"check the download with hf download, or choose another --{config.section}.model",
+            f"{folder} has no *.safetensors weights; pickled weights are not read",
+            "download the model again, or convert its weights to safetensors",
         )
-    flatten_patch_embedding(model)
-    return model.eval()
+    check_shards(folder)
 
 
 def _nf4(folder: Path, dtype: torch.dtype) -> BitsAndBytesConfig:

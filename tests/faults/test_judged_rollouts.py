@@ -90,13 +90,13 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.full
 def test_a_judge_that_is_gone_for_good_ends_the_run_which_goes_on_when_it_is_back(tmp_path: Path) -> None:
-    gone, back, server = threading.Event(), threading.Event(), ApiServer("openai")
+    gone, back, server = threading.Event(), threading.Event(), ApiServer()
     truth = server.truth
 
     def answer(call: Call) -> Response:
         if len(server.calls) > 80:
             gone.set()
-        return error("openai", 503, "out of order") if gone.is_set() and not back.is_set() else truth(call)
+        return error(503, "out of order") if gone.is_set() and not back.is_set() else truth(call)
 
     server.truth = answer
     out = tmp_path / "run"

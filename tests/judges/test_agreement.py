@@ -34,7 +34,7 @@ def test_calibration_by_hand():
 
 
 def test_wilson_by_hand():
-    low, high = wilson_interval(8, 10, z=2.0)
+    low, high = wilson_interval(8, 10, confidence=math.erf(2 / math.sqrt(2)))  # two standard deviations
     assert low == pytest.approx((0.8 + 0.2 - 2 * math.sqrt(0.016 + 0.01)) / 1.4)
     assert high == pytest.approx((0.8 + 0.2 + 2 * math.sqrt(0.016 + 0.01)) / 1.4)
     assert wilson_interval(200, 200) == (pytest.approx(0.9811, abs=1e-3), 1.0)

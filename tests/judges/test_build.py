@@ -8,7 +8,7 @@ from rlvlm.judges.config import JudgeConfig
 def test_the_pocket_backend_takes_any_folder_and_names_a_missing_one(tiny_vlms):
     judge = build_judge(JudgeConfig(model=str(tiny_vlms["qwen3_vl"])))
     assert judge.stamp.judge.startswith("pocket:")
-    with pytest.raises(JudgeUnavailable, match="pocket judge's weights"):
+    with pytest.raises(JudgeUnavailable, match="no judge at /no/such/folder"):
         build_judge(JudgeConfig(model="/no/such/folder"))
 
 
@@ -23,3 +23,31 @@ def test_a_temperature_is_zero_or_one_that_models_can_sample_with(temperature) -
     with pytest.raises(ValueError, match=r"temperature must be 0 \(greedy\) or 0.01 to 2"):
         JudgeConfig(temperature=temperature)
     assert JudgeConfig(temperature=0.01).temperature == 0.01
+
+
+def test_a_model_without_a_backend_is_what_its_name_or_its_size_says(tmp_path, caplog):
+    assert JudgeConfig(model="Qwen/Qwen3-VL-8B-Instruct").backend == "transformers"
+    assert "is a hub name, so judge.backend is transformers" in caplog.text
+    assert JudgeConfig(model="scorer").backend == JudgeConfig(model=str(tmp_path)).backend == "pocket"
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        file.truncate(4 * 2**30)
+    assert JudgeConfig(model=str(tmp_path)).backend == "transformers"
+    with pytest.raises(JudgeUnavailable) as caught:  # there is no network here
+        build_judge(JudgeConfig(model="no-such-lab/no-such-model"))
+    assert "could not be fetched" in str(caught.value) and "rlvlm fetch no-such-lab/no-such-model" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("backend", "hint"),
+    [
+        ("transformer", "did you mean transformers?"),
+        ("gemeni", "did you mean gemini?"),
+        ("qwen", "--judge.backend transformers --judge.model Qwen/"),
+        ("gpt-4o", "--judge.backend openai --judge.model NAME"),
+        ("my_judge.py", "my_judge:make_judge"),
+    ],
+)
+def test_an_unknown_backend_is_answered_with_what_was_meant(backend, hint):
+    with pytest.raises(ValueError, match="judge.backend is one of pocket") as caught:
+        JudgeConfig(backend=backend)
+    assert hint in str(caught.value)

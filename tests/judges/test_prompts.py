@@ -95,13 +95,21 @@ def test_other_scores_differ_in_their_last_line_alone(mode, request_text):
     ]
 
 
-def test_a_video_score_shows_start_clip_and_present():
-    frames = np.arange(20, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
-    messages = prompts.score_messages("video", Clip(goal="open it", frames=frames))
-    shown = [int(image[0, 0, 0]) for image in pictures_of(messages)]
-    assert (shown[0], shown[-1]) == (0, 19) and len(shown) == 2 + prompts.MAX_VIDEO_FRAMES
-    tags = [text for text in texts(messages)[2:] if text != "<picture>"]
-    assert tags == [prompts.TAG_CLIP, prompts.TAG_NOW, prompts.VIDEO_REQUEST]
+def test_published_reward_models_are_asked_in_their_order():
+    clip = Clip(
+        goal="open it", frames=np.arange(40, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
+    )
+    system, user = prompts.score_messages("video", clip)
+    shown = [int(image[0, 0, 0]) for image in pictures_of([user])]
+    assert shown[:2] == [0, 0] and shown[-2:] == [39, 39] and len(shown) == 24  # start, at most 22 of the clip, present
+    assert [part["type"] for part in user["content"]] == ["image"] * 24 + ["text"]
+    assert all(
+        f"<{part}>" in system["content"][0]["text"] for part in ("think", "planning", "observation", "reasoning")
+    )
+    pair = prompts.score_messages("delta", clip)
+    assert texts(pair)[:5] == ["Image-1: ", "<picture>", "\nImage-2: ", "<picture>", "\n"]
+    assert [len(pictures_of(prompts.score_messages(mode, clip))) for mode in ("statement", "rubric")] == [16, 16]
+    assert prompts.version("video") == "video/2" and prompts.version("direct") == "direct/1"
 
 
 def test_a_report_cannot_end_its_turn():

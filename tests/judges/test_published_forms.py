@@ -13,7 +13,7 @@ from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import score_dialogue
-from rlvlm.judges.reading.verdicts import parse_change
+from rlvlm.judges.reading import parse_change
 from rlvlm.vlms.chats import Reply, pictures_of
 
 CLIP = Clip(
@@ -57,12 +57,13 @@ def test_a_rubric_is_answered_in_five_steps() -> None:
         assert score.status is (Status.INVALID if value is None else Status.OK)
 
 
-def test_deltas_are_taken_of_what_is_left_or_lost() -> None:
-    # by hand: 0 + 50 % of 100 = 50; then -20 % of 50 = 40
+def test_deltas_are_taken_of_what_is_left() -> None:
+    # by hand: 0 + 50 % of 100 = 50; then -20 % of the 50 that are left, so 40; a loss at the start stays at 0
     model = ScriptedModel(["50", "-20"])
     score = judge_of(model, "delta").score([CLIP])[0]
     assert score.value == pytest.approx(0.4) and score.text == "50 | -20"
     assert [[int(one[0, 0, 0]) for one in pictures_of(chat)] for chat in model.chats] == [[0, 1], [1, 2]]
+    assert judge_of(ScriptedModel(["-30", "0"]), "delta").score([CLIP])[0].value == 0.0
     lost = judge_of(ScriptedModel(["better"]), "delta").score([CLIP])[0]
     assert lost.status is Status.INVALID
     alone = ScriptedModel(["0"])
@@ -82,5 +83,13 @@ def test_a_change_is_one_signed_percentage_and_nothing_else(text: str, value: fl
 
 
 def test_every_sentence_has_its_slot() -> None:
-    for name in ("statement", "rubric", "delta", "robometer_progress", "robometer_preference", "rynnvalue_task"):
+    for name in (
+        "statement",
+        "rubric",
+        "delta",
+        "video",
+        "robometer_progress",
+        "robometer_preference",
+        "rynnvalue_task",
+    ):
         assert prompts.SENTENCES[name].count("{goal}") == 1, name

@@ -1,4 +1,4 @@
-"""Remote judges against a real server on the loopback address, in both dialects, well and badly behaved."""
+"""Remote judges against a real server on the loopback address, well and badly behaved."""
 
 import logging
 import pickle
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from api_server import CUT, ApiServer, Call, Dialect, Response, error
+from api_server import CUT, ApiServer, Call, Response, error
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Status, Usage
@@ -29,7 +29,6 @@ from rlvlm.testing import check_judge
 from rlvlm.vlms.config import ApiConfig
 
 KEY = "canary-7f3a9c5e1b"
-DIALECTS: list[Dialect] = ["openai", "gemini"]
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +50,9 @@ def _own_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlvlm.vlms.engines.remote.FIRST_PAUSE_S", 0.02)
 
 
-def judge(dialect: Dialect, url: str, api: dict[str, Any] | None = None, **changes: Any):
+def judge(url: str, api: dict[str, Any] | None = None, **changes: Any):
     settings = ApiConfig(**{"base_url": url, "key_env": "RLVLM_TEST_KEY", **(api or {})})
-    return build_judge(JudgeConfig(**{"backend": dialect, "model": "m", "api": settings, **changes}))
+    return build_judge(JudgeConfig(**{"backend": "openai", "model": "m", "api": settings, **changes}))
 
 
 def grey(shade: int, num: int = 1) -> np.ndarray:
@@ -80,12 +79,11 @@ def flaky(server: ApiServer, response: Response, *, at: int) -> ApiServer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["direct", "single_stage", "two_stage"])
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_query_reaches_the_server_and_its_label_comes_back(dialect: Dialect, prompt: str) -> None:
+def test_a_query_reaches_the_server_and_its_label_comes_back(prompt: str) -> None:
     # By hand: the server prefers the brighter of two images, and counts 100 tokens in and 5 out per request.
-    server = ApiServer(dialect)
+    server = ApiServer()
     with server.running() as url:
-        verdicts = judge(dialect, url, prompt=prompt).compare([query(10, 200), query(200, 10)])
+        verdicts = judge(url, prompt=prompt).compare([query(10, 200), query(200, 10)])
     assert [v.label for v in verdicts] == [Label.RIGHT, Label.LEFT]
     num_requests = 2 if prompt == "two_stage" else 1
     assert [v.usage for v in verdicts] == [Usage(tokens_in=100 * num_requests, tokens_out=5 * num_requests)] * 2
@@ -96,19 +94,17 @@ def test_a_query_reaches_the_server_and_its_label_comes_back(dialect: Dialect, p
 
 
 @pytest.mark.parametrize("form", ["progress", "rating", "success", "video"])
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_clip_is_scored_in_every_form(dialect: Dialect, form: str) -> None:
-    server = ApiServer(dialect)
+def test_a_clip_is_scored_in_every_form(form: str) -> None:
+    server = ApiServer()
     with server.running() as url:
-        scores = judge(dialect, url, score=form).score([Clip(goal="open it", frames=grey(s, 3)) for s in (0, 128, 255)])
+        scores = judge(url, score=form).score([Clip(goal="open it", frames=grey(s, 3)) for s in (0, 128, 255)])
     assert [score.value for score in scores] == pytest.approx([0.0, 0.5, 1.0], abs=0.01)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_it_keeps_the_contract_and_can_write(dialect: Dialect) -> None:
-    server = ApiServer(dialect)
+def test_it_keeps_the_contract_and_can_write() -> None:
+    server = ApiServer()
     with server.running() as url:
-        one = judge(dialect, url)
+        one = judge(url)
         check_judge(one)
         assert isinstance(one, Generator)
         parts = [{"type": "text", "text": "How bright?"}, {"type": "image", "image": grey(255)[0]}]
@@ -119,65 +115,61 @@ def test_it_keeps_the_contract_and_can_write(dialect: Dialect) -> None:
         with pytest.raises(UnsupportedQuestion, match="turn 1"):
             one.generate([[{"role": "robber", "content": "hi"}]], max_new_tokens=1, temperature=0.0)
     assert "Answer shortly." in str(body) or "Answer shortly." in str(server.calls[-1].body)
-    assert one.stamp.judge.startswith(f"{dialect}:m@127.0.0.1")
+    assert one.stamp.judge.startswith("openai:m@127.0.0.1")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_both_orders_work_over_the_wire(dialect: Dialect) -> None:
-    with ApiServer(dialect).running() as url:
-        assert judge(dialect, url, both_orders=True).compare([query()])[0].label is Label.RIGHT
+def test_both_orders_work_over_the_wire() -> None:
+    with ApiServer().running() as url:
+        assert judge(url, both_orders=True).compare([query()])[0].label is Label.RIGHT
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_no_more_requests_are_under_way_than_allowed(dialect: Dialect) -> None:
-    server = ApiServer(dialect)
+def test_no_more_requests_are_under_way_than_allowed() -> None:
+    server = ApiServer()
     server.script = [lambda call: replace(server.truth(call), delay_s=0.05)] * 12
     with server.running() as url:
-        judge(dialect, url, {"concurrency": 3}).compare([query()] * 12)
+        judge(url, {"concurrency": 3}).compare([query()] * 12)
     assert server.most_at_once == 3
 
 
 def test_a_server_without_probabilities_is_read_by_its_text_and_not_asked_for_them_again() -> None:
-    refusal = error("openai", 400, "logprobs are not supported with this model", param="logprobs")
-    server = ApiServer("openai", refusal)
+    refusal = error(400, "logprobs are not supported with this model", param="logprobs")
+    server = ApiServer(refusal)
     with server.running() as url:
-        one = judge("openai", url)
+        one = judge(url)
         first, second = (one.compare([query()])[0] for _ in range(2))
     assert (first.label, first.probabilities, second.label) == (Label.RIGHT, None, Label.RIGHT)
     assert ["logprobs" in call.body for call in server.calls] == [True, False, False]
 
 
 def test_a_model_that_wants_another_name_for_the_token_limit_gets_it() -> None:
-    refusal = error("openai", 400, "Unsupported parameter: 'max_tokens'", param="max_tokens")
-    server = ApiServer("openai", refusal)
+    refusal = error(400, "Unsupported parameter: 'max_tokens'", param="max_tokens")
+    server = ApiServer(refusal)
     with server.running() as url:
-        assert judge("openai", url).compare([query()])[0].label is Label.RIGHT
+        assert judge(url).compare([query()])[0].label is Label.RIGHT
     assert "max_tokens" in server.calls[0].body and "max_completion_tokens" in server.calls[1].body
 
 
 def test_a_temperature_that_the_model_does_not_take_is_never_dropped_in_silence() -> None:
-    server = ApiServer("openai", *[error("openai", 400, "Only 1 is supported", param="temperature")] * 9)
+    server = ApiServer(*[error(400, "Only 1 is supported", param="temperature")] * 9)
     with server.running() as url, pytest.raises(JudgeUnavailable, match="does not take this temperature") as caught:
-        judge("openai", url, {"retries": 0}).compare([query()])
+        judge(url, {"retries": 0}).compare([query()])
     assert "--judge.temperature 1" in caught.value.fix
 
 
 # --- answers that are none --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_what_is_no_label_is_invalid_and_never_a_tie(dialect: Dialect) -> None:
-    server = ApiServer(dialect)
-    cut = {"finish": "length" if dialect == "openai" else "MAX_TOKENS"}
+def test_what_is_no_label_is_invalid_and_never_a_tie() -> None:
+    server = ApiServer()
     server.script = [
         server.say(""),
         server.say(None),
         server.say("I cannot tell, maybe 1"),
-        server.say("", **cut),
-        server.say("Analysis.\n1", **cut),
+        server.say("", finish="length"),
+        server.say("Analysis.\n1", finish="length"),
     ]
     with server.running() as url:
-        one = judge(dialect, url, prompt="single_stage")
+        one = judge(url, prompt="single_stage")
         verdicts = [one.compare([query()])[0] for _ in range(5)]
     assert {v.status for v in verdicts} == {Status.INVALID}
     assert [v.text for v in verdicts] == [EMPTY, EMPTY, "I cannot tell, maybe 1", CUT_OFF, "Analysis.\n1"]
@@ -185,26 +177,21 @@ def test_what_is_no_label_is_invalid_and_never_a_tie(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("prompt", ["direct", "single_stage", "two_stage"])
 def test_a_refusal_is_invalid_even_if_it_holds_a_label(prompt: str) -> None:
-    server = ApiServer("openai")
+    server = ApiServer()
     server.script = [server.say(None, refusal="-1", odds={"-": 0.99})]
     with server.running() as url:
-        verdict = judge("openai", url, prompt=prompt).compare([query()])[0]
+        verdict = judge(url, prompt=prompt).compare([query()])[0]
     assert (verdict.status, verdict.label, verdict.text) == (Status.INVALID, None, REFUSAL + "-1")
     assert len(server.calls) == 1
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_what_a_provider_blocks_is_failed_and_costs_no_other_question(dialect: Dialect) -> None:
-    server = ApiServer(dialect)
-    blocked = server.say("1", finish="content_filter" if dialect == "openai" else "SAFETY")
-    question = (
-        Response({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}})
-        if dialect == "gemini"
-        else error("openai", 400, "triggering content management policy", code="content_filter")
-    )
+def test_what_a_provider_blocks_is_failed_and_costs_no_other_question() -> None:
+    server = ApiServer()
+    blocked = server.say("1", finish="content_filter")
+    question = error(400, "triggering content management policy", code="content_filter")
     for response in (blocked, question):
         with flaky(server, response, at=66).running() as url:
-            verdicts = judge(dialect, url).compare([query(), query(66, 200), query(200, 10)])
+            verdicts = judge(url).compare([query(), query(66, 200), query(200, 10)])
         assert [v.status for v in verdicts] == [Status.OK, Status.FAILED, Status.OK]
         assert "blocked" in verdicts[1].text
 
@@ -213,7 +200,6 @@ def test_what_a_provider_blocks_is_failed_and_costs_no_other_question(dialect: D
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize(
     "fault",
     [
@@ -224,82 +210,89 @@ def test_what_a_provider_blocks_is_failed_and_costs_no_other_question(dialect: D
         Response({}),
         Response([]),
         Response("null"),
-        Response({"choices": [], "candidates": []}),
-        Response({"choices": "none", "candidates": 7}),
-        Response({"choices": [{"message": {"content": 5}}], "candidates": [5]}),
-        Response({"choices": [{}], "candidates": []}),
+        Response({"choices": []}),
+        Response({"choices": "none"}),
+        Response({"choices": [{"message": {"content": 5}}]}),
+        Response({"choices": [{}]}),
         Response("[" * 200_000),
         Response("\xff"),
         Response(status=CUT),
     ],
     ids=lambda fault: f"{fault.status}-{str(fault.body)[:12]}",
 )
-def test_a_passing_fault_is_asked_away(dialect: Dialect, fault: Response) -> None:
-    server = ApiServer(dialect, fault, fault)
+def test_a_passing_fault_is_asked_away(fault: Response) -> None:
+    server = ApiServer(fault, fault)
     with server.running() as url:
-        verdict = judge(dialect, url).compare([query()])[0]
+        verdict = judge(url).compare([query()])[0]
     assert verdict.label is Label.RIGHT and len(server.calls) == 3
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_server_that_stays_broken_is_given_up_after_the_tries_that_were_allowed(dialect: Dialect) -> None:
-    server = ApiServer(dialect, *[error(dialect, 503, "overloaded")] * 50)
+def test_a_server_that_stays_broken_is_given_up_after_the_tries_that_were_allowed() -> None:
+    server = ApiServer(*[error(503, "overloaded")] * 50)
     with server.running() as url, pytest.raises(JudgeUnavailable, match="every one of 2.*503.*overloaded"):
-        judge(dialect, url, {"retries": 2}).compare([query(), query()])
+        judge(url, {"retries": 2}).compare([query(), query()])
     assert len(server.calls) == 6
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_bad_request_fails_alone_and_is_not_repeated(dialect: Dialect) -> None:
-    server = flaky(ApiServer(dialect), error(dialect, 400, "image is too small"), at=66)
+def test_a_bad_request_fails_alone_and_is_not_repeated() -> None:
+    server = flaky(ApiServer(), error(400, "image is too small"), at=66)
     with server.running() as url:
-        verdicts = judge(dialect, url, prompt="single_stage").compare([query(), query(66, 1), query(200, 10)])
+        verdicts = judge(url, prompt="single_stage").compare([query(), query(66, 1), query(200, 10)])
     assert [v.label for v in verdicts] == [Label.RIGHT, None, Label.LEFT]
     assert verdicts[1].status is Status.FAILED and "too small" in verdicts[1].text and len(server.calls) == 3
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_retry_after_holds_back_this_request_and_all_others(dialect: Dialect) -> None:
-    busy = error(dialect, 429, "slow down", headers={"Retry-After": "0.6"})
-    server = ApiServer(dialect, busy, lambda call: replace(server.truth(call), delay_s=0.2))
+def test_retry_after_holds_back_this_request_and_all_others() -> None:
+    busy = error(429, "slow down", headers={"Retry-After": "0.6"})
+    server = ApiServer(busy, lambda call: replace(server.truth(call), delay_s=0.2))
     with server.running() as url:  # the second request is under way already; the third must wait as the first does
-        verdicts = judge(dialect, url, {"concurrency": 2}).compare([query()] * 4)
+        verdicts = judge(url, {"concurrency": 2}).compare([query()] * 4)
     assert [v.label for v in verdicts] == [Label.RIGHT] * 4
     first, _, *rest = [call.at for call in server.calls]
     assert len(rest) == 3 and min(rest) - first >= 0.6
 
 
-def test_geminis_own_way_to_say_when_is_understood() -> None:
+def gemini_error(status: int, message: str, **extra: Any) -> Response:
+    """As Gemini's compatible endpoint writes it: in a list."""
+    return Response([{"error": {"code": status, "message": message, "status": "X", **extra}}], status=status)
+
+
+def test_gemini_is_asked_through_its_compatible_endpoint_and_its_errors_are_understood() -> None:
     info = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "0.5s"}]
-    server = ApiServer("gemini", error("gemini", 429, "quota", details=info))
+    no_odds = gemini_error(400, 'Invalid JSON payload received. Unknown name "logprobs": Cannot find field.')
+    server = ApiServer(no_odds, gemini_error(429, "quota", details=info))
     with server.running() as url:
-        assert judge("gemini", url).compare([query()])[0].label is Label.RIGHT
-    assert server.calls[1].at - server.calls[0].at >= 0.5
+        one = judge(url, backend="gemini")
+        verdict = one.compare([query()])[0]
+        assert (verdict.label, verdict.probabilities) == (Label.RIGHT, None)
+        assert server.calls[2].at - server.calls[1].at >= 0.5
+        assert server.calls[0].path.endswith("/chat/completions") and one.stamp.judge.startswith("gemini:m@")
+        server.script = [gemini_error(400, "API key not valid. Please pass a valid API key.")]
+        with pytest.raises(JudgeUnavailable, match="does not accept the key"):
+            one.compare([query()])
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_wait_beyond_the_deadline_is_not_begun(dialect: Dialect) -> None:
-    server = ApiServer(dialect, *[error(dialect, 429, "come back tomorrow", headers={"Retry-After": "86400"})] * 9)
+def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
+    server = ApiServer(*[error(429, "come back tomorrow", headers={"Retry-After": "86400"})] * 9)
     start = time.monotonic()
     with server.running() as url, pytest.raises(JudgeUnavailable, match="tomorrow"):
-        judge(dialect, url, {"deadline_s": 2.0}).compare([query()] * 4)
+        judge(url, {"deadline_s": 2.0}).compare([query()] * 4)
     assert time.monotonic() - start < 2.0 and len(server.calls) <= 4
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_slow_server_costs_no_more_than_the_deadline(dialect: Dialect) -> None:
-    server = ApiServer(dialect, *[Response({}, delay_s=5.0)] * 9)
+def test_a_slow_server_costs_no_more_than_the_deadline() -> None:
+    server = ApiServer(*[Response({}, delay_s=5.0)] * 9)
     start = time.monotonic()
     with server.running() as url:
         with pytest.raises(JudgeUnavailable, match=r"no answer within 0\.\d s"):
-            judge(dialect, url, {"timeout_s": 0.3, "deadline_s": 0.8}).compare([query()])
+            judge(url, {"timeout_s": 0.3, "deadline_s": 0.8}).compare([query()])
         assert 0.3 <= time.monotonic() - start < 2.0
     assert 2 <= len(server.calls) <= 3
 
 
 def test_a_server_that_is_not_there_is_named_and_not_asked_for_ever() -> None:
     with pytest.raises(JudgeUnavailable, match="no connection"):
-        judge("openai", "http://127.0.0.1:9/v1", {"retries": 1}).compare([query()])
+        judge("http://127.0.0.1:9/v1", {"retries": 1}).compare([query()])
 
 
 @pytest.mark.parametrize(
@@ -313,9 +306,9 @@ def test_a_server_that_is_not_there_is_named_and_not_asked_for_ever() -> None:
     ],
 )
 def test_what_no_try_can_mend_ends_at_once(status: int, extra: dict[str, Any], words: str) -> None:
-    server = ApiServer("openai", *[error("openai", status, "no", **extra)] * 99)
+    server = ApiServer(*[error(status, "no", **extra)] * 99)
     with server.running() as url, pytest.raises(JudgeUnavailable, match=words):
-        judge("openai", url, {"concurrency": 4}).compare([query()] * 60)
+        judge(url, {"concurrency": 4}).compare([query()] * 60)
     assert len(server.calls) <= 4
 
 
@@ -328,7 +321,7 @@ def throttled(server: ApiServer, per_s: float) -> ApiServer:
             server.calls.append(call)
             wait_s = free_at[0] - time.monotonic()
             if wait_s > 0:
-                return error(server.dialect, 429, "quota", headers={"Retry-After": f"{wait_s:.3f}"})
+                return error(429, "quota", headers={"Retry-After": f"{wait_s:.3f}"})
             free_at[0] = time.monotonic() + 1 / per_s
         return server.truth(call)
 
@@ -338,13 +331,12 @@ def throttled(server: ApiServer, per_s: float) -> ApiServer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num", [20, pytest.param(1_500, marks=pytest.mark.full)])
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_quota_slows_a_run_down_and_loses_nothing(dialect: Dialect, num: int) -> None:
+def test_a_quota_slows_a_run_down_and_loses_nothing(num: int) -> None:
     rng = random.Random(0)
     queries = [query(*rng.sample(range(256), 2)) for _ in range(num)]
-    server = throttled(ApiServer(dialect), per_s=20.0)
+    server = throttled(ApiServer(), per_s=20.0)
     with server.running() as url:
-        one = judge(dialect, url, {"concurrency": 4, "retries": 50, "deadline_s": 60.0})
+        one = judge(url, {"concurrency": 4, "retries": 50, "deadline_s": 60.0})
         verdicts = one.compare(queries)
     wanted = [Label.RIGHT if q.right.mean() > q.left.mean() else Label.LEFT for q in queries]
     assert [v.label for v in verdicts] == wanted
@@ -354,11 +346,10 @@ def test_a_quota_slows_a_run_down_and_loses_nothing(dialect: Dialect, num: int) 
 # --- budget -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_the_cap_on_requests_holds_and_what_was_paid_for_is_kept(dialect: Dialect) -> None:
-    server = ApiServer(dialect)
+def test_the_cap_on_requests_holds_and_what_was_paid_for_is_kept() -> None:
+    server = ApiServer()
     with server.running() as url:
-        one = judge(dialect, url, {"max_requests": 5})
+        one = judge(url, {"max_requests": 5})
         verdicts = one.compare([query()] * 8)
         assert [v.status for v in verdicts].count(Status.OK) == 5
         assert [v.status for v in verdicts].count(Status.FAILED) == 3
@@ -368,20 +359,19 @@ def test_the_cap_on_requests_holds_and_what_was_paid_for_is_kept(dialect: Dialec
 
 
 def test_tries_count_too() -> None:
-    server = ApiServer("openai", *[error("openai", 500, "boom")] * 50)
+    server = ApiServer(*[error(500, "boom")] * 50)
     with server.running() as url, pytest.raises(JudgeUnavailable):
-        judge("openai", url, {"max_requests": 3, "retries": 9}).compare([query()])
+        judge(url, {"max_requests": 3, "retries": 9}).compare([query()])
     assert len(server.calls) == 3
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_spending_never_passes_its_cap_and_every_answer_has_its_price(dialect: Dialect) -> None:
+def test_spending_never_passes_its_cap_and_every_answer_has_its_price() -> None:
     # By hand: 1,000 tokens in at 10 USD and 50 out at 30 USD a million make 0.0115 USD.
-    server = ApiServer(dialect)
+    server = ApiServer()
     server.truth = lambda call: server.say("1", usage=(1_000, 50))
     prices = {"usd_per_million_input": 10.0, "usd_per_million_output": 30.0}
     with server.running() as url:
-        one = judge(dialect, url, {**prices, "max_cost_usd": 0.5, "concurrency": 2})
+        one = judge(url, {**prices, "max_cost_usd": 0.5, "concurrency": 2})
         done = 0
         with pytest.raises(JudgeUnavailable, match="may cost .* of 0.5 are spent"):
             while True:
@@ -394,11 +384,11 @@ def test_spending_never_passes_its_cap_and_every_answer_has_its_price(dialect: D
 
 
 def test_a_ledger_holds_the_cap_across_judges_and_restarts(tmp_path: Path) -> None:
-    server = ApiServer("openai")
+    server = ApiServer()
     api = {"max_requests": 10, "ledger": str(tmp_path / "run" / "ledger.json")}
     with server.running() as url:
         for _ in range(3):  # two replicas at a time, each started anew
-            judges = [judge("openai", url, api) for _ in range(2)]
+            judges = [judge(url, api) for _ in range(2)]
             threads = [threading.Thread(target=_compare_calmly, args=(one, 3)) for one in judges]
             [thread.start() for thread in threads]
             [thread.join() for thread in threads]
@@ -424,22 +414,21 @@ def our_frames(failure: BaseException) -> str:
     return "".join(traceback.StackSummary.from_list(frames).format()) + str([frame.locals for frame in frames])
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_the_key_is_sent_and_shows_nowhere(dialect: Dialect, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_the_key_is_sent_and_shows_nowhere(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(f"{KEY}\n")
     file.chmod(0o600)
 
     def echo(call: Call) -> Response:
-        return error(dialect, 500, f"you sent {call.headers} {KEY}", headers={"X-Echo": KEY})
+        return error(500, f"you sent {call.headers} {KEY}", headers={"X-Echo": KEY})
 
-    parrot = ApiServer(dialect)
+    parrot = ApiServer()
     parrot.script = [echo, parrot.say(f"Your key is {KEY}.\n1")]
     seen: list[Any] = []
     with caplog.at_level(logging.DEBUG), parrot.running() as url:
-        one = judge(dialect, url, {"key_file": str(file)}, prompt="single_stage")
+        one = judge(url, {"key_file": str(file)}, prompt="single_stage")
         seen += [one, one.stamp, vars(one), *one.compare([query()])]
-        for fault in ([echo] * 9, [error(dialect, 401, f"wrong key {KEY}")], [error(dialect, 400, f"bad {KEY}")]):
+        for fault in ([echo] * 9, [error(401, f"wrong key {KEY}")], [error(400, f"bad {KEY}")]):
             parrot.script = list(fault)
             with pytest.raises(JudgeUnavailable) as caught:
                 one.compare([query()])
@@ -447,7 +436,7 @@ def test_the_key_is_sent_and_shows_nowhere(dialect: Dialect, caplog: pytest.LogC
             seen.append(pickle.dumps(caught.value).decode("latin-1"))
     seen += [to_yaml(one._config), caplog.text, *[record.__dict__ for record in caplog.records]]
     sent = parrot.calls[0].headers
-    assert (sent.get("authorization") or sent.get("x-goog-api-key", "")).endswith(KEY)
+    assert sent["authorization"] == f"Bearer {KEY}"
     assert caplog.records and "[key]" in str(seen[3].text)
     assert not [item for item in seen if KEY in str(item) or KEY in repr(item)]
     with pytest.raises(TypeError):
@@ -456,26 +445,25 @@ def test_the_key_is_sent_and_shows_nowhere(dialect: Dialect, caplog: pytest.LogC
 
 def test_a_providers_key_is_not_sent_to_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    server = ApiServer("openai")
+    server = ApiServer()
     with server.running() as url:
-        judge("openai", url, {"key_env": ""}).compare([query()])
+        judge(url, {"key_env": ""}).compare([query()])
     assert KEY not in str(server.calls[0].headers)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_key_does_not_follow_a_redirect(dialect: Dialect) -> None:
-    thief, server = ApiServer(dialect), ApiServer(dialect)
+def test_a_key_does_not_follow_a_redirect() -> None:
+    thief, server = ApiServer(), ApiServer()
     with thief.running() as elsewhere, server.running() as url:
         server.script = [Response({}, status=307, headers={"Location": elsewhere})] * 9
         with pytest.raises(JudgeUnavailable):
-            judge(dialect, url, {"retries": 1}).compare([query()])
+            judge(url, {"retries": 1}).compare([query()])
     assert thief.calls == [] and server.calls
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_without_a_key_nothing_is_asked(dialect: Dialect) -> None:
+@pytest.mark.parametrize("backend", ["openai", "gemini"])
+def test_without_a_key_nothing_is_asked(backend: Any) -> None:
     with pytest.raises(JudgeUnavailable, match="needs a key") as caught:
-        build_judge(JudgeConfig(backend=dialect, model="m"))
+        build_judge(JudgeConfig(backend=backend, model="m"))
     assert "chmod 600" in caught.value.fix
 
 
@@ -499,7 +487,7 @@ for room in (rlvlm.judges, rlvlm.vlms):
 @pytest.mark.parametrize(
     "imports",
     [
-        "import rlvlm.vlms.engines.openai, rlvlm.vlms.engines.gemini",
+        "import rlvlm.vlms.engines.remote",
         pytest.param(_EVERYTHING, marks=pytest.mark.full, id="everything"),
     ],
 )
@@ -509,7 +497,7 @@ def test_importing_opens_no_connection_and_loads_no_client(imports: str) -> None
         + f"""
 import importlib, rlvlm.judges, rlvlm.vlms, rlvlm.runs.config, rlvlm.cli
 {imports}
-assert not {{"openai", "google.genai"}} & set(sys.modules), "clients load only when they are asked for"
+assert "openai" not in sys.modules, "the client loads only when somebody is asked"
 print("imported")
 """
     )
@@ -527,14 +515,3 @@ def test_building_opens_no_connection(backend: Any, monkeypatch: pytest.MonkeyPa
     for place in ("socket.socket.connect", "socket.socket.connect_ex", "socket.getaddrinfo"):
         monkeypatch.setattr(place, refuse)
     build_judge(JudgeConfig(backend=backend, model="" if backend == "pocket" else "m"))
-
-
-@pytest.mark.parametrize(("dialect", "package"), [("openai", "openai"), ("gemini", "google-genai")])
-def test_a_missing_client_names_the_line_that_installs_it(
-    dialect: Dialect, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("openai", "google", "google.genai"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(JudgeUnavailable, match=f"needs the package {package}") as caught:
-        judge(dialect, "http://127.0.0.1:9")
-    assert caught.value.fix == f"pip install {package}"

@@ -15,8 +15,8 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
 from rlvlm.labels import store
 from rlvlm.labels.images import image_digest
-from rlvlm.labels.lines import encode_line
 from rlvlm.labels.records import Origin, Question, Truth, answer_key, describe, from_record, to_record
+from rlvlm.labels.segments import encode_line
 from rlvlm.labels.store import LabelStore, is_store, open_store
 
 STAMP = Stamp(judge="test", revision="1", prompt="direct/1", decoding="temperature=0")

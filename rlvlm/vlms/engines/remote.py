@@ -1,20 +1,27 @@
-"""Requests to somebody's API: how many at once, how often again, until when, for how much.
+"""Any server that speaks OpenAI's chat completions: OpenAI, Google's Gemini, vLLM's own server, Ollama.
 
-A `Provider` knows one API's words; everything else is here, once. Tries follow each other with jittered, growing
-pauses, or when the server says so (`Retry-After`), which then holds back every other request too.
+The `openai` client sends and reads; here are how many tries, until when, and for how much. Tries follow each other with
+jittered, growing pauses, or when the server says so (`Retry-After`), which then holds back every other request too.
+
+Servers differ in what they take. What means the same under another name (`max_tokens`) is sent under that name once a
+server has refused the first, and probabilities are gone without where a server has none to give; whatever would change
+the answer, such as the temperature, is never dropped in silence.
 """
 
 import asyncio
+import base64
 import logging
+import math
 import random
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from email.utils import mktime_tz, parsedate_tz
 from http import HTTPStatus
 from io import BytesIO
-from typing import Any, Protocol, TypeVar
+from json import JSONDecodeError
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,95 +37,86 @@ from tenacity import (
 
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Usage
-from rlvlm.vlms.chats import Chat, Reply, pictures_of
+from rlvlm.vlms.chats import TOP_P, Chat, ChatRequest, Message, Refused, Reply, TransientError, pictures_of
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget
-from rlvlm.vlms.engines.secret import Secret
+from rlvlm.vlms.engines.secret import read_key
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
+NUM_LOG_PROBS = 20
+"""First tokens whose probabilities are asked for; no known server gives more."""
 MAX_PICTURE_TOKENS = 10_000
 """Most tokens that any known provider counts for one image of the size that judges look at."""
 TEMPLATE_TOKENS = 100
 """What a provider may add around a chat."""
 _MAX_REASON_CHARS = 500
-_TALKATIVE = ("httpcore2", "httpx2", "openai", "google_genai")
+_TALKATIVE = ("httpcore2", "httpx2", "openai")
 """Loggers whose finer lines hold images and headers."""
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
-
-T = TypeVar("T")
-
-
-class TransientError(Exception):
-    """A try failed and the next one may not.
-
-    Args:
-        reason: untrusted words of the server, or ours.
-        retry_after_s: how long the server wants to be left alone; None when it does not say.
-    """
-
-    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.retry_after_s = retry_after_s
+_LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
 
 
-class Refused(Exception):  # noqa: N818 - likewise
-    """This question will not be answered, however often it is asked."""
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """Where a provider's own API is, and where its key usually lies."""
+
+    url: str
+    key_names: tuple[str, ...]
+    limit_name: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ApiRequest:
-    """One chat that is to be sent."""
-
-    chat: Chat
-    max_new_tokens: int
-    temperature: float
-    seed: int = 0
-    """Sent where the temperature is above 0."""
-    wants_log_probs: bool = False
-    """Whether the probabilities of the reply's first token are wanted, where the server gives them."""
-
-
-class Provider(Protocol):
-    """One API's words."""
-
-    async def ask(self, request: ApiRequest) -> Reply:
-        """One try.
-
-        Raises:
-            TransientError: it failed and another may not.
-            Refused: this question will not be answered.
-            ModelUnavailable: no question will be: wrong key, no such model, nothing paid.
-        """
-        ...
+PROVIDERS = {
+    "openai": Provider("https://api.openai.com/v1", ("OPENAI_API_KEY",), "max_completion_tokens"),
+    "gemini": Provider(
+        "https://generativelanguage.googleapis.com/v1beta/openai/", ("GEMINI_API_KEY", "GOOGLE_API_KEY"), "max_tokens"
+    ),
+}
 
 
 class RemoteEngine:
-    """A provider asked with patience, within limits, and without its key in any message.
+    """A model behind somebody's API, asked with patience, within limits, and without its key in any message.
 
     Args:
-        provider: the API.
-        config: the limits.
-        key: is masked in everything that comes back.
+        model: what the server calls it.
+        api: names the server, unless it is the provider's own, and the limits.
+        provider: whose it is.
         seed: of sampling.
+
+    Raises:
+        ModelUnavailable: the key is missing.
     """
 
-    def __init__(self, provider: Provider, config: ApiConfig, key: Secret, seed: int = 0) -> None:
-        self._provider = provider
-        self._config = config
-        self._key = key
+    revision, traits = "", ""  # a server tells neither
+
+    def __init__(self, model: str, api: ApiConfig, provider: Literal["openai", "gemini"], seed: int = 0) -> None:
+        import openai  # slow, and only needed where somebody is asked
+
+        own = PROVIDERS[provider]
+        self._key = read_key(api, usual=own.key_names, is_needed=not api.base_url)
+        self._sdk = openai
+        self._client = openai.AsyncOpenAI(
+            api_key=self._key.reveal() or "none",  # the client insists on one
+            base_url=api.base_url or own.url,
+            timeout=api.timeout_s,
+            max_retries=0,  # each try must pass the budget
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),  # a key goes where it was sent
+        )
+        self._model = model
+        self._config = api
         self._seed = seed
-        self.gate = asyncio.Semaphore(config.concurrency)
-        """Held by each question that is under way."""
+        self._limit_name = _LIMIT_NAMES[0] if api.base_url else own.limit_name
+        self._gives_log_probs = True
         self._picture_tokens = MAX_PICTURE_TOKENS
         self._not_before = 0.0
-        self.budget = Budget(config)
+        self.budget = Budget(api)
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.WARNING)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="remote-vlm", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._loop.run_forever, name="remote-vlm", daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` returns, run beside all other requests of this model; safe in any thread."""
@@ -129,60 +127,46 @@ class RemoteEngine:
             future.cancel()
             raise
 
-    def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[Reply]:
-        """One reply per chat, in order; raises as `ask` does where one does not come."""
-
-        async def write(chat: Chat) -> Reply:
-            request = ApiRequest(chat=chat, max_new_tokens=max_new_tokens, temperature=temperature, seed=self._seed)
-            async with self.gate:
-                return await self.ask(request, time.monotonic() + self._config.deadline_s)
-
-        async def write_all() -> list[Reply]:
-            return await asyncio.gather(*map(write, chats))
-
-        return self.run(write_all())
-
-    async def ask(self, request: ApiRequest, deadline: float) -> Reply:
-        """The reply, after as many tries as it takes and is allowed.
-
-        Args:
-            request: what is sent.
-            deadline: `time.monotonic` by which the reply must be there, waits included.
+    async def reply(
+        self, request: ChatRequest, *, max_new_tokens: int, temperature: float, deadline: float = math.inf
+    ) -> Reply:
+        """The reply, after as many tries as it takes and is allowed; with its price, where that is known.
 
         Raises:
             TransientError: every try failed; the last one's reason.
             Refused: the server will not answer this.
             ModelUnavailable: it will not answer anything, or the budget is spent.
         """
-        left_s = max(0.0, deadline - time.monotonic())
+        left_s = max(0.0, min(deadline - time.monotonic(), self._config.deadline_s))
+        deadline = time.monotonic() + left_s
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(TransientError),
             wait=self._pause_s,
             stop=stop_after_attempt(self._config.retries + 1) | stop_before_delay(left_s),
             reraise=True,
         )
-        return await retrying(self._try, request, deadline)
+        return await retrying(self._try, request, max_new_tokens, temperature, deadline)
 
-    async def _try(self, request: ApiRequest, deadline: float) -> Reply:
+    async def _try(self, request: ChatRequest, max_new_tokens: int, temperature: float, deadline: float) -> Reply:
         """One request, sent as soon as the server lets us, counted, and given up when its time is over."""
         hold_s = self._not_before - time.monotonic()
         if hold_s > 0:
             if time.monotonic() + hold_s >= deadline:
                 raise TransientError(f"the server asked to wait longer than {self._config.section}.deadline_s allows")
             await asyncio.sleep(hold_s)
-        reserved = self.budget.reserve(self._most_tokens(request.chat), request.max_new_tokens)
+        reserved = self.budget.reserve(self._most_tokens(request.chat), max_new_tokens)
         patience_s = min(self._config.timeout_s, max(0.0, deadline - time.monotonic()))
-        reply = await self._outcome(request, patience_s)
+        reply = await self._outcome(self._ask(request, max_new_tokens, temperature), patience_s)
         if isinstance(reply, Exception):  # raised here, where no frame knows what the server said about the key
             raise reply
         usage = self._priced(reply.usage, request.chat)
         self.budget.settle(reserved, usage)
         return replace(reply, text=self._key.scrub(reply.text), usage=usage)
 
-    async def _outcome(self, request: ApiRequest, patience_s: float) -> Reply | Exception:
+    async def _outcome(self, asked: Coroutine[Any, Any, Reply], patience_s: float) -> Reply | Exception:
         """The reply, or what to raise in its place: without the key, and without the library's own exceptions."""
         try:
-            return await asyncio.wait_for(self._provider.ask(request), patience_s)
+            return await asyncio.wait_for(asked, patience_s)
         except TimeoutError:
             return TransientError(f"no answer within {patience_s:.1f} s")
         except (TransientError, Refused, ModelUnavailable) as error:
@@ -195,6 +179,58 @@ class RemoteEngine:
             if error.retry_after_s:
                 self._not_before = max(self._not_before, time.monotonic() + error.retry_after_s)
             return TransientError(reason, error.retry_after_s)
+
+    async def _ask(self, request: ChatRequest, max_new_tokens: int, temperature: float) -> Reply:
+        """What one request comes to; raises as `reply` does."""
+        sdk, limit = self._sdk, self._limit_name
+        wants_log_probs = request.wants_log_probs and self._gives_log_probs
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": [_turn(turn) for turn in request.chat],
+            "temperature": temperature,
+            limit: max_new_tokens,
+        }
+        body |= {"top_p": TOP_P, "seed": self._seed} if temperature > 0 else {}
+        body |= {"logprobs": True, "top_logprobs": NUM_LOG_PROBS} if wants_log_probs else {}
+        try:
+            return _reply(await self._client.chat.completions.create(**body))
+        except sdk.APIStatusError as error:
+            raise self._failure(error, limit, wants_log_probs) from None
+        except sdk.APIConnectionError as error:
+            raise TransientError(f"no connection: {error.__cause__ or error}") from None
+        except (sdk.OpenAIError, JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise TransientError(f"the answer is not what this API promises: {error}") from None
+
+    def _failure(self, error: Any, limit: str, wants_log_probs: bool) -> Exception:
+        """What an error status means; a name that the server does not know is learned for the next try."""
+        body = error.body[0] if isinstance(error.body, list) and error.body else error.body  # Gemini's is in a list
+        body = body.get("error", body) if isinstance(body, Mapping) else {}
+        reason, named = str(body.get("message") or error.message), str(body.get("param") or "")
+        if error.status_code in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+            if wants_log_probs and (named in ("logprobs", "top_logprobs") or "logprobs" in reason.lower()):
+                logger.warning("%s gives no probabilities; its text is read instead", self._model)
+                self._gives_log_probs = False
+                return TransientError(reason, 0.0)
+            if named == limit or (not named and limit in reason):
+                self._limit_name = next(name for name in _LIMIT_NAMES if name != limit)
+                return TransientError(reason, 0.0)
+            if named == "temperature":
+                return ModelUnavailable(
+                    f"{self._model} does not take this temperature: {reason}",
+                    "use --judge.temperature 1 where only the model's own is allowed",
+                )
+            if body.get("code") == "content_filter":
+                return Refused(f"blocked by the provider: {reason}")
+            if "api key" in reason.lower():  # Gemini's way of saying 401
+                return failure_of(HTTPStatus.UNAUTHORIZED, reason, section=self._config.section)
+        asked_s = _retry_delay_s(body.get("details"))
+        return failure_of(
+            error.status_code,
+            reason,
+            retry_after_s=retry_after_s(error.response.headers) if asked_s is None else asked_s,
+            code=str(body.get("code") or ""),
+            section=self._config.section,
+        )
 
     def _pause_s(self, state: RetryCallState) -> float:
         """Seconds to the next try: never before the server wants it, and never all at the same moment."""
@@ -268,8 +304,74 @@ def retry_after_s(headers: Any) -> float | None:
     return None
 
 
+def _retry_delay_s(details: Any) -> float | None:
+    """Seconds in the `RetryInfo` among an error's details, as Google's servers say it; None where there is none."""
+    try:
+        for detail in details:
+            if str(detail.get("@type", "")).endswith("RetryInfo"):
+                return max(0.0, float(str(detail["retryDelay"]).removesuffix("s")))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        pass
+    return None
+
+
 def encode_png(image: NDArray[np.uint8]) -> bytes:
     """The image [H, W, 3] as a PNG file."""
     stream = BytesIO()
     Image.fromarray(image).save(stream, "PNG")
     return stream.getvalue()
+
+
+def _turn(turn: Message) -> dict[str, Any]:
+    """A turn in OpenAI's words; plain text stays plain, which is all that some servers read."""
+    if all(part["type"] == "text" for part in turn["content"]):
+        return {"role": turn["role"], "content": "\n".join(part["text"] for part in turn["content"])}
+    parts = []
+    for part in turn["content"]:
+        if part["type"] == "image":
+            uri = "data:image/png;base64," + base64.b64encode(encode_png(part["image"])).decode()
+            part = {"type": "image_url", "image_url": {"url": uri}}
+        parts.append(part)
+    return {"role": turn["role"], "content": parts}
+
+
+def _reply(completion: Any) -> Reply:
+    """The reply in a completion, untrusted: whatever lacks its parts is a failed try.
+
+    Raises:
+        TransientError: there is no reply in it.
+        Refused: the provider blocked the question or the answer.
+    """
+    choices = getattr(completion, "choices", None)
+    message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
+    if not choices or message is None:
+        raise TransientError("the answer is not what this API promises: it holds no choices")
+    refusal, text = getattr(message, "refusal", None), getattr(message, "content", None)
+    ending = getattr(choices[0], "finish_reason", None)
+    if isinstance(ending, str) and ending.startswith("content_filter"):
+        raise Refused("blocked by the provider's content filter")
+    if not isinstance(refusal or text or "", str):
+        raise TransientError("the answer is not what this API promises: its content is no text")
+    return Reply(
+        text=refusal or text or "",
+        is_whole=ending != "length",
+        is_refusal=bool(refusal),
+        first_tokens=_first_tokens(choices[0]),
+        usage=_usage(completion),
+    )
+
+
+def _first_tokens(choice: Any) -> tuple[tuple[str, float], ...] | None:
+    try:
+        top: Sequence[Any] = choice.logprobs.content[0].top_logprobs
+        return tuple((str(entry.token), math.exp(min(entry.logprob, 0.0))) for entry in top) or None
+    except (AttributeError, IndexError, TypeError):
+        return None  # the server gives none
+
+
+def _usage(completion: Any) -> Usage | None:
+    usage = getattr(completion, "usage", None)
+    tokens_in, tokens_out = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
+    if not isinstance(tokens_in, int) or not isinstance(tokens_out, int):
+        return None
+    return Usage(tokens_in=tokens_in, tokens_out=tokens_out)

@@ -36,8 +36,13 @@ class TransformersEngine:
     ) -> list[Reply]:
         """The model's reply to each chat: greedy at temperature 0, else sampled from the config's seed.
 
-        `choices` are not enforced: what is written is read, and refused where it is none of them.
+        Where there are `choices` it is one of them: the likeliest, or one drawn by their probabilities.
         """
+        if choices:
+            log_p = self.choice_log_p(chats, choices)
+            if temperature > 0:  # adding Gumbel noise to the logits and taking the largest draws from their softmax
+                log_p = log_p / temperature + np.random.default_rng(self._config.seed).gumbel(size=log_p.shape)
+            return [Reply(text=choices[int(best)]) for best in log_p.argmax(axis=1)]
         model, tokenizer = self._vlm.model, self._vlm.processor.tokenizer
         texts = self._texts(chats)
         inputs = self._inputs(texts, chats)

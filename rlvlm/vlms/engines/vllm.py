@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlvlm.core.errors import ModelUnavailable
-from rlvlm.vlms.chats import TOP_P, Chat, Picture, Reply, pictures_of, whole_answer, without_thought
+from rlvlm.vlms.chats import TOP_P, Chat, ChatRequest, Picture, Reply, pictures_of, whole_answer, without_thought
 from rlvlm.vlms.config import EngineConfig, VLMConfig
 from rlvlm.vlms.files import locate
 from rlvlm.vlms.images import resize
@@ -210,21 +210,25 @@ class VllmEngine:
         """What `work` returns; for callers without an event loop."""
         return self._core.run(work)
 
-    async def reply(self, chat: Chat, *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()) -> Reply:
-        """The model's reply: greedy at temperature 0, else sampled from the config's seed.
+    async def reply(
+        self, request: ChatRequest, *, max_new_tokens: int, temperature: float, deadline: float = math.inf
+    ) -> Reply:
+        """The model's reply: greedy at temperature 0, else sampled from the config's seed; see `chats.AsyncEngine`.
 
-        Where there are `choices` and `EngineConfig.structured` holds, it is one of them: the engine masks every token
+        Where there are choices and `EngineConfig.structured` holds, it is one of them: the engine masks every token
         that would lead elsewhere. Raises as `VllmCore.ask` does.
         """
-        text = self._text(chat)
+        if request.wants_log_probs:
+            return Reply(choice_log_p=await self.choice_log_p(request.chat, request.choices))
+        text = self._text(request.chat)
         sampling: dict[str, Any] = {"max_tokens": max_new_tokens, "temperature": temperature}
         if temperature:
             sampling |= {"top_p": TOP_P, "seed": self._config.seed}
-        if choices and self._settings.structured:
+        if request.choices and self._settings.structured:
             from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports] as above
 
-            sampling["structured_outputs"] = StructuredOutputsParams(choice=list(choices))
-        output = await self._core.ask(self._tokens(text), pictures_of(chat), sampling, self._lora)
+            sampling["structured_outputs"] = StructuredOutputsParams(choice=list(request.choices))
+        output = await self._core.ask(self._tokens(text), pictures_of(request.chat), sampling, self._lora)
         written = output.outputs[0]
         return Reply(text=whole_answer(text, written.text), is_whole=written.finish_reason == "stop")
 

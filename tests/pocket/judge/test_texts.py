@@ -1,7 +1,7 @@
 import pytest
 
 from rlvlm.core.judging import Label
-from rlvlm.judges.reading.verdicts import parse_label, parse_score
+from rlvlm.judges.reading import parse_label, parse_score
 from rlvlm.pocket.judge import texts
 
 PHRASE = "the drawer is {percent}% open"

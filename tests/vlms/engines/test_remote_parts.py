@@ -14,7 +14,7 @@ import pytest
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Usage
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.dialogues import label_probabilities, yes_probability
+from rlvlm.judges.dialogues import LABEL_TOKENS, YES_AND_NO, token_shares
 from rlvlm.runs.preference.config import PreferenceRunConfig
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.vlms.config import ApiConfig
@@ -26,13 +26,15 @@ from rlvlm.vlms.engines.secret import Secret, read_key
 def test_label_odds_are_shares_of_the_first_tokens() -> None:
     # By hand: 0 has 0.5 + 0.1, 1 has 0.2, what begins with a minus 0.1 + 0.05; together 0.95.
     tokens = [("0", 0.5), (" 0", 0.1), ("1", 0.2), ("-", 0.1), ("-1", 0.05), ("The", 0.05)]
-    assert label_probabilities(tokens) == pytest.approx((0.6 / 0.95, 0.2 / 0.95, 0.15 / 0.95))
-    assert yes_probability([("Yes", 0.5), (" yes", 0.25), ("NO", 0.2), ("maybe", 0.05)]) == pytest.approx(0.75 / 0.95)
+    known = token_shares(tokens, LABEL_TOKENS)
+    assert known is not None and known[0] == pytest.approx([0.6 / 0.95, 0.2 / 0.95, 0.15 / 0.95])
+    known = token_shares([("Yes", 0.5), (" yes", 0.25), ("NO", 0.2), ("maybe", 0.05)], YES_AND_NO)
+    assert known is not None and known[0][0] == pytest.approx(0.75 / 0.95)
 
 
 @pytest.mark.parametrize("tokens", [[], [("The", 0.9), ("1", 0.1)], [("10", 1.0)], [("0", float("nan"))], [("1", 7.0)]])
 def test_what_hardly_begins_with_a_label_has_no_odds(tokens: list[tuple[str, float]]) -> None:
-    assert label_probabilities(tokens) is None and yes_probability(tokens) is None
+    assert token_shares(tokens, LABEL_TOKENS) is None and token_shares(tokens, YES_AND_NO) is None
 
 
 def test_a_image_survives_the_wire_to_the_bit() -> None:

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from transformers import AutoModel
 
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.likeness.encoders import AdaptiveBatches, Encoder, load_encoder
-from rlvlm.judges.likeness.random_weights import random_clip
-from rlvlm.judges.likeness.similarity import (
+from rlvlm.judges.numeric import AdaptiveBatches
+from rlvlm.judges.similarity.encoders import Encoder, load_encoder, random_clip
+from rlvlm.judges.similarity.model import (
     Picture,
-    SimilarityJudge,
+    SimilarityModel,
     Units,
     baseline_reward,
     cosine_reward,
@@ -27,23 +27,23 @@ from rlvlm.judges.likeness.similarity import (
 _KIND = "a model with image and text features, such as openai/clip-vit-base-patch32 or google/siglip-base-patch16-224"
 
 
-def build(config: JudgeConfig) -> SimilarityJudge:
-    """The judge that `config.model` names.
+def load(config: JudgeConfig) -> SimilarityModel:
+    """The model that `config.model` names.
 
     Raises:
         JudgeUnavailable: it cannot be loaded.
-        UnsupportedQuestion: it is to be asked what it cannot read.
+        UnsupportedQuestion: 4-bit weights are wanted.
     """
     encoder = (
         random_clip(config)
         if config.is_random
         else load_encoder(config, AutoModel, ("get_image_features", "get_text_features"), _KIND)
     )
-    return SimilarityJudge(config, ClipLikeness(encoder, config))
+    return SimilarityModel(config, ClipRater(encoder, config))
 
 
-class ClipLikeness:
-    """Likeness in the space that images and texts share.
+class ClipRater:
+    """Similarity in the space that images and texts share.
 
     Args:
         encoder: the network.
@@ -66,7 +66,7 @@ class ClipLikeness:
         self.traits = f"{told}dtype={encoder.dtype}"
 
     def rate(self, images: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
-        """[N] in [0, 1]; see `similarity.Likeness`. Goals that repeat are looked at once."""
+        """[N] in [0, 1]; see `model.ImageRater`. Goals that repeat are looked at once."""
         wanted = {_key(goal): goal for goal in goals if not isinstance(goal, str)}
         seen = self._of_pictures([*images, *wanted.values()])
         drawn = dict(zip(wanted, seen[len(images) :], strict=True))

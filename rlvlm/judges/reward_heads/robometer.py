@@ -20,8 +20,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel, Qwen3VL
 from rlvlm.core.judging import Clip, Query
 from rlvlm.core.steps import Frames
 from rlvlm.judges import prompts
-from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.heads.backbone import HeadModel, load_head_model, rows_where
+from rlvlm.judges.config import Abilities, JudgeConfig
+from rlvlm.judges.reward_heads.backbone import HeadModel, load_head_model, rows_where, stamp_parts
 from rlvlm.vlms.chats import Chat, image_parts, text_part
 
 PROGRESS, PREFERENCE, SPLIT = "<|prog_token|>", "<|pref_token|>", "<|split_token|>"
@@ -82,21 +82,21 @@ def _head(width: int, outputs: int) -> nn.Sequential:
 
 
 class Robometer:
-    """See `judge.RewardModel`.
+    """See `numeric.NumericModel`.
 
     Args:
         model: with a `RobometerNetwork`.
         config: what is asked for, `progress` or `success`, and in which words.
     """
 
-    scores = frozenset({"progress", "success"})
+    abilities = Abilities(compare=frozenset({"direct"}), score=frozenset({"progress", "success"}), goal_pictures=False)
 
     def __init__(self, model: HeadModel, config: JudgeConfig) -> None:
         self._model = model
         self._sentences = prompts.sentences_of(config)
         self._column = {"progress": 0, "success": 1}[config.score]
         self.revision = model.revision
-        self.traits = f"dtype={model.dtype}"
+        self.prompt, self.decoding = stamp_parts(config, model)
 
     def rate(self, clips: Sequence[Clip]) -> tuple[Tensor, list[str]]:
         """[N] in [0, 1] at the last frame, and what was seen."""

@@ -4,7 +4,8 @@ import pytest
 from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges.config import JudgeConfig, SimilarityConfig
-from rlvlm.judges.likeness.similarity import SimilarityJudge, baseline_reward, cosine_reward, to_share, unit
+from rlvlm.judges.numeric import NumericJudge
+from rlvlm.judges.similarity.model import SimilarityModel, baseline_reward, cosine_reward, to_share, unit
 from rlvlm.testing import check_judge
 
 
@@ -31,9 +32,10 @@ class Brightness:
         )
 
 
-def judge(likeness=None, **settings) -> SimilarityJudge:
-    config = JudgeConfig(backend="clip", model="m", similarity=SimilarityConfig(**settings))
-    return SimilarityJudge(config, likeness or Brightness())
+def judge(rater=None, *, prompt="direct", score="progress", **settings) -> NumericJudge:
+    similarity = SimilarityConfig(**settings)
+    config = JudgeConfig(backend="clip", model="m", prompt=prompt, score=score, similarity=similarity)
+    return NumericJudge(config, SimilarityModel(config, rater or Brightness()))
 
 
 def test_the_baseline_takes_out_what_is_off_the_line_to_the_goal() -> None:
@@ -79,13 +81,13 @@ def test_within_the_band_there_is_no_preference() -> None:
 
 
 def test_the_sentence_is_the_templates_and_a_goal_image_takes_its_place() -> None:
-    likeness = Brightness()
-    one = judge(likeness, template="an image of {goal}")
+    rater = Brightness()
+    one = judge(rater, template="an image of {goal}")
     goal = grey(30)
     (verdict,) = one.compare([Query(goal="an open drawer", left=grey(25), right=grey(200), goal_picture=goal)])
-    assert verdict.label is Label.LEFT and likeness.goals[0] is not likeness.goals[1]
+    assert verdict.label is Label.LEFT and not isinstance(rater.goals[0], str)
     one.score([Clip(goal="an open drawer", frames=grey(1))])
-    assert likeness.goals[-1] == "an image of an open drawer"
+    assert rater.goals[-1] == "an image of an open drawer"
     blind = judge(Brightness(sees_goal_pictures=False))
     (verdict,) = blind.compare([Query(goal="open it", left=grey(1), right=grey(2), goal_picture=goal)])
     assert verdict.status is Status.FAILED and "leave out goal_picture" in verdict.text
@@ -98,7 +100,7 @@ def test_it_keeps_the_contract() -> None:
 @pytest.mark.parametrize("changes", [{"prompt": "two_stage"}, {"score": "rating"}])
 def test_it_refuses_to_be_asked_what_it_cannot_read(changes) -> None:
     with pytest.raises(UnsupportedQuestion, match="it knows"):
-        SimilarityJudge(JudgeConfig(backend="clip", model="m", **changes), Brightness())
+        judge(None, **changes)
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,17 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import Qwen3VLConfig
-from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
+from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.vlms.chats import Chat, pictures_of
+from rlvlm.vlms.devices import pick_device
 from rlvlm.vlms.files import locate
-from rlvlm.vlms.loading import check_shards, pick_device, pick_dtype
+from rlvlm.vlms.loading import check_weights, load_weights
 from rlvlm.vlms.processors import load_processor
 
 logger = logging.getLogger(__name__)
-
-_AGAIN = "download the model again, or choose another --judge.model"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,29 +88,21 @@ def load_head_model(
         )
     folder, revision = locate(config.model, config.revision, config.section)
     settings = _settings(folder, network_class)
-    check_shards(folder)
+    check_weights(folder)
     device = pick_device(config.device, config.section)
     processor = load_processor(folder, settings, config)
     _add_tokens(processor.tokenizer, tokens, settings.get_text_config().vocab_size, folder)
-    disable_progress_bar()  # it would tear the run's live panel
-    try:
-        network, told = network_class.from_pretrained(
-            folder,
-            config=settings,
-            dtype=pick_dtype(config.dtype, device),
-            device_map={"": device},
-            attn_implementation=network_class.attention or (None if config.attention == "auto" else config.attention),
-            use_safetensors=True,
-            key_mapping=dict(renamed),
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        raise JudgeUnavailable(f"the weights in {folder} cannot be loaded: {first_line(error)}", _AGAIN) from error
-    for names, what in ((told["missing_keys"], "lacks"), (told["unexpected_keys"], "has besides")):
-        if names:
-            raise JudgeUnavailable(f"{folder} {what} {len(names)} weights, such as {min(names)}", _AGAIN)
-    logger.info("%s loaded on %s, revision %s", config.model, device, revision[:12])
-    return HeadModel(network=network.eval(), processor=processor, revision=revision)
+    network = load_weights(
+        network_class,
+        folder,
+        config,
+        device,
+        is_exact=True,
+        config=settings,
+        attn_implementation=network_class.attention or (None if config.attention == "auto" else config.attention),
+        key_mapping=dict(renamed),
+    )
+    return HeadModel(network=network, processor=processor, revision=revision)
 
 
 def _settings(folder: Path, network_class: Any) -> Qwen3VLConfig:
@@ -136,6 +127,12 @@ def _add_tokens(tokenizer: Any, tokens: Sequence[str], num_rows: int, folder: Pa
             f"the tokenizer in {folder} puts {tokens[ids.index(max(ids))]} at {max(ids)}, the weights have {num_rows}",
             "put the tokenizer of the model's own repository, or of the Qwen3-VL that it was trained from, beside them",
         )
+
+
+def stamp_parts(config: JudgeConfig, model: HeadModel) -> tuple[str, str]:
+    """Prompt and decoding, as they stand in the stamp of a judge with heads."""
+    prompt = f"{config.backend}_{prompts.version(config.score)}{prompts.wording_mark(config)}"
+    return prompt, f"min_pixels={config.min_pixels} max_pixels={config.max_pixels} dtype={model.dtype}"
 
 
 def rows_where(hidden: Tensor, ids: Tensor, token_id: int) -> list[Tensor]:

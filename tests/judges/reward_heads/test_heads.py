@@ -17,8 +17,8 @@ from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges import prompts
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.heads import robometer, rynnvalue
-from rlvlm.judges.heads.judge import HeadJudge
+from rlvlm.judges.numeric import NumericJudge
+from rlvlm.judges.reward_heads import robometer, rynnvalue
 
 CLIP = Clip(goal="open the drawer", frames=np.random.default_rng(0).integers(0, 256, (5, 64, 64, 3), np.uint8))
 QUERY = Query(goal=CLIP.goal, left=CLIP.frames[:1], right=CLIP.frames[1:])
@@ -35,7 +35,7 @@ def judge_of(folder: Path, **settings: Any) -> Any:
     return build_judge(JudgeConfig(**{"backend": folder.name, "model": str(folder), "batch_size": 3, **settings}))
 
 
-def answer_always(judge: HeadJudge, **biases: list[float]) -> None:
+def answer_always(judge: NumericJudge, **biases: list[float]) -> None:
     """Makes the heads of a Robometer say the same whatever they see."""
     for name, bias in biases.items():
         last = getattr(judge._model._model.network, name)[4]  # pyright: ignore[reportAttributeAccessIssue]
@@ -158,8 +158,8 @@ def test_what_cannot_be_loaded_or_asked_is_refused(folders: dict[str, Path], tmp
     broken = save_tiny_robometer(tmp_path / "robometer")
     weights = load_file(broken / "model.safetensors")
     for change, words in (
-        ({"success_head.0.bias": None}, "lacks 1 weights, such as success_head.0.bias"),
-        ({"other_head.0.bias": torch.zeros(1)}, "has besides 1 weights, such as other_head.0.bias"),
+        ({"success_head.0.bias": None}, "lacks 1 weights of a .* such as success_head.0.bias"),
+        ({"other_head.0.bias": torch.zeros(1)}, "has too many: 1 weights of a .* such as other_head.0.bias"),
     ):
         kept = {name: value for name, value in {**weights, **change}.items() if value is not None}
         save_file(kept, broken / "model.safetensors", metadata={"format": "pt"})

@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from transformers import Blip2ForImageTextRetrieval
 
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.likeness.encoders import AdaptiveBatches, Encoder, load_encoder
-from rlvlm.judges.likeness.random_weights import random_blip2
-from rlvlm.judges.likeness.similarity import Picture, SimilarityJudge
+from rlvlm.judges.numeric import AdaptiveBatches
+from rlvlm.judges.similarity.encoders import Encoder, load_encoder, random_blip2
+from rlvlm.judges.similarity.model import Picture, SimilarityModel
 
 _KIND = "a BLIP-2 model with a matching head, such as Salesforce/blip2-itm-vit-g"
 
 
-def build(config: JudgeConfig) -> SimilarityJudge:
-    """The judge that `config.model` names.
+def load(config: JudgeConfig) -> SimilarityModel:
+    """The model that `config.model` names.
 
     Raises:
         JudgeUnavailable: it cannot be loaded.
-        UnsupportedQuestion: it is to be asked what it cannot read.
+        UnsupportedQuestion: 4-bit weights are wanted.
     """
     if config.similarity.baseline:
         raise ValueError(
@@ -37,10 +37,10 @@ def build(config: JudgeConfig) -> SimilarityJudge:
         if config.is_random
         else load_encoder(config, Blip2ForImageTextRetrieval, ("itm_head",), _KIND)
     )
-    return SimilarityJudge(config, Blip2Likeness(encoder, config))
+    return SimilarityModel(config, Blip2Rater(encoder, config))
 
 
-class Blip2Likeness:
+class Blip2Rater:
     """Probability of a match, by the query transformer that looks at image and words together; or their cosine.
 
     Args:
@@ -59,7 +59,7 @@ class Blip2Likeness:
         self._batches = AdaptiveBatches(config.batch_size)
 
     def rate(self, images: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
-        """[N] in [0, 1]; see `similarity.Likeness`."""
+        """[N] in [0, 1]; see `model.ImageRater`."""
         return self._batches.run(self._ask, list(zip(images, goals, strict=True))).numpy()
 
     def _ask(self, pairs: Sequence[tuple[Picture, str | Picture]]) -> torch.Tensor:

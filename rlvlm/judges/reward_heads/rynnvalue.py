@@ -20,8 +20,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel, Qwen3VL
 
 from rlvlm.core.judging import Clip, Query
 from rlvlm.judges import prompts
-from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.heads.backbone import HeadModel, load_head_model, rows_where
+from rlvlm.judges.config import Abilities, JudgeConfig
+from rlvlm.judges.reward_heads.backbone import HeadModel, load_head_model, rows_where, stamp_parts
 from rlvlm.vlms.chats import Chat, image_parts, text_part
 
 VALUE, RELATIVE = "<value>", "<relative_value>"
@@ -170,21 +170,21 @@ class _Residual(nn.Module):
 
 
 class RynnValue:
-    """See `judge.RewardModel`. A score is 1 - log(1 + seconds left) / log(1 + the most): 1 is done.
+    """See `numeric.NumericModel`. A score is 1 - log(1 + seconds left) / log(1 + the most): 1 is done.
 
     Args:
         model: with a `RynnValueNetwork`.
         config: in which words it is asked.
     """
 
-    scores = frozenset({"progress"})
+    abilities = Abilities(compare=frozenset({"direct"}), score=frozenset({"progress"}), goal_pictures=False)
 
     def __init__(self, model: HeadModel, config: JudgeConfig) -> None:
         self._model = model
         self._sentences = prompts.sentences_of(config)
         self._told: dict[str, Any] = model.network.config.rynnvalue
         self.revision = model.revision
-        self.traits = f"dtype={model.dtype}"
+        self.prompt, self.decoding = stamp_parts(config, model)
 
     def rate(self, clips: Sequence[Clip]) -> tuple[Tensor, list[str]]:
         """[N] in [0, 1] at the last frame, and what was seen."""

@@ -4,7 +4,7 @@ import zlib
 
 import pytest
 
-from rlvlm.labels.lines import DamagedLine, decode_line, encode_line
+from rlvlm.labels.segments import DamagedLine, decode_line, encode_line
 
 
 def test_a_line_worked_by_hand():

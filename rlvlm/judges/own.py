@@ -1,0 +1,80 @@
+"""A judge of one's own: `--judge.backend my_file:NAME`, without a fork. docs/judges.md has an example."""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.judge import Judge
+from rlvlm.judges.numeric import NumericJudge
+from rlvlm.judges.similarity.model import Picture, SimilarityModel
+
+_FIX = "see docs/judges.md: a judge of one's own"
+
+
+def build(config: JudgeConfig) -> Judge:
+    """The judge that `config.backend` names as `module:NAME`.
+
+    NAME is a function of a `JudgeConfig` that returns a `Judge`, or one of images and a goal that returns scores.
+
+    Raises:
+        JudgeUnavailable: it cannot be imported, or is neither; says what was found.
+        UnsupportedQuestion: a function of images is to be asked a question that it does not get.
+    """
+    reference = config.backend
+    module, _, name = reference.partition(":")
+    try:
+        function = getattr(import_module(module), name)
+        parameters = inspect.signature(function).parameters.values()
+        needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    except (ImportError, ValueError, TypeError, AttributeError) as error:
+        fix = "give it as FILE:FUNCTION, without .py, of a file in the folder where the command is started"
+        raise JudgeUnavailable(f"cannot load the judge {reference!r}: {error}", fix) from error
+    if len(needed) == 2:
+        return NumericJudge(config, _as_model(config, function))
+    if len(needed) != 1:
+        what = f"{reference!r} takes {', '.join(needed) or 'nothing'}"
+        raise JudgeUnavailable(f"{what}; a judge of one's own takes a config, or images and a goal", _FIX)
+    judge = function(config)
+    if not isinstance(judge, Judge):
+        missing = [member for member in ("stamp", "compare", "score") if not hasattr(judge, member)]
+        raise JudgeUnavailable(f"what {reference!r} returns is no judge: it has no {', '.join(missing)}", _FIX)
+    return judge
+
+
+def _as_model(config: JudgeConfig, function: Callable[..., Any]) -> SimilarityModel:
+    model = SimilarityModel(config, _FunctionRater(config.backend, function))
+    model.prompt = "function/1"
+    return model
+
+
+class _FunctionRater:
+    """Scores by a plain function: all images that share a goal in one call. Its source is its revision."""
+
+    traits, sees_goal_pictures = "", False
+
+    def __init__(self, reference: str, function: Callable[..., Any]) -> None:
+        self._reference = reference
+        self._function = function
+        file = inspect.getsourcefile(function)
+        self.revision = hashlib.sha256(open(file, "rb").read()).hexdigest()[:16] if file else ""
+
+    def rate(self, images: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
+        """[N] in [0, 1]; see `similarity.model.ImageRater`."""
+        scores = np.full(len(images), np.nan)
+        for goal in dict.fromkeys(map(str, goals)):
+            places = [place for place, one in enumerate(goals) if one == goal]
+            given = np.asarray(self._function([images[place] for place in places], goal), np.float64)
+            if given.shape != (len(places),) or not ((given >= 0) & (given <= 1)).all():  # also where one is NaN
+                raise ValueError(
+                    f"{self._reference} must return one number in [0, 1] per image, got {np.shape(given)} numbers from "
+                    f"{given.min(initial=np.inf):g} to {given.max(initial=-np.inf):g} for {len(places)} images"
+                )
+            scores[places] = given
+        return scores

@@ -1,0 +1,99 @@
+import json
+import time
+from pathlib import Path
+
+import pytest
+from answer_classes import SCALES, UNREADABLE, make_cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvlm.core.judging import Label, Status
+from rlvlm.judges.reading import parse_label, parse_rating, parse_score, status_of
+
+LEFT, RIGHT, TIE = Label.LEFT, Label.RIGHT, Label.TIE
+READ = {"label": parse_label, "score": parse_score, "rating": parse_rating}
+TABLE = [json.loads(line) for line in (Path(__file__).parent / "answers.jsonl").read_text().splitlines()]
+"""What is read as what: kind, value (null where it must not be read), text."""
+
+
+def test_the_three_labels_and_the_four_outcomes():
+    assert [parse_label(text) for text in ("0", "1", "-1", "perhaps")] == [LEFT, RIGHT, TIE, None]
+    statuses = [Status.OK, Status.OK, Status.NO_PREFERENCE, Status.INVALID]
+    assert [status_of(label) for label in (LEFT, RIGHT, TIE, None)] == statuses
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_every_answer_of_the_table_is_read_as_it_says_and_none_is_guessed(kind):
+    rows = [(text, value) for of, value, text in TABLE if of == kind]
+    assert len(rows) > 30
+    assert {text: READ[kind](text) for text, _ in rows} == {text: pytest.approx(value) for text, value in rows}
+
+
+def test_swapping_the_two_labels_swaps_the_verdict():
+    texts = [text for kind, value, text in TABLE if kind == "label" and value in ("left", "right")]
+    one_label = [text for text in texts if len(set("0123456789-") & set(text)) == 1 and not text.startswith("1\n")]
+    plain = [text for text in one_label if not any(word in text for word in ("first", "second"))]
+    assert len(plain) > 40
+    for text in plain:
+        swapped = text.translate(str.maketrans("01", "10"))
+        assert {parse_label(text), parse_label(swapped)} == {LEFT, RIGHT}, text
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_of_500_made_answers_none_is_guessed_and_hardly_one_missed(seed):
+    cases = make_cases(500, seed)
+    read = [(case, parse_label(case.text)) for case in cases]
+    assert [case.text for case, label in read if label not in (None, case.label)] == []
+    readable = [(case.text, label) for case, label in read if case.label is not None]
+    missed = [text for text, label in readable if label is None]
+    assert len(readable) > 100 and len(missed) <= 0.02 * len(readable), missed
+    assert {case.kind for case in cases} == {"readable", *UNREADABLE}
+
+
+def test_a_score_on_another_scale_or_of_somebody_else_is_never_guessed():
+    texts = sorted({scale.format(n=n) for scale in SCALES for n in "2345"})
+    assert [text for text in texts if parse_score(text) is not None or parse_rating(text) is not None] == []
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(max_size=400), st.text('01-. \n*<think>/answerlb:()2\u2212345%[]{}"', max_size=60)))
+def test_any_text_has_an_outcome(text):
+    assert parse_label(text) in (LEFT, RIGHT, TIE, None)
+    assert parse_rating(text) in (None, 0.0, 0.25, 0.5, 0.75, 1.0)
+    assert parse_score(text) is None or 0 <= parse_score(text) <= 1
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=80), st.sampled_from(["0", "1", "-1"]))
+def test_a_label_on_a_line_of_its_own_is_read_or_refused_but_never_changed(prose, label):
+    prose = "".join(char for char in prose if not char.isdecimal())
+    assert parse_label(f"{prose}\n{label}") in (parse_label(label), None)
+
+
+@pytest.mark.slow
+def test_huge_answers_are_read_in_linear_time():
+    units = [
+        "0",
+        "-1 ",
+        "Answer: 1 ",
+        "<think>",
+        "</think>",
+        "<answer>",
+        "<answer>5</answer>",
+        "1. a\n",
+        "(",
+        "answer:",
+    ]
+    units += ["* ", "\n", "1\n", "\\boxed{", "a", "because a, ", ", so the answer is ", "{", '{"label":']
+    for unit in units:
+        start = time.process_time()
+        for parse in READ.values():
+            parse(unit * 300_000)
+        assert time.process_time() - start < 5, unit
+
+
+def test_the_end_of_a_huge_answer_counts_and_a_cut_line_does_not():
+    assert parse_label("word " * 100_000 + "\n1") is RIGHT
+    assert parse_label("1" * 100_000) is None
