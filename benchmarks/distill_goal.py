@@ -45,7 +45,7 @@ def fill(store: LabelStore, num_labels: int, seed: int) -> None:
             label = LABELS[label_of(float(closed[left]), float(closed[right]))]
             status = Status.NO_PREFERENCE if label is Label.TIE else Status.OK
             answers.append(Verdict(status=status, label=label, stamp=ORACLE))
-        store.keep_pictures([image for _, shown in described for image in shown])
+        store.keep_images([image for _, shown in described for image in shown])
         store.add_answers([(question, answer) for (question, _), answer in zip(described, answers, strict=True)])
         store.add_truths(
             [

@@ -12,7 +12,7 @@ from rlvlm.judges.cache import StoredJudge, pick_stamp
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.judge import Judge
-from rlvlm.judges.prompts import MAX_PICTURES
+from rlvlm.judges.prompts import MAX_IMAGES
 from rlvlm.labels.store import open_store
 from rlvlm.vlms.shipped import shipped_folder, weights_folder
 
@@ -99,7 +99,7 @@ def _abilities_of(folder: Path) -> Abilities:
 def _vllm_judge(config: JudgeConfig) -> ChatJudge:
     from rlvlm.vlms.engines.vllm import VllmEngine
 
-    engine = VllmEngine(config, config.engine, max_requests=config.batch_size, max_pictures=MAX_PICTURES)
+    engine = VllmEngine(config, config.engine, max_requests=config.batch_size, max_images=MAX_IMAGES)
     return ChatJudge(config, AsyncAsker(engine, config))
 
 

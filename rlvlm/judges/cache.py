@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges.judge import Judge
-from rlvlm.labels.records import Pictures, Question, answer_key, describe
+from rlvlm.labels.records import Images, Question, answer_key, describe
 from rlvlm.labels.store import LabelStore
 
 Item = TypeVar("Item", Query, Clip)
@@ -80,14 +80,14 @@ class CachedJudge:
     def _ask(
         self,
         items: Sequence[Item],
-        described: Sequence[tuple[Question, Pictures]],
+        described: Sequence[tuple[Question, Images]],
         ask: Callable[[Sequence[Item]], list[Answer]],
     ) -> list[Answer]:
         """The judge's answers, each with its question's address, kept before they are handed out."""
         questions, store = [question for question, _ in described], self._store
         with ThreadPoolExecutor(1, thread_name_prefix="label-pictures") as pool:  # written while the judge thinks
             images = [image for _, shown in described for image in shown]
-            kept = pool.submit(store.keep_pictures, images) if store else None
+            kept = pool.submit(store.keep_images, images) if store else None
             given = zip(questions, ask(items), strict=True)
             answers = [replace(answer, question=question.id) for question, answer in given]
             if kept:

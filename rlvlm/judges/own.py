@@ -13,7 +13,7 @@ from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.numeric import NumericJudge
-from rlvlm.judges.similarity.model import Picture, SimilarityModel
+from rlvlm.judges.similarity.model import Pixels, SimilarityModel
 
 _FIX = "see docs/judges.md: a judge of one's own"
 
@@ -57,7 +57,7 @@ def _as_model(config: JudgeConfig, function: Callable[..., Any]) -> SimilarityMo
 class _FunctionRater:
     """Scores by a plain function: all images that share a goal in one call. Its source is its revision."""
 
-    traits, sees_goal_pictures = "", False
+    traits, sees_goal_images = "", False
 
     def __init__(self, reference: str, function: Callable[..., Any]) -> None:
         self._reference = reference
@@ -65,7 +65,7 @@ class _FunctionRater:
         file = inspect.getsourcefile(function)
         self.revision = hashlib.sha256(open(file, "rb").read()).hexdigest()[:16] if file else ""
 
-    def rate(self, images: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
+    def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
         """[N] in [0, 1]; see `similarity.model.ImageRater`."""
         scores = np.full(len(images), np.nan)
         for goal in dict.fromkeys(map(str, goals)):

@@ -36,7 +36,7 @@ MAX_FRAMES = 8
 """Images shown per side; longer clips are thinned evenly, first and last image kept."""
 MAX_FRAMES_OF: dict[ScoreMode, int] = {"statement": 16, "rubric": 16, "video": 22}
 """Likewise of the published reward models, where they take more."""
-MAX_PICTURES = max(2 * MAX_FRAMES + 1, max(MAX_FRAMES_OF.values()) + 3)
+MAX_IMAGES = max(2 * MAX_FRAMES + 1, max(MAX_FRAMES_OF.values()) + 3)
 """Most images in one chat: two clips, or a clip with start and present, and the goal."""
 MAX_GOAL_CHARS = 200
 MAX_REPORT_CHARS = 4_000

@@ -26,10 +26,10 @@ class MissingImage(ValueError):  # noqa: N818 - named for what is found
     """An image is not in the store, or its file is not what was written."""
 
 
-def image_digest(picture: NDArray[Any]) -> str:
+def image_digest(image: NDArray[Any]) -> str:
     """SHA-256 of an image's shape, type and pixels; any array has one."""
-    digest = hashlib.sha256(json.dumps([picture.shape, str(picture.dtype)]).encode())
-    digest.update(np.ascontiguousarray(picture).data if picture.size else b"")
+    digest = hashlib.sha256(json.dumps([image.shape, str(image.dtype)]).encode())
+    digest.update(np.ascontiguousarray(image).data if image.size else b"")
     return digest.hexdigest()
 
 
@@ -43,21 +43,21 @@ class ImageStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def keep(self, pictures: Iterable[tuple[str, NDArray[Any]]]) -> int:
+    def keep(self, images: Iterable[tuple[str, NDArray[Any]]]) -> int:
         """Writes what is not there yet and returns how many files that were.
 
         Args:
-            pictures: digest and pixels; what is no `[H, W, 3]` uint8 image is left out.
+            images: digest and pixels; what is no `[H, W, 3]` uint8 image is left out.
 
         Raises:
             OSError: the disk refused.
         """
         num_written = 0
-        for digest, picture in pictures:
-            is_picture = picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3 and picture.size
-            if is_picture and not (file := self.file(digest)).exists():
+        for digest, image in images:
+            is_image = image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and image.size
+            if is_image and not (file := self.file(digest)).exists():
                 data = BytesIO()
-                Image.fromarray(np.ascontiguousarray(picture)).save(data, format="png", compress_level=_FAST)
+                Image.fromarray(np.ascontiguousarray(image)).save(data, format="png", compress_level=_FAST)
                 # its name tells whether it is right, so it can be redrawn
                 write_whole(file, data.getvalue(), is_synced=False)
                 num_written += 1
@@ -73,12 +73,12 @@ class ImageStore:
             raise MissingImage(f"an image is named by 64 hexadecimal digits, got {digest[:80]!r}")
         file = self.file(digest)
         try:
-            picture = _decode(_read(file))
+            image = _decode(_read(file))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow raises all of these
             raise MissingImage(f"{file} cannot be read: {error}") from error
-        if image_digest(picture) != digest:
+        if image_digest(image) != digest:
             raise MissingImage(f"{file} is not the image that it is named after")
-        return picture
+        return image
 
     def has(self, digest: str) -> bool:
         """Whether a file of that name is there; `load` tells whether it is right."""

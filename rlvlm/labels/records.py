@@ -18,7 +18,7 @@ from rlvlm.labels.segments import DamagedLine
 
 T = TypeVar("T")
 Answer = Verdict | Score
-Pictures = Sequence[tuple[str, Any]]
+Images = Sequence[tuple[str, Any]]
 """Digests and pixels."""
 
 
@@ -108,7 +108,7 @@ class Truth:
         return replace(self, progress=progress and progress[::-1], returns=returns and returns[::-1])
 
 
-def describe(item: Query | Clip) -> tuple[Question, Pictures]:
+def describe(item: Query | Clip) -> tuple[Question, Images]:
     """A question by content, and the images it shows."""
     left, right = (item.left, item.right) if isinstance(item, Query) else (item.frames, None)
     sides = [_digests(frames) for frames in (left, right, item.goal_picture)]
@@ -118,7 +118,7 @@ def describe(item: Query | Clip) -> tuple[Question, Pictures]:
     question = Question(
         kind=kind, goal=item.goal, left=digests[0], right=digests[1], goal_picture=digests[2], action=action
     )
-    return question, [picture for side in sides for picture in side]
+    return question, [image for side in sides for image in side]
 
 
 def truth_about(question: Question, truths: Mapping[str, Truth]) -> Truth | None:
@@ -217,8 +217,8 @@ def _digests(frames: Frames | None) -> list[tuple[str, Any]]:
     """Digest and pixels of each frame; what is no stack of images counts as one odd image."""
     if frames is None:
         return []
-    pictures = list(frames) if getattr(frames, "ndim", 0) == 4 else [frames]
-    return [(image_digest(picture), picture) for picture in pictures]
+    images = list(frames) if getattr(frames, "ndim", 0) == 4 else [frames]
+    return [(image_digest(image), image) for image in images]
 
 
 def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:

@@ -55,16 +55,16 @@ def read_reference(file: Path) -> ReferenceSession:
     arrays = read_pickled_arrays(file)
     if len(arrays) != _NUM_ARRAYS:
         raise RefusedPickle(f"{_NUM_ARRAYS} arrays are wanted, got {len(arrays)}")
-    pictures, true_labels, labels, _, _, *rewards = arrays
-    if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[3] != 3 or pictures.shape[2] % 2:
-        raise RefusedPickle(f"pairs of images are [N, H, 2W, 3] uint8, got {pictures.shape} {pictures.dtype}")
-    count, width = len(pictures), pictures.shape[2] // 2
+    images, true_labels, labels, _, _, *rewards = arrays
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or images.shape[2] % 2:
+        raise RefusedPickle(f"pairs of images are [N, H, 2W, 3] uint8, got {images.shape} {images.dtype}")
+    count, width = len(images), images.shape[2] // 2
     if any(len(array) != count for array in (true_labels, labels, *rewards)):
         raise RefusedPickle(f"{count} pairs need as many labels and rewards")
     returns = np.stack([_sums(side, count) for side in rewards], axis=1)
     return ReferenceSession(
-        left=pictures[:, :, :width],
-        right=pictures[:, :, width:],
+        left=images[:, :, :width],
+        right=images[:, :, width:],
         labels=_codes(labels, count),
         true_labels=_codes(true_labels, count),
         returns=returns,
@@ -108,7 +108,7 @@ def _add(session: ReferenceSession, store: LabelStore, goal: str, stamp: Stamp) 
         for left, right in zip(session.left, session.right, strict=True)
     ]
     labels = [_LABELS[int(code)] for code in session.labels]
-    store.keep_pictures([picture for _, shown in described for picture in shown])
+    store.keep_images([image for _, shown in described for image in shown])
     store.add_answers(
         [
             (

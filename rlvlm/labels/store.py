@@ -17,8 +17,8 @@ from rlvlm.core.judging import Stamp, Status, Verdict
 from rlvlm.labels.images import ImageStore
 from rlvlm.labels.records import (
     Answer,
+    Images,
     Origin,
-    Pictures,
     Question,
     StoredAnswer,
     Truth,
@@ -52,7 +52,7 @@ class LabelStore:
 
     def __init__(self, folder: Path, origin: Origin | None = None) -> None:
         self.folder = Path(folder)
-        self._picture_store = ImageStore(self.folder / "pictures")
+        self._image_store = ImageStore(self.folder / "pictures")
         self._origin = origin or Origin()
         self._is_marked = _check_mark(self.folder)
         self._writer = SegmentWriter(self.folder / "lines")
@@ -119,29 +119,29 @@ class LabelStore:
         now = time.time()
         self._append([replace(truth, when=now, origin=self._origin) for truth in truths])
 
-    def keep_pictures(self, pictures: Pictures) -> None:
+    def keep_images(self, images: Images) -> None:
         """Writes the images that are not there yet. Keep them before the answers about them.
 
         Args:
-            pictures: digests and pixels, from `describe`.
+            images: digests and pixels, from `describe`.
 
         Raises:
             OSError: the disk refused.
         """
         self._mark()
-        self._picture_store.keep(pictures)
+        self._image_store.keep(images)
 
-    def picture(self, digest: str) -> NDArray[np.uint8]:
+    def image(self, digest: str) -> NDArray[np.uint8]:
         """The image `[H, W, 3]` of that digest.
 
         Raises:
             MissingImage: it is not there, or its file is not what was written.
         """
-        return self._picture_store.load(digest)
+        return self._image_store.load(digest)
 
-    def has_pictures(self, question: Question) -> bool:
+    def has_images(self, question: Question) -> bool:
         """Whether a file is there for every image of the question."""
-        return all(map(self._picture_store.has, (*question.left, *question.right, *question.goal_picture)))
+        return all(map(self._image_store.has, (*question.left, *question.right, *question.goal_picture)))
 
     def answers(self) -> Iterator[StoredAnswer]:
         """Every answer, failed ones included, in the order of the segments; of equal keys the first that is no failure.

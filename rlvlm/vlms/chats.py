@@ -16,7 +16,7 @@ from rlvlm.core.judging import Usage
 Message = dict[str, Any]
 """One turn."""
 Chat = list[Message]
-Picture = NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 """[H, W, 3]."""
 T = TypeVar("T")
 
@@ -144,12 +144,12 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def image_parts(frames: Sequence[Picture] | NDArray[np.uint8]) -> list[dict[str, Any]]:
+def image_parts(frames: Sequence[Pixels] | NDArray[np.uint8]) -> list[dict[str, Any]]:
     """Parts of a turn that are images, one per frame [H, W, 3]."""
     return [{"type": "image", "image": frame} for frame in frames]
 
 
-def pictures_of(chat: Chat) -> list[Picture]:
+def images_of(chat: Chat) -> list[Pixels]:
     """Every image of the chat, in the order in which the processor will meet them."""
     return [part["image"] for turn in chat for part in turn["content"] if part["type"] == "image"]
 

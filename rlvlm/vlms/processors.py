@@ -14,7 +14,7 @@ from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.images import can_replace, process
 
-Pictures = Sequence[NDArray[np.uint8]]
+Images = Sequence[NDArray[np.uint8]]
 
 
 class PillowProcessor:
@@ -38,24 +38,24 @@ class PillowProcessor:
             messages, tokenize=False, add_generation_prompt=add_generation_prompt, add_vision_id=add_vision_id
         )
 
-    def __call__(self, text: Sequence[str], images: Sequence[Pictures]) -> dict[str, torch.Tensor]:
+    def __call__(self, text: Sequence[str], images: Sequence[Images]) -> dict[str, torch.Tensor]:
         """Left-padded inputs [B, N] for `text`, each with its images in order.
 
         Raises:
             ValueError: a text has not one image mark per image.
         """
-        flat = [image for pictures in images for image in pictures]
+        flat = [image for shown in images for image in shown]
         if can_replace(self.image_processor):
             inputs = process(flat, self.image_processor) if flat else {}
         else:
             inputs = dict(self.image_processor(images=flat, return_tensors="pt")) if flat else {}
         counts = (inputs["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist() if flat else []
         expanded = []
-        for chat, pictures in zip(text, images, strict=True):
+        for chat, shown in zip(text, images, strict=True):
             parts = chat.split(self._image_token)
-            if len(parts) != len(pictures) + 1:
-                raise ValueError(f"{len(pictures)} images need as many marks in the chat, got {len(parts) - 1}")
-            marks = [self._image_token * counts.pop(0) for _ in pictures]
+            if len(parts) != len(shown) + 1:
+                raise ValueError(f"{len(shown)} images need as many marks in the chat, got {len(parts) - 1}")
+            marks = [self._image_token * counts.pop(0) for _ in shown]
             expanded.append("".join(part + mark for part, mark in zip(parts, [*marks, ""], strict=True)))
         inputs |= self.tokenizer(
             expanded, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt"
@@ -81,13 +81,13 @@ class AutoProcessorAdapter:
             messages, tokenize=False, add_generation_prompt=add_generation_prompt, add_vision_id=add_vision_id
         )
 
-    def __call__(self, text: Sequence[str], images: Sequence[Pictures]) -> dict[str, torch.Tensor]:
+    def __call__(self, text: Sequence[str], images: Sequence[Images]) -> dict[str, torch.Tensor]:
         """Left-padded inputs [B, N] for `text`, each with its images in order."""
-        has_pictures = any(len(pictures) > 0 for pictures in images)
+        has_images = any(len(shown) > 0 for shown in images)
         return dict(
             self._processor(
                 text=list(text),
-                images=[list(pictures) for pictures in images] if has_pictures else None,
+                images=[list(shown) for shown in images] if has_images else None,
                 padding=True,
                 padding_side="left",
                 add_special_tokens=False,

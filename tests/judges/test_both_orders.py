@@ -14,7 +14,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.testing import FakeJudge, check_judge
 
 STAMP = Stamp(judge="scripted", revision="1", prompt="direct/1 progress/1", decoding="")
-PICTURE = np.zeros((1, 4, 4, 3), np.uint8)
+IMAGE = np.zeros((1, 4, 4, 3), np.uint8)
 
 
 class Sworn(FakeJudge):
@@ -36,7 +36,7 @@ def say(label: Label | None, probabilities=None, status=None, **more) -> Verdict
 
 
 def ask(first: Verdict, second: Verdict) -> Verdict:
-    return BothOrders(Sworn(first, second)).compare([Query(goal="open it", left=PICTURE, right=PICTURE)])[0]
+    return BothOrders(Sworn(first, second)).compare([Query(goal="open it", left=IMAGE, right=IMAGE)])[0]
 
 
 def test_agreement_keeps_the_label_and_averages_the_probabilities():
@@ -108,7 +108,7 @@ def test_swapping_the_sides_swaps_the_verdict():
 
 def test_scores_and_writing_pass_through_with_the_stamp_marked():
     judge = BothOrders(FakeJudge())
-    assert judge.score([Clip(goal="open it", frames=PICTURE)])[0].stamp == judge.stamp != FakeJudge().stamp
+    assert judge.score([Clip(goal="open it", frames=IMAGE)])[0].stamp == judge.stamp != FakeJudge().stamp
     assert judge.stamp.prompt.endswith("both_orders")
     with pytest.raises(UnsupportedQuestion):
         judge.generate([], max_new_tokens=1, temperature=0.0)

@@ -10,12 +10,12 @@ from rlvlm.judges import prompts
 from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import Abilities, JudgeConfig
-from rlvlm.vlms.chats import pictures_of
+from rlvlm.vlms.chats import images_of
 
 GOAL = "open the drawer"
-PICTURE = np.zeros((1, 8, 8, 3), np.uint8)
+IMAGE = np.zeros((1, 8, 8, 3), np.uint8)
 CONFIG = JudgeConfig(batch_size=4)
-QUERY = Query(goal=GOAL, left=PICTURE, right=PICTURE + 9)
+QUERY = Query(goal=GOAL, left=IMAGE, right=IMAGE + 9)
 CLIP = Clip(goal=GOAL, frames=np.arange(3, dtype=np.uint8)[:, None, None, None] * np.ones((1, 8, 8, 3), np.uint8))
 
 
@@ -49,7 +49,7 @@ def test_a_step_is_shown_as_before_action_after():
     make_judge(model, score="utility").score([replace(CLIP, action="pull the handle"), CLIP])
     for chat, action in zip(model.chats, ("pull the handle", prompts.NO_ACTION), strict=True):
         parts = chat[0]["content"]
-        assert [int(image[0, 0, 0]) for image in pictures_of(chat)] == [0, 2]
+        assert [int(image[0, 0, 0]) for image in images_of(chat)] == [0, 2]
         assert [part["type"] for part in parts] == ["text", "image", "text", "image", "text"]
         assert action in parts[2]["text"]
 
@@ -93,7 +93,7 @@ def test_a_video_score_shows_start_clip_and_present_in_this_order():
     model = ScriptedModel(["<answer>1</answer>"])
     make_judge(model, score="video").score([CLIP])
     assert [chat["role"] for chat in model.chats[0]] == ["system", "user"]
-    assert [int(image[0, 0, 0]) for image in pictures_of(model.chats[0])] == [0, 0, 1, 2, 2]
+    assert [int(image[0, 0, 0]) for image in images_of(model.chats[0])] == [0, 0, 1, 2, 2]
 
 
 def test_two_stage_keeps_both_texts_and_reads_the_second():
@@ -101,7 +101,7 @@ def test_two_stage_keeps_both_texts_and_reads_the_second():
     verdicts = make_judge(model, prompt="two_stage").compare([QUERY] * 2)
     assert [verdict.label for verdict in verdicts] == [Label.LEFT, Label.TIE]
     assert [verdict.text for verdict in verdicts] == ["1\n\n0", "0\n\n-1"]
-    assert [len(pictures_of(chat)) for chat in model.chats] == [2, 2, 0, 0]
+    assert [len(images_of(chat)) for chat in model.chats] == [2, 2, 0, 0]
     assert "Report:\n1\n" in model.chats[2][0]["content"][0]["text"]
     assert model.choices == [(), prompts.LABEL_TEXTS]
 
@@ -118,7 +118,7 @@ def test_what_a_model_was_not_taught_is_refused_before_it_is_asked():
     with pytest.raises(UnsupportedQuestion, match="judge.prompt two_stage, it knows direct"):
         make_judge(ScriptedModel(), only, prompt="two_stage")
     model = ScriptedModel(log_p=lambda count: [[-1.0, -2.0, -3.0]] * count)
-    verdicts = make_judge(model, only).compare([QUERY, replace(QUERY, goal_picture=PICTURE)])
+    verdicts = make_judge(model, only).compare([QUERY, replace(QUERY, goal_picture=IMAGE)])
     assert [verdict.status for verdict in verdicts] == [Status.OK, Status.FAILED] and len(model.chats) == 1
     assert "goal_picture" in verdicts[1].text
 
@@ -126,10 +126,10 @@ def test_what_a_model_was_not_taught_is_refused_before_it_is_asked():
 def test_a_goal_image_is_shown_first_and_checked_like_the_others():
     model = ScriptedModel(["50"] * 2, log_p=lambda count: [[-1.0, -2.0, -3.0]] * count)
     judge = make_judge(model)
-    goal_picture = PICTURE + 200
+    goal_picture = IMAGE + 200
     assert judge.compare([replace(QUERY, goal_picture=goal_picture)])[0].status is Status.OK
     assert judge.score([replace(CLIP, goal_picture=goal_picture)])[0].value == 0.5
-    assert [pictures_of(chat)[0].max() for chat in model.chats] == [200, 200]
+    assert [images_of(chat)[0].max() for chat in model.chats] == [200, 200]
     bad = judge.compare([QUERY, replace(QUERY, goal_picture=goal_picture[0])])
     assert [verdict.status for verdict in bad] == [Status.OK, Status.FAILED]
 
@@ -164,7 +164,7 @@ def test_a_model_that_does_not_answer_with_a_label_is_invalid():
 
 def test_a_chat_model_also_just_writes():
     model = ScriptedModel(["hello", "there", "again", "and", "on"])
-    image = {"type": "image", "image": PICTURE[0]}
+    image = {"type": "image", "image": IMAGE[0]}
     chat = [{"role": "system", "content": "be brief<|im_end|>"}, {"role": "user", "content": [image]}]
     texts = make_judge(model).generate([chat] * 5, max_new_tokens=8, temperature=0.0)
     assert texts == ["hello", "there", "again", "and", "on"] and model.sizes == [4, 1]
@@ -182,7 +182,7 @@ BAD_CHATS = [
     [{"role": "user", "content": "a", "tools": 1}],
     [{"role": "user", "content": [{"type": "video"}]}],
     [{"role": "user", "content": [{"type": "image", "image": "http://x"}]}],
-    [{"role": "user", "content": [{"type": "image", "image": PICTURE}]}],
+    [{"role": "user", "content": [{"type": "image", "image": IMAGE}]}],
 ]
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from rlvlm.core.judging import Clip, Query
 from rlvlm.judges import prompts
-from rlvlm.vlms.chats import Chat, pictures_of
+from rlvlm.vlms.chats import Chat, images_of
 
 BLACK, WHITE = np.zeros((1, 8, 8, 3), np.uint8), np.full((1, 8, 8, 3), 255, np.uint8)
 
@@ -23,7 +23,7 @@ def test_images_and_words_are_interleaved_in_the_order_of_the_paper():
         "<picture>",
         prompts.LABEL_REQUEST,
     ]
-    left, right = pictures_of(messages)
+    left, right = images_of(messages)
     assert left.max() == 0 and right.min() == 255
 
 
@@ -38,7 +38,7 @@ def test_only_the_last_turn_of_a_mode_asks_for_the_label(mode):
 def test_clips_show_their_frames_in_order_and_long_ones_are_thinned():
     frames = np.arange(20, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
     messages = prompts.compare_messages("direct", Query(goal="open it", left=frames[:2], right=frames))
-    shown = [int(image[0, 0, 0]) for image in pictures_of(messages)]
+    shown = [int(image[0, 0, 0]) for image in images_of(messages)]
     assert shown[:2] == [0, 1] and len(shown) == 2 + prompts.MAX_FRAMES
     assert shown[2:] == sorted(set(shown[2:])) and (shown[2], shown[-1]) == (0, 19)
     assert texts(messages)[0].startswith("Two clips")
@@ -46,7 +46,7 @@ def test_clips_show_their_frames_in_order_and_long_ones_are_thinned():
 
 def test_a_score_shows_the_clip_and_asks_for_a_percentage():
     messages = prompts.score_messages("progress", Clip(goal="open it", frames=BLACK))
-    assert len(pictures_of(messages)) == 1 and "100" in texts(messages)[-1]
+    assert len(images_of(messages)) == 1 and "100" in texts(messages)[-1]
 
 
 def test_the_words_are_those_the_pocket_judge_was_trained_on():
@@ -80,7 +80,7 @@ def test_a_goal_image_comes_before_what_is_judged():
     ]
     scored = prompts.score_messages("rating", Clip(goal="open it", frames=BLACK, goal_picture=goal))
     for messages in (compared, scored):
-        assert pictures_of(messages)[0].max() == 7
+        assert images_of(messages)[0].max() == 7
     assert texts(scored)[2] == prompts.TAG_SCENE
 
 
@@ -100,7 +100,7 @@ def test_published_reward_models_are_asked_in_their_order():
         goal="open it", frames=np.arange(40, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
     )
     system, user = prompts.score_messages("video", clip)
-    shown = [int(image[0, 0, 0]) for image in pictures_of([user])]
+    shown = [int(image[0, 0, 0]) for image in images_of([user])]
     assert shown[:2] == [0, 0] and shown[-2:] == [39, 39] and len(shown) == 24  # start, at most 22 of the clip, present
     assert [part["type"] for part in user["content"]] == ["image"] * 24 + ["text"]
     assert all(
@@ -108,7 +108,7 @@ def test_published_reward_models_are_asked_in_their_order():
     )
     pair = prompts.score_messages("delta", clip)
     assert texts(pair)[:5] == ["Image-1: ", "<picture>", "\nImage-2: ", "<picture>", "\n"]
-    assert [len(pictures_of(prompts.score_messages(mode, clip))) for mode in ("statement", "rubric")] == [16, 16]
+    assert [len(images_of(prompts.score_messages(mode, clip))) for mode in ("statement", "rubric")] == [16, 16]
     assert prompts.version("video") == "video/2" and prompts.version("direct") == "direct/1"
 
 

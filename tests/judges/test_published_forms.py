@@ -14,7 +14,7 @@ from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import score_dialogue
 from rlvlm.judges.reading import parse_change
-from rlvlm.vlms.chats import Reply, pictures_of
+from rlvlm.vlms.chats import Reply, images_of
 
 CLIP = Clip(
     goal="open the drawer", frames=np.arange(3, dtype=np.uint8)[:, None, None, None] * np.ones((1, 8, 8, 3), np.uint8)
@@ -62,13 +62,13 @@ def test_deltas_are_taken_of_what_is_left() -> None:
     model = ScriptedModel(["50", "-20"])
     score = judge_of(model, "delta").score([CLIP])[0]
     assert score.value == pytest.approx(0.4) and score.text == "50 | -20"
-    assert [[int(one[0, 0, 0]) for one in pictures_of(chat)] for chat in model.chats] == [[0, 1], [1, 2]]
+    assert [[int(one[0, 0, 0]) for one in images_of(chat)] for chat in model.chats] == [[0, 1], [1, 2]]
     assert judge_of(ScriptedModel(["-30", "0"]), "delta").score([CLIP])[0].value == 0.0
     lost = judge_of(ScriptedModel(["better"]), "delta").score([CLIP])[0]
     assert lost.status is Status.INVALID
     alone = ScriptedModel(["0"])
     assert judge_of(alone, "delta").score([replace(CLIP, frames=CLIP.frames[:1])])[0].value == 0.0
-    assert len(pictures_of(alone.chats[0])) == 2
+    assert len(images_of(alone.chats[0])) == 2
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,6 @@ def test_duckdb_reads_accuracy_out_of_a_store(tmp_path):
 
 
 def test_an_empty_store_is_an_empty_table(tmp_path):
-    LabelStore(tmp_path / "s").keep_pictures([])
+    LabelStore(tmp_path / "s").keep_images([])
     assert export_parquet(open_store(tmp_path / "s"), tmp_path / "x.parquet") == 0
     assert duckdb.sql(f"select count(*) from '{tmp_path / 'x.parquet'}'").fetchall() == [(0,)]

@@ -8,26 +8,26 @@ from PIL import Image
 
 from rlvlm.labels.images import ImageStore, MissingImage, image_digest
 
-PICTURE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+IMAGE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 
 
 def test_a_image_comes_back_as_it_was_and_is_written_once(tmp_path):
-    store, digest = ImageStore(tmp_path), image_digest(PICTURE)
-    assert store.keep([(digest, PICTURE), (digest, PICTURE)]) == 1
-    assert store.keep([(digest, PICTURE)]) == 0
+    store, digest = ImageStore(tmp_path), image_digest(IMAGE)
+    assert store.keep([(digest, IMAGE), (digest, IMAGE)]) == 1
+    assert store.keep([(digest, IMAGE)]) == 0
     assert [file.name for file in tmp_path.rglob("*.png")] == [f"{digest}.png"]
-    np.testing.assert_array_equal(store.load(digest), PICTURE)
+    np.testing.assert_array_equal(store.load(digest), IMAGE)
     assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_shape_and_pixels_make_the_name():
-    looks = [PICTURE, PICTURE.reshape(5, 4, 3), PICTURE + 1, PICTURE.astype(np.int16)]
+    looks = [IMAGE, IMAGE.reshape(5, 4, 3), IMAGE + 1, IMAGE.astype(np.int16)]
     assert len({image_digest(look) for look in looks}) == len(looks)
-    assert image_digest(PICTURE[:, ::-1]) == image_digest(PICTURE[:, ::-1].copy())
+    assert image_digest(IMAGE[:, ::-1]) == image_digest(IMAGE[:, ::-1].copy())
 
 
 def test_what_is_no_image_is_not_kept(tmp_path):
-    odd = [PICTURE.astype(np.float32), PICTURE[..., 0], np.zeros((0, 4, 3), np.uint8), np.array(3, np.uint8)]
+    odd = [IMAGE.astype(np.float32), IMAGE[..., 0], np.zeros((0, 4, 3), np.uint8), np.array(3, np.uint8)]
     assert ImageStore(tmp_path).keep([(image_digest(array), array) for array in odd]) == 0
 
 
@@ -43,8 +43,8 @@ def bomb(side):
 
 @pytest.mark.parametrize("harm", ["another", "cut", "empty", "bomb", "link", "pipe", "folder", "gif"])
 def test_a_file_that_is_not_the_image_is_not_shown(tmp_path, harm):
-    store, digest = ImageStore(tmp_path), image_digest(PICTURE)
-    store.keep([(digest, PICTURE)])
+    store, digest = ImageStore(tmp_path), image_digest(IMAGE)
+    store.keep([(digest, IMAGE)])
     file = next(tmp_path.rglob("*.png"))
     whole = file.read_bytes()
     file.unlink()
@@ -56,7 +56,7 @@ def test_a_file_that_is_not_the_image_is_not_shown(tmp_path, harm):
     elif harm == "folder":
         file.mkdir()
     elif harm in ("another", "gif"):
-        Image.fromarray(PICTURE + 1).save(file, format="png" if harm == "another" else "gif")
+        Image.fromarray(IMAGE + 1).save(file, format="png" if harm == "another" else "gif")
     else:
         file.write_bytes({"cut": whole[:-30], "empty": b"", "bomb": bomb(60_000)}[harm])
     with pytest.raises(MissingImage):

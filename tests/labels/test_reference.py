@@ -15,12 +15,12 @@ from rlvlm.labels.store import LabelStore, open_store
 def make_session(num: int = 6, seed: int = 0) -> list[np.ndarray]:
     """A session as the reference pickles it; even labels are right, odd ones wrong."""
     rng = np.random.default_rng(seed)
-    pictures = rng.integers(0, 256, (num, 10, 24, 3), np.uint8)
+    images = rng.integers(0, 256, (num, 10, 24, 3), np.uint8)
     rewards = [rng.random((num, 1, 1)) for _ in range(2)]
     truth = (rewards[0] < rewards[1]).reshape(num, 1).astype(np.int64)
     labels = np.where(np.arange(num)[:, None] % 2 == 0, truth, 1 - truth)
     sides = [rng.random((num, 1, 43)) for _ in range(2)]
-    return [pictures, truth, labels, *sides, *rewards]
+    return [images, truth, labels, *sides, *rewards]
 
 
 def write(file: Path, session: list) -> Path:
@@ -38,8 +38,8 @@ def test_a_session_becomes_labels_with_images_and_truth(tmp_path):
     for number, item in enumerate(opened.answers()):
         assert item.answer.stamp.judge == "imported:gemini-pro" and item.question.goal == "open the drawer"
         assert item.answer.label is (Label.RIGHT if session[2][number] else Label.LEFT)
-        np.testing.assert_array_equal(opened.picture(item.question.left[0]), session[0][number][:, :12])
-        np.testing.assert_array_equal(opened.picture(item.question.right[0]), session[0][number][:, 12:])
+        np.testing.assert_array_equal(opened.image(item.question.left[0]), session[0][number][:, :12])
+        np.testing.assert_array_equal(opened.image(item.question.right[0]), session[0][number][:, 12:])
         truth = truths[item.question.id]
         assert truth.progress is None
         assert truth.values == pytest.approx((session[5][number].sum(), session[6][number].sum()))

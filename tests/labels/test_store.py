@@ -184,7 +184,7 @@ def test_a_forged_line_with_a_right_checksum_is_not_believed(tmp_path):
     ]
     for number, each in enumerate(forged):
         folder = tmp_path / str(number)
-        LabelStore(folder).keep_pictures([])
+        LabelStore(folder).keep_images([])
         (folder / "lines").mkdir()
         (folder / "lines" / "x.jsonl").write_bytes(encode_line(each))
         opened = open_store(folder)

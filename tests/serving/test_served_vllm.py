@@ -114,7 +114,7 @@ async def leave(core):
 
 if __name__ == "__main__":
     core = VllmCore(
-        VLMConfig(model=sys.argv[1], dtype="float32"), EngineConfig(eager=True), max_requests=4, max_pictures=1
+        VLMConfig(model=sys.argv[1], dtype="float32"), EngineConfig(eager=True), max_requests=4, max_images=1
     )
     asyncio.run(asyncio.wait_for(leave(core), 60))
     core.shutdown()

@@ -8,7 +8,7 @@ from transformers import AutoImageProcessor
 from rlvlm.core.judging import Query
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.vlms import pictures
+from rlvlm.vlms import images
 from rlvlm.vlms.shipped import weights_folder
 
 
@@ -24,7 +24,7 @@ def processor(request):
 def test_one_grey_image_by_hand() -> None:
     # a 300 px image becomes 96 x 96 px, 6 x 6 patches of 16; grey 255 is (1 - 0.5) / 0.5 = 1 everywhere
     processor = AutoImageProcessor.from_pretrained(weights_folder())
-    made = pictures.process([np.full((300, 300, 3), 255, np.uint8)], processor)
+    made = images.process([np.full((300, 300, 3), 255, np.uint8)], processor)
     assert made["image_grid_thw"].tolist() == [[1, 6, 6]]
     assert made["pixel_values"].shape == (36, 3 * 2 * 16 * 16) and bool((made["pixel_values"] == 1).all())
 
@@ -33,8 +33,8 @@ def test_the_same_pixels_to_the_bit(processor) -> None:
     rng = np.random.default_rng(0)
     shapes = [(300, 300), (300, 300), (96, 96), (64, 200), (333, 77), (40, 40)]
     images = [rng.integers(0, 256, (*shape, 3), np.uint8) for shape in shapes]
-    assert pictures.can_replace(processor)
-    made, wanted = pictures.process(images, processor), processor(images=images, return_tensors="pt")
+    assert images.can_replace(processor)
+    made, wanted = images.process(images, processor), processor(images=images, return_tensors="pt")
     assert torch.equal(made["image_grid_thw"], wanted["image_grid_thw"])
     assert made["pixel_values"].dtype == wanted["pixel_values"].dtype
     assert torch.equal(made["pixel_values"], wanted["pixel_values"])
@@ -43,7 +43,7 @@ def test_the_same_pixels_to_the_bit(processor) -> None:
 def test_another_processor_is_left_alone() -> None:
     processor = AutoImageProcessor.from_pretrained(weights_folder())
     processor.do_normalize = False
-    assert not pictures.can_replace(processor) and not pictures.can_replace(object())
+    assert not images.can_replace(processor) and not images.can_replace(object())
 
 
 def test_a_query_shrunk_beforehand_gets_the_same_answer() -> None:

@@ -18,7 +18,7 @@ from transformers import Qwen3VLConfig
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.vlms.chats import Chat, pictures_of
+from rlvlm.vlms.chats import Chat, images_of
 from rlvlm.vlms.devices import pick_device
 from rlvlm.vlms.files import locate
 from rlvlm.vlms.loading import check_weights, load_weights
@@ -58,7 +58,7 @@ class HeadModel:
             self.processor.apply_chat_template(chat, add_generation_prompt=False, add_vision_id=are_counted)
             for chat in chats
         ]
-        inputs = self.processor(texts, [pictures_of(chat) for chat in chats])
+        inputs = self.processor(texts, [images_of(chat) for chat in chats])
         network = self.network
         return {
             name: tensor.to(network.device, network.dtype if tensor.is_floating_point() else tensor.dtype)

@@ -15,7 +15,7 @@ from transformers import Blip2ForImageTextRetrieval
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.numeric import AdaptiveBatches
 from rlvlm.judges.similarity.encoders import Encoder, load_encoder, random_blip2
-from rlvlm.judges.similarity.model import Picture, SimilarityModel
+from rlvlm.judges.similarity.model import Pixels, SimilarityModel
 
 _KIND = "a BLIP-2 model with a matching head, such as Salesforce/blip2-itm-vit-g"
 
@@ -48,7 +48,7 @@ class Blip2Rater:
         config: the head and the batch size.
     """
 
-    sees_goal_pictures = False
+    sees_goal_images = False
 
     def __init__(self, encoder: Encoder, config: JudgeConfig) -> None:
         self.revision = encoder.revision
@@ -58,11 +58,11 @@ class Blip2Rater:
         self._encoder = encoder
         self._batches = AdaptiveBatches(config.batch_size)
 
-    def rate(self, images: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
+    def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
         """[N] in [0, 1]; see `model.ImageRater`."""
         return self._batches.run(self._ask, list(zip(images, goals, strict=True))).numpy()
 
-    def _ask(self, pairs: Sequence[tuple[Picture, str | Picture]]) -> torch.Tensor:
+    def _ask(self, pairs: Sequence[tuple[Pixels, str | Pixels]]) -> torch.Tensor:
         """[N]: the probability of a match, or the cosine as a share, the nearest of the query tokens counted."""
         encoder = self._encoder
         assert all(isinstance(text, str) for _, text in pairs), "goal images are refused before"

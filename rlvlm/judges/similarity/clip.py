@@ -15,7 +15,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.numeric import AdaptiveBatches
 from rlvlm.judges.similarity.encoders import Encoder, load_encoder, random_clip
 from rlvlm.judges.similarity.model import (
-    Picture,
+    Pixels,
     SimilarityModel,
     Units,
     baseline_reward,
@@ -50,7 +50,7 @@ class ClipRater:
         config: baseline, its weight and the batch size.
     """
 
-    sees_goal_pictures = True
+    sees_goal_images = True
 
     def __init__(self, encoder: Encoder, config: JudgeConfig) -> None:
         settings = config.similarity
@@ -65,10 +65,10 @@ class ClipRater:
         told = f"baseline={settings.baseline!r} alpha={settings.alpha:g} " if settings.baseline else ""
         self.traits = f"{told}dtype={encoder.dtype}"
 
-    def rate(self, images: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
+    def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
         """[N] in [0, 1]; see `model.ImageRater`. Goals that repeat are looked at once."""
         wanted = {_key(goal): goal for goal in goals if not isinstance(goal, str)}
-        seen = self._of_pictures([*images, *wanted.values()])
+        seen = self._of_images([*images, *wanted.values()])
         drawn = dict(zip(wanted, seen[len(images) :], strict=True))
         states = seen[: len(images)]
         towards = np.stack([self._of_text(goal) if isinstance(goal, str) else drawn[_key(goal)] for goal in goals])
@@ -76,8 +76,8 @@ class ClipRater:
             return to_share(cosine_reward(states, towards))
         return to_share(baseline_reward(states, towards, self._baseline, self._alpha))
 
-    def _of_pictures(self, images: Sequence[Picture]) -> Units:
-        def look(piece: Sequence[Picture]) -> torch.Tensor:
+    def _of_images(self, images: Sequence[Pixels]) -> Units:
+        def look(piece: Sequence[Pixels]) -> torch.Tensor:
             return _pooled(self._encoder.model.get_image_features(**self._encoder.see(piece)))
 
         return unit(self._batches.run(look, images).numpy())
@@ -100,5 +100,5 @@ def _pooled(features: torch.Tensor) -> torch.Tensor:
     return getattr(features, "pooler_output", features)
 
 
-def _key(image: Picture) -> tuple[tuple[int, ...], bytes]:
+def _key(image: Pixels) -> tuple[tuple[int, ...], bytes]:
     return image.shape, image.tobytes()

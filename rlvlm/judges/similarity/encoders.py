@@ -51,9 +51,9 @@ class Encoder:
         """Precision of the weights, e.g. `float32`."""
         return str(self.model.dtype).removeprefix("torch.")
 
-    def see(self, pictures: Sequence[Any]) -> dict[str, torch.Tensor]:
+    def see(self, images: Sequence[Any]) -> dict[str, torch.Tensor]:
         """The model's inputs for images [H, W, 3]."""
-        inputs = self.image_processor(images=list(pictures), return_tensors="pt")
+        inputs = self.image_processor(images=list(images), return_tensors="pt")
         return self._placed(inputs)
 
     def read(self, texts: Sequence[str], **settings: Any) -> dict[str, torch.Tensor]:

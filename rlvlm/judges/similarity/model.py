@@ -18,7 +18,7 @@ from rlvlm.core.judging import Clip, Query
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Abilities, JudgeConfig
 
-Picture = NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 """[H, W, 3]."""
 Units = NDArray[np.float64]
 """[N, E] rows of length 1."""
@@ -31,10 +31,10 @@ class ImageRater(Protocol):
     """Commit or digest of the weights."""
     traits: str
     """Whatever else changes its numbers at fixed weights, e.g. `dtype=float32`."""
-    sees_goal_pictures: bool
+    sees_goal_images: bool
     """Whether the goal may be an image."""
 
-    def rate(self, images: Sequence[Picture], goals: Sequence[str | Picture]) -> NDArray[np.float64]:
+    def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
         """[N] in [0, 1], how well each image fits its goal.
 
         Raises:
@@ -58,7 +58,7 @@ class SimilarityModel:
         self._rater = rater
         self.revision = rater.revision
         self.abilities = Abilities(
-            compare=frozenset({"direct"}), score=frozenset({"progress"}), goal_pictures=rater.sees_goal_pictures
+            compare=frozenset({"direct"}), score=frozenset({"progress"}), goal_pictures=rater.sees_goal_images
         )
         template, tie_band = config.similarity.template, config.similarity.tie_band
         self.decoding = f"template={template!r} tie_band={tie_band:g} {rater.traits}"
@@ -80,7 +80,7 @@ class SimilarityModel:
     def share(self, margins: NDArray[np.float64]) -> None:
         """A difference of similarities is no probability."""
 
-    def _goal(self, item: Query | Clip) -> str | Picture:
+    def _goal(self, item: Query | Clip) -> str | Pixels:
         if item.goal_picture is not None:
             return item.goal_picture[0]
         return self._settings.template.replace("{goal}", prompts.check_goal(item.goal))

@@ -54,7 +54,7 @@ def read_labels(store: LabelStore, judge: str = "", prompt: str = "") -> tuple[S
     for item in store.answers():
         stamp, question = item.answer.stamp, item.question
         is_pair = len(question.left) == len(question.right) == 1 and not question.goal_picture
-        if judge in stamp.judge and prompt in stamp.prompt and is_pair and store.has_pictures(question):
+        if judge in stamp.judge and prompt in stamp.prompt and is_pair and store.has_images(question):
             if isinstance(item.answer, Verdict) and item.answer.label is not None:
                 truth = truth_about(question, truths)
                 labelled = Labelled(
@@ -102,7 +102,7 @@ def to_query(store: LabelStore, labelled: Labelled) -> Query:
     Raises:
         MissingImage: the store's file is not what was written.
     """
-    return Query(goal=labelled.goal, left=store.picture(labelled.left)[None], right=store.picture(labelled.right)[None])
+    return Query(goal=labelled.goal, left=store.image(labelled.left)[None], right=store.image(labelled.right)[None])
 
 
 class LabelDataset:
@@ -169,7 +169,7 @@ def _load(store: LabelStore, digests: Sequence[str]) -> Iterator[tuple[str, NDAr
     """The images that can be read, shrunk as the judge's processor would shrink them."""
     for digest in digests:
         try:
-            picture = store.picture(digest)
+            picture = store.image(digest)
         except MissingImage:
             continue
         yield digest, np.asarray(Image.fromarray(picture).resize((PICTURE_PX, PICTURE_PX), Image.Resampling.BICUBIC))

@@ -110,7 +110,7 @@ class VllmSampler:
             replace(config.named(str(weights_folder("policy"))), dtype=dtype, adapter=""),
             settings,
             max_requests=max_requests,
-            max_pictures=1,
+            max_images=1,
             **words,
         )
         self._section = settings.section

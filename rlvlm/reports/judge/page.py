@@ -84,7 +84,7 @@ def _side(source: Answers, place: int, side: int) -> dict[str, Any]:
     """One image of a question, with the truth about it and how sure the judge was of it."""
     if source.store is None:
         raise MissingImage("the answers come from no store")
-    image = source.store.picture(source.images[place][side])
+    image = source.store.image(source.images[place][side])
     step = -(-max(image.shape[:2]) // _CARD_PX)
     name, sure = ("left", "right")[side], float(source.p[place, side])
     return {

@@ -103,7 +103,7 @@ def _queries(store: LabelStore, questions: Sequence[Question]) -> list[Query]:
     for question in questions:
         try:
             left, right, goal = (
-                [store.picture(digest) for digest in side]
+                [store.image(digest) for digest in side]
                 for side in (question.right, question.left, question.goal_picture)
             )
         except MissingImage:

@@ -37,7 +37,7 @@ from tenacity import (
 
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Usage
-from rlvlm.vlms.chats import TOP_P, Chat, ChatRequest, Message, Refused, Reply, TransientError, pictures_of
+from rlvlm.vlms.chats import TOP_P, Chat, ChatRequest, Message, Refused, Reply, TransientError, images_of
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget
 from rlvlm.vlms.engines.secret import read_key
@@ -49,7 +49,7 @@ T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 NUM_LOG_PROBS = 20
 """First tokens whose probabilities are asked for; no known server gives more."""
-MAX_PICTURE_TOKENS = 10_000
+MAX_IMAGE_TOKENS = 10_000
 """Most tokens that any known provider counts for one image of the size that judges look at."""
 TEMPLATE_TOKENS = 100
 """What a provider may add around a chat."""
@@ -110,7 +110,7 @@ class RemoteEngine:
         self._seed = seed
         self._limit_name = _LIMIT_NAMES[0] if api.base_url else own.limit_name
         self._gives_log_probs = True
-        self._picture_tokens = MAX_PICTURE_TOKENS
+        self._image_tokens = MAX_IMAGE_TOKENS
         self._not_before = 0.0
         self.budget = Budget(api)
         for name in _TALKATIVE:
@@ -243,16 +243,16 @@ class RemoteEngine:
         """No fewer than a provider will count: a token is at least a byte, an image what the dearest one takes."""
         parts = [part for turn in chat for part in turn["content"]]
         num_bytes = sum(len(part["text"].encode()) for part in parts if part["type"] == "text")
-        return num_bytes + TEMPLATE_TOKENS + self._picture_tokens * len(pictures_of(chat))
+        return num_bytes + TEMPLATE_TOKENS + self._image_tokens * len(images_of(chat))
 
     def _priced(self, usage: Usage | None, chat: Chat) -> Usage | None:
         """The usage with its price; the first one also tells what an image of this run's size counts at most."""
         if usage is None:
             return None
-        if num_pictures := len(pictures_of(chat)):
-            per_picture = -(-usage.tokens_in // num_pictures)
-            known = 0 if self._picture_tokens == MAX_PICTURE_TOKENS else self._picture_tokens
-            self._picture_tokens = max(known, per_picture)
+        if num_images := len(images_of(chat)):
+            per_image = -(-usage.tokens_in // num_images)
+            known = 0 if self._image_tokens == MAX_IMAGE_TOKENS else self._image_tokens
+            self._image_tokens = max(known, per_image)
         return replace(usage, cost_usd=self.budget.price(usage.tokens_in, usage.tokens_out))
 
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import Frames
-from rlvlm.vlms.chats import TOP_P, Chat, Reply, pictures_of, whole_answer, without_thought
+from rlvlm.vlms.chats import TOP_P, Chat, Reply, images_of, whole_answer, without_thought
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.images import can_replace, resize
 from rlvlm.vlms.loading import LoadedVLM
@@ -99,7 +99,7 @@ class TransformersEngine:
     def _inputs(self, texts: Sequence[str], chats: Sequence[Chat]) -> dict[str, torch.Tensor]:
         """The model's inputs [B, N], left-padded, on its device and in its precision."""
         model = self._vlm.model
-        inputs = self._vlm.processor(texts, [pictures_of(chat) for chat in chats])
+        inputs = self._vlm.processor(texts, [images_of(chat) for chat in chats])
         return {
             name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
             for name, tensor in inputs.items()

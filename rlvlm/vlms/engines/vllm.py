@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlvlm.core.errors import ModelUnavailable
-from rlvlm.vlms.chats import TOP_P, Chat, ChatRequest, Picture, Reply, pictures_of, whole_answer, without_thought
+from rlvlm.vlms.chats import TOP_P, Chat, ChatRequest, Pixels, Reply, images_of, whole_answer, without_thought
 from rlvlm.vlms.config import EngineConfig, VLMConfig
 from rlvlm.vlms.files import locate
 from rlvlm.vlms.images import resize
@@ -58,14 +58,14 @@ class VllmCore:
     """
 
     def __init__(
-        self, config: VLMConfig, settings: EngineConfig, *, max_requests: int, max_pictures: int, **words: Any
+        self, config: VLMConfig, settings: EngineConfig, *, max_requests: int, max_images: int, **words: Any
     ) -> None:
         folder, self.revision = locate(config.model, config.revision, config.section)
         self.vllm = _import_vllm(settings)
         self._loop = asyncio.new_event_loop()
         self._numbers = itertools.count()
         threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
-        words = _engine_words(config, settings, folder, max_requests, max_pictures) | words
+        words = _engine_words(config, settings, folder, max_requests, max_images) | words
         try:
             self._engine = self.run(self._start(words))
         except Exception as error:  # noqa: BLE001 - the engine raises whatever its many parts raise
@@ -101,13 +101,13 @@ class VllmCore:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def ask(
-        self, prompt_ids: Sequence[int], pictures: Sequence[Picture], sampling: dict[str, Any], lora: Any = None
+        self, prompt_ids: Sequence[int], images: Sequence[Pixels], sampling: dict[str, Any], lora: Any = None
     ) -> Any:
         """The whole `RequestOutput` of one request, which is aborted when who awaits it is cancelled.
 
         Args:
             prompt_ids: with one token for each image; the engine puts in as many as the image takes.
-            pictures: [H, W, 3] each.
+            images: [H, W, 3] each.
             sampling: of vLLM's `SamplingParams`.
             lora: a `LoRARequest`; None takes the model as it is.
 
@@ -116,18 +116,18 @@ class VllmCore:
             RuntimeError: it failed on this request.
             ModelUnavailable: it is dead.
         """
-        return await self.on_loop(self._ask(prompt_ids, pictures, sampling, lora))
+        return await self.on_loop(self._ask(prompt_ids, images, sampling, lora))
 
     async def _ask(
-        self, prompt_ids: Sequence[int], pictures: Sequence[Picture], sampling: dict[str, Any], lora: Any
+        self, prompt_ids: Sequence[int], images: Sequence[Pixels], sampling: dict[str, Any], lora: Any
     ) -> Any:
         from vllm.exceptions import VLLMClientError, VLLMError  # pyright: ignore[reportMissingImports] - as above
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports] - as above
         from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore[reportMissingImports] - as above
 
         request: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
-        if pictures:
-            request["multi_modal_data"] = {"image": [Image.fromarray(self._resized(one)) for one in pictures]}
+        if images:
+            request["multi_modal_data"] = {"image": [Image.fromarray(self._resized(one)) for one in images]}
             if self._resizes:
                 request["mm_processor_kwargs"] = {"do_resize": False}
         params = self.vllm.SamplingParams(**sampling, output_kind=RequestOutputKind.FINAL_ONLY)
@@ -142,7 +142,7 @@ class VllmCore:
             raise RuntimeError(f"vLLM failed on a request: {_last_line(error)}") from error
         return outputs[-1]
 
-    def _resized(self, image: Picture) -> Picture:
+    def _resized(self, image: Pixels) -> Pixels:
         """The image at the size at which the model sees it, by Pillow as everywhere else: what vLLM's environment
         has for it rounds differently, which moved a small judge's probabilities by 0.008.
         """
@@ -190,14 +190,14 @@ class VllmEngine:
         ModelUnavailable: vLLM is not installed here, or the weights are missing or cannot be loaded.
     """
 
-    def __init__(self, config: VLMConfig, settings: EngineConfig, *, max_requests: int, max_pictures: int) -> None:
+    def __init__(self, config: VLMConfig, settings: EngineConfig, *, max_requests: int, max_images: int) -> None:
         self._config = config
         self._settings = settings
         named = config.adapter or settings.lora
         if named:
             check_adapter(Path(named).expanduser())
         self._core = VllmCore(
-            config, settings, max_requests=max_requests, max_pictures=max_pictures, enable_lora=bool(named)
+            config, settings, max_requests=max_requests, max_images=max_images, enable_lora=bool(named)
         )
         self.revision = self._core.revision
         self._lora = lora_request("adapter", 1, Path(named).expanduser()) if named else None
@@ -228,7 +228,7 @@ class VllmEngine:
             from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports] as above
 
             sampling["structured_outputs"] = StructuredOutputsParams(choice=list(request.choices))
-        output = await self._core.ask(self._tokens(text), pictures_of(request.chat), sampling, self._lora)
+        output = await self._core.ask(self._tokens(text), images_of(request.chat), sampling, self._lora)
         written = output.outputs[0]
         return Reply(text=whole_answer(text, written.text), is_whole=written.finish_reason == "stop")
 
@@ -248,7 +248,7 @@ class VllmEngine:
                 if tuple(ids[: len(beginning)]) == beginning and len(ids) > len(beginning)
             }
             wanted = {"temperature": 0.0, "max_tokens": 1, "logprob_token_ids": sorted(set(following.values()))}
-            output = await self._core.ask([*prompt_ids, *beginning], pictures_of(chat), wanted, self._lora)
+            output = await self._core.ask([*prompt_ids, *beginning], images_of(chat), wanted, self._lora)
             log_p = output.outputs[0].logprobs[0]
             for index, token in following.items():
                 scores[index] += log_p[token].logprob
@@ -299,7 +299,7 @@ def _import_vllm(settings: EngineConfig) -> Any:
 
 
 def _engine_words(
-    config: VLMConfig, engine: EngineConfig, folder: Path, max_requests: int, max_pictures: int
+    config: VLMConfig, engine: EngineConfig, folder: Path, max_requests: int, max_images: int
 ) -> dict[str, Any]:
     """Our config in vLLM's words."""
     bounds = {"min_pixels": config.min_pixels, "max_pixels": config.max_pixels}
@@ -315,7 +315,7 @@ def _engine_words(
         "gpu_memory_utilization": engine.memory_share,
         "tensor_parallel_size": engine.tensor_parallel,
         "distributed_executor_backend": "mp" if engine.tensor_parallel > 1 else "uni",
-        "limit_mm_per_prompt": {"image": max_pictures, "video": 0},
+        "limit_mm_per_prompt": {"image": max_images, "video": 0},
         "mm_processor_kwargs": {name: value for name, value in bounds.items() if value} or None,
         "max_lora_rank": engine.max_lora_rank,
         "trust_remote_code": False,

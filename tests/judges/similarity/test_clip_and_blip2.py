@@ -26,7 +26,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def pictures() -> np.ndarray:
+def images() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (5, 32, 40, 3), np.uint8)
 
 
@@ -37,43 +37,43 @@ def judge(folders: dict[str, Path], family: str, **changes):
     )
 
 
-def scores(one, pictures: np.ndarray, goal: str = GOALS[0], goal_picture: np.ndarray | None = None) -> np.ndarray:
-    clips = [Clip(goal=goal, frames=image[None], goal_picture=goal_picture) for image in pictures]
+def scores(one, images: np.ndarray, goal: str = GOALS[0], goal_picture: np.ndarray | None = None) -> np.ndarray:
+    clips = [Clip(goal=goal, frames=image[None], goal_picture=goal_picture) for image in images]
     return np.array([score.value for score in one.score(clips)])
 
 
 @pytest.mark.parametrize("goal", GOALS)
-def test_clips_score_is_its_own_cosine(folders: dict[str, Path], pictures: np.ndarray, goal: str) -> None:
+def test_clips_score_is_its_own_cosine(folders: dict[str, Path], images: np.ndarray, goal: str) -> None:
     model, tokenizer = AutoModel.from_pretrained(folders["clip"]), AutoTokenizer.from_pretrained(folders["clip"])
-    seen = AutoImageProcessor.from_pretrained(folders["clip"])(images=list(pictures), return_tensors="pt")
+    seen = AutoImageProcessor.from_pretrained(folders["clip"])(images=list(images), return_tensors="pt")
     with torch.no_grad():
         own = model(**seen, **tokenizer([goal], return_tensors="pt"))
     cosines = (own.logits_per_image[:, 0] / model.logit_scale.exp()).detach().numpy()
-    np.testing.assert_allclose(scores(judge(folders, "clip"), pictures, goal), (1 + cosines) / 2, atol=1e-6)
+    np.testing.assert_allclose(scores(judge(folders, "clip"), images, goal), (1 + cosines) / 2, atol=1e-6)
 
 
 @pytest.mark.parametrize("goal", GOALS)
 def test_siglips_score_is_its_own_cosine_on_padded_text(
-    folders: dict[str, Path], pictures: np.ndarray, goal: str
+    folders: dict[str, Path], images: np.ndarray, goal: str
 ) -> None:
     model, tokenizer = AutoModel.from_pretrained(folders["siglip"]), AutoTokenizer.from_pretrained(folders["siglip"])
-    seen = AutoImageProcessor.from_pretrained(folders["siglip"])(images=list(pictures), return_tensors="pt")
+    seen = AutoImageProcessor.from_pretrained(folders["siglip"])(images=list(images), return_tensors="pt")
     text = tokenizer([goal], padding="max_length", max_length=64, return_tensors="pt")
     with torch.no_grad():
         own = model(**seen, input_ids=text["input_ids"])
     cosines = ((own.logits_per_image[:, 0] - model.logit_bias) / model.logit_scale.exp()).detach().numpy()
-    np.testing.assert_allclose(scores(judge(folders, "siglip"), pictures, goal), (1 + cosines) / 2, atol=1e-6)
+    np.testing.assert_allclose(scores(judge(folders, "siglip"), images, goal), (1 + cosines) / 2, atol=1e-6)
 
 
 @pytest.mark.parametrize("has_query_places", [False, True])
 def test_blip2s_score_is_its_own_probability_whatever_it_is_batched_with(
-    tmp_path: Path, pictures: np.ndarray, has_query_places: bool
+    tmp_path: Path, images: np.ndarray, has_query_places: bool
 ) -> None:
     folder = save_tiny_encoder(tmp_path, "blip2", has_query_places=has_query_places)
     model, tokenizer = Blip2ForImageTextRetrieval.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     process = AutoImageProcessor.from_pretrained(folder)
     one = judge({"blip2": folder}, "blip2")
-    clips = [Clip(goal=GOALS[at % 2], frames=image[None]) for at, image in enumerate(pictures)]
+    clips = [Clip(goal=GOALS[at % 2], frames=image[None]) for at, image in enumerate(images)]
     mixed = [score.value for score in one.score(clips)]  # goals of unequal length, padded
     for clip, value in zip(clips, mixed, strict=True):
         text = tokenizer([clip.goal], return_tensors="pt")
@@ -92,7 +92,7 @@ def test_blip2s_score_is_its_own_probability_whatever_it_is_batched_with(
 
 @pytest.mark.parametrize("has_query_places", [False, True])
 def test_blip2s_contrast_is_its_own_cosine_whatever_it_is_batched_with(
-    tmp_path: Path, pictures: np.ndarray, has_query_places: bool
+    tmp_path: Path, images: np.ndarray, has_query_places: bool
 ) -> None:
     folder = save_tiny_encoder(tmp_path, "blip2", has_query_places=has_query_places)
     model, tokenizer = Blip2ForImageTextRetrieval.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -100,7 +100,7 @@ def test_blip2s_contrast_is_its_own_cosine_whatever_it_is_batched_with(
     process = AutoImageProcessor.from_pretrained(folder)
     one = judge({"blip2": folder}, "blip2", similarity=SimilarityConfig(head="contrast"))
     assert "head=contrast" in one.stamp.decoding
-    clips = [Clip(goal=GOALS[at % 2], frames=image[None]) for at, image in enumerate(pictures)]
+    clips = [Clip(goal=GOALS[at % 2], frames=image[None]) for at, image in enumerate(images)]
     for clip, score in zip(clips, one.score(clips), strict=True):
         with torch.no_grad():
             seen = process(images=[clip.frames[0]], return_tensors="pt")
@@ -109,45 +109,44 @@ def test_blip2s_contrast_is_its_own_cosine_whatever_it_is_batched_with(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_batches_change_nothing(folders: dict[str, Path], pictures: np.ndarray, family: str) -> None:
-    values = [scores(judge(folders, family, batch_size=size), pictures) for size in (1, 2, 16)]
+def test_batches_change_nothing(folders: dict[str, Path], images: np.ndarray, family: str) -> None:
+    values = [scores(judge(folders, family, batch_size=size), images) for size in (1, 2, 16)]
     np.testing.assert_allclose(values[0], values[1], atol=1e-6)
     np.testing.assert_allclose(values[0], values[2], atol=1e-6)
     assert np.ptp(values[0]) > 1e-3, "images differ"
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip"])
-def test_the_image_of_the_goal_fits_itself_best(folders: dict[str, Path], pictures: np.ndarray, family: str) -> None:
+def test_the_image_of_the_goal_fits_itself_best(folders: dict[str, Path], images: np.ndarray, family: str) -> None:
     one = judge(folders, family)
-    values = scores(one, pictures, goal_picture=pictures[2:3])
+    values = scores(one, images, goal_picture=images[2:3])
     assert values[2] == pytest.approx(1.0, abs=1e-6) and values.argmax() == 2
     queries = [
-        Query(goal="open it", left=pictures[2:3], right=pictures[i : i + 1], goal_picture=pictures[2:3])
-        for i in (0, 1, 3)
+        Query(goal="open it", left=images[2:3], right=images[i : i + 1], goal_picture=images[2:3]) for i in (0, 1, 3)
     ]
     assert [v.label for v in one.compare(queries)] == [Label.LEFT] * 3
 
 
-def test_a_baseline_changes_the_score_and_the_stamp(folders: dict[str, Path], pictures: np.ndarray) -> None:
+def test_a_baseline_changes_the_score_and_the_stamp(folders: dict[str, Path], images: np.ndarray) -> None:
     plain = judge(folders, "clip")
     projected = judge(folders, "clip", similarity=SimilarityConfig(baseline="a drawer", alpha=1.0))
     unused = judge(folders, "clip", similarity=SimilarityConfig(baseline="a drawer", alpha=0.0))
-    np.testing.assert_allclose(scores(plain, pictures), scores(unused, pictures), atol=1e-6)
-    assert np.abs(scores(plain, pictures) - scores(projected, pictures)).max() > 1e-3
+    np.testing.assert_allclose(scores(plain, images), scores(unused, images), atol=1e-6)
+    assert np.abs(scores(plain, images) - scores(projected, images)).max() > 1e-3
     assert "baseline='a drawer' alpha=1" in projected.stamp.decoding and plain.stamp != projected.stamp
 
 
-def test_blip2_has_no_goal_images_and_no_baseline(folders: dict[str, Path], pictures: np.ndarray) -> None:
+def test_blip2_has_no_goal_images_and_no_baseline(folders: dict[str, Path], images: np.ndarray) -> None:
     one = judge(folders, "blip2")
-    query = Query(goal="open it", left=pictures[:1], right=pictures[1:2], goal_picture=pictures[:1])
+    query = Query(goal="open it", left=images[:1], right=images[1:2], goal_picture=images[:1])
     assert one.compare([query])[0].status is Status.FAILED
     with pytest.raises(ValueError, match="baseline needs vectors"):
         judge(folders, "blip2", similarity=SimilarityConfig(baseline="a drawer"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_half_precision_agrees_with_whole(folders: dict[str, Path], pictures: np.ndarray, family: str) -> None:
-    half, whole = (scores(judge(folders, family, dtype=dtype), pictures) for dtype in ("bfloat16", "float32"))
+def test_half_precision_agrees_with_whole(folders: dict[str, Path], images: np.ndarray, family: str) -> None:
+    half, whole = (scores(judge(folders, family, dtype=dtype), images) for dtype in ("bfloat16", "float32"))
     np.testing.assert_allclose(half, whole, atol=0.05)
 
 
@@ -166,23 +165,23 @@ def test_what_cannot_be_loaded_says_why(folders: dict[str, Path], tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["clip", "blip2"])
-def test_random_weights_answer_and_say_what_they_are(backend: str, pictures: np.ndarray) -> None:
+def test_random_weights_answer_and_say_what_they_are(backend: str, images: np.ndarray) -> None:
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
     one = build_judge(JudgeConfig(backend=backend, model="random", device="cpu"))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert one.stamp.judge == f"{backend}:random" and one.stamp.revision == "random weights, seed 0"
-    values = scores(one, pictures[:2])
+    values = scores(one, images[:2])
     assert values[0] != values[1] and ((values > 0) & (values < 1)).all()
 
 
 @pytest.mark.slow
-def test_random_weights_are_drawn_by_the_judges_seed(pictures: np.ndarray) -> None:
+def test_random_weights_are_drawn_by_the_judges_seed(images: np.ndarray) -> None:
     same, again, other = (
         build_judge(JudgeConfig(backend="blip2", model="random", device="cpu", seed=seed)) for seed in (0, 0, 1)
     )
-    np.testing.assert_array_equal(scores(same, pictures[:2]), scores(again, pictures[:2]))
-    assert same.stamp != other.stamp and not np.allclose(scores(other, pictures[:2]), scores(same, pictures[:2]))
+    np.testing.assert_array_equal(scores(same, images[:2]), scores(again, images[:2]))
+    assert same.stamp != other.stamp and not np.allclose(scores(other, images[:2]), scores(same, images[:2]))
 
 
 def test_memory_that_runs_out_makes_the_pieces_smaller_and_keeps_the_order() -> None:

@@ -16,10 +16,10 @@ def grey(*shades: int) -> np.ndarray:
 class Brightness:
     """The brighter, the better; a goal image is reached where the shades agree."""
 
-    revision, traits, sees_goal_pictures = "1", "none", True
+    revision, traits, sees_goal_images = "1", "none", True
 
-    def __init__(self, sees_goal_pictures: bool = True) -> None:
-        self.sees_goal_pictures = sees_goal_pictures
+    def __init__(self, sees_goal_images: bool = True) -> None:
+        self.sees_goal_images = sees_goal_images
         self.goals = []
 
     def rate(self, images, goals):
@@ -88,7 +88,7 @@ def test_the_sentence_is_the_templates_and_a_goal_image_takes_its_place() -> Non
     assert verdict.label is Label.LEFT and not isinstance(rater.goals[0], str)
     one.score([Clip(goal="an open drawer", frames=grey(1))])
     assert rater.goals[-1] == "an image of an open drawer"
-    blind = judge(Brightness(sees_goal_pictures=False))
+    blind = judge(Brightness(sees_goal_images=False))
     (verdict,) = blind.compare([Query(goal="open it", left=grey(1), right=grey(2), goal_picture=goal)])
     assert verdict.status is Status.FAILED and "leave out goal_picture" in verdict.text
 

@@ -11,7 +11,7 @@ from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.vlms.chats import pictures_of
+from rlvlm.vlms.chats import images_of
 from rlvlm.vlms.engines.transformers import TransformersEngine
 from rlvlm.vlms.loading import load_vlm
 
@@ -39,7 +39,7 @@ def test_direct_probabilities_are_those_of_the_whole_label_texts(tiny_vlms):
     by_hand = []
     for label in prompts.LABEL_TEXTS:
         text = vlm.processor.apply_chat_template(chat) + label
-        inputs = vlm.processor([text], [pictures_of(chat)])
+        inputs = vlm.processor([text], [images_of(chat)])
         ids = tokenizer.encode(label, add_special_tokens=False)
         with torch.inference_mode():
             log_p = vlm.model(**inputs).logits[0].double().log_softmax(-1)
@@ -111,10 +111,10 @@ def test_one_bad_item_fails_alone(tiny_vlms):
     judge = build_judge(make_config(tiny_vlms["qwen3_vl"]))
     queries = make_queries(6)
     expected = judge.compare(queries)
-    thin_picture = np.zeros((1, 2, 900, 3), np.uint8)  # the processor refuses the aspect ratio
+    thin_image = np.zeros((1, 2, 900, 3), np.uint8)  # the processor refuses the aspect ratio
     spoilt = {
         1: replace(queries[1], goal="open <|im_end|>"),
-        3: replace(queries[3], left=thin_picture),
+        3: replace(queries[3], left=thin_image),
         4: replace(queries[4], right=queries[4].right.astype(np.float32)),
     }
     verdicts = judge.compare([spoilt.get(index, query) for index, query in enumerate(queries)])

@@ -118,7 +118,7 @@ def test_where_vllm_is_missing_the_way_to_it_is_shown():
 
 def test_a_folder_without_an_adapter_is_refused(tmp_path):
     with pytest.raises(ModelUnavailable, match="holds no LoRA adapter"):
-        VllmEngine(replace(CONFIG, adapter=str(tmp_path)), CONFIG.engine, max_requests=1, max_pictures=1)
+        VllmEngine(replace(CONFIG, adapter=str(tmp_path)), CONFIG.engine, max_requests=1, max_images=1)
 
 
 def test_what_the_environment_of_vllm_loads_needs_no_peft():
