@@ -17,7 +17,7 @@ from rlvlm.labels.store import open_store
 from rlvlm.vlms.shipped import shipped_folder, weights_folder
 
 ABILITIES_FILE = "abilities.json"
-"""Says in a small model's folder what it was taught: the fields of `Abilities`."""
+"""Says in a small model's folder what it was trained on: the fields of `Abilities`."""
 POCKET_ABILITIES = Abilities(score=frozenset({"progress"}), goal_pictures=False)
 """What the pocket judge was trained on (`pocket.judge.texts`): every comparison, and the percentage."""
 
@@ -79,7 +79,7 @@ def _pocket_judge(config: JudgeConfig) -> ChatJudge:
 
 
 def _abilities_of(folder: Path) -> Abilities:
-    """What a small model was taught: as its folder says, and otherwise what the pocket judge was.
+    """What a small model was trained on: as its folder says, and otherwise what the pocket judge was.
 
     Raises:
         JudgeUnavailable: the folder's file cannot be read.
@@ -88,9 +88,9 @@ def _abilities_of(folder: Path) -> Abilities:
     if not file.exists():
         return POCKET_ABILITIES
     try:
-        told = json.loads(file.read_text())
+        known = json.loads(file.read_text())
         return Abilities(
-            compare=frozenset(told["compare"]), score=frozenset(told["score"]), goal_pictures=told["goal_pictures"]
+            compare=frozenset(known["compare"]), score=frozenset(known["score"]), goal_pictures=known["goal_pictures"]
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise JudgeUnavailable(f"{file} cannot be read: {error}", "restore it, or make the weights anew") from error

@@ -22,7 +22,7 @@ class ChatJudge:
     Args:
         config: in which form it is asked.
         asker: puts dialogues to the model.
-        abilities: what the model was taught.
+        abilities: what the model was trained on.
 
     Raises:
         UnsupportedQuestion: the model cannot be asked as `config` says.
@@ -44,7 +44,7 @@ class ChatJudge:
         """One verdict per query, in order; what cannot be asked is a failed one.
 
         Raises:
-            UnsupportedQuestion: the model was only taught to score.
+            UnsupportedQuestion: the model was only trained to score.
             JudgeUnavailable: not one of those that could be asked was answered.
         """
         self._check_compares()
@@ -101,7 +101,7 @@ class ChatJudge:
     def _check_compares(self) -> None:
         if not self._abilities.compare:
             raise UnsupportedQuestion(
-                "this judge scores turns and clips, it was never taught to compare",
+                "this judge scores turns and clips, it was never trained to compare",
                 "use a judge that compares, e.g. the pocket judge: leave out --judge.model",
             )
 

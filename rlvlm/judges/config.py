@@ -193,12 +193,12 @@ class JudgeConfig(VLMConfig):
 
     @property
     def reads_clips(self) -> bool:
-        """Whether it was taught to look at more than one image per side."""
+        """Whether it was trained to look at more than one image per side."""
         return not self.ships_weights
 
     @property
     def reads_states(self) -> bool:
-        """Whether it compares images with a sentence about a state, and is not told what to do."""
+        """Whether it compares images with a sentence about a state, and is given no instruction."""
         return self.backend in _BY_SIMILARITY
 
     @property

@@ -93,7 +93,7 @@ def _choose(chat: Chat, choices: Sequence[Spellings], tokens: Sequence[Spellings
     Args:
         chat: the question.
         choices: each by all its spellings.
-        tokens: first tokens that stand for each choice, where a server tells only those; the spellings, if None.
+        tokens: first tokens that stand for each choice, where a server gives only those; the spellings, if None.
     """
     texts = tuple(text for spellings in choices for text in spellings)
     reply = yield ChatRequest(chat=chat, choices=texts, wants_log_probs=True)

@@ -26,11 +26,11 @@ class JudgeHealth:
         """
         for answer in answers:
             numbers = (answer.value,) if isinstance(answer, Score) else answer.probabilities
-            told = [number for number in numbers or () if number is not None]
+            given = [number for number in numbers or () if number is not None]
             check_finite(
                 f"the judge {answer.stamp.judge} answered {answer.text[:80]!r}",
                 "choose another judge, then start the run anew",
-                {"scores" if isinstance(answer, Score) else "probabilities": told},
+                {"scores" if isinstance(answer, Score) else "probabilities": given},
             )
             self._recent.append(answer.status)
 

@@ -41,7 +41,7 @@ class NumericModel(Protocol):
         ...
 
     def share(self, margins: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """`[N]` probabilities of the left side, of what `prefer` gave; None where that tells of none."""
+        """`[N]` probabilities of the left side, of what `prefer` gave; None where there are none."""
         ...
 
 

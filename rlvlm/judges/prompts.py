@@ -144,7 +144,7 @@ def sentences_of(config: JudgeConfig) -> dict[str, str]:
 
 
 def wording_mark(config: JudgeConfig) -> str:
-    """What tells answers to other sentences from those to ours, for stamps; empty where they are ours."""
+    """What sets answers to other sentences apart from those to ours, for stamps; empty where they are ours."""
     if not config.wording:
         return ""
     text = json.dumps(sentences_of(config), sort_keys=True)
@@ -176,7 +176,7 @@ def check_action(action: str) -> str:
     try:
         return check_goal(action) if action.strip() else NO_ACTION
     except ValueError as error:
-        raise ValueError(f"an action is told like a goal: {error}") from error
+        raise ValueError(f"an action is worded like a goal: {error}") from error
 
 
 def problem_of(item: Query | Clip) -> str | None:

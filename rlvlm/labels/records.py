@@ -35,14 +35,14 @@ class Question:
     goal_picture: tuple[str, ...] = ()
     """The image of the goal reached, where one was shown."""
     action: str = ""
-    """What was done within the clip, where the judge is told."""
+    """What was done within the clip, where the judge is given it."""
 
     @property
     def id(self) -> str:
         """SHA-256 of the question: what truths and answers of several judges have in common."""
         content = [self.kind, self.goal, self.left, self.right, self.goal_picture]
-        told = [*content, self.action] if self.action else content  # as it was before there were actions
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        content = [*content, self.action] if self.action else content  # as it was before there were actions
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     @property
     def swapped(self) -> Self:

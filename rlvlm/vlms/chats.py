@@ -49,7 +49,7 @@ class Reply:
     choice_log_p: NDArray[np.float64] | None = None
     """[C] log-probability of each of `ChatRequest.choices`, from engines that know it; then there is no text."""
     first_tokens: tuple[tuple[str, float], ...] | None = None
-    """The likeliest first tokens, each with its probability, from servers that tell."""
+    """The likeliest first tokens, each with its probability, from servers that give them."""
     usage: Usage | None = None
 
     @property

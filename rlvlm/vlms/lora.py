@@ -77,11 +77,11 @@ def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> "peft.
         settings = peft.LoraConfig.from_pretrained(str(folder))
         settings.inference_mode = not trainable
         wrapped = _wrapped(model, settings)
-        told = peft.set_peft_model_state_dict(wrapped, load_file(folder / ADAPTER_WEIGHTS))
+        result = peft.set_peft_model_state_dict(wrapped, load_file(folder / ADAPTER_WEIGHTS))
     except (ValueError, RuntimeError, KeyError, TypeError, OSError, SafetensorError) as error:
         raise ModelUnavailable(f"the adapter in {folder} does not fit: {first_line(error)}", fix) from error
     # PEFT would go on without what is missing: with weights that were drawn, or with none
-    odd = [*told.unexpected_keys, *(key for key in told.missing_keys if "lora_" in key)]
+    odd = [*result.unexpected_keys, *(key for key in result.missing_keys if "lora_" in key)]
     if odd:
         raise ModelUnavailable(f"the adapter in {folder} does not fit this model, as at {odd[0]}", fix)
     return wrapped
@@ -111,7 +111,7 @@ def check_adapter(folder: Path) -> None:
 
 
 def adapter_mark(folder: str) -> str:
-    """What tells answers with an adapter from those without, for stamps: its digest; empty without a folder."""
+    """What sets answers with an adapter apart from those without, for stamps: its digest; empty without a folder."""
     return f" lora={folder_digest(Path(folder).expanduser())[:16]}" if folder else ""
 
 

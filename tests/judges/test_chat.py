@@ -63,7 +63,7 @@ def test_an_action_that_could_end_a_turn_is_not_asked_about():
 def test_a_model_that_only_scores_is_not_asked_to_compare():
     only = Abilities(compare=frozenset(), score=frozenset({"utility"}))
     judge = make_judge(ScriptedModel(log_p=lambda count: [[-1.0] * 5] * count), only, score="utility")
-    with pytest.raises(UnsupportedQuestion, match="never taught to compare"):
+    with pytest.raises(UnsupportedQuestion, match="never trained to compare"):
         judge.compare([QUERY])
     assert judge.score([CLIP])[0].status is Status.OK
 

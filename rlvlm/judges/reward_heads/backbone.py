@@ -73,7 +73,7 @@ def load_head_model(
 
     Args:
         config: names model, revision, device and precision.
-        network_class: of ours; has `settings(folder, told)`, which makes a `Qwen3VLConfig` of what config.json says.
+        network_class: of ours; has `settings(folder, raw)`, which makes a `Qwen3VLConfig` of what config.json says.
         tokens: the model's own tokens, in the order in which its authors added them.
         renamed: regular expressions on the checkpoint's weight names, and what they become here.
 
@@ -107,8 +107,8 @@ def load_head_model(
 
 def _settings(folder: Path, network_class: Any) -> Qwen3VLConfig:
     try:
-        told = json.loads((folder / "config.json").read_text())
-        return network_class.settings(folder, told)
+        raw = json.loads((folder / "config.json").read_text())
+        return network_class.settings(folder, raw)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise JudgeUnavailable(
             f"{folder} holds no {network_class.__name__} that can be read: {first_line(error)}",

@@ -52,9 +52,9 @@ class RobometerNetwork(Qwen3VLPreTrainedModel):
         self.post_init()
 
     @staticmethod
-    def settings(folder: Path, told: dict[str, Any]) -> Qwen3VLConfig:
+    def settings(folder: Path, raw: dict[str, Any]) -> Qwen3VLConfig:
         """The network's config; the number of bins is what the weights have."""
-        inner = told.get("vlm_config", told)  # LeRobot's copy keeps it there
+        inner = raw.get("vlm_config", raw)  # LeRobot's copy keeps it there
         if inner.get("model_type") != "qwen3_vl":
             raise ValueError(f"its model_type is {inner.get('model_type')!r}, not 'qwen3_vl'")
         config = Qwen3VLConfig.from_dict(inner)
@@ -104,8 +104,8 @@ class Robometer:
         inputs = model.inputs([self._progress_chat(clip) for clip in clips], are_counted=True)
         hidden = model.network(inputs)
         answers = [self._read(rows[-1:]) for rows in rows_where(hidden, inputs["input_ids"], model.token_id(PROGRESS))]
-        told = [f"progress {progress:.3f}, success {success:.3f}" for progress, success in answers]
-        return torch.tensor([answer[self._column] for answer in answers]), told
+        texts = [f"progress {progress:.3f}, success {success:.3f}" for progress, success in answers]
+        return torch.tensor([answer[self._column] for answer in answers]), texts
 
     def prefer(self, queries: Sequence[Query]) -> tuple[Tensor, list[str]]:
         """[N] how much more the left clip is liked, in logits, and what was seen."""

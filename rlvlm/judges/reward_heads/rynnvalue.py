@@ -37,39 +37,39 @@ class RynnValueNetwork(Qwen3VLPreTrainedModel):
 
     def __init__(self, config: Qwen3VLConfig) -> None:
         super().__init__(config)
-        told: dict[str, Any] = config.rynnvalue
+        settings: dict[str, Any] = config.rynnvalue
         width = config.get_text_config().hidden_size
-        bins = told["value_tokenizer_config"]["bins"]
+        bins = settings["value_tokenizer_config"]["bins"]
         self.model = Qwen3VLModel(config)
         self.value_heads = nn.ModuleList(
-            _Head(told["value_head_config"], width * told["value_token_repeat"], bins)
-            for _ in range(told["num_value_heads"])
+            _Head(settings["value_head_config"], width * settings["value_token_repeat"], bins)
+            for _ in range(settings["num_value_heads"])
         )
-        relative = told["relative_value_head_config"]
+        relative = settings["relative_value_head_config"]
         self.relative_value_head = relative and _Head(
             relative,
-            width * told["relative_value_token_repeat"],
-            told["relative_value_tokenizer_config"]["bins"],
+            width * settings["relative_value_token_repeat"],
+            settings["relative_value_tokenizer_config"]["bins"],
         )
         self.post_init()
 
     @staticmethod
-    def settings(folder: Path, told: dict[str, Any]) -> Qwen3VLConfig:
+    def settings(folder: Path, raw: dict[str, Any]) -> Qwen3VLConfig:
         """The network's config; what belongs to the heads is kept beside it."""
-        if told.get("model_type") != "rynn_value_lang":
-            raise ValueError(f"its model_type is {told.get('model_type')!r}, not 'rynn_value_lang'")
-        scale = told["value_tokenizer_config"]
-        if scale["support_transform"] != "symlog" or told.get("value_head_config") is None:
+        if raw.get("model_type") != "rynn_value_lang":
+            raise ValueError(f"its model_type is {raw.get('model_type')!r}, not 'rynn_value_lang'")
+        scale = raw["value_tokenizer_config"]
+        if scale["support_transform"] != "symlog" or raw.get("value_head_config") is None:
             raise ValueError("its values are not read by a head in symlog bins, as the published models' are")
-        config = Qwen3VLConfig.from_dict({**told, "model_type": "qwen3_vl", "attn_implementation": None})
+        config = Qwen3VLConfig.from_dict({**raw, "model_type": "qwen3_vl", "attn_implementation": None})
         assert isinstance(config, Qwen3VLConfig)
         wanted = {"num_value_heads": 1, "value_token_repeat": 1, "relative_value_token_repeat": 1}
         config.rynnvalue = {
-            **{name: int(told.get(name, least)) for name, least in wanted.items()},
+            **{name: int(raw.get(name, least)) for name, least in wanted.items()},
             "value_tokenizer_config": scale,
-            "value_head_config": told["value_head_config"],
-            "relative_value_tokenizer_config": told.get("relative_value_tokenizer_config"),
-            "relative_value_head_config": told.get("relative_value_head_config"),
+            "value_head_config": raw["value_head_config"],
+            "relative_value_tokenizer_config": raw.get("relative_value_tokenizer_config"),
+            "relative_value_head_config": raw.get("relative_value_head_config"),
         }
         return config
 
@@ -130,25 +130,25 @@ def seconds_of(logits: Tensor, smallest: float, largest: float) -> Tensor:
 class _Head(nn.Module):
     """Hidden states of a group, side by side, to bins; linear, or a residual network as in BRO (arXiv:2405.16158)."""
 
-    def __init__(self, told: dict[str, Any], inputs: int, outputs: int) -> None:
+    def __init__(self, settings: dict[str, Any], inputs: int, outputs: int) -> None:
         super().__init__()
-        kinds = {"linear": lambda: nn.Linear(inputs, outputs), "bro": lambda: _Bro(told, inputs, outputs)}
-        if told.get("head_type", "linear") not in kinds:
-            raise ValueError(f"its heads are {told['head_type']!r}, known are {', '.join(kinds)}")
-        self.proj = kinds[told.get("head_type", "linear")]()
+        kinds = {"linear": lambda: nn.Linear(inputs, outputs), "bro": lambda: _Bro(settings, inputs, outputs)}
+        if settings.get("head_type", "linear") not in kinds:
+            raise ValueError(f"its heads are {settings['head_type']!r}, known are {', '.join(kinds)}")
+        self.proj = kinds[settings.get("head_type", "linear")]()
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.proj(rows)
 
 
 class _Bro(nn.Module):
-    def __init__(self, told: dict[str, Any], inputs: int, outputs: int) -> None:
+    def __init__(self, settings: dict[str, Any], inputs: int, outputs: int) -> None:
         super().__init__()
-        width = told.get("hidden_dims", 1024)
-        self._activation = _ACTIVATIONS[told.get("activation", "relu")]()
+        width = settings.get("hidden_dims", 1024)
+        self._activation = _ACTIVATIONS[settings.get("activation", "relu")]()
         self.input_layer = nn.Linear(inputs, width)
         self.input_norm = nn.LayerNorm(width)
-        self.blocks = nn.ModuleList(_Residual(width, self._activation) for _ in range(told.get("depth", 2)))
+        self.blocks = nn.ModuleList(_Residual(width, self._activation) for _ in range(settings.get("depth", 2)))
         self.final_layer = nn.Linear(width, outputs)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -182,14 +182,14 @@ class RynnValue:
     def __init__(self, model: HeadModel, config: JudgeConfig) -> None:
         self._model = model
         self._sentences = prompts.sentences_of(config)
-        self._told: dict[str, Any] = model.network.config.rynnvalue
+        self._settings: dict[str, Any] = model.network.config.rynnvalue
         self.revision = model.revision
         self.prompt, self.decoding = stamp_parts(config, model)
 
     def rate(self, clips: Sequence[Clip]) -> tuple[Tensor, list[str]]:
         """[N] in [0, 1] at the last frame, and what was seen."""
         seconds = self._seconds([self._chat(clip.goal, clip.frames) for clip in clips])
-        most = math.log1p(self._told["value_tokenizer_config"]["max_value"])
+        most = math.log1p(self._settings["value_tokenizer_config"]["max_value"])
         scores = (1 - seconds.clamp(min=0).log1p() / most).clamp(0, 1)
         return scores, [f"{one:.2f} s left" for one in seconds.tolist()]
 
@@ -206,11 +206,11 @@ class RynnValue:
 
     def _seconds(self, chats: Sequence[Chat]) -> Tensor:
         """[N] left at the last frame; the mean over the heads where there are several."""
-        model, told = self._model, self._told
+        model, settings = self._model, self._settings
         inputs = model.inputs(chats, are_counted=False)
         ids = inputs["input_ids"]
         hidden = model.network(inputs, group_tokens(ids, [model.token_id(VALUE), model.token_id(RELATIVE)]))
-        repeat, scale = told["value_token_repeat"], told["value_tokenizer_config"]
+        repeat, scale = settings["value_token_repeat"], settings["value_tokenizer_config"]
         rows = torch.stack([one[-repeat:].flatten() for one in rows_where(hidden, ids, model.token_id(VALUE))])
         heads = [seconds_of(head(rows), scale["min_value"], scale["max_value"]) for head in model.network.value_heads]
         return torch.stack(heads).mean(dim=0)
@@ -220,8 +220,8 @@ class RynnValue:
         names = ("rynnvalue_task", "rynnvalue_relative", "rynnvalue_remaining")
         content = [text_part(self._sentences[name].replace("{goal}", prompts.check_goal(goal))) for name in names]
         for number, image in enumerate(image_parts(prompts.thin(frames))):
-            between = [text_part(RELATIVE)] * self._told["relative_value_token_repeat"] if number else []
-            content += [image, *between, *[text_part(VALUE)] * self._told["value_token_repeat"]]
+            between = [text_part(RELATIVE)] * self._settings["relative_value_token_repeat"] if number else []
+            content += [image, *between, *[text_part(VALUE)] * self._settings["value_token_repeat"]]
         return [{"role": "user", "content": content}]
 
 

@@ -62,8 +62,8 @@ class ClipRater:
         self._alpha = settings.alpha
         self._texts: dict[str, NDArray[np.float64]] = {}
         self._baseline = self._of_text(settings.baseline) if settings.baseline else None
-        told = f"baseline={settings.baseline!r} alpha={settings.alpha:g} " if settings.baseline else ""
-        self.traits = f"{told}dtype={encoder.dtype}"
+        baseline = f"baseline={settings.baseline!r} alpha={settings.alpha:g} " if settings.baseline else ""
+        self.traits = f"{baseline}dtype={encoder.dtype}"
 
     def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
         """[N] in [0, 1]; see `model.ImageRater`. Goals that repeat are looked at once."""

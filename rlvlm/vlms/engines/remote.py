@@ -90,7 +90,7 @@ class RemoteEngine:
         ModelUnavailable: the key is missing.
     """
 
-    revision, traits = "", ""  # a server tells neither
+    revision, traits = "", ""  # a server says neither
 
     def __init__(self, model: str, api: ApiConfig, provider: Literal["openai", "gemini"], seed: int = 0) -> None:
         import openai  # slow, and only needed where somebody is asked
@@ -246,7 +246,7 @@ class RemoteEngine:
         return num_bytes + TEMPLATE_TOKENS + self._image_tokens * len(images_of(chat))
 
     def _priced(self, usage: Usage | None, chat: Chat) -> Usage | None:
-        """The usage with its price; the first one also tells what an image of this run's size counts at most."""
+        """The usage with its price; the first one also says what an image of this run's size counts at most."""
         if usage is None:
             return None
         if num_images := len(images_of(chat)):
@@ -268,22 +268,22 @@ def failure_of(
         code: its machine-readable reason, if any.
         section: where the settings of this API stand on the command line.
     """
-    told = f"HTTP {status}: {reason}"
+    answer = f"HTTP {status}: {reason}"
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return ModelUnavailable(
-            f"the API does not accept the key ({told})", f"check --{section}.key-file or --{section}.key-env"
+            f"the API does not accept the key ({answer})", f"check --{section}.key-file or --{section}.key-env"
         )
     if status == HTTPStatus.NOT_FOUND:
         return ModelUnavailable(
-            f"the API has no such model or address ({told})", f"check the model's name and --{section}.base-url"
+            f"the API has no such model or address ({answer})", f"check the model's name and --{section}.base-url"
         )
     if status == HTTPStatus.PAYMENT_REQUIRED or code == "insufficient_quota":
         return ModelUnavailable(
-            f"the account of the API has nothing left ({told})", "top it up, then go on with `rlvlm resume`"
+            f"the account of the API has nothing left ({answer})", "top it up, then go on with `rlvlm resume`"
         )
     if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return TransientError(told, retry_after_s)
-    return Refused(told)
+        return TransientError(answer, retry_after_s)
+    return Refused(answer)
 
 
 def retry_after_s(headers: Any) -> float | None:
