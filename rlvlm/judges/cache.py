@@ -87,12 +87,12 @@ class CachedJudge:
         questions, store = [question for question, _ in described], self._store
         with ThreadPoolExecutor(1, thread_name_prefix="label-pictures") as pool:  # written while the judge thinks
             images = [image for _, shown in described for image in shown]
-            kept = pool.submit(store.keep_images, images) if store else None
+            kept = pool.submit(store.keep_images, images) if store is not None else None
             given = zip(questions, ask(items), strict=True)
             answers = [replace(answer, question=question.id) for question, answer in given]
             if kept:
                 kept.result()
-        if store:
+        if store is not None:  # an empty one is falsy
             store.add_answers(list(zip(questions, answers, strict=True)))
         else:
             known = [answer for answer in answers if answer.status is not Status.FAILED]
