@@ -29,7 +29,7 @@ def make(rows, **changes) -> Answers:
         "latency_s": np.full(len(rows), 0.1),
         "tokens": np.full(len(rows), np.nan),
         "cost_usd": np.full(len(rows), np.nan),
-        "pictures": [("", "")] * len(rows),
+        "images": [("", "")] * len(rows),
         "text": [""] * len(rows),
         "store": None,
     }
