@@ -19,8 +19,8 @@ import pytest
 import yaml
 from http_edge import png, text
 
-from rlvlm.gateway.app_file import GATEWAY_APP, JUDGE_APP
 from rlvlm.runs.doctor import free_port
+from rlvlm.serving.app_file import GATEWAY_APP, JUDGE_APP
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 logger = logging.getLogger(__name__)

@@ -10,7 +10,9 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import ray
 import tyro
@@ -20,21 +22,26 @@ from rich.table import Table
 from rich.text import Text
 
 import rlvlm
-from rlvlm.commands.judging.serve_run import run_app
 from rlvlm.core.console.boxes import EXIT_INTERRUPTED
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
-from rlvlm.gateway.app_file import AppFile, list_app_files, read_app_file
-from rlvlm.gateway.launch import running_apps, unhealthy
-from rlvlm.gateway.token_file import make_token, read_token
+from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.doctor import port_is_free
+from rlvlm.runs.folder.run_folder import find_folder
+from rlvlm.runs.folder.trust import check_trust
+from rlvlm.runs.policy.config import PolicyRunConfig
 from rlvlm.runs.processes.private_ray import ray_session
+from rlvlm.serving.app_file import AppFile, PolicyEntry, list_app_files, read_app_file
+from rlvlm.serving.apps import running_apps, unhealthy
+from rlvlm.serving.config import ActConfig, HttpConfig, PlacementConfig
+from rlvlm.serving.guard import make_token, read_token
 
 REPORT_S = 15.0
 """Seconds after which a line about the same thing is repeated, where there is no terminal."""
 WATCH_S = 1.0
 FOLDER = "serve_apps"
+_POLICY_APP = "policy"
 
 
 @dataclass(frozen=True)
@@ -265,3 +272,66 @@ def show_list(console: Console) -> None:
     for file in files:
         apps = " or ".join(entry.app for entry in file.judges)
         console.print(Text(f"{file.name} (runs: --serve.app {apps}): {file.about}"), soft_wrap=True)
+
+
+def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
+    """The app of the policy that `path` names.
+
+    Args:
+        path: a run's folder, or a checkpoint in it; without one the best is taken.
+        replicas: copies of the policy.
+        num_gpus: share of a GPU for each.
+        trust: whether code that the folder names may be imported.
+
+    Raises:
+        UsageError: there is no run or no checkpoint, or its policy does not act in text or by a head.
+    """
+    check_trust([path], trust=trust)
+    folder = find_folder(path)
+    config = folder.config()
+    if not isinstance(config, PolicyRunConfig):
+        raise UsageError(
+            f"{folder.path} has no policy that looks at an image and answers: its pipeline is {config.pipeline}",
+            "serve a run such as number_line's; others are played by rlvlm eval",
+        )
+    from rlvlm.algorithms.ppo_vlm.algorithm import make_slot
+    from rlvlm.runs.evaluate import choose_checkpoint
+
+    checkpoint = choose_checkpoint(folder, path, print).algorithm.absolute()
+    slot = make_slot(config.task, config.env.for_evaluation())
+    names = slot.env.action_names
+    slot.begin(0)
+    stream = io.BytesIO()
+    Image.fromarray(slot.env.draw(slot.turn.snapshot[None])[0]).save(stream, "PNG", optimize=True)
+    turn = stream.getvalue(), slot.obs.prompt
+    slot.env.close()
+    entry = PolicyEntry(
+        app=_POLICY_APP,
+        policy=config.policy,
+        num_actions=len(names),
+        placement=PlacementConfig(num_replicas=replicas, num_gpus=num_gpus),
+        build=partial(trained_policy, checkpoint=checkpoint),
+    )
+    act = ActConfig(
+        app=_POLICY_APP,
+        action_names=names,
+        max_reply_tokens=config.algo.max_reply_tokens,
+        temperature=config.algo.temperature,
+    )
+    return AppFile(
+        name=folder.path.name,
+        about=f"the policy of {config.title}",
+        policies=(entry,),
+        turn=turn,
+        http=HttpConfig(judges=(), policies=(act,)),
+    )
+
+
+def trained_policy(config: PolicyConfig, num_actions: int, *, checkpoint: Path) -> Any:
+    """The policy with the weights of `checkpoint`."""
+    from rlvlm.algorithms.ppo_vlm.algorithm import load_trained_policy
+    from rlvlm.policies.vlm.loading import load_policy
+
+    policy = load_policy(config, num_actions)
+    load_trained_policy(policy, checkpoint)
+    return policy

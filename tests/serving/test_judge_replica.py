@@ -10,10 +10,10 @@ import pytest
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Query
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.serving import judge_replica as module
+from rlvlm.serving.client import Receipt, Request, digest
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.envelope import Receipt, Request, digest
-from rlvlm.serving.replicas import replica as module
-from rlvlm.serving.replicas.replica import JudgeReplica
+from rlvlm.serving.judge_replica import JudgeReplica
 from rlvlm.testing import FakeJudge
 
 
@@ -53,7 +53,9 @@ def judge() -> SlowJudge:
     return SlowJudge()
 
 
-def test_small_requests_share_batches_and_each_gets_its_own_answers(judge):
+def test_small_requests_share_batches_and_each_gets_its_own_answers(judge, monkeypatch):
+    monkeypatch.setattr(module, "BATCH_WAIT_S", 0.5)
+
     # by hand: 12 requests of 2 are 24 questions, three batches of 8
     async def ask():
         replica = make_replica(judge)
