@@ -20,16 +20,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import BackpressureConfig
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
-from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import rlvlm
@@ -47,7 +45,7 @@ from rlvlm.serving.config import HttpConfig
 from rlvlm.serving.guard import Guard, make_token, read_token
 from rlvlm.serving.media import MAX_VIDEO_FRAMES, MediaRoot, read_images, read_video
 from rlvlm.serving.policy_replica import ReplyCall, Sampling
-from rlvlm.serving.refusal import RETRY_AFTER_S, Refusal, as_json, overloaded
+from rlvlm.serving.refusal import RETRY_AFTER_S, AsciiJSON, Refusal, answer_errors, overloaded
 from rlvlm.serving.replica import marked
 from rlvlm.templates import render
 from rlvlm.vlms.chats import Chat
@@ -301,7 +299,7 @@ def build_app(
     app = FastAPI(
         title="rlvlm",
         version=rlvlm.__version__,
-        default_response_class=_AsciiJSON,
+        default_response_class=AsciiJSON,
         responses=_ERRORS,
         docs_url=None,  # FastAPI's own page loads its scripts from another server
         redoc_url=None,
@@ -323,7 +321,7 @@ def build_app(
         policy = "default-src 'none'; style-src 'unsafe-inline'"
         return HTMLResponse(docs_page(app.openapi()), headers={"content-security-policy": policy})
 
-    _answer_errors(app)
+    answer_errors(app)
     return Guard(app, token, config)
 
 
@@ -424,49 +422,6 @@ def _type_name(schema: dict[str, Any]) -> str:
     if "enum" in schema or "const" in schema:
         text = json.dumps(schema.get("enum", [schema.get("const")]))
     return text + (f", default {json.dumps(schema['default'])}" if schema.get("default") is not None else "")
-
-
-class _AsciiJSON(JSONResponse):
-    """JSON whose bytes are ASCII whatever a model wrote."""
-
-    def render(self, content: Any) -> bytes:
-        """The body."""
-        return as_json(content)
-
-
-def _answer_errors(app: FastAPI) -> None:
-    """Gives every error the one form, and lets none say more than the caller may know."""
-
-    @app.exception_handler(Refusal)
-    async def refused(_: Request, refusal: Refusal) -> Response:
-        return _AsciiJSON(refusal.body, refusal.status, refusal.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        is_json = not any(problem["type"] == "json_invalid" for problem in error.errors())
-        found = error.errors()[:5]
-        places = [".".join(str(part)[:40] for part in problem["loc"][1:]) or "body" for problem in found]
-        problems = [f"{place}: {problem['msg']}" for place, problem in zip(places, found, strict=True)]
-        refusal = Refusal(
-            422 if is_json else 400,
-            "field" if is_json else "json",
-            "; ".join(problems)[:1_000],
-            "the fields and their limits are at /docs",
-        )
-        return await refused(request, refusal)
-
-    @app.exception_handler(HTTPException)
-    async def not_served(_: Request, error: HTTPException) -> Response:
-        # 400 is FastAPI's answer to what json cannot read: bytes that are no UTF-8, a number of ten thousand digits
-        code = {400: "json", 404: "route", 405: "method"}.get(error.status_code, "request")
-        refusal = Refusal(error.status_code, code, str(error.detail), "the routes are at /docs")
-        return _AsciiJSON(refusal.body, refusal.status, dict(error.headers or {}) | refusal.headers)
-
-    @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> Response:
-        logger.error("a request broke the gateway: %s", type(error).__name__)
-        refusal = Refusal(500, "internal", "the gateway broke on this request", "please report it with the request")
-        return _AsciiJSON(refusal.body, refusal.status, refusal.headers)
 
 
 def _checked_goal(text: str) -> str:

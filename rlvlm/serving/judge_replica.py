@@ -13,9 +13,11 @@ import numpy as np
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
+from rlvlm.envs.registry import task_goal
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import ContinuousJudge, Generator, Judge
+from rlvlm.pocket.judge.config import trained_tasks
 from rlvlm.serving.client import Receipt, Request, digest
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.fair_queue import FairQueue
@@ -67,6 +69,9 @@ class JudgeReplica(Replica):
         self._probing: asyncio.Task[None] | None = None
         self._metrics = ReplicaMetrics()
         self._batch_size = config.batch_size
+        few = config.knows_few_tasks and config.untrained == "refuse"
+        # a run refuses a task that its judge does not know before it starts; other callers are met here
+        self._goals = frozenset(map(task_goal, trained_tasks())) if few else frozenset[str]()
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="images")
         settled = replace(config, device=self._device)
 
@@ -176,6 +181,11 @@ class JudgeReplica(Replica):
         return list(map(shrink, request.items)), digests
 
     async def _ask_in_parts(self, kind: Any, items: list[Any]) -> Any:
+        if self._goals and (unknown := [item.goal for item in items if item.goal not in self._goals]):
+            return UnsupportedQuestion(
+                f"the pocket judge was not trained on the goal {unknown[0]!r}: its answers mean nothing",
+                f"it knows {sorted(self._goals)}; a general model knows more, and judge.untrained ok asks all the same",
+            )
         requests = [Request(key="", run="", kind=kind, items=part) for part in self._parts(items)]
         joined: list[Any] = []
         for outcome in await asyncio.gather(*map(self.ask, requests)):

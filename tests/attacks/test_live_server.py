@@ -138,7 +138,7 @@ def test_the_pasted_line_asks_the_judge(server):
     [line] = re.findall(r"^  try +(curl .*)$", server.shown, re.MULTILINE)
     answer = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
     verdict = json.loads(answer.stdout)
-    assert verdict["status"] in ("ok", "no_preference", "invalid") and verdict["stamp"]["judge"].startswith("pocket")
+    assert verdict["label"] == "right" and verdict["stamp"]["judge"].startswith("pocket"), "the balanced pole"
     assert server.token not in line
 
 
