@@ -4,9 +4,9 @@
 
 One engine serves both, in turns, so that whatever else the machine does hits both. Requests of one pair each arrive at
 random times (a Poisson process, the same times for both) faster than the engine answers. Closed: a batch takes what has
-arrived, up to the engine's size, and the next begins when all of it is answered (`FairBatches`, how the judge worked).
-As they come: `FairSlots`, how it works now. `direct` reads probabilities; `single_stage` writes up to 64 tokens, of
-which some replies need few. Answers of both must be the same.
+arrived, up to the engine's size, and the next begins when all of it is answered. As they come: one by one, as replicas
+on vLLM do. `direct` reads probabilities; `single_stage` writes up to 64 tokens, of which some replies need few. Answers
+of both must be the same.
 """
 
 import argparse
@@ -22,8 +22,7 @@ from rlvlm.core.judging import Query
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig, Mode
 from rlvlm.judges.judge import ContinuousJudge
-from rlvlm.serving.replicas.batches import FairBatches
-from rlvlm.serving.replicas.slots import FairSlots
+from rlvlm.serving.fair_queue import FairQueue
 from rlvlm.vlms.config import EngineConfig
 from rlvlm.vlms.shipped import weights_folder
 
@@ -53,7 +52,7 @@ async def timed(
 
 
 async def main(arguments: argparse.Namespace, mode: Mode, judge: ContinuousJudge) -> None:
-    async def closed(batch: list[Any]) -> list[Any]:
+    async def ask_all(batch: list[Any]) -> list[Any]:
         return await asyncio.gather(*map(judge.compare_one, batch))
 
     rates: dict[str, list[float]] = {"closed": [], "as they come": []}
@@ -66,9 +65,9 @@ async def main(arguments: argparse.Namespace, mode: Mode, judge: ContinuousJudge
             for pair in pairs:  # another pixel each time: neither finds in a cache what the other has left there
                 pair.left[0, 0, 0] = pair.right[0, 0, 0] = place
             queue = (
-                FairBatches(closed, batch_size=BATCH, wait_s=0.005)
+                FairQueue(ask_all, batch_size=BATCH, wait_s=0.005)
                 if name == "closed"
-                else FairSlots(judge.compare_one, slots=2 * BATCH)
+                else FairQueue(ask_all, batch_size=1, concurrency=2 * BATCH)
             )
             seconds, answers = await timed(queue.put, pairs, arrivals)
             labels[name] = [answer.label for answer in answers]

@@ -16,7 +16,7 @@ import tyro
 from rlvlm.core.judging import Query
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.serving.replicas.gpu import GpuMemory, measured
+from rlvlm.serving.replica import GpuMemory, measured
 
 MARGIN = 0.05
 """Of the card, for the CUDA context and what fragments."""

@@ -40,8 +40,8 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.processes.private_ray import ray_session
 from rlvlm.serving.apps import start_judge
+from rlvlm.serving.client import Request
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.envelope import Request
 from rlvlm.testing import FakeJudge
 
 NEVER = 1e-9

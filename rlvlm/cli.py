@@ -32,8 +32,6 @@ COMMANDS: dict[str, str] = {
     "doctor": "                 try what a run needs of this machine",
 }
 """The words and what `rlvlm --help` says of them; each is the function `command` of the file of its name."""
-JUDGING = ("serve", "fetch", "judge-report", "labels", "distill")
-"""Those whose files are in `commands/judging`."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -70,8 +68,7 @@ def run_word(words: Sequence[str]) -> int:
         hint = f"did you mean rlvlm {near[0]}?" if near else "rlvlm --help"
         raise UsageError(f"there is no command {name!r}; commands: {', '.join(COMMANDS)}", hint)
     # imported when it is called: some commands need torch and ray, and `rlvlm --help` is not to wait
-    room = "rlvlm.commands.judging" if name in JUDGING else "rlvlm.commands"
-    module = importlib.import_module(f"{room}.{name.replace('-', '_')}")
+    module = importlib.import_module(f"rlvlm.commands.{name.replace('-', '_')}")
     return module.command(words[1:], f"rlvlm {name}")
 
 

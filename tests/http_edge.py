@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 from starlette.testclient import TestClient
 
-from rlvlm.gateway.config import HttpConfig
-from rlvlm.gateway.gateway import build_gateway
+from rlvlm.serving.config import HttpConfig
+from rlvlm.serving.ingress import build_app
 from rlvlm.testing import FakeJudge
 
 JSON = {"content-type": "application/json"}
@@ -52,7 +52,11 @@ class Edge:
             "media_root": str(self.media),
         }
         self.config = HttpConfig(**(settings | config))
-        self.app = build_gateway(self.config, dict.fromkeys(self.config.judges, self.line), ready)
+
+        async def all_of_them():
+            return self.config.judges
+
+        self.app = build_app(self.config, dict.fromkeys(self.config.judges, self.line), {}, ready or all_of_them)
         self.token = self.config.token_path.read_text().strip()
         self.headers = {"authorization": f"Bearer {self.token}"}
         self.client = TestClient(self.app, "http://127.0.0.1", raise_server_exceptions=False, headers=self.headers)

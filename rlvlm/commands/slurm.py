@@ -126,7 +126,7 @@ def _check_machine(job: SlurmConfig, config: RunConfig) -> None:
         named.append((config.judge.model, config.judge.revision))
     if not job.offline or not named:
         return
-    from rlvlm.commands.judging.fetch import is_here  # imports the hub's client
+    from rlvlm.commands.fetch import is_here  # imports the hub's client
 
     for model, revision in named:
         if not is_here(model, revision):

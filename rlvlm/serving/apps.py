@@ -1,38 +1,49 @@
-"""Starting, finding and stopping a run's Serve apps: its judge, its policy. Called by runs, with Ray already up."""
+"""Starting, finding and stopping Serve apps: a run's judge or policy, or all of an app file. With Ray already up."""
 
 import logging
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
-from ray.serve.schema import ApplicationStatus
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable, MachineError, UsageError
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.vllm import check_policy
+from rlvlm.serving.app_file import AppFile
 from rlvlm.serving.client import IN_FLIGHT, ServedJudge
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.deployments import bind_judge, bind_policy, bind_tokens, check_environment, check_vllm
-from rlvlm.serving.replicas.policy import PolicyBuilder
-from rlvlm.serving.replicas.replica import Builder
-from rlvlm.serving.startup import NO_RESOURCES_S, POLL_S, START_TIMEOUT_S, cause_of, check_cluster
+from rlvlm.serving.deployments import bind_judge, bind_policy, bind_vllm_policy, check_environment, check_vllm
+from rlvlm.serving.ingress import bind_gateway
+from rlvlm.serving.judge_replica import Builder
+from rlvlm.serving.policy_replica import PolicyBuilder
+from rlvlm.serving.replica import START_TIMEOUT_S, cause_of
 from rlvlm.vlms.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
+NO_RESOURCES_S = 30.0
+"""How long an app may ask for more than the whole cluster has: an autoscaler may add nodes."""
 ALL_TAKEN_S = 120.0
 """How long it may ask for what the cluster has but others hold: they may soon be done."""
-REPORT_S = 15.0
+ACT_BATCH = 16
+"""Turns of a served policy that go through its model together."""
+_REPORT_S = 15.0
+_POLL_S = 0.5
+_QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +59,8 @@ class RunningJudge:
     def stop(self) -> None:
         """Deletes the app if this run started it; an app that was there before is left alone, and not asked on."""
         self.judge.hang_up()
-        if self.is_ours:
-            _stop(self.app)
+        if self.is_ours and ray.is_initialized():
+            serve.delete(self.app, _blocking=True)
 
     def __enter__(self) -> Self:
         return self
@@ -75,17 +86,21 @@ def start_judge(
     Raises:
         JudgeUnavailable: the app to attach to is not running, or the judge cannot be loaded or placed; says why.
     """
-    if placement.app:
-        client = _client(placement.app, judge, placement, name)
-        stamp = client.stamp  # asks, so that an app that is not there ends the run now
-        logger.info("attached to Serve app %s: %s, prompt %s", placement.app, stamp.judge, stamp.prompt)
-        return RunningJudge(judge=client, app=placement.app, is_ours=False)
-    check_environment(judge, placement)
-    app = app or f"judge-{_plain(name)}-{uuid.uuid4().hex[:8]}"
-    _start(bind_judge(judge, placement, build), app, placement, "judge", "serve")
-    running = RunningJudge(judge=_client(app, judge, placement, name), app=app, is_ours=True)
-    logger.info("judge %s answers in app %s", running.judge.stamp.judge, app)
-    return running
+    if not placement.app:
+        check_environment(judge, placement)
+        app = app or _unique("judge", name)
+        _start(bind_judge(judge, placement, build), app, placement, "judge", "serve")
+    client = ServedJudge(
+        placement.app or app,
+        timeout_s=placement.timeout_s,
+        retries=placement.retries,
+        batch_size=judge.batch_size,
+        in_flight=max(IN_FLIGHT, 2 * placement.num_replicas, 2 * placement.max_replicas),
+        run=_unique("", name),
+    )
+    stamp = client.stamp  # asks, so that an app that is not there ends the run now
+    logger.info("judge %s, prompt %s, answers in Serve app %s", stamp.judge, stamp.prompt, placement.app or app)
+    return RunningJudge(judge=client, app=placement.app or app, is_ours=not placement.app)
 
 
 @contextmanager
@@ -113,19 +128,117 @@ def running_policy(
         UsageError: vLLM cannot be given what learns of the policy.
         ModelUnavailable: the policy cannot be loaded or placed; says why.
     """
-    app = f"policy-{_plain(name)}-{uuid.uuid4().hex[:8]}"
     if vllm is None:
         application = bind_policy(policy, num_actions, placement, batch_size, build)
     else:
         check_policy(policy)
         check_vllm(vllm, placement, "engine.backend vllm", "engine")
-        application = bind_tokens(policy, vllm, placement, batch_size)
+        application = bind_vllm_policy(policy, vllm, placement, batch_size)
+    app = _unique("policy", name)
     _start(application, app, placement, "policy", "engine")
     logger.info("the policy answers in app %s, %d replicas", app, placement.num_replicas)
     try:
         yield app
     finally:
-        _stop(app)
+        if ray.is_initialized():
+            serve.delete(app, _blocking=True)
+
+
+@contextmanager
+def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped: Callable[[], bool]) -> Iterator[None]:
+    """The file's judges, policies and HTTP server while the context is open, all of them answering.
+
+    Args:
+        file: what to start.
+        report: gets what is loading, and for how many seconds: all of it at first, then about twice a second what is
+            left.
+        is_stopped: ends the wait early, without an error.
+
+    Raises:
+        UsageError: an app of the same name runs on this cluster already.
+        MachineError: Serve's HTTP proxy of this cluster listens elsewhere.
+        JudgeUnavailable: something cannot be loaded or placed; says why.
+    """
+    for entry in file.judges:
+        check_environment(entry.judge, entry.placement)
+    names = file.names
+    options = HTTPOptions(host=file.host, port=file.port)
+    serve.start(proxy_location="HeadOnly", http_options=options, logging_config=_QUIET)
+    client = _get_global_client()
+    assert client is not None, "serve.start has connected"
+    found = client.http_config  # of a Serve that ran already: what it was started with cannot be changed
+    if (found.host, found.port) != (file.host, file.port):
+        raise MachineError(
+            f"Serve of this cluster listens on {found.host}:{found.port}, not on {file.host}:{file.port}",
+            f"--host {found.host} --port {found.port}",
+        )
+    if taken := sorted(set(names) & serve.status().applications.keys()):
+        raise UsageError(f"this cluster runs apps of the same names: {taken}", "stop them, or rename these in the file")
+    bound = {entry.app: bind_judge(entry.judge, entry.placement) for entry in file.judges}
+    bound |= {
+        entry.app: bind_policy(entry.policy, entry.num_actions, entry.placement, ACT_BATCH, entry.build)
+        for entry in file.policies
+    }
+    targets = [serve.RunTarget(application, name=app, route_prefix=None) for app, application in bound.items()]
+    targets.append(serve.RunTarget(bind_gateway(file.http), name=file.gateway_app, route_prefix=file.route_prefix))
+    report(f"loading {', '.join(names)}", 0.0)
+
+    def look(loading: Sequence[str], waited_s: float) -> None:
+        report(f"loading {', '.join(loading)}", waited_s)
+        if waited_s > NO_RESOURCES_S:
+            lower = "lower num_{resource}s in the app file, or use a cluster that has them: RAY_ADDRESS=..."
+            check_cluster(wanted_resources(file), file.name, lower)
+
+    try:
+        serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        _wait_until_running(names, look, is_stopped)
+        yield
+    finally:
+        if ray.is_initialized():
+            for name in names:
+                serve.delete(name, _blocking=False)
+            deadline = time.monotonic() + 10  # what is left then ends with Ray
+            while time.monotonic() < deadline and set(names) & _statuses().keys():
+                time.sleep(0.1)
+
+
+def unhealthy(file: AppFile) -> list[str]:
+    """Names of the file's apps that do not answer now; all of them where Serve itself does not."""
+    return _not_running(file.names, _statuses())
+
+
+def check_cluster(wanted: Mapping[str, float], who: str, fix: str) -> None:
+    """Passes where the whole cluster has what is asked for, whoever holds it now.
+
+    Args:
+        wanted: amount of each resource, by Ray's name.
+        who: asks, for the message.
+        fix: what to do, with the slot `{resource}` in lower case.
+
+    Raises:
+        JudgeUnavailable: it has less.
+    """
+    total = ray.cluster_resources()
+    for resource, amount in wanted.items():
+        if amount > total.get(resource, 0.0):
+            raise JudgeUnavailable(
+                f"{who} asks for {amount:g} {resource}, the Ray cluster has {total.get(resource, 0.0):g}",
+                fix.format(resource=resource.lower()),
+            )
+
+
+def wanted_resources(file: AppFile) -> dict[str, float]:
+    """What the file's apps ask for together, by Ray's names."""
+    placements = [entry.placement for entry in (*file.judges, *file.policies)]
+    return {
+        "CPU": sum(p.num_replicas * p.num_cpus for p in placements) + file.http.num_replicas * file.http.num_cpus,
+        "GPU": sum(p.num_replicas * p.num_gpus for p in placements),
+    }
+
+
+def _unique(kind: str, name: str) -> str:
+    plain = re.sub("[^A-Za-z0-9_-]+", "-", name)
+    return "-".join(part for part in (kind, plain, uuid.uuid4().hex[:8]) if part)
 
 
 def _start(application: serve.Application, app: str, placement: PlacementConfig, what: str, section: str) -> None:
@@ -137,67 +250,78 @@ def _start(application: serve.Application, app: str, placement: PlacementConfig,
         placement: what was asked for.
         what: is in it, for messages.
         section: of the options that place it.
+
+    Raises:
+        JudgeUnavailable: it cannot be loaded or placed; nothing of it is left.
     """
-    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
-    serve.run_many(
-        [serve.RunTarget(application, name=app, route_prefix=None)],
-        wait_for_ingress_deployment_creation=False,
-        wait_for_applications_running=False,
-    )
+    last_report = time.monotonic()
+
+    def look(_: Sequence[str], waited_s: float) -> None:
+        nonlocal last_report
+        if waited_s > NO_RESOURCES_S:
+            copies = placement.num_replicas
+            wanted = {"CPU": placement.num_cpus * copies, "GPU": placement.num_gpus * copies}
+            who = f"the {what}{f' for {copies} replicas' if copies > 1 else ''}"
+            check_cluster(wanted, who, f"lower --{section}.num-{{resource}}s, or use a cluster that has them")
+        if waited_s > ALL_TAKEN_S:
+            _check_free(app, placement, what, section)
+        if time.monotonic() - last_report > _REPORT_S:
+            last_report = time.monotonic()
+            logger.info("waiting for the %s to load (%.0f s)", what, waited_s)
+
+    serve.start(proxy_location="Disabled", logging_config=_QUIET)
+    target = serve.RunTarget(application, name=app, route_prefix=None)
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
     try:
-        _wait_until_running(app, placement, what, section)
+        _wait_until_running([app], look)
     except BaseException:  # also on Ctrl-C: nothing of ours may stay behind
-        _stop(app)
+        if ray.is_initialized():
+            serve.delete(app, _blocking=True)
         raise
 
 
-def _stop(app: str) -> None:
-    if ray.is_initialized():
-        serve.delete(app, _blocking=True)
+def _wait_until_running(
+    names: Sequence[str], look: Callable[[Sequence[str], float], None], is_stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Returns when all apps run, or the wait is ended.
 
-
-def _client(app: str, judge: JudgeConfig, placement: PlacementConfig, name: str) -> ServedJudge:
-    return ServedJudge(
-        app,
-        timeout_s=placement.timeout_s,
-        retries=placement.retries,
-        batch_size=judge.batch_size,
-        in_flight=max(IN_FLIGHT, 2 * placement.num_replicas, 2 * placement.max_replicas),
-        run=f"{_plain(name)}-{uuid.uuid4().hex[:8]}",
-    )
-
-
-def _plain(name: str) -> str:
-    return re.sub("[^A-Za-z0-9_-]+", "-", name)
-
-
-def _wait_until_running(app: str, placement: PlacementConfig, what: str, section: str) -> None:
-    """Returns when the app is running; reports while it is not.
+    Args:
+        names: of the apps.
+        look: called between two looks with what is still loading and the seconds by now; raises to end the wait.
+        is_stopped: ends it without an error.
 
     Raises:
-        JudgeUnavailable: its constructor failed, the cluster cannot hold it, or it takes too long.
+        JudgeUnavailable: one of them cannot be loaded, or takes too long.
     """
-    start = last_report = time.monotonic()
-    while (status := serve.status().applications.get(app)) is None or status.status is not ApplicationStatus.RUNNING:
+    start = time.monotonic()
+    while not is_stopped():
+        statuses = _statuses()
+        for name in names:
+            if name in statuses and (cause := cause_of(statuses[name])):
+                raise type(cause)(f"{name}: {cause}" if len(names) > 1 else str(cause), cause.fix)
+        if not (loading := _not_running(names, statuses)):
+            return
         waited_s = time.monotonic() - start
-        if status is not None and (cause := cause_of(status)):
-            raise cause
-        if waited_s > NO_RESOURCES_S:
-            copies, several = placement.num_replicas, f" for {placement.num_replicas} replicas"
-            wanted = {"CPU": placement.num_cpus * copies, "GPU": placement.num_gpus * copies}
-            who = f"the {what}{several if copies > 1 else ''}"
-            check_cluster(wanted, who, f"lower --{section}.num-{{resource}}s, or use a cluster that has them")
-        if waited_s > ALL_TAKEN_S and status is not None:
-            _check_free(app, placement, what, section)
+        look(loading, waited_s)
         if waited_s > START_TIMEOUT_S:
             raise JudgeUnavailable(
-                f"the {what} did not load within {START_TIMEOUT_S:.0f} s",
+                f"{', '.join(loading)} did not load within {START_TIMEOUT_S:.0f} s",
                 "look at `serve status` and at the replica's log in Ray's session folder",
             )
-        if time.monotonic() - last_report > REPORT_S:
-            last_report = time.monotonic()
-            logger.info("waiting for the %s to load (%.0f s)", what, waited_s)
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
+
+
+def _statuses() -> Mapping[str, ApplicationStatusOverview]:
+    """What Serve says of each app; nothing where it does not answer: under load its controller may be late."""
+    try:
+        return serve.status().applications
+    except (RayError, RayServeException, TimeoutError) as error:
+        logger.warning("Serve does not say what runs: %s", type(error).__name__)
+        return {}
+
+
+def _not_running(names: Sequence[str], statuses: Mapping[str, ApplicationStatusOverview]) -> list[str]:
+    return [name for name in names if name not in statuses or statuses[name].status is not ApplicationStatus.RUNNING]
 
 
 def _check_free(app: str, placement: PlacementConfig, what: str, section: str) -> None:

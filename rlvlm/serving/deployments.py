@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
 from ray import serve
 from ray.serve.config import AutoscalingConfig, BackpressureConfig
 
@@ -13,40 +12,22 @@ from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
-from rlvlm.serving.config import PlacementConfig, refuse_unknown_keys
+from rlvlm.serving.app_file import JudgeAppArgs
+from rlvlm.serving.config import PlacementConfig
+from rlvlm.serving.judge_replica import Builder, JudgeReplica
+from rlvlm.serving.policy_replica import PolicyBuilder, PolicyReplica, VllmPolicyReplica
 from rlvlm.serving.refusal import RETRY_AFTER_S
-from rlvlm.serving.replicas.policy import PolicyBuilder, PolicyReplica
-from rlvlm.serving.replicas.replica import Builder, JudgeReplica
-from rlvlm.serving.replicas.tokens import TokenReplica
+from rlvlm.serving.replica import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S
 from rlvlm.vlms.config import EngineConfig
 
 MAX_ONGOING_REQUESTS = 16
-"""Requests that a replica holds at once. Inside a replica runs get even shares (`batches`); before it, first come is
+"""Requests that a replica holds at once. Inside a replica runs get even shares (`fair_queue`); before it, first come is
 first served, so it lets in all that a few busy runs send, and a request is at most a batch of images."""
 MAX_QUEUED_REQUESTS = 8
 """Requests one caller may have waiting; beyond it gets a BackPressureError and tries again later."""
-CONSTRUCTOR_TRIES = 3
-HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 2.5
-"""For a replica that cannot run its own watchdog, as under SIGSTOP: three late answers in a row and it is replaced,
-after about 8 s. The answer never waits for the model, so a long batch does not delay it."""
 GRACE_S = 2.0
 """What a replica gets to finish before it is killed. Short, because a stuck one never will and Serve waits for it
 before it starts the next; what is cut off is sent again by its client."""
-
-
-class JudgeAppArgs(BaseModel):
-    """Arguments of `judge_app` in a Serve YAML file: the same fields as on the command line."""
-
-    model_config = ConfigDict(extra="forbid")
-    judge: JudgeConfig = JudgeConfig()
-    placement: PlacementConfig = PlacementConfig()
-
-    @field_validator("judge", "placement", mode="before")
-    @classmethod
-    def _no_unknown_keys(cls, value: Any, info: Any) -> Any:
-        config = {"judge": JudgeConfig, "placement": PlacementConfig}[info.field_name]
-        refuse_unknown_keys(config, value, info.field_name)
-        return value
 
 
 def judge_app(args: JudgeAppArgs) -> serve.Application:
@@ -62,26 +43,24 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = 
         placement: with which resources, in how many copies.
         build: makes the judge inside each replica; your own judges come in here. It must pickle.
     """
-    autoscaling = AutoscalingConfig(  # how Serve may change the number of copies
-        min_replicas=placement.num_replicas,
-        max_replicas=max(placement.num_replicas, placement.max_replicas),
-        target_ongoing_requests=placement.target_ongoing_requests,
-        upscale_delay_s=placement.upscale_delay_s,
-        downscale_delay_s=placement.downscale_delay_s,
-        look_back_period_s=max(2.0, placement.upscale_delay_s),
-    )
-    make_deployment = serve.deployment(
-        **_options(deployment_name(judge), max(MAX_ONGOING_REQUESTS, 2 * judge.batch_size)),
-        num_replicas="auto" if placement.max_replicas else placement.num_replicas,
-        autoscaling_config=autoscaling if placement.max_replicas else None,
-        ray_actor_options={
-            "num_cpus": placement.num_cpus,
-            "num_gpus": placement.num_gpus,
-            # Ray starts the replica with this interpreter: the same Python and Ray, and rlvlm, must be there
-            "runtime_env": {"py_executable": str(python)} if (python := _interpreter(judge)) else {},
-        },
-    )
-    return make_deployment(JudgeReplica).bind(judge, placement, build)
+    # what the Ray dashboard and all metrics call it, e.g. `judge-Qwen3-VL-8B-Instruct-nf4-two_stage`
+    model = judge.model.rstrip("/").rpartition("/")[2] or judge.backend
+    parts = ["judge", model, *([judge.quantization] if judge.quantization != "none" else []), judge.prompt]
+    ongoing = max(MAX_ONGOING_REQUESTS, 2 * judge.batch_size)
+    options = _options("-".join(parts), placement, judge.python, ongoing)
+    if placement.max_replicas:
+        options |= {
+            "num_replicas": "auto",
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=placement.num_replicas,
+                max_replicas=placement.max_replicas,
+                target_ongoing_requests=placement.target_ongoing_requests,
+                upscale_delay_s=placement.upscale_delay_s,
+                downscale_delay_s=placement.downscale_delay_s,
+                look_back_period_s=max(2.0, placement.upscale_delay_s),
+            ),
+        }
+    return serve.deployment(**options)(JudgeReplica).bind(judge, placement, build)
 
 
 def bind_policy(
@@ -100,50 +79,40 @@ def bind_policy(
         batch_size: turns that go through the model together.
         build: makes the policy inside each replica. It must pickle.
     """
-    make_deployment = serve.deployment(
-        **_options(_policy_name(policy), MAX_ONGOING_REQUESTS),
-        num_replicas=placement.num_replicas,
-        ray_actor_options={"num_cpus": placement.num_cpus, "num_gpus": placement.num_gpus},
-    )
+    make_deployment = serve.deployment(**_options(_policy_name(policy), placement))
     return make_deployment(PolicyReplica).bind(policy, num_actions, placement, batch_size, build)
 
 
-def bind_tokens(
+def bind_vllm_policy(
     policy: PolicyConfig, engine: EngineConfig, placement: PlacementConfig, batch_size: int
 ) -> serve.Application:
-    """The deployment of a policy's chat VLM on vLLM, bound and ready for `serve.run`.
+    """The deployment of a policy's chat VLM on vLLM with the settings `engine`; the rest as of `bind_policy`."""
+    make_deployment = serve.deployment(**_options(_policy_name(policy), placement, engine.interpreter))
+    return make_deployment(VllmPolicyReplica).bind(policy, engine, placement, batch_size)
 
-    Args:
-        policy: what to load.
-        engine: vLLM's settings.
-        placement: with which resources, in how many copies.
-        batch_size: replies written at once.
-    """
-    make_deployment = serve.deployment(
-        **_options(_policy_name(policy), MAX_ONGOING_REQUESTS),
+
+def _policy_name(policy: PolicyConfig) -> str:
+    return f"policy-{policy.model.rstrip('/').rpartition('/')[2] or 'pocket'}"
+
+
+def _options(
+    name: str, placement: PlacementConfig, python: str = "", max_ongoing_requests: int = MAX_ONGOING_REQUESTS
+) -> dict[str, Any]:
+    """What all our deployments ask of Serve; `python` is another interpreter to run them with."""
+    # Ray starts the replica with that interpreter: the same Python and Ray, and rlvlm, must be there
+    environment = {"py_executable": str(_path(python))} if python else {}
+    return dict(
+        name=re.sub(r"[^A-Za-z0-9_.-]+", "-", name),
         num_replicas=placement.num_replicas,
         ray_actor_options={
             "num_cpus": placement.num_cpus,
             "num_gpus": placement.num_gpus,
-            "runtime_env": {"py_executable": str(_path(engine.interpreter))},
+            "runtime_env": environment,
         },
-    )
-    return make_deployment(TokenReplica).bind(policy, engine, placement, batch_size)
-
-
-def _policy_name(policy: PolicyConfig) -> str:
-    model = policy.model.rstrip("/").rpartition("/")[2] or "pocket"
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"policy-{model}")
-
-
-def _options(name: str, max_ongoing_requests: int) -> dict[str, Any]:
-    """What all our deployments ask of Serve."""
-    return dict(
-        name=name,
         max_ongoing_requests=max_ongoing_requests,
         max_queued_requests=MAX_QUEUED_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
-        max_constructor_retry_count=CONSTRUCTOR_TRIES,
+        max_constructor_retry_count=3,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=GRACE_S,
@@ -166,17 +135,13 @@ def check_environment(judge: JudgeConfig, placement: PlacementConfig) -> None:
 
 
 def check_vllm(engine: EngineConfig, placement: PlacementConfig, who: str, section: str) -> None:
-    """Passes when vLLM's environment is on this machine and a replica has a GPU for each part of its model.
+    """As `check_environment`, of what runs on vLLM.
 
     Args:
         engine: vLLM's settings.
         placement: of its replicas.
         who: needs it, for the message.
         section: of the options that place it.
-
-    Raises:
-        JudgeUnavailable: the interpreter is missing; Ray would wait for it without a word.
-        UsageError: the model is to be spread over more GPUs than its replica gets.
     """
     python = _path(engine.interpreter)
     if not python.is_file():
@@ -196,16 +161,5 @@ def _check_parts(engine: EngineConfig, placement: PlacementConfig, section: str)
         )
 
 
-def _interpreter(judge: JudgeConfig) -> Path | None:
-    return _path(judge.python) if judge.python else None
-
-
 def _path(python: str) -> Path:
     return Path(python).expanduser().absolute()  # not resolved: a venv's is a link
-
-
-def deployment_name(judge: JudgeConfig) -> str:
-    """What the Ray dashboard and all metrics call this judge, e.g. `judge-Qwen3-VL-8B-Instruct-nf4-two_stage`."""
-    model = judge.model.rstrip("/").rpartition("/")[2] or judge.backend
-    parts = ["judge", model, *([judge.quantization] if judge.quantization != "none" else []), judge.prompt]
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(parts))

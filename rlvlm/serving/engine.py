@@ -16,11 +16,10 @@ from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.engine import asked_tokens
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import TokenRules
-from rlvlm.serving.calls import REFUSED, AppCalls
+from rlvlm.serving.client import REFUSED, AppClient
 from rlvlm.serving.config import EngineConfig
-from rlvlm.serving.replicas.policy import ReplyCall, ReplyReceipt, Sampling
-from rlvlm.serving.replicas.tokens import TokenCall
-from rlvlm.serving.weights import Weights, exported, packed
+from rlvlm.serving.policy_replica import ReplyCall, ReplyReceipt, Sampling, TokenCall
+from rlvlm.serving.weights import Weights, pack_weights
 
 _VALUED_AT_ONCE = 64
 
@@ -63,7 +62,7 @@ class ServedEngine:
         self._sync_error, self._measured = 0.0, -1
         self._num_retries = 0
         self._pool = ThreadPoolExecutor(2 * config.num_replicas, thread_name_prefix="policy-request")
-        self._calls = AppCalls(
+        self._client = AppClient(
             app,
             what="policy",
             section="engine",
@@ -82,8 +81,7 @@ class ServedEngine:
         """Puts the policy's present weights where every replica finds them as soon as it is asked for `version`."""
         if self._policy.images.missing([self._probe.image]):
             self._policy.show([self._probe.image], self._frame)
-        pack = exported if self._by_tokens else packed
-        self._weights = pack(self._policy, version, self._probe, self._frame)
+        self._weights = pack_weights(self._policy, version, self._probe, self._frame, for_vllm=self._by_tokens)
         self.version = version
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
@@ -200,7 +198,7 @@ class ServedEngine:
                 raise ModelUnavailable(f"the policy's app answered with other weights than version {version}")
             return receipt
 
-        return self._calls.call("ask", call, check=checked)
+        return self._client.call("ask", call, check=checked)
 
     def _note(self, reason: str) -> None:
         self._num_retries += reason != REFUSED

@@ -1,11 +1,18 @@
 """Every answer that is not the wished one: one exception, one body, `{"error": {"code", "message", "fix"}}`."""
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
 from starlette.types import Send
+
+logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 2.0
 """When a caller who met an overload may come back."""
@@ -67,3 +74,46 @@ async def send_json(send: Send, status: int, content: Any, headers: Mapping[str,
 async def send_refusal(send: Send, refusal: Refusal) -> None:
     """Sends `refusal` as a whole answer and closes the connection, whose body may be unread."""
     await send_json(send, refusal.status, refusal.body, {"connection": "close", **refusal.headers})
+
+
+class AsciiJSON(JSONResponse):
+    """JSON whose bytes are ASCII whatever a model wrote."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return as_json(content)
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Gives every error the one form, and lets none say more than the caller may know."""
+
+    @app.exception_handler(Refusal)
+    async def refused(_: Request, refusal: Refusal) -> Response:
+        return AsciiJSON(refusal.body, refusal.status, refusal.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        is_json = not any(problem["type"] == "json_invalid" for problem in error.errors())
+        found = error.errors()[:5]
+        places = [".".join(str(part)[:40] for part in problem["loc"][1:]) or "body" for problem in found]
+        problems = [f"{place}: {problem['msg']}" for place, problem in zip(places, found, strict=True)]
+        refusal = Refusal(
+            422 if is_json else 400,
+            "field" if is_json else "json",
+            "; ".join(problems)[:1_000],
+            "the fields and their limits are at /docs",
+        )
+        return await refused(request, refusal)
+
+    @app.exception_handler(HTTPException)
+    async def not_served(_: Request, error: HTTPException) -> Response:
+        # 400 is FastAPI's answer to what json cannot read: bytes that are no UTF-8, a number of ten thousand digits
+        code = {400: "json", 404: "route", 405: "method"}.get(error.status_code, "request")
+        refusal = Refusal(error.status_code, code, str(error.detail), "the routes are at /docs")
+        return AsciiJSON(refusal.body, refusal.status, dict(error.headers or {}) | refusal.headers)
+
+    @app.exception_handler(Exception)
+    async def broken(_: Request, error: Exception) -> Response:
+        logger.error("a request broke the gateway: %s", type(error).__name__)
+        refusal = Refusal(500, "internal", "the gateway broke on this request", "please report it with the request")
+        return AsciiJSON(refusal.body, refusal.status, refusal.headers)

@@ -1,7 +1,7 @@
 """Weights of a policy on their way from who trains them to who acts with them, under a version of their own.
 
 They lie in Ray's object store and a request names the version that it wants, so a replica fetches what it lacks, and
-one that joins late needs no telling. What arrives torn, foreign or not finite is refused, and the old weights stay.
+one that joins late is sent nothing. What arrives torn, foreign or not finite is refused, and the old weights stay.
 """
 
 import hashlib
@@ -57,33 +57,30 @@ class Weights:
     """`adapter_config.json` of PEFT, where the parcel is an adapter in its names."""
 
 
-def packed(policy: VLMPolicy, version: int, probe: ReplyTokens, frame: Frames) -> Weights:
-    """The weights that `policy` has now, with what it says of `probe`, whose image it was shown."""
-    return _packed(policy, policy.trained_state(), version, probe, frame)
-
-
-def exported(policy: VLMPolicy, version: int, probe: ReplyTokens, frame: Frames) -> Weights:
-    """Likewise, in the names that other libraries know and without our heads: the adapter, or all of the chat VLM."""
-    if not policy.config.has_adapter:
-        return _packed(policy, policy.model.state_dict(), version, probe, frame)
-    import peft
-
-    settings = {
-        name: sorted(value) if isinstance(value, set) else value
-        for name, value in policy.model.active_peft_config.to_dict().items()
-    }
-    state = peft.get_peft_model_state_dict(policy.model, save_embedding_layers=False)
-    return _packed(policy, state, version, probe, frame, json.dumps(settings, default=str))
-
-
-def _packed(
-    policy: VLMPolicy,
-    state: Mapping[str, Tensor],
-    version: int,
-    probe: ReplyTokens,
-    frame: Frames,
-    adapter: str = "",
+def pack_weights(
+    policy: VLMPolicy, version: int, probe: ReplyTokens, frame: Frames, *, for_vllm: bool = False
 ) -> Weights:
+    """The weights that `policy` has now, with what it says of a fixed reply.
+
+    Args:
+        policy: whose weights they are.
+        version: they are to have.
+        probe: the fixed reply.
+        frame: [1, H, W, 3] its image, which `policy` was shown.
+        for_vllm: in the names that other libraries know and without our heads: the adapter, or all of the chat VLM.
+    """
+    adapter, state = "", policy.trained_state()
+    if for_vllm and not policy.config.has_adapter:
+        state = policy.model.state_dict()
+    elif for_vllm:
+        import peft
+
+        settings = {
+            name: sorted(value) if isinstance(value, set) else value
+            for name, value in policy.model.active_peft_config.to_dict().items()
+        }
+        adapter = json.dumps(settings, default=str)
+        state = peft.get_peft_model_state_dict(policy.model, save_embedding_layers=False)
     content = safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in state.items()})
     with torch.no_grad():
         log_probs = policy.read([probe]).log_probs[0].cpu().numpy()
@@ -96,14 +93,14 @@ def _packed(
     )
 
 
-def brought_here(weights: Weights) -> None:
+def fetch_here(weights: Weights) -> None:
     """Returns when the weights lie on this machine, which takes seconds for gigabytes from another, or after
     `FETCH_TIMEOUT_S`.
     """
     ray.wait([weights.parcel[0]], timeout=FETCH_TIMEOUT_S, fetch_local=True)
 
 
-def take_over(policy: VLMPolicy, weights: Weights) -> float:
+def load_weights(policy: VLMPolicy, weights: Weights) -> float:
     """Gives `policy` the weights, once they are known to be whole, and says how far its log-probs of the probe are off.
 
     Returns:
@@ -113,7 +110,7 @@ def take_over(policy: VLMPolicy, weights: Weights) -> float:
         ModelUnavailable: they are torn, of another policy, not finite, or make another policy here than where they come
             from. `policy` has its old ones then.
     """
-    state = _opened(_fetched(weights), weights)
+    state = _opened(ray.get(weights.parcel[0], timeout=FETCH_TIMEOUT_S), weights)
     before = {name: value.clone() for name, value in policy.trained_state().items()}
     try:
         policy.load_trained_state(state)
@@ -128,13 +125,13 @@ def take_over(policy: VLMPolicy, weights: Weights) -> float:
     return distance
 
 
-def written(weights: Weights, folder: Path) -> None:
-    """Puts weights that were `exported` into `folder`, once they are known to be whole.
+def write_weights(weights: Weights, folder: Path) -> None:
+    """Puts weights that were packed for vLLM into `folder`, once they are known to be whole.
 
     Raises:
         ModelUnavailable: they are torn or not finite; nothing was written.
     """
-    content = _fetched(weights)
+    content = ray.get(weights.parcel[0], timeout=FETCH_TIMEOUT_S)
     _opened(content, weights)
     folder.mkdir(parents=True, exist_ok=True)
     if weights.adapter:
@@ -143,10 +140,10 @@ def written(weights: Weights, folder: Path) -> None:
 
 
 def check_distance(weights: Weights, distance: float, *, is_coarse: bool) -> None:
-    """Passes where weights that were taken over say of the probe what they said where they come from.
+    """Passes where weights that were loaded say of the probe what they said where they come from.
 
     Args:
-        weights: that were taken over.
+        weights: that were loaded.
         distance: between the two, nats per token.
         is_coarse: whether they are of less than 32 bits.
 
@@ -171,13 +168,9 @@ def probe_distance(policy: VLMPolicy, probe: Probe) -> float:
     return mean_distance(here, probe.log_probs)
 
 
-def _fetched(weights: Weights) -> bytes:
-    return ray.get(weights.parcel[0], timeout=FETCH_TIMEOUT_S)
-
-
 def _opened(content: bytes, weights: Weights) -> Mapping[str, Tensor]:
     if hashlib.sha256(content).hexdigest() != weights.sha256:
-        raise _refused(weights, "their digest is not the one that was told: they are torn")
+        raise _refused(weights, "their digest is not the one that was sent along: they are torn")
     try:
         state = safetensors.torch.load(content)
     except SafetensorError as error:

@@ -19,8 +19,8 @@ import pytest
 import yaml
 from http_edge import png, text
 
-from rlvlm.gateway.app_file import GATEWAY_APP, JUDGE_APP
 from rlvlm.runs.doctor import free_port
+from rlvlm.serving.app_file import GATEWAY_APP, JUDGE_APP
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def test_the_pasted_line_asks_the_judge(server):
     [line] = re.findall(r"^  try +(curl .*)$", server.shown, re.MULTILINE)
     answer = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
     verdict = json.loads(answer.stdout)
-    assert verdict["status"] in ("ok", "no_preference", "invalid") and verdict["stamp"]["judge"].startswith("pocket")
+    assert verdict["label"] == "right" and verdict["stamp"]["judge"].startswith("pocket"), "the balanced pole"
     assert server.token not in line
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from http_edge import Edge, movie
 
-from rlvlm.gateway.media import files
+from rlvlm.serving import media as files
 
 OUTSIDE, INSIDE = movie([255] * 2), movie([0] * 2)
 SHORT, FULL = 150, 1_000

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from rlvlm.cli import main
-from rlvlm.commands.judging import serve
-from rlvlm.commands.judging.serve import find_app
+from rlvlm.commands import serve
+from rlvlm.commands.serve import find_app
 from rlvlm.core.errors import UsageError
-from rlvlm.gateway.app_file import AppFile
+from rlvlm.serving.app_file import AppFile
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from rlvlm.commands.judging import serve
-from rlvlm.commands.judging.serve import REPORT_S, Progress
+from rlvlm.commands import serve
+from rlvlm.commands.serve import REPORT_S, Progress
 
 
 @pytest.fixture

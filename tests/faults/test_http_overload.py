@@ -24,11 +24,10 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 from stub_judge import stub
 
-from rlvlm.gateway.config import HttpConfig
-from rlvlm.gateway.gateway import bind_gateway
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.serving.config import PlacementConfig
+from rlvlm.serving.config import HttpConfig, PlacementConfig
 from rlvlm.serving.deployments import bind_judge
+from rlvlm.serving.ingress import bind_gateway
 
 pytestmark = [pytest.mark.ray, pytest.mark.full]  # its small version is the handle's, in test_served_judges.py
 

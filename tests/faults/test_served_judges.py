@@ -24,10 +24,9 @@ from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Query, Verdict
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.apps import RunningJudge, start_judge
-from rlvlm.serving.client import ServedJudge
+from rlvlm.serving.client import Receipt, Request, ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.deployments import MAX_ONGOING_REQUESTS, MAX_QUEUED_REQUESTS
-from rlvlm.serving.envelope import Receipt, Request
 
 pytestmark = pytest.mark.ray
 

@@ -4,14 +4,18 @@ import pytest
 from pydantic import ValidationError
 
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.serving.app_file import JudgeAppArgs
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.deployments import JudgeAppArgs, bind_judge, deployment_name
+from rlvlm.serving.deployments import bind_judge
 
 
 def test_the_dashboard_names_a_judge_by_what_it_is() -> None:
-    assert deployment_name(JudgeConfig()) == "judge-pocket-direct"
+    def name(judge: JudgeConfig) -> str:
+        return bind_judge(judge, PlacementConfig())._bound_deployment.name
+
+    assert name(JudgeConfig()) == "judge-pocket-direct"
     big = JudgeConfig(backend="transformers", model="Qwen/Qwen3-VL-8B-Instruct", quantization="nf4", prompt="two_stage")
-    assert deployment_name(big) == "judge-Qwen3-VL-8B-Instruct-nf4-two_stage"
+    assert name(big) == "judge-Qwen3-VL-8B-Instruct-nf4-two_stage"
 
 
 def test_the_placement_becomes_the_deployments_options() -> None:

@@ -28,8 +28,8 @@ from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import EngineConfig, PlacementConfig
 from rlvlm.serving.engine import ServedEngine
-from rlvlm.serving.replicas.policy import PolicyReplica, ReplyCall, Sampling
-from rlvlm.serving.weights import packed, take_over
+from rlvlm.serving.policy_replica import PolicyReplica, ReplyCall, Sampling
+from rlvlm.serving.weights import load_weights, pack_weights
 from tests.algorithms.ppo_vlm.tiny_runs import build
 from tests.tiny_policy import requests, tiny_policy
 from tests.tiny_vlm import save_tiny_vlm
@@ -110,7 +110,7 @@ def test_weights_that_are_torn_are_refused_and_the_old_ones_stay(local_ray: None
     policy, probe, frame = trainer(tmp_path / "there")
     other = tiny_policy(tmp_path / "here")
     move(policy, 7)
-    good = packed(policy, 3, probe, frame)
+    good = pack_weights(policy, 3, probe, frame)
     content = ray.get(good.parcel[0])
     before = {name: value.clone() for name, value in other.trained_state().items()}
 
@@ -129,17 +129,17 @@ def test_weights_that_are_torn_are_refused_and_the_old_ones_stay(local_ray: None
     }
     for reason, weights in broken.items():
         with pytest.raises(ModelUnavailable, match=reason):
-            take_over(other, weights)
+            load_weights(other, weights)
         assert all(torch.equal(value, before[name]) for name, value in other.trained_state().items()), reason
-    assert take_over(other, good) <= 1e-6
+    assert load_weights(other, good) <= 1e-6
     assert all(torch.equal(value, policy.trained_state()[name]) for name, value in other.trained_state().items())
 
 
 def test_a_replica_that_waits_for_weights_is_not_taken_for_stuck(local_ray: None, tmp_path: Path) -> None:
-    """They may be gigabytes on another machine; the watchdog ends a replica whose model shows no sign of life."""
+    """They may be gigabytes on another machine; a health check fails where the model shows no sign of life."""
     policy, probe, frame = trainer(tmp_path / "there")
     move(policy, 3)
-    weights, gate = packed(policy, 1, probe, frame), tmp_path / "gate"
+    weights, gate = pack_weights(policy, 1, probe, frame), tmp_path / "gate"
 
     @ray.remote(num_cpus=0)
     def late(content: bytes) -> bytes:

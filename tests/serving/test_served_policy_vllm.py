@@ -161,7 +161,7 @@ class TestServed:
     def test_a_killed_replica_loses_no_turn_and_comes_back_with_the_weights(self, app: str) -> None:
         policy = trainer()
         engine = engine_of(app, policy)
-        engine._calls._retries = 12
+        engine._client._retries = 12
         move(policy, 9)
         engine.take(9)
         asked = requests(6)

@@ -1,6 +1,6 @@
 """Sampling replies of a policy on vLLM: token ids and an image in, sampled ids and their log-probs out.
 
-Used in vLLM's environment by `serving.replicas.tokens`. The trainer encodes prompts, reads replies and computes values:
+Used in vLLM's environment by `serving.policy_replica`. The trainer encodes prompts, reads replies and computes values:
 what is here knows no words and has no heads.
 
 Sampling is held to what the trainer recomputes: top-p 1, no top-k, log-probs of the processed distribution, that is

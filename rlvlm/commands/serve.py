@@ -10,8 +10,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import ray
 import tyro
 from PIL import Image
@@ -20,21 +23,28 @@ from rich.table import Table
 from rich.text import Text
 
 import rlvlm
-from rlvlm.commands.judging.serve_run import run_app
 from rlvlm.core.console.boxes import EXIT_INTERRUPTED
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
-from rlvlm.gateway.app_file import AppFile, list_app_files, read_app_file
-from rlvlm.gateway.launch import running_apps, unhealthy
-from rlvlm.gateway.token_file import make_token, read_token
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import make_env, task_goal
+from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.doctor import port_is_free
+from rlvlm.runs.folder.run_folder import find_folder
+from rlvlm.runs.folder.trust import check_trust
+from rlvlm.runs.policy.config import PolicyRunConfig
 from rlvlm.runs.processes.private_ray import ray_session
+from rlvlm.serving.app_file import AppFile, PolicyEntry, list_app_files, read_app_file
+from rlvlm.serving.apps import running_apps, unhealthy
+from rlvlm.serving.config import ActConfig, HttpConfig, PlacementConfig
+from rlvlm.serving.guard import make_token, read_token
 
 REPORT_S = 15.0
 """Seconds after which a line about the same thing is repeated, where there is no terminal."""
 WATCH_S = 1.0
 FOLDER = "serve_apps"
+_POLICY_APP = "policy"
 
 
 @dataclass(frozen=True)
@@ -124,8 +134,9 @@ def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
         if stop:
             return EXIT_INTERRUPTED
         progress.end()
-        turns = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlvlm-turn-"))) if file.turn else None
-        show_ready(console, file, time.monotonic() - start, is_new, turns)
+        seconds = time.monotonic() - start
+        examples = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlvlm-example-")))
+        show_ready(console, file, seconds, is_new, examples)
         down: list[str] = []
         while not stop:
             time.sleep(WATCH_S)
@@ -168,8 +179,8 @@ class Progress:
             self._status.stop()
 
 
-def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool, turns: Path | None) -> None:
-    """Where it listens, what it needs, and lines to paste. The turn of a policy goes into the folder `turns`."""
+def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool, examples: Path) -> None:
+    """Where it listens, what it needs, and lines to paste, about what is put into the folder `examples`."""
     token = file.http.token_path
     reach = "this machine only" if file.is_loopback else "every machine that reaches it; put TLS in front"
     # what another process needs to join this Ray: where it is, and the file of its token
@@ -189,16 +200,18 @@ def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool, tu
     videos = f"below {file.http.media_root}" if file.http.media_root else "not by name; --media-root DIR allows it"
     # the token comes from the file as it is sent, so the list of processes does not show it (bash and zsh)
     curl = f"""curl -s -H @<(printf 'Authorization: Bearer %s' "$(cat {token})")"""
-    route, body = "/v1/preference", f"'{example_question()}'"
-    if file.turn and turns:  # its image is too long for a line to paste
+    if file.turn:  # images are too long for a line to paste
         image, prompt = file.turn
-        (turns / "turn.png").write_bytes(image)
-        (turns / "turn.json").write_text(json.dumps({"image": base64.b64encode(image).decode(), "prompt": prompt}))
-        route, body = "/v1/act", f"@{turns / 'turn.json'}"
-        lines.append(f"  turn      {turns / 'turn.png'}  (a first one of the task, for the next line)")
+        (examples / "turn.png").write_bytes(image)
+        route, body = "/v1/act", {"image": base64.b64encode(image).decode(), "prompt": prompt}
+        lines.append(f"  example   {examples / 'turn.png'}  (a first turn of the task, for the next line)")
+    else:
+        route, body = "/v1/preference", example_question(examples)
+        lines.append(f"  example   {examples / 'left.png'} and right.png  (a fallen pole and a balanced one)")
+    (examples / "question.json").write_text(json.dumps(body))
     lines += [
-        f"  try       {curl} -H 'Content-Type: application/json' -d {body} {file.url}{route}",
-        f"  fields    {curl} {file.url}/docs",
+        f"  try       {curl} -H 'Content-Type: application/json' -d @{examples / 'question.json'} {file.url}{route}",
+        f"  fields    {file.url}/docs  (opens in a browser)",
     ]
     if file.judges:
         lines += [
@@ -210,15 +223,19 @@ def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool, tu
     console.print(Text("\n".join(lines)))
 
 
-def example_question() -> str:
-    """A whole question, ready to paste: which of two grey squares is nearer to an open drawer?"""
-    return f'{{"goal":"open the drawer","left":["{_square(64, 32)}"],"right":["{_square(192, 32)}"]}}'
-
-
-def _square(level: int, side_px: int) -> str:
-    stream = io.BytesIO()
-    Image.new("L", (side_px, side_px), level).save(stream, "PNG")
-    return base64.b64encode(stream.getvalue()).decode()
+def example_question(folder: Path) -> dict[str, Any]:
+    """A whole question to a judge, about a task that is drawn in milliseconds; its two images are put into `folder`."""
+    env = make_env("cartpole", EnvConfig(), 0)
+    env.reset(seed=0)
+    balanced = env.snapshot()
+    for _ in range(200):  # the pole falls, whatever the start
+        env.step(np.ones(env.action_space.shape, np.float32))
+    question: dict[str, Any] = {"goal": task_goal("cartpole")}
+    for side, frame in zip(("left", "right"), env.draw(np.stack([env.snapshot(), balanced]), 128), strict=True):
+        Image.fromarray(frame).save(folder / f"{side}.png")
+        question[side] = [base64.b64encode((folder / f"{side}.png").read_bytes()).decode()]
+    env.close()
+    return question
 
 
 def find_app(name: str) -> AppFile:
@@ -265,3 +282,66 @@ def show_list(console: Console) -> None:
     for file in files:
         apps = " or ".join(entry.app for entry in file.judges)
         console.print(Text(f"{file.name} (runs: --serve.app {apps}): {file.about}"), soft_wrap=True)
+
+
+def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
+    """The app of the policy that `path` names.
+
+    Args:
+        path: a run's folder, or a checkpoint in it; without one the best is taken.
+        replicas: copies of the policy.
+        num_gpus: share of a GPU for each.
+        trust: whether code that the folder names may be imported.
+
+    Raises:
+        UsageError: there is no run or no checkpoint, or its policy does not act in text or by a head.
+    """
+    check_trust([path], trust=trust)
+    folder = find_folder(path)
+    config = folder.config()
+    if not isinstance(config, PolicyRunConfig):
+        raise UsageError(
+            f"{folder.path} has no policy that looks at an image and answers: its pipeline is {config.pipeline}",
+            "serve a run such as number_line's; others are played by rlvlm eval",
+        )
+    from rlvlm.algorithms.ppo_vlm.algorithm import make_slot
+    from rlvlm.runs.evaluate import choose_checkpoint
+
+    checkpoint = choose_checkpoint(folder, path, print).algorithm.absolute()
+    slot = make_slot(config.task, config.env.for_evaluation())
+    names = slot.env.action_names
+    slot.begin(0)
+    stream = io.BytesIO()
+    Image.fromarray(slot.env.draw(slot.turn.snapshot[None])[0]).save(stream, "PNG", optimize=True)
+    turn = stream.getvalue(), slot.obs.prompt
+    slot.env.close()
+    entry = PolicyEntry(
+        app=_POLICY_APP,
+        policy=config.policy,
+        num_actions=len(names),
+        placement=PlacementConfig(num_replicas=replicas, num_gpus=num_gpus),
+        build=partial(trained_policy, checkpoint=checkpoint),
+    )
+    act = ActConfig(
+        app=_POLICY_APP,
+        action_names=names,
+        max_reply_tokens=config.algo.max_reply_tokens,
+        temperature=config.algo.temperature,
+    )
+    return AppFile(
+        name=folder.path.name,
+        about=f"the policy of {config.title}",
+        policies=(entry,),
+        turn=turn,
+        http=HttpConfig(judges=(), policies=(act,)),
+    )
+
+
+def trained_policy(config: PolicyConfig, num_actions: int, *, checkpoint: Path) -> Any:
+    """The policy with the weights of `checkpoint`."""
+    from rlvlm.algorithms.ppo_vlm.algorithm import load_trained_policy
+    from rlvlm.policies.vlm.loading import load_policy
+
+    policy = load_policy(config, num_actions)
+    load_trained_policy(policy, checkpoint)
+    return policy

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from rlvlm.core.judging import Label, Score, Status, Verdict
-from rlvlm.gateway.media.images import MAX_PICTURES
 from rlvlm.judges.config import check_temperature
 from rlvlm.judges.prompts import MAX_GOAL_CHARS
+from rlvlm.serving.media import MAX_IMAGES
 
 MAX_TEXT_CHARS = 16_000
 """Longest text part of a chat."""
@@ -21,8 +21,11 @@ Picture = Annotated[
         json_schema_extra={"format": "byte"},
     ),
 ]
-Pictures = Annotated[list[Picture], Field(min_length=1, max_length=MAX_PICTURES)]
-JudgeName = Annotated[str, StringConstraints(min_length=1, max_length=100)]
+Pictures = Annotated[list[Picture], Field(min_length=1, max_length=MAX_IMAGES)]
+JudgeName = Annotated[str, StringConstraints(max_length=100)]
+
+
+Words = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
 
 
 class WireModel(BaseModel):
@@ -49,7 +52,7 @@ class PreferenceRequest(PreferenceQuestion):
 class PreferenceBatchRequest(WireModel):
     """Several comparisons, answered in order; all their images count together."""
 
-    queries: list[PreferenceQuestion] = Field(min_length=1, max_length=MAX_PICTURES // 2)
+    queries: list[PreferenceQuestion] = Field(min_length=1, max_length=MAX_IMAGES // 2)
     backend: JudgeName | None = None
 
 
@@ -70,7 +73,7 @@ class ScoreRequest(ScoreQuestion):
 class ScoreBatchRequest(WireModel):
     """Several clips, answered in order; all their images count together."""
 
-    clips: list[ScoreQuestion] = Field(min_length=1, max_length=MAX_PICTURES)
+    clips: list[ScoreQuestion] = Field(min_length=1, max_length=MAX_IMAGES)
     backend: JudgeName | None = None
 
 
@@ -128,7 +131,7 @@ class TextPart(WireModel):
     """Words of a turn."""
 
     type: Literal["text"]
-    text: Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
+    text: Words
 
 
 class ImagePart(WireModel):
@@ -145,10 +148,7 @@ class Turn(WireModel):
     """One turn of a chat, in the Qwen format."""
 
     role: Literal["system", "user", "assistant"]
-    content: (
-        Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
-        | Annotated[list[Part], Field(min_length=1, max_length=2 * MAX_PICTURES + 2)]
-    )
+    content: Words | Annotated[list[Part], Field(min_length=1, max_length=2 * MAX_IMAGES + 2)]
 
 
 class GenerateRequest(WireModel):
@@ -173,7 +173,13 @@ class GenerateAnswer(WireModel):
 class BackendOptions(WireModel):
     """What `backend_kwargs` may hold."""
 
-    score_mode: Literal["auto", "percentage"] = "auto"
+    score_mode: Literal["auto", "percentage", "unit"] = "auto"
+    """All three read alike, as in the reference: a number above 1 is a percentage."""
+    prompt_template: Words | None = None
+    """Asks in these words in place of the judge's own; `{task}` or `{task_instruction}` is the task."""
+    system_prompt: Words | None = None
+    user_prompt: Words | None = None
+    """Likewise, with the first image before the clip and the last behind it."""
 
 
 class VideoScoreRequest(WireModel):
@@ -209,9 +215,7 @@ class ActRequest(WireModel):
     """What a policy sees in a turn."""
 
     image: Picture
-    prompt: Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)] = Field(
-        description="The words of the turn, as the policy was trained with them."
-    )
+    prompt: Words = Field(description="The words of the turn, as the policy was trained with them.")
     greedy: bool = Field(True, description="The likeliest token each time; false samples.")
     seed: int | None = Field(None, ge=0, lt=2**63, description="Of sampling; the answer says which was taken.")
     policy: JudgeName | None = Field(None, description="Name of the policy; the server's first if absent.")

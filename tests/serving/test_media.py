@@ -1,32 +1,25 @@
 import io
+import os
 from collections import Counter
 
 import numpy as np
 import pytest
-from http_edge import png, png_chunk, png_saying, text
+from http_edge import movie, patched, png, png_chunk, png_saying, text
 from PIL import Image
 
-from rlvlm.gateway.media.headers import read_header
-from rlvlm.gateway.media.images import MAX_PIXELS, read_pictures
+from rlvlm.core.errors import MachineError
+from rlvlm.serving.media import MAX_PIXELS, MediaRoot, read_images, read_video
 from rlvlm.serving.refusal import Refusal
 
+FOUR = movie([0, 60, 120, 180])
 KINDS = [("PNG", {}), ("JPEG", {}), ("JPEG", {"progressive": True}), ("WEBP", {}), ("WEBP", {"lossless": True})]
-
-
-def test_a_png_header_is_read_where_the_standard_puts_it():
-    # by hand: 13 bytes of IHDR after signature, length and name; width 3, height 2, big-endian
-    data = bytes.fromhex("89504e470d0a1a0a 0000000d 49484452 00000003 00000002 0802000000 12160a7b")
-    header = read_header(data + png_chunk(b"IDAT", b"") + png_chunk(b"IEND", b""))
-    assert (header.kind, header.width_px, header.height_px, header.num_pixels) == ("PNG", 3, 2, 6)
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 @pytest.mark.parametrize("size", [(2, 3), (97, 41), (640, 480)])
-def test_headers_agree_with_the_library_and_images_come_through(kind, options, size):
+def test_images_of_every_kind_come_through(kind, options, size):
     data = png(77, size, kind, **options)
-    header = read_header(data)
-    assert (header.kind, header.width_px, header.height_px) == (kind, *size)
-    [frames] = read_pictures([[text(data)] * 2])
+    [frames] = read_images([[text(data)] * 2])
     assert frames.shape == (2, size[1], size[0], 3) and np.abs(frames.astype(int) - 77).max() <= 2
 
 
@@ -34,27 +27,17 @@ def test_headers_agree_with_the_library_and_images_come_through(kind, options, s
 def test_every_mode_of_png_becomes_rgb(mode):
     stream = io.BytesIO()
     Image.new("L", (20, 20), 255).convert(mode if mode != "I;16" else "L").save(stream, "PNG")
-    [frames] = read_pictures([[text(stream.getvalue())]])
+    [frames] = read_images([[text(stream.getvalue())]])
     assert frames.shape == (1, 20, 20, 3) and (frames == 255).all()
 
 
-def test_only_chunks_that_draw_are_kept():
-    stream = io.BytesIO()
-    Image.new("RGB", (8, 8), (9, 9, 9)).save(stream, "PNG", dpi=(72, 72))
-    data = stream.getvalue()
-    noisy = data[:33] + png_chunk(b"zTXt", b"a\0\0" + b"x" * 100) + png_chunk(b"iCCP", b"p\0\0") + data[33:]
-    header = read_header(noisy)
-    assert b"zTXt" not in header.data and b"iCCP" not in header.data and b"pHYs" not in header.data
-    assert (read_pictures([[text(noisy)]])[0] == 9).all()
-
-
 def test_groups_keep_their_places_and_an_empty_one_is_empty():
-    left, nothing, right = read_pictures([[text(png(10)), text(png(20))], [], [text(png(30))]])
+    left, nothing, right = read_images([[text(png(10)), text(png(20))], [], [text(png(30))]])
     assert (left[0] == 10).all() and (left[1] == 20).all() and (right == 30).all() and len(nothing) == 0
 
 
 def test_large_images_are_made_smaller_on_demand():
-    [frames] = read_pictures([[text(png(5, (400, 100)))]], max_pixels=1_000)
+    [frames] = read_images([[text(png(5, (400, 100)))]], max_pixels=1_000)
     assert frames.shape == (1, 15, 63, 3)
 
 
@@ -63,27 +46,26 @@ def test_large_images_are_made_smaller_on_demand():
     [
         (b"GIF89a" + b"\0" * 50, "no PNG, JPEG or WebP"),
         (b"", "no base64"),
-        (png()[:20], "cut off|in the middle"),
+        (png()[:20], "no PNG, JPEG or WebP|damaged"),
         (png_saying(100_000, 100_000), "at most"),
-        (png_saying(10, 0), "sides of at least"),
+        (png_saying(10, 0), "no PNG|at least"),
         (png_saying(1_000, 3), "none over"),
-        (png_saying(8, 8, png_chunk(b"acTL", b"\0" * 8)), "animated"),
-        (png_saying(8, 8, png_chunk(b"IHDR", b"\0" * 13)), "one header"),
         (png_saying(8, 8, png_chunk(b"IDAT", b"rubbish")), "damaged"),
-        (png(1, (9, 9), "JPEG")[:-40], "damaged|in the middle|no image"),
+        (png_saying(8, 8, *[png_chunk(b"tEXt", b"a\0b")] * 10_000), "too many parts"),
+        (png(1, (9, 9), "JPEG")[:-40], "damaged"),
     ],
 )
 def test_what_is_no_fit_image_is_refused_with_its_place(data, reason):
     with pytest.raises(Refusal, match=f"image 2 of 2: .*({reason})"):
-        read_pictures([[text(png())], [text(data)]])
+        read_images([[text(png())], [text(data)]])
 
 
 def test_all_pixels_of_a_request_are_counted_together():
     side = int(MAX_PIXELS**0.5)
     largest = text(png(0, (side, side)))
-    assert read_pictures([[largest]])[0].shape == (1, side, side, 3)
+    assert read_images([[largest]])[0].shape == (1, side, side, 3)
     with pytest.raises(Refusal, match="all images together"):
-        read_pictures([[largest]] * 5)
+        read_images([[largest]] * 5)
 
 
 def encoded(image, kind="PNG", **options) -> str:
@@ -95,7 +77,7 @@ def encoded(image, kind="PNG", **options) -> str:
 def test_sixteen_bits_are_scaled_and_not_cut() -> None:
     # by hand: 257 steps of 16 bits are one of 8; 25,700 is 100
     values = np.array([[0, 257], [25_700, 65_535]], np.uint16)
-    [frames] = read_pictures([[encoded(Image.fromarray(values))]])
+    [frames] = read_images([[encoded(Image.fromarray(values))]])
     assert frames[0, :, :, 0].tolist() == [[0, 1], [100, 255]] and (frames == frames[..., :1]).all()
 
 
@@ -109,13 +91,13 @@ def test_a_image_stands_as_its_camera_was_held(kind, orientation) -> None:
     stored = upright if orientation == 1 else upright.transpose(Image.Transpose(undo[orientation]))
     exif = Image.Exif()
     exif[0x0112] = orientation
-    [frames] = read_pictures([[encoded(stored, kind, exif=exif)]])
+    [frames] = read_images([[encoded(stored, kind, exif=exif)]])
     assert frames.shape == (1, 32, 48, 3)
     assert np.abs(frames[0].astype(int) - np.asarray(upright)).mean() < 3
 
 
 def test_broken_exif_leaves_a_sound_image_as_it_is() -> None:
-    [frames] = read_pictures([[encoded(Image.new("RGB", (4, 6), (7, 7, 7)), exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")]])
+    [frames] = read_images([[encoded(Image.new("RGB", (4, 6), (7, 7, 7)), exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")]])
     assert frames.shape == (1, 6, 4, 3) and (frames == 7).all()
 
 
@@ -124,15 +106,15 @@ def test_what_is_transparent_is_white(mode) -> None:
     pixels = np.zeros((4, 4, 4), np.uint8)
     pixels[0, :, 3] = 255  # a black row on nothing
     image = Image.fromarray(pixels).convert(mode) if mode != "P" else Image.fromarray(pixels).quantize(4)
-    [frames] = read_pictures([[encoded(image)]])
+    [frames] = read_images([[encoded(image)]])
     assert (frames[0, 0] == 0).all() and (frames[0, 1:] == 255).all()
 
 
 def test_half_transparent_red_is_pink_and_a_named_grey_of_sixteen_bits_is_white() -> None:
     red = Image.new("RGBA", (2, 2), (255, 0, 0, 128))
-    assert read_pictures([[encoded(red)]])[0][0, 0, 0].tolist() == [255, 127, 127]
+    assert read_images([[encoded(red)]])[0][0, 0, 0].tolist() == [255, 127, 127]
     grey = Image.fromarray(np.array([[512, 25_700]] * 2, np.uint16))
-    assert read_pictures([[encoded(grey, transparency=512)]])[0][0, 0, :, 0].tolist() == [255, 100]
+    assert read_images([[encoded(grey, transparency=512)]])[0][0, 0, :, 0].tolist() == [255, 100]
 
 
 @pytest.mark.slow
@@ -160,9 +142,81 @@ def test_a_image_with_other_bytes_in_it_is_read_or_refused_and_nothing_else(coun
             if not data:
                 break
         try:
-            [frames] = read_pictures([[text(bytes(data))]])
+            [frames] = read_images([[text(bytes(data))]])
             assert frames.dtype == np.uint8 and frames.ndim == 4 and frames.size <= 3 * MAX_PIXELS
             outcomes["read"] += 1
         except Refusal:
             outcomes["refused"] += 1
     assert outcomes.total() == count and min(outcomes.values()) > 0.05 * count, outcomes
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "media" / "a").mkdir(parents=True)
+    (tmp_path / "media" / "a" / "b.mp4").write_bytes(FOUR)
+    return tmp_path / "media"
+
+
+def test_evenly_spread_frames_with_first_and_last():
+    # by hand: of frames 0..3, three evenly spread are 0, 1.5 -> 2, 3
+    frames = read_video(FOUR, 3, None)
+    assert frames.shape == (3, 48, 64, 3)
+    assert np.abs(frames.mean((1, 2, 3)) - [0, 120, 180]).max() < 4
+
+
+@pytest.mark.parametrize("codec", ["libx264", "mpeg4", "libvpx-vp9"])
+def test_codecs_that_clients_write(codec):
+    assert read_video(movie([0, 100, 200], codec=codec), 16, None).shape == (3, 48, 64, 3)
+
+
+def test_frames_are_made_smaller_on_demand():
+    assert read_video(FOUR, 1, 800).shape == (1, 24, 32, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "damaged"),
+        (b"RIFF" + b"\0" * 100, "damaged|besides"),
+        (FOUR[: len(FOUR) // 2], "0 video tracks"),
+        (movie([0] * 65), "at most 64 frames, it says 65"),
+        (FOUR[:32] + (b"\0\0\0\x08free" * 40_000), "bytes besides its frames"),
+        (patched(FOUR, b"vide", lambda data, at: data.__setitem__(slice(at - 4, at), b"soun")), "0 video tracks"),
+        (patched(FOUR, b"mdat", lambda data, at: data.__setitem__(slice(at, at + 400), b"\xff" * 400)), "damaged"),
+    ],
+)
+def test_what_is_no_plain_short_video_is_refused(data, reason):
+    with pytest.raises(Refusal, match=reason):
+        read_video(data, 16, None)
+
+
+def test_a_name_below_the_root_is_read_and_nothing_else(root):
+    media = MediaRoot(str(root))
+    assert media.read("a/b.mp4") == media.read(f"{root}/a/b.mp4") == FOUR
+    for name in ("a", "a/", "b.mp4", "a/c.mp4", "a/./b.mp4", "a//b.mp4", "../media/a/b.mp4", f"{root.parent}/a/b.mp4"):
+        with pytest.raises(Refusal, match="names no video"):
+            media.read(name)
+
+
+def test_links_and_odd_files_are_refused_like_what_is_not_there(root, tmp_path):
+    media = MediaRoot(str(root))
+    (tmp_path / "secret.mp4").write_bytes(FOUR)
+    (root / "soft.mp4").symlink_to(tmp_path / "secret.mp4")
+    os.link(tmp_path / "secret.mp4", root / "hard.mp4")
+    (root / "out").symlink_to(tmp_path)
+    os.mkfifo(root / "pipe.mp4")
+    (root / "text.mp4").write_text("ftyp, it says")
+    (root / "b.avi").write_bytes(FOUR)
+    refusals = []
+    for name in ("soft.mp4", "hard.mp4", "out/secret.mp4", "pipe.mp4", "text.mp4", "b.avi", "gone.mp4", "x\0.mp4"):
+        with pytest.raises(Refusal) as caught:
+            media.read(name)
+        refusals.append((caught.value.status, caught.value.code, str(caught.value), caught.value.fix))
+    assert len(set(refusals)) == 1
+
+
+def test_without_a_root_every_name_is_refused_and_a_missing_root_is_said_at_once(tmp_path):
+    with pytest.raises(Refusal, match="names no video"):
+        MediaRoot("").read("a.mp4")
+    with pytest.raises(MachineError, match="cannot be opened"):
+        MediaRoot(str(tmp_path / "gone"))

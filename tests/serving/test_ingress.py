@@ -6,8 +6,8 @@ from http_edge import Edge, FakeLine, movie, png, text
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Score, Stamp, Status, Verdict
-from rlvlm.gateway import async_client
-from rlvlm.gateway.async_client import AsyncAppClient
+from rlvlm.serving import client as async_client
+from rlvlm.serving.client import AsyncAppClient
 from rlvlm.serving.refusal import Refusal
 
 DARK, LIGHT = text(png(50)), text(png(200))
@@ -15,7 +15,7 @@ DARK, LIGHT = text(png(50)), text(png(200))
 
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory) -> Edge:
-    return Edge(tmp_path_factory.mktemp("edge"), judges=("fake", "other"))
+    return Edge(tmp_path_factory.mktemp("edge"), judges=("fake", "other"), aliases={"other_vllm": "other"})
 
 
 def test_a_preference_is_a_verdict_with_its_stamp(edge):
@@ -94,6 +94,43 @@ def test_score_takes_a_video_below_the_media_root_by_any_of_its_names(edge):
     assert [round(float(frame.mean()), -1) for frame in edge.line.clips[0].frames] == [0, 40, 80, 120, 160, 200]
 
 
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        ({}, "fake"),
+        ({"backend": ""}, "fake"),
+        ({"backend": None, "backend_kwargs": {}}, "fake"),
+        ({"backend": "other"}, "other"),
+        ({"backend": "other_vllm", "backend_kwargs": {"score_mode": "unit"}}, "other"),
+    ],
+)
+def test_a_judge_is_named_as_the_reference_clients_do(edge, sent, answers):
+    got = edge.post("/score", {"task_text": "open it", "frames": [LIGHT]} | sent)
+    assert got.status_code == 200 and got.json()["backend"] == answers, got.text
+
+
+def test_a_callers_own_words_are_put_to_the_model(edge):
+    writer = edge.line
+    own = {"task_text": "open it", "frames": [DARK, LIGHT]}
+    replies = {"70": ("auto", 0.7), "0.7": ("unit", 0.7), "about 0.7 or so": ("unit", None), "no idea": ("auto", None)}
+    for reply, (mode, value) in replies.items():
+
+        async def generate(chat, max_new_tokens, temperature, reply=reply):
+            writer.chat = chat
+            return reply
+
+        writer.generate, ordinary = generate, writer.generate
+        options = {"user_prompt": "How far?", "system_prompt": "Think.", "score_mode": mode}
+        got = edge.post("/score", own | {"backend_kwargs": options}).json()
+        writer.generate = ordinary
+        assert (got["score"], got["frames_used"], got["model_output"]) == (value, 2, reply)
+        assert got["status"] == ("invalid" if value is None else "ok")
+    system, user = writer.chat
+    assert system["content"][0]["text"] == "Think." and user["content"][-1]["text"] == "Task info:\nopen it\n\nHow far?"
+    levels = [int(part["image"][0, 0, 0]) for part in user["content"][:-1]]
+    assert levels == [50, 50, 200, 200], "first image, clip, last image"
+
+
 def test_uploaded_frames_are_thinned_and_made_smaller(edge):
     frames = [text(png(level, (60, 40))) for level in (0, 50, 100, 150, 200)]
     got = edge.post(
@@ -117,7 +154,7 @@ def test_uploaded_frames_are_thinned_and_made_smaller(edge):
     [
         ("/score", {"backend": "gpt"}, "backend"),
         ("/score", {"backend_kwargs": {"trust_remote_code": True}}, "field"),
-        ("/score", {"backend_kwargs": {"score_mode": "unit"}}, "field"),
+        ("/score", {"backend_kwargs": {"score_mode": "poem"}}, "field"),
         ("/score", {"nframes": 129}, "field"),
         ("/score", {"max_pixels": 10}, "field"),
         ("/score", {"video_path": "a.mp4"}, "field"),
@@ -156,7 +193,7 @@ def test_the_pages_describe_every_route_and_load_nothing(edge):
         "/score",
         "/health",
     }
-    page = edge.client.get("/docs")
+    page = edge.client.get("/docs", headers={"authorization": ""})  # as a browser asks
     assert all(path in page.text for path in api["paths"]) and "max_pixels" in page.text
     assert "<script" not in page.text and "://" not in page.text.partition("<h2>")[0]
     assert "default-src 'none'" in page.headers["content-security-policy"]

@@ -10,17 +10,17 @@ import pytest
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Query
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.serving import judge_replica as module
+from rlvlm.serving.client import Receipt, Request, digest
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.envelope import Receipt, Request, digest
-from rlvlm.serving.replicas import replica as module
-from rlvlm.serving.replicas.replica import JudgeReplica
+from rlvlm.serving.judge_replica import JudgeReplica
 from rlvlm.testing import FakeJudge
 
 
 def make_queries(count: int) -> list[Query]:
     """Query i's right side is brighter when i is odd."""
     grey, dark, light = (np.full((1, 4, 4, 3), level, np.uint8) for level in (100, 50, 150))
-    return [Query(goal="open it", left=grey, right=light if index % 2 else dark) for index in range(count)]
+    return [Query(goal="open the drawer", left=grey, right=light if index % 2 else dark) for index in range(count)]
 
 
 class SlowJudge(FakeJudge):
@@ -53,7 +53,9 @@ def judge() -> SlowJudge:
     return SlowJudge()
 
 
-def test_small_requests_share_batches_and_each_gets_its_own_answers(judge):
+def test_small_requests_share_batches_and_each_gets_its_own_answers(judge, monkeypatch):
+    monkeypatch.setattr(module, "BATCH_WAIT_S", 0.5)
+
     # by hand: 12 requests of 2 are 24 questions, three batches of 8
     async def ask():
         replica = make_replica(judge)
@@ -68,7 +70,7 @@ def test_small_requests_share_batches_and_each_gets_its_own_answers(judge):
 def test_a_large_request_is_cut_to_batches(judge):
     async def ask():
         replica = make_replica(judge)
-        clip = Clip(goal="open it", frames=make_queries(1)[0].left)
+        clip = Clip(goal="open the drawer", frames=make_queries(1)[0].left)
         return await replica.compare(make_queries(20)), await replica.score([clip] * 20), await replica.compare([])
 
     verdicts, scores, nothing = asyncio.run(ask())
@@ -99,6 +101,17 @@ def test_an_outage_travels_as_a_value(judge, error):
 
     outcome = asyncio.run(ask())
     assert outcome is error
+
+
+def test_other_callers_are_refused_what_the_pocket_judge_was_not_trained_on(judge):
+    coffee = [Query(goal="make coffee", left=query.left, right=query.right) for query in make_queries(2)]
+    refused = asyncio.run(make_replica(judge).compare(coffee))
+    assert isinstance(refused, UnsupportedQuestion) and "make coffee" in str(refused)
+    assert "open the drawer" in refused.fix and judge.sizes == [], "and the model is not asked"
+    asked_all_the_same = JudgeReplica(
+        JudgeConfig(device="cpu", untrained="ok"), PlacementConfig(), lambda config: SlowJudge()
+    )
+    assert len(asyncio.run(asked_all_the_same.compare(coffee))) == 2  # type: ignore[arg-type]
 
 
 def test_an_idle_judge_is_probed_beside_the_health_check(judge, monkeypatch):

@@ -6,9 +6,9 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from rlvlm.core.errors import UsageError
-from rlvlm.gateway.app_file import GATEWAY_APP, JUDGE_APP, read_app_file
-from rlvlm.gateway.gateway import GatewayArgs
+from rlvlm.serving.app_file import GATEWAY_APP, JUDGE_APP, read_app_file
 from rlvlm.serving.deployments import JudgeAppArgs
+from rlvlm.serving.ingress import GatewayArgs
 
 SERVE_APPS = sorted((Path(__file__).parents[2] / "serve_apps").glob("*.yaml"))
 SMALL = f"""# About it.
@@ -78,19 +78,19 @@ def test_the_files_are_those_that_the_docs_name():
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("num_gpus: 0.5", "gpus: 1", r"a.placement has unknown keys \['gpus'\]"),
+        ("num_gpus: 0.5", "gpus: 1", "applications.0.args.placement.gpus: no such setting"),
         ("num_gpus: 0.5", "num_gpus: 1.5", "whole number"),
         ("num_gpus: 0.5", "num_gpus: many", "num_gpus: Input should be a valid number"),
         ("judges: [a]", "judges: [b]", r"not in the file: \['b'\]"),
         ("judges: [a]", "judges: []", "at least one Serve app"),
-        ("judges: [a]", "token: secret", "unknown keys"),
-        (JUDGE_APP, "os:system", "import_path must be"),
-        ("http_options", "http_optons", "unknown keys"),
+        ("judges: [a]", "token: secret", "args.http.token: no such setting"),
+        (JUDGE_APP, "os:system", "does not match any of the expected tags"),
+        ("http_options", "http_optons", "http_optons: no such setting"),
         ("applications", "!!python/object/apply:os.system [id]", "not YAML that can be read"),
-        ("name: a,", "", "it has no 'name'"),
-        ("{port: 9000}", "{port: many}", "small.yaml: http_options.port must be of type int, got 'many'"),
-        ("{port: 9000}", "3", "small.yaml: http_options must be a mapping"),
-        ("name: a,", "name: [a],", "small.yaml: name must be of type str"),
+        ("name: a,", "", "applications.0.name: Field required"),
+        ("{port: 9000}", "{port: many}", "small.yaml: http_options.port: Input should be a valid integer"),
+        ("{port: 9000}", "3", "small.yaml: http_options: Input should be a valid dictionary"),
+        ("name: a,", "name: [a],", "small.yaml: applications.0.name: Input should be a valid string"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(write, old, new, reason):

@@ -1,8 +1,7 @@
-"""One copy of a judge in a process of its own: the class that `deployments` puts behind Ray Serve."""
+"""One copy of a judge in a process of its own."""
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,19 +11,18 @@ from typing import Any, cast
 
 import numpy as np
 
-from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
+from rlvlm.envs.registry import task_goal
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import ContinuousJudge, Generator, Judge
+from rlvlm.pocket.judge.config import trained_tasks
+from rlvlm.serving.client import Receipt, Request, digest
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.envelope import Receipt, Request, digest
+from rlvlm.serving.fair_queue import FairQueue
 from rlvlm.serving.monitoring import ReplicaMetrics
-from rlvlm.serving.replicas.batches import FairBatches
-from rlvlm.serving.replicas.gpu import assigned_device, check_share, limit_share, measured
-from rlvlm.serving.replicas.slots import FairSlots
-from rlvlm.serving.replicas.watchdog import Heartbeat, Watchdog, loading_within
-from rlvlm.serving.startup import START_TIMEOUT_S, marked
+from rlvlm.serving.replica import Replica, measured
 from rlvlm.vlms.chats import Chat
 
 logger = logging.getLogger(__name__)
@@ -36,8 +34,6 @@ PROBE_EVERY_S = 30.0
 
 Unanswered = JudgeUnavailable | UnsupportedQuestion
 _UNANSWERED = (JudgeUnavailable, UnsupportedQuestion)
-Outcome = list[Verdict] | list[Score] | Unanswered
-"""What one request gets. An error travels as a value: raised, Serve would log it as a fault of the deployment."""
 Builder = Callable[[JudgeConfig], Judge]
 
 
@@ -50,52 +46,51 @@ class _Chat:
     temperature: float
 
 
-class JudgeReplica:
-    """One copy of a judge. Requests are lists of questions; small ones are merged, and one thread runs the model, or
-    an engine that batches by itself is given their questions one by one.
+class JudgeReplica(Replica):
+    """Requests are lists of questions; small ones are merged, and one thread runs the model, or an engine that batches
+    by itself is given their questions one by one.
+
+    An error travels to the caller as a value: raised, Serve would log it as a fault of the deployment.
     """
 
     def __init__(self, config: JudgeConfig, placement: PlacementConfig, build: Builder = build_judge) -> None:
         """Loads the judge and asks it one question, so that the first caller does not wait for what loads late.
 
         Raises:
-            RuntimeError: the judge cannot be loaded or does not answer; its one line carries the cause and the fix to
-                `apps.start_judge`.
+            RuntimeError: the judge cannot be loaded or does not answer; its one line carries the cause and the fix.
         """
-        self._placement = placement
+        super().__init__(
+            "judge", config.device, placement, is_elsewhere=config.runs_elsewhere, unavailable=JudgeUnavailable
+        )
         # never probed: each question costs, and a new replica mends no outage of somebody else's
         self._is_paid = config.is_remote
         self._failure = ""
         self._last_answer = time.monotonic()
         self._probing: asyncio.Task[None] | None = None
-        self._watchdog: Watchdog | None = None
         self._metrics = ReplicaMetrics()
         self._batch_size = config.batch_size
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="pictures")
-        self._device = assigned_device(config.device)
-        self._heartbeat = Heartbeat(waits_for_gpu=self._device.startswith("cuda"), is_elsewhere=config.runs_elsewhere)
-        try:
-            with loading_within(START_TIMEOUT_S):
-                self._judge = self._thread.submit(self._load, replace(config, device=self._device), build).result()
-        except _UNANSWERED as error:
-            logger.exception("the judge cannot be loaded")
-            raise marked(JudgeUnavailable(str(error), error.fix)) from error
-        except Exception as error:  # whatever it is, Serve would hide it in a traceback
-            logger.exception("the judge cannot be loaded")
-            name, line = type(error).__name__, first_line(error)
-            what = f"the judge cannot be loaded: {name}{'' if line == name else f': {line}'}"
-            fix = "the traceback is in the replica's log in Ray's session folder"
-            raise marked(JudgeUnavailable(what, fix)) from error
-        self._queues: Mapping[str, FairBatches | FairSlots]
+        few = config.knows_few_tasks and config.untrained == "refuse"
+        # a run refuses a task that its judge does not know before it starts; other callers are met here
+        self._goals = frozenset(map(task_goal, trained_tasks())) if few else frozenset[str]()
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="images")
+        settled = replace(config, device=self._device)
+
+        def load() -> Judge:
+            judge = build(settled)
+            if not self._is_paid:
+                _probe(judge)
+            return judge
+
+        self._judge = self._load(load)
+        self._queues: Mapping[str, FairQueue]
         if config.batches_itself:  # twice what is computed at once: meanwhile the next ones are made ready
-            self._slots = FairSlots(self._ask_one, slots=2 * config.batch_size)
+            self._slots = FairQueue(self._ask_engine, batch_size=1, concurrency=2 * config.batch_size)
             self._queues = {"compare": self._slots, "score": self._slots}
         else:
             self._slots = None
             self._queues = {
-                "compare": self._make_batches("compare", self._judge.compare),
-                "score": self._make_batches("score", self._judge.score),
+                kind: FairQueue(partial(self._ask_batch, kind), batch_size=config.batch_size, wait_s=BATCH_WAIT_S)
+                for kind in ("compare", "score")
             }
 
     def __repr__(self) -> str:
@@ -116,11 +111,11 @@ class JudgeReplica:
         self._metrics.request(request.kind, request.run, answers, time.perf_counter() - start)
         return Receipt(answers=answers, digests=digests)
 
-    async def compare(self, queries: list[Query]) -> Outcome:
+    async def compare(self, queries: list[Query]) -> list[Verdict] | Unanswered:
         """One verdict per query, in order, or the error that hit them all. For callers that hold a plain handle."""
         return await self._ask_in_parts("compare", queries)
 
-    async def score(self, clips: list[Clip]) -> Outcome:
+    async def score(self, clips: list[Clip]) -> list[Score] | Unanswered:
         """One score per clip, in order, or the error that hit them all."""
         return await self._ask_in_parts("score", clips)
 
@@ -128,69 +123,38 @@ class JudgeReplica:
         """The model's reply to each chat, in order, or the error that hit them all."""
         if not isinstance(self._judge, Generator):
             return UnsupportedQuestion(f"{self._judge.stamp.judge} cannot write text", "choose a chat model")
-        if self._slots is not None:
-            try:
-                return await self._slots.put([_Chat(chat, max_new_tokens, temperature) for chat in chats])
-            except _UNANSWERED as error:
-                return error
         write = partial(self._judge.generate, max_new_tokens=max_new_tokens, temperature=temperature)
-        replies: list[str] = []
         try:
-            for part in self._parts(chats):
-                replies += await self._run(write, part)
+            if self._slots is not None:
+                return await self._slots.put([_Chat(chat, max_new_tokens, temperature) for chat in chats])
+            return [reply for part in self._parts(chats) for reply in await self._watched(write, part)]
         except _UNANSWERED as error:
             return error
-        return replies
 
     async def check_health(self) -> None:
-        """Passes at once unless the judge is known to be broken; an idle judge is probed beside it.
-
-        Serve asks this every few seconds and counts a late answer as a failure, so it never waits for the model: a
-        model that is stuck is the watchdog's to find, one that breaks on its last questions shows here.
+        """Passes at once unless the judge is known to be stuck or broken; an idle judge is probed beside it.
 
         Raises:
-            RuntimeError: the judge answered nothing when it was last asked; after three such checks in a row Serve
-                replaces the replica.
+            RuntimeError: the judge is stuck, or answered nothing when it was last asked.
         """
-        if self._watchdog is None:
-            self._watchdog = Watchdog(
-                self._heartbeat, stall_s=self._placement.stall_s, deadline_s=self._placement.timeout_s
-            )
-            self._watchdog.start(asyncio.get_running_loop())
+        await super().check_health()
         memory = measured(self._device)
-        num_waiting = sum(queue.num_waiting for queue in set(self._queues.values()))
-        self._metrics.state(num_waiting, memory.peak if memory else 0)
+        self._metrics.state(
+            sum(queue.num_waiting for queue in set(self._queues.values())), memory.peak if memory else 0
+        )
         is_idle = self._heartbeat.busy_since is None and time.monotonic() - self._last_answer > PROBE_EVERY_S
         if (is_idle or self._failure) and not self._is_paid and (self._probing is None or self._probing.done()):
-            self._probing = asyncio.get_running_loop().create_task(self._probe())
+            self._probing = asyncio.get_running_loop().create_task(self._probe_beside())
         if self._failure:
             raise RuntimeError(f"the judge does not answer: {self._failure}")
 
-    def _load(self, config: JudgeConfig, build: Builder) -> Judge:
-        """The judge, in a process whose torch uses as many threads as the replica has cores, once it has answered.
+    async def _ask_batch(self, kind: str, items: list[Any]) -> list[Any]:
+        self._metrics.batch_size.observe(len(items), {"kind": kind})
+        return await self._watched(self._judge.compare if kind == "compare" else self._judge.score, items)
 
-        Raises:
-            JudgeUnavailable: it cannot be loaded, does not answer, or does not fit its share of a GPU.
-        """
-        limit_share(config.device, self._placement.num_gpus)
-        judge = build(config)
-        if torch := sys.modules.get("torch"):  # a judge behind an API needs none, and its replica starts sooner
-            torch.set_num_threads(max(1, int(self._placement.num_cpus)))
-        if not self._is_paid:
-            _check_probe(judge)
-        check_share(config.device, self._placement.num_gpus)
-        return judge
-
-    def _make_batches(self, kind: str, ask: Callable[[Sequence[Any]], list[Any]]) -> FairBatches:
-        async def run(items: list[Any]) -> list[Any]:
-            self._metrics.batch_size.observe(len(items), {"kind": kind})
-            return await self._run(ask, items)
-
-        return FairBatches(run, batch_size=self._batch_size, wait_s=BATCH_WAIT_S)
-
-    async def _ask_one(self, item: Query | Clip | _Chat) -> Verdict | Score | str:
+    async def _ask_engine(self, items: list[Query | Clip | _Chat]) -> list[Verdict | Score | str]:
         """Has a judge whose engine batches by itself answer one question among others."""
-        judge = cast(ContinuousJudge, self._judge)
+        judge, [item] = cast(ContinuousJudge, self._judge), items
         with self._heartbeat.waiting():
             try:
                 answer: Verdict | Score | str
@@ -206,7 +170,7 @@ class JudgeReplica:
                 self._failure = str(error)
                 raise
         self._failure, self._last_answer = "", time.monotonic()
-        return answer
+        return [answer]
 
     def _prepared(self, request: Request) -> tuple[list[Any], list[bytes]]:
         """What can be done while the model is at work on others: the items with resized images, and their digests."""
@@ -217,6 +181,11 @@ class JudgeReplica:
         return list(map(shrink, request.items)), digests
 
     async def _ask_in_parts(self, kind: Any, items: list[Any]) -> Any:
+        if self._goals and (unknown := [item.goal for item in items if item.goal not in self._goals]):
+            return UnsupportedQuestion(
+                f"the pocket judge was not trained on the goal {unknown[0]!r}: its answers mean nothing",
+                f"it knows {sorted(self._goals)}; a general model knows more, and judge.untrained ok asks all the same",
+            )
         requests = [Request(key="", run="", kind=kind, items=part) for part in self._parts(items)]
         joined: list[Any] = []
         for outcome in await asyncio.gather(*map(self.ask, requests)):
@@ -225,33 +194,28 @@ class JudgeReplica:
             joined += outcome.answers
         return joined
 
-    async def _probe(self) -> None:
-        """Learns whether the judge would answer; `_run` notes it."""
+    async def _probe_beside(self) -> None:
+        """Learns whether the judge would answer; `_watched` notes it."""
         try:
-            await self._run(lambda judges: [_check_probe(judge) for judge in judges], [self._judge])
-        except _UNANSWERED as error:
+            await self._watched(_probe, self._judge)
+        except JudgeUnavailable as error:
             logger.warning("the judge failed on a probe: %s", error)
 
-    async def _run(self, ask: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
-        """Runs the model in its one thread, so that the event loop stays free for health checks."""
-
-        def timed() -> list[Any]:
-            with self._heartbeat.working():
-                return ask(items)
-
+    async def _watched(self, ask: Callable[[Any], Any], items: Any) -> Any:
+        """`_run`, with a note of whether the judge answers at all."""
         try:
-            answers = await asyncio.get_running_loop().run_in_executor(self._thread, timed)
+            answers = await self._run(ask, items)
         except JudgeUnavailable as error:
             self._failure = "" if self._is_paid else str(error)
             raise
         self._failure, self._last_answer = "", time.monotonic()
         return answers
 
-    def _parts(self, items: list[Any]) -> list[list[Any]]:
-        return [items[start : start + self._batch_size] for start in range(0, len(items), self._batch_size)]
+    def _parts(self, items: Sequence[Any]) -> list[list[Any]]:
+        return [list(items[start : start + self._batch_size]) for start in range(0, len(items), self._batch_size)]
 
 
-def _check_probe(judge: Judge) -> None:
+def _probe(judge: Judge) -> None:
     """Asks one grey question, for a score where the judge compares nothing; a refusal shows that it is there.
 
     Raises:

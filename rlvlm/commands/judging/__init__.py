@@ -1,1 +1,0 @@
-"""The words about judges and their labels: served, fetched, reported on, distilled."""

@@ -1,0 +1,213 @@
+"""An app file: the YAML of `serve deploy` with one or more judges and their HTTP server. Read without starting Ray."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rlvlm.core.errors import UsageError
+from rlvlm.core.yaml_text import read_yaml
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.serving.config import DEFAULT_PORT, LOOPBACK_NAMES, HttpConfig, PlacementConfig
+
+JUDGE_APP = "rlvlm.serving.deployments:judge_app"
+GATEWAY_APP = "rlvlm.serving.ingress:gateway_app"
+MAX_FILE_BYTES = 100_000
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # holds for the dataclasses inside too
+
+
+class JudgeAppArgs(_Part):
+    """Arguments of `judge_app` in a Serve YAML file: the same fields as on the command line."""
+
+    judge: JudgeConfig = JudgeConfig()
+    placement: PlacementConfig = PlacementConfig()
+
+
+class GatewayArgs(_Part):
+    """Arguments of `gateway_app` in a Serve YAML file."""
+
+    http: HttpConfig = HttpConfig()
+
+
+class _JudgeApp(_Part):
+    name: str
+    route_prefix: None = None
+    import_path: Literal["rlvlm.serving.deployments:judge_app"]
+    args: JudgeAppArgs = JudgeAppArgs()
+
+
+class _GatewayApp(_Part):
+    name: str
+    route_prefix: str = "/"
+    import_path: Literal["rlvlm.serving.ingress:gateway_app"]
+    args: GatewayArgs = GatewayArgs()
+
+
+class _HttpOptions(_Part):
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+
+
+class _Content(_Part):
+    """All that a file may hold."""
+
+    proxy_location: str = "HeadOnly"
+    http_options: _HttpOptions = _HttpOptions()
+    logging_config: dict[str, Any] | None = None
+    applications: list[Annotated[_JudgeApp | _GatewayApp, Field(discriminator="import_path")]]
+
+    @property
+    def judges(self) -> list[_JudgeApp]:
+        return [app for app in self.applications if isinstance(app, _JudgeApp)]
+
+    @property
+    def gateways(self) -> list[_GatewayApp]:
+        return [app for app in self.applications if isinstance(app, _GatewayApp)]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if len(self.gateways) != 1 or not self.judges:
+            raise ValueError(
+                f"it needs one gateway and at least one judge, got {len(self.gateways)} and {len(self.judges)}"
+            )
+        if unknown := set(self.gateways[0].args.http.judges) - {app.name for app in self.judges}:
+            raise ValueError(f"the gateway names judges that are not in the file: {sorted(unknown)}")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeEntry:
+    """One judge of the file."""
+
+    app: str
+    """Name of its Serve app."""
+    judge: JudgeConfig
+    placement: PlacementConfig
+
+    @property
+    def resources(self) -> str:
+        """What Ray sets aside for it, e.g. `2 CPU, 0.5 GPU`, or `3 x (2 CPU)` where there are several copies."""
+        gpus = f", {self.placement.num_gpus:g} GPU" if self.placement.num_gpus else ""
+        one = f"{self.placement.num_cpus:g} CPU{gpus}"
+        return one if self.placement.num_replicas == 1 else f"{self.placement.num_replicas} x ({one})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyEntry:
+    """One trained policy; files have none, `rlvlm serve RUN` makes it."""
+
+    app: str
+    """Name of its Serve app."""
+    policy: PolicyConfig
+    num_actions: int
+    placement: PlacementConfig
+    build: Callable[[PolicyConfig, int], Any]
+    """Makes the policy, trained, in each replica; it must pickle."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AppFile:
+    """What a file says, checked."""
+
+    name: str
+    about: str
+    """The file's first comment line."""
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    judges: tuple[JudgeEntry, ...] = ()
+    policies: tuple[PolicyEntry, ...] = ()
+    turn: tuple[bytes, str] | None = None
+    """What the policy can be tried on: a first turn of its task, the image as PNG and the words."""
+    gateway_app: str = "gateway"
+    """Name of the HTTP server's Serve app."""
+    route_prefix: str = "/"
+    http: HttpConfig
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all its Serve apps, the HTTP server's last."""
+        return [*(entry.app for entry in (*self.judges, *self.policies)), self.gateway_app]
+
+    @property
+    def url(self) -> str:
+        """Where callers on this machine reach the server, without a slash at the end."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}{self.route_prefix.rstrip('/')}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can call it."""
+        return self.host in LOOPBACK_NAMES
+
+    def with_options(self, **changes: Any) -> "AppFile":
+        """The same file with some of its own fields, or fields of its `http`, set anew; empty values change nothing.
+
+        Raises:
+            UsageError: a value breaks a rule, or it would listen for other machines under no name.
+        """
+        wanted = {name: value for name, value in changes.items() if value}
+        own = {field.name for field in fields(AppFile)}
+        try:
+            http = replace(self.http, **{name: value for name, value in wanted.items() if name not in own})
+        except ValueError as error:
+            raise UsageError(str(error), "rlvlm serve --help") from error
+        changed = replace(self, http=http, **{name: value for name, value in wanted.items() if name in own})
+        if not 1 <= changed.port <= 65_535:
+            raise UsageError(f"a port is 1 to 65535, got {changed.port}", f"--port {DEFAULT_PORT}")
+        if not changed.is_loopback and set(http.hosts) <= set(LOOPBACK_NAMES):
+            raise UsageError(
+                f"listening on {changed.host} needs the names under which other machines call it",
+                "add --allowed-hosts NAME...; and put TLS in front: the token travels in the clear",
+            )
+        return changed
+
+
+def read_app_file(path: Path) -> AppFile:
+    """The app file at `path`.
+
+    Raises:
+        UsageError: it cannot be read, has a key that is not known, or a value that breaks a rule; names the place.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UsageError(f"{path} is larger than {MAX_FILE_BYTES:,} bytes", "an app file has some dozen lines")
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "rlvlm serve --list") from error
+    try:
+        content = _Content.model_validate(read_yaml(text, str(path)))
+    except ValidationError as error:
+        raise UsageError(f"{path.name}: {_first_reason(error)}", "compare it with serve_apps/pocket.yaml") from error
+    first = text.lstrip().partition("\n")[0]
+    [gateway] = content.gateways
+    return AppFile(
+        name=path.stem,
+        about=first.lstrip("# ").strip() if first.startswith("#") else "",
+        host=content.http_options.host,
+        port=content.http_options.port,
+        judges=tuple(
+            JudgeEntry(app=app.name, judge=app.args.judge, placement=app.args.placement) for app in content.judges
+        ),
+        gateway_app=gateway.name,
+        route_prefix=gateway.route_prefix,
+        http=gateway.args.http,
+    )
+
+
+def list_app_files(folder: Path) -> list[Path]:
+    """The app files of a folder, by name."""
+    return sorted(folder.glob("*.yaml"))
+
+
+def _first_reason(error: ValidationError) -> str:
+    """Where the first problem is, and what: `applications.0.args.judge.modle: no such setting`."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in problem["loc"] if ":" not in str(part))  # without the tag of the union
+    unknown = problem["type"] in ("extra_forbidden", "unexpected_keyword_argument")
+    return f"{place}: {'no such setting' if unknown else problem['msg']}".removeprefix(": ")

@@ -1,0 +1,301 @@
+"""Images and videos that callers send: Pillow and PyAV read them, within limits on files, pixels and frames.
+
+Pillow reads a header without decoding; what the header says is checked before anything is decoded. What the two
+libraries do not bound by themselves is bounded here, and `tests/attacks/test_bombs.py` fails without it: reads of an
+image file (`_CountedFile`), scans of a JPEG, and bytes of an MP4 that FFmpeg would parse (`_check_boxes`). `MediaRoot`
+opens the videos that callers may name; `tests/attacks/test_video_paths.py` fails without it.
+"""
+
+import binascii
+import io
+import math
+import os
+import re
+import stat
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from PIL import Image
+
+from rlvlm.core.errors import MachineError
+from rlvlm.core.steps import Frames
+from rlvlm.serving.refusal import Refusal
+from rlvlm.vlms.stills import to_rgb
+
+MAX_IMAGES = 16
+"""Images in one request."""
+MAX_PIXELS = 4 * 2**20
+"""Pixels of one image, e.g. 2048 x 2048."""
+MAX_REQUEST_PIXELS = 16 * 2**20
+"""Pixels of all images of a request: 48 MiB once decoded."""
+MAX_VIDEO_FRAMES = 64
+"""Frames of a video, which is also the most that is ever decoded."""
+MAX_VIDEO_BYTES = 32 * 2**20
+_MIN_SIDE_PX = 2
+_MAX_ASPECT = 100
+"""Longest over shortest side; VLM processors cannot cut thinner strips into patches."""
+_MAX_READS = 10_000
+"""Reads of one image file: a PNG of 4 Mpixel takes some 3,000, one of 100,000 chunks 300,000."""
+_MAX_JPEG_SCANS = 24
+"""Each scan costs a pass over the whole image; progressive files in use have about ten."""
+_MAX_EXIF_BYTES = 65_536
+"""As in a JPEG; Pillow reads the tags of longer ones, which PNG and WebP allow, one by one."""
+_MAX_HEADER_BYTES = 2**18
+"""Of an MP4 besides its frames: 64 frames and a soundtrack need some 100 kB."""
+_FORMATS = ("PNG", "JPEG", "WEBP")
+_CODECS = frozenset(("h264", "hevc", "av1", "libdav1d", "vp9", "mpeg4", "mjpeg"))
+_DEMUXER = {"protocol_whitelist": "", "enable_drefs": "0", "use_absolute_path": "0", "max_pixels": str(MAX_PIXELS)}
+_SUFFIXES = (".mp4", ".m4v", ".mov")
+_DATA_URI = re.compile(r"data:image/(?:png|jpeg|webp);base64,", re.IGNORECASE)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+def read_images(groups: Sequence[Sequence[str]], max_pixels: int | None = None) -> list[Frames]:
+    """The images of a request, in groups, each group with images of one size.
+
+    Args:
+        groups: base64 texts of PNG, JPEG or WebP files, bare or as `data:image/...;base64,` URIs.
+        max_pixels: images with more are made smaller, keeping their shape; None leaves them.
+
+    Returns:
+        One `[L, H, W, 3]` per group; `[0, 0, 0, 3]` for a group without images.
+
+    Raises:
+        Refusal: too many, too large, of another kind, damaged, or of several sizes in one group.
+    """
+    texts = [text for group in groups for text in group]
+    if len(texts) > MAX_IMAGES:
+        raise _refuse("pictures", f"a request has at most {MAX_IMAGES} images, got {len(texts)}")
+    opened = []
+    for number, text in enumerate(texts, start=1):  # all headers come first: no pixel is decoded of what is too much
+        try:
+            opened.append(_open_image(text))
+        except Exception as error:  # whatever Pillow says about a damaged file, the file is to blame
+            raise _refuse("picture", f"image {number} of {len(texts)}: {_reason(error)}") from error
+    total = sum(image.width * image.height for image in opened)
+    if total > MAX_REQUEST_PIXELS:
+        raise _refuse("pictures", f"all images together have at most {MAX_REQUEST_PIXELS:,} pixels, got {total:,}")
+    decoded = []
+    for number, image in enumerate(opened, start=1):
+        try:
+            decoded.append(_shrink(to_rgb(image), max_pixels))
+        except Exception as error:
+            raise _refuse("picture", f"image {number} of {len(texts)}: {_reason(error)}") from error
+    images, frames = iter(decoded), []
+    for group in groups:
+        members = [next(images) for _ in group]
+        if len(sizes := {image.size for image in members}) > 1:
+            raise _refuse("pictures", f"the images of a clip share one size, got {sorted(sizes)}")
+        frames.append(np.stack(list(map(np.asarray, members))) if members else np.zeros((0, 0, 0, 3), np.uint8))
+    return frames
+
+
+def read_video(data: bytes, num_frames: int, max_pixels: int | None) -> Frames:
+    """Evenly spread frames `[L, H, W, 3]` of an MP4 file, the first and the last among them.
+
+    Args:
+        data: the file; it has `MAX_VIDEO_FRAMES` frames at most.
+        num_frames: frames wanted, >= 1; fewer come back where the video is shorter.
+        max_pixels: frames with more are made smaller, keeping their shape; None leaves them.
+
+    Raises:
+        Refusal: not such a video, or damaged.
+    """
+    try:
+        _check_boxes(data)
+        options: dict[str, Any] = {"format": "mp4", "options": _DEMUXER, "metadata_errors": "replace"}
+        with av.open(io.BytesIO(data), "r", **options) as container:
+            if len(container.streams.video) != 1:
+                raise _Unfit(f"it has {len(container.streams.video)} video tracks, one is needed")
+            stream = container.streams.video[0]
+            if not 1 <= stream.frames <= MAX_VIDEO_FRAMES:
+                raise _Unfit(f"a video has at most {MAX_VIDEO_FRAMES} frames, it says {stream.frames}")
+            if stream.codec_context.name not in _CODECS:
+                raise _Unfit(f"it is coded as {stream.codec_context.name}")
+            _check_size(stream.width, stream.height)
+            kept_pixels = min(stream.width * stream.height, max_pixels or MAX_PIXELS)
+            count = min(num_frames, stream.frames)
+            if count * kept_pixels > MAX_REQUEST_PIXELS:
+                raise _Unfit(f"{count} frames of {kept_pixels:,} pixels; a request has {MAX_REQUEST_PIXELS:,} pixels")
+            wanted = set(np.linspace(0, stream.frames - 1, count).round().astype(int).tolist())
+            stream.thread_type, stream.thread_count = "SLICE", 1
+            images = []
+            for index, frame in enumerate(container.decode(stream)):
+                # the stream may hold more, and larger ones, than the header said
+                if index >= MAX_VIDEO_FRAMES or frame.width * frame.height > MAX_PIXELS:
+                    raise _Unfit("it holds more than its header says")
+                if index in wanted:
+                    images.append(_shrink(frame.to_image(), max_pixels))
+        if not images or len({image.size for image in images}) > 1:
+            raise _Unfit("it has no frames, or frames of several sizes")
+    except Exception as error:  # whatever FFmpeg says about a damaged file, the file is to blame
+        raise Refusal(
+            422,
+            "video",
+            f"the video cannot be used: {_reason(error)}",
+            f"send an MP4 of at most {MAX_VIDEO_FRAMES} frames, or the frames themselves",
+        ) from error
+    return np.stack(list(map(np.asarray, images)))
+
+
+class MediaRoot:
+    """The folder that `video_path` may name files of.
+
+    A name is walked one part at a time from an open descriptor of the folder, so that nothing that is swapped
+    underneath, no link and no `..` leads out. Whatever is wrong, the caller reads one and the same refusal: it tells
+    nothing about what is there.
+    """
+
+    def __init__(self, root: str) -> None:
+        """Opens the folder; an empty name means that every `video_path` is refused.
+
+        Raises:
+            MachineError: it is not a folder that can be read.
+        """
+        self._name = root.rstrip("/")
+        try:
+            self._root = os.open(root, _DIRECTORY & ~os.O_NOFOLLOW) if root else None
+        except OSError as error:
+            raise MachineError(
+                f"the media root {root} cannot be opened: {error.strerror}",
+                "make it, or name another: --media-root DIR",
+            ) from error
+
+    def read(self, name: str) -> bytes:
+        """The whole file that `name` means, relative to the root, or absolute and inside it.
+
+        Raises:
+            Refusal: it names no video that this server may read.
+        """
+        try:
+            return self._read(name)
+        except (OSError, ValueError):
+            raise Refusal(
+                400,
+                "video_path",
+                "video_path names no video that this server may read",
+                "name an MP4 inside its media root, or upload frames",
+            ) from None
+
+    def _read(self, name: str) -> bytes:
+        parts = name.removeprefix(self._name + "/").split("/")
+        is_plain = name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts)
+        if self._root is None or not is_plain or Path(name).suffix.lower() not in _SUFFIXES:
+            raise ValueError
+        folder = os.dup(self._root)
+        try:
+            for part in parts[:-1]:
+                inner = os.open(part, _DIRECTORY, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            descriptor = os.open(parts[-1], _FILE, dir_fd=folder)
+        finally:
+            os.close(folder)
+        with open(descriptor, "rb") as stream:
+            found = os.fstat(descriptor)
+            # a plain file of ours that no second name leads to: a hard link could be to a file outside
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
+                raise ValueError
+            data = stream.read(MAX_VIDEO_BYTES + 1)
+        if len(data) > MAX_VIDEO_BYTES or data[4:8] != b"ftyp":
+            raise ValueError
+        return data
+
+
+class _Unfit(ValueError):
+    """What is wrong with a file, in words for the caller."""
+
+
+class _CountedFile(io.BytesIO):
+    """A file in memory that may be read only so often: Pillow reads a PNG chunk by chunk, a JPEG marker by marker."""
+
+    _num_reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """The next bytes."""
+        self._num_reads += 1
+        if self._num_reads > _MAX_READS:
+            raise _Unfit("it has too many parts")
+        return super().read(size)
+
+
+def _open_image(text: str) -> Image.Image:
+    """One image whose header alone has been read; no address is ever followed."""
+    prefix = _DATA_URI.match(text)
+    if prefix is None and ":" in text[:64]:
+        raise _Unfit("images are sent as base64, addresses are never followed")
+    encoded = text[prefix.end() :] if prefix else text
+    try:
+        data = binascii.a2b_base64(encoded)
+    except ValueError:
+        data = b""
+    # The decoder skips what it does not know, so the length tells, at a third of the time of its strict mode.
+    if not data or len(encoded) != 4 * math.ceil(len(data) / 3):
+        raise _Unfit("it is no base64")
+    try:
+        image = Image.open(_CountedFile(data), formats=_FORMATS)
+    except Image.UnidentifiedImageError:
+        raise _Unfit("it is no PNG, JPEG or WebP that can be read") from None
+    except Image.DecompressionBombError:
+        raise _Unfit(f"an image has at most {MAX_PIXELS:,} pixels") from None
+    _check_size(*image.size)
+    if getattr(image, "n_frames", 1) > 1:
+        raise _Unfit("it is animated")
+    if image.format == "JPEG" and data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
+        raise _Unfit(f"a JPEG has at most {_MAX_JPEG_SCANS} scans")
+    if len(image.info.get("exif", b"")) > _MAX_EXIF_BYTES:
+        raise _Unfit(f"EXIF has at most {_MAX_EXIF_BYTES:,} bytes")
+    return image
+
+
+def _check_size(width_px: int, height_px: int) -> None:
+    if width_px * height_px > MAX_PIXELS:
+        raise _Unfit(f"an image has at most {MAX_PIXELS:,} pixels, it says {width_px} x {height_px}")
+    shortest = min(width_px, height_px)
+    if shortest < _MIN_SIDE_PX or max(width_px, height_px) > _MAX_ASPECT * shortest:
+        raise _Unfit(
+            f"sides have at least {_MIN_SIDE_PX} pixels, none over {_MAX_ASPECT} times the other, it says "
+            f"{width_px} x {height_px}"
+        )
+
+
+def _check_boxes(data: bytes) -> None:
+    """Bounds what FFmpeg parses of an MP4: a file of nothing but boxes of eight bytes costs it seconds.
+
+    Source: ISO/IEC 14496-12, section 4.2.
+    """
+    at = num_header_bytes = 0
+    while at + 8 <= len(data):
+        size, name = struct.unpack_from(">I4s", data, at)
+        if size == 1 and at + 16 <= len(data):
+            (size,) = struct.unpack_from(">Q", data, at + 8)
+        size = min(size or len(data), len(data) - at)
+        if size < 8:
+            raise _Unfit("it is damaged")
+        num_header_bytes += 8 if name == b"mdat" else size
+        if num_header_bytes > _MAX_HEADER_BYTES:
+            raise _Unfit(f"an MP4 has at most {_MAX_HEADER_BYTES:,} bytes besides its frames")
+        at += size
+
+
+def _shrink(image: Image.Image, max_pixels: int | None) -> Image.Image:
+    num_pixels = image.width * image.height
+    if max_pixels is None or num_pixels <= max_pixels:
+        return image
+    scale = (max_pixels / num_pixels) ** 0.5
+    size = max(1, int(image.width * scale)), max(1, int(image.height * scale))
+    return image.resize(size, Image.Resampling.BICUBIC)
+
+
+def _reason(error: Exception) -> str:
+    """What the caller is told: our own words, never a library's."""
+    return str(error) if isinstance(error, _Unfit) else "it is damaged"
+
+
+def _refuse(code: str, message: str) -> Refusal:
+    return Refusal(422, code, message, "send PNG, JPEG or WebP stills as base64, at the size that is to be judged")

@@ -1,0 +1,273 @@
+"""One copy of a policy in a process of its own: samples replies, with exactly the weights that a request names."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlvlm.core.disk import claim, clear_abandoned
+from rlvlm.core.errors import RunError
+from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledAction, SampledReply
+from rlvlm.core.steps import Frames
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.loading import load_policy
+from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.policies.vlm.vllm import TokenRules, TokenSampling, VllmSampler
+from rlvlm.serving.config import PlacementConfig
+from rlvlm.serving.fair_queue import FairQueue
+from rlvlm.serving.replica import Replica
+from rlvlm.serving.weights import Weights, check_distance, fetch_here, load_weights, mean_distance, write_weights
+from rlvlm.vlms.config import EngineConfig
+
+BATCH_WAIT_S = 0.002
+"""How long a request waits for others to share its batch."""
+_PREFIX = "rlvlm-weights-"
+"""Of the temporary folder in which a replica keeps weights for vLLM to load."""
+
+PolicyBuilder = Callable[[PolicyConfig, int], VLMPolicy]
+"""Makes the policy of a config for so many actions; it must pickle."""
+Sampled = SampledReply | SampledAction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How replies are sampled."""
+
+    max_new_tokens: int
+    temperature: float
+    greedy: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyCall:
+    """Some turns that are to be answered, sent together."""
+
+    key: str
+    """The same for every try of this request: a replica that meets it twice samples once."""
+    requests: tuple[ReplyRequest, ...]
+    frames: tuple[Frames, ...]
+    """[H, W, 3] the image of each."""
+    sampling: Sampling
+    weights: Weights | None
+    """That must answer; None takes those that the policy was loaded with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCall:
+    """Some prompts that vLLM is to go on with, sent together."""
+
+    key: str
+    """As of a `ReplyCall`."""
+    prompts: tuple[ReplyTokens, ...]
+    """Without a reply."""
+    seeds: tuple[int, ...]
+    frames: tuple[Frames, ...]
+    """[H, W, 3] the image of each."""
+    sampling: Sampling
+    weights: Weights
+    """That must answer."""
+    rules: TokenRules
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyReceipt:
+    """The answers to one call, in its order."""
+
+    answers: list[Sampled]
+    sync_error: float
+    """How far this replica's log-probs of the fixed reply were off when it took the weights over, nats per token."""
+
+
+class PolicyReplica(Replica):
+    """The policy itself. Small requests are merged, and one thread runs the model.
+
+    Args:
+        config: of the policy.
+        num_actions: that an action head chooses from.
+        placement: with which resources.
+        batch_size: turns answered together.
+        build: makes the policy.
+    """
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        num_actions: int,
+        placement: PlacementConfig,
+        batch_size: int,
+        build: PolicyBuilder = load_policy,
+    ) -> None:
+        super().__init__("policy", config.device, placement)
+        self._sync_error = 0.0
+        self._sha256 = ""
+        settled = replace(config, device=self._device)
+        self._engine = self._load(lambda: PolicyEngine(build(settled, num_actions), batch_size))
+        self._batches = FairQueue(self._ask_batch, batch_size=batch_size, wait_s=BATCH_WAIT_S)
+
+    async def ask(self, call: ReplyCall) -> ReplyReceipt | RunError:
+        """The replies to one request, or the error that hit them: raised, Serve would log it as a fault of its own."""
+        if call.weights is not None and call.weights.sha256 != self._sha256:
+            # not in the model's thread: there the wait would be taken for a model that is stuck
+            await asyncio.get_running_loop().run_in_executor(None, fetch_here, call.weights)
+        items = [(call, place) for place in range(len(call.requests))]
+        answers = await self._batches.put(items, key=call.key)
+        if failed := [answer for answer in answers if isinstance(answer, RunError)]:
+            return failed[0]
+        return ReplyReceipt(answers=answers, sync_error=self._sync_error)
+
+    async def _ask_batch(self, items: list[Any]) -> list[Any]:
+        return await self._run(self._answers, items)
+
+    def _answers(self, items: Sequence[tuple[ReplyCall, int]]) -> list[Sampled | RunError]:
+        """An answer to each turn, or why there is none; turns that are sampled alike go through the model together."""
+        alike: dict[tuple[int, str, Sampling], list[int]] = {}
+        for place, (call, _) in enumerate(items):
+            version, digest = (0, "") if call.weights is None else (call.weights.version, call.weights.sha256)
+            alike.setdefault((version, digest, call.sampling), []).append(place)
+        answers: list[Any] = [None] * len(items)
+        for (version, digest, sampling), places in alike.items():
+            outcome: Sequence[Sampled | RunError]
+            try:
+                weights = items[places[0]][0].weights
+                if weights is not None and (version, digest) != (self._engine.version, self._sha256):
+                    self._sync_error = load_weights(self._engine.policy, weights)
+                    self._engine.take(version)
+                    self._sha256 = digest
+                outcome = self._sample([items[place] for place in places], sampling)
+            except RunError as error:
+                outcome = [error] * len(places)
+            for place, answer in zip(places, outcome, strict=True):
+                answers[place] = answer
+        return answers
+
+    def _sample(self, items: Sequence[tuple[ReplyCall, int]], sampling: Sampling) -> Sequence[Sampled]:
+        requests = [call.requests[place] for call, place in items]
+        for index in self._engine.missing([request.image for request in requests]):
+            call, place = items[index]
+            self._engine.show([requests[index].image], np.asarray(call.frames[place])[None])  # sizes may differ
+        if self._engine.acts == "head":
+            return self._engine.act(requests, greedy=sampling.greedy)
+        return self._engine.reply(
+            requests,
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            greedy=sampling.greedy,
+        )
+
+
+class VllmPolicyReplica(Replica):
+    """The policy's chat VLM on vLLM: token ids in, token ids out; every prompt enters the engine by itself.
+
+    Args:
+        config: of the policy.
+        settings: of the engine.
+        placement: with which resources.
+        batch_size: replies written at once.
+    """
+
+    def __init__(
+        self, config: PolicyConfig, settings: EngineConfig, placement: PlacementConfig, batch_size: int
+    ) -> None:
+        super().__init__("policy", config.device, placement, is_elsewhere=True)
+        clear_abandoned(_PREFIX)
+        self._kept = tempfile.TemporaryDirectory(prefix=_PREFIX)
+        self._claim = claim(Path(self._kept.name))
+        self._folder = Path(self._kept.name) / "versions"
+        self._sync_errors: dict[int, float] = {}
+        self._taking = asyncio.Lock()
+        self._idle = asyncio.Condition()
+        self._under_way: dict[int, int] = {}
+        settled = replace(config, device=self._device)
+        self._sampler = self._load(lambda: VllmSampler(settled, settings, max_requests=batch_size))
+        self._slots = FairQueue(self._ask_engine, batch_size=1, concurrency=2 * batch_size)
+
+    def __del__(self) -> None:
+        """Called by Serve when it stops the replica: takes the files of weights along."""
+        self._kept.cleanup()
+
+    async def ask(self, call: TokenCall) -> ReplyReceipt | RunError:
+        """The replies to one request, or the error that hit them: raised, Serve would log it as a fault of its own.
+
+        Their texts and values are missing: those are the trainer's to say.
+        """
+        version = call.weights.version
+        try:
+            async with self._taking:
+                await self._sync_weights(call)
+                self._under_way[version] = self._under_way.get(version, 0) + 1
+            try:
+                items = [(call, place) for place in range(len(call.prompts))]
+                answers = await self._slots.put(items, key=call.key)
+            finally:
+                self._under_way[version] -= 1
+                async with self._idle:
+                    self._idle.notify_all()
+        except RunError as error:
+            return error
+        return ReplyReceipt(answers=answers, sync_error=self._sync_errors[version])
+
+    async def check_health(self) -> None:
+        """Passes unless the engine is dead or one reply takes longer than callers wait.
+
+        Raises:
+            RuntimeError: it is, or does.
+        """
+        await super().check_health()
+        if self._sampler.is_dead:
+            raise RuntimeError("vLLM's engine has died")
+
+    async def _ask_engine(self, items: list[tuple[TokenCall, int]]) -> list[SampledReply]:
+        [(call, place)] = items
+        prompt, sampling, version = call.prompts[place], call.sampling, call.weights.version
+        with self._heartbeat.waiting():
+            how = TokenSampling(
+                seed=call.seeds[place],
+                max_new_tokens=sampling.max_new_tokens,
+                temperature=sampling.temperature,
+                greedy=sampling.greedy,
+            )
+            sampled = await self._sampler.sample(prompt, call.frames[place], call.rules, how, version)
+        reply = SampledReply(
+            tokens=replace(prompt, reply_ids=sampled.ids),
+            text="",
+            log_probs=sampled.log_probs,
+            value=float("nan"),
+            is_complete=sampled.is_complete,
+            version=version,
+        )
+        return [reply]
+
+    async def _sync_weights(self, call: TokenCall) -> None:
+        """Has the engine hold the weights of `call`, once they are known to be whole and to say what the trainer's say.
+
+        Raises:
+            ModelUnavailable: they are refused; the engine keeps those that it had.
+        """
+        weights, version = call.weights, call.weights.version
+        if self._sampler.holds(version):
+            return
+        folder = self._folder / f"version-{version}"
+        await asyncio.get_running_loop().run_in_executor(None, write_weights, weights, folder)
+        before = self._sampler.version
+        async with self._idle:  # what began under one version ends under it
+            await self._idle.wait_for(lambda: self._sampler.keeps_others or not sum(self._under_way.values()))
+        with self._heartbeat.waiting():
+            try:
+                await self._sampler.load(version, folder)
+                probe = weights.probe
+                here = await self._sampler.read(probe.tokens, probe.frame[0], call.rules, version)
+                distance = mean_distance(here, probe.log_probs)
+                check_distance(weights, distance, is_coarse=self._sampler.is_coarse)
+            except RunError:
+                await self._sampler.go_back(version, None if before is None else self._folder / f"version-{before}")
+                raise
+        self._sync_errors[version] = distance
+        for old in self._folder.iterdir():
+            if not self._sampler.holds(int(old.name.rpartition("-")[2])):
+                shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,312 @@
+"""What every replica of a model has: a thread for the model, a share of a GPU, a health check that sees if it is stuck.
+
+Ray Serve asks `check_health` once a second, and replaces a replica that failed three times in a row. Whether a model is
+stuck or busy with one long honest batch no clock can tell, so signs of life decide (`Heartbeat`); without them
+`tests/faults/test_served_judges.py::test_a_stuck_replica_is_replaced` waits for ever. A replica whose event loop is
+blocked, or whose process is stopped, is late with its answer and counts as failed without any help.
+"""
+
+import asyncio
+import faulthandler
+import json
+import logging
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+
+from rlvlm.core.errors import (
+    JudgeUnavailable,
+    MachineError,
+    ModelUnavailable,
+    RunError,
+    UnsupportedQuestion,
+    first_line,
+)
+from rlvlm.serving.config import PlacementConfig
+
+logger = logging.getLogger(__name__)
+
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 2.5
+"""Between two health checks, and the longest wait for one. The answer never waits for the model."""
+FAILED_CHECKS = 3
+"""So many in a row, and Serve replaces the replica."""
+START_TIMEOUT_S = 1_800.0
+"""Longest time to load: a big model is read from a slow disk in some minutes."""
+GIB = 1 << 30
+_MAX_STACK = 64
+_MARK = "rlvlm-cause: "
+_KINDS = {kind.__name__: kind for kind in (JudgeUnavailable, ModelUnavailable, MachineError)}
+
+Model = TypeVar("Model")
+
+
+class Replica:
+    """One copy of a model in a process of its own; the base of the classes that `deployments` puts behind Serve.
+
+    Args:
+        what: it is, for messages: `judge`.
+        device: that the config asks for.
+        placement: with which resources.
+        is_elsewhere: whether the model runs in another process, as an engine or behind an API.
+        unavailable: the error of a model that cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        device: str,
+        placement: PlacementConfig,
+        *,
+        is_elsewhere: bool = False,
+        unavailable: type[ModelUnavailable] = ModelUnavailable,
+    ) -> None:
+        self._what, self._placement, self._unavailable = what, placement, unavailable
+        self._device = assigned_device(device)
+        self._heartbeat = Heartbeat(waits_for_gpu=self._device.startswith("cuda"), is_elsewhere=is_elsewhere)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=what)
+
+    def _load(self, build: Callable[[], Model]) -> Model:
+        """What `build` makes in the model's thread, within the replica's share of the machine.
+
+        Raises:
+            RuntimeError: it cannot be loaded, takes too long or does not fit its share of a GPU; the line carries the
+                cause and the fix to whoever waits for the app.
+        """
+
+        def limited() -> Model:
+            share = self._placement.num_gpus
+            limit_share(self._device, share)
+            model = build()
+            if torch := sys.modules.get("torch"):  # a judge behind an API needs none, and its replica starts sooner
+                torch.set_num_threads(max(1, int(self._placement.num_cpus)))
+            check_share(self._device, share)
+            return model
+
+        try:
+            return self._thread.submit(limited).result(START_TIMEOUT_S)
+        except (ModelUnavailable, UnsupportedQuestion) as error:
+            logger.exception("the %s cannot be loaded", self._what)
+            raise marked(self._unavailable(str(error), error.fix)) from error
+        except Exception as error:  # whatever it is, Serve would hide it in a traceback
+            logger.exception("the %s cannot be loaded", self._what)
+            name, line = type(error).__name__, first_line(error)
+            reason = name if line == name else f"{name}: {line}"
+            if isinstance(error, TimeoutError):
+                reason = f"it took longer than {START_TIMEOUT_S:.0f} s"
+            cause = f"the {self._what} cannot be loaded: {reason}"
+            fix = getattr(error, "fix", "") or "the traceback is in the replica's log in Ray's session folder"
+            raise marked(self._unavailable(cause, fix)) from error
+
+    async def _run(self, work: Callable[[Any], Model], items: Any) -> Model:
+        """Runs the model in its one thread, so that the event loop stays free for health checks."""
+
+        def timed() -> Model:
+            with self._heartbeat.working():
+                return work(items)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
+
+    async def check_health(self) -> None:
+        """Passes unless the model is stuck.
+
+        Raises:
+            RuntimeError: it shows no sign of life, or one batch takes longer than callers wait.
+        """
+        placement = self._placement
+        if reason := self._heartbeat.stuck(stall_s=placement.stall_s, deadline_s=placement.timeout_s):
+            logger.error("this replica is stuck: %s", reason)
+            faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+            raise RuntimeError(reason)
+
+
+class Heartbeat:
+    """Signs of life of the one thread that runs the model, looked at by each health check.
+
+    - CPU time: on a CPU a thread that computes uses some between any two looks, one that sleeps, waits for a lock or
+      for a pipe uses none. A thread that waits for a GPU may spin, so there it says nothing.
+    - finished layers: on a GPU every module that returns counts; a hung kernel fills the launch queue and stops them.
+    - the stack: moved on since the last look, as when images are decoded.
+
+    A model that runs elsewhere shows none of these while it is well; for it only the deadline counts. Silence is
+    counted in looks, not seconds: a starved or stopped process looks less often too.
+
+    Args:
+        waits_for_gpu: whether the model runs on a GPU of this process.
+        is_elsewhere: whether it runs in another process.
+    """
+
+    def __init__(self, *, waits_for_gpu: bool = False, is_elsewhere: bool = False) -> None:
+        self._waits_for_gpu = waits_for_gpu
+        self._is_elsewhere = is_elsewhere
+        self._clock: int | None = None
+        self._thread = 0
+        self._num_batches = self._num_layers = self._num_silent = 0
+        self._last: tuple[Any, ...] | None = None
+        self._begun: dict[object, float] = {}
+        if waits_for_gpu:
+            from torch.nn.modules.module import register_module_forward_hook
+
+            def count_layer(*_: object) -> None:
+                self._num_layers += 1
+
+            register_module_forward_hook(count_layer)
+
+    @property
+    def busy_since(self) -> float | None:
+        """When the oldest batch or question at work was begun, monotonic; None while there is none."""
+        return next(iter(list(self._begun.values())), None)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Around one batch, in the model's thread."""
+        self._thread = threading.get_ident()
+        self._clock = time.pthread_getcpuclockid(self._thread)
+        self._num_batches += 1
+        with self.waiting():
+            yield
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around one question to a model that runs elsewhere; any number of them may be under way."""
+        ticket = object()
+        self._begun[ticket] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._begun[ticket]
+
+    def stuck(self, *, stall_s: float, deadline_s: float) -> str | None:
+        """One look: why the model is stuck, None while there is hope.
+
+        Args:
+            stall_s: silence after which Serve is to replace the replica, which takes `FAILED_CHECKS` looks.
+            deadline_s: longest batch, however lively: callers have given up by then.
+        """
+        busy_since = self.busy_since
+        if busy_since is None:
+            self._num_silent = 0
+            return None
+        busy_s = time.monotonic() - busy_since
+        if busy_s > deadline_s:
+            return f"one batch has taken {busy_s:.0f} s, callers wait {deadline_s:.0f} s (--serve.timeout-s)"
+        if self._is_elsewhere or self._clock is None:
+            return None
+        if self._waits_for_gpu:
+            now = self._num_batches, self._num_layers, *_stack(self._thread)
+        else:
+            now = self._num_batches, time.clock_gettime_ns(self._clock)
+        self._num_silent = self._num_silent + 1 if now == self._last else 0
+        self._last = now
+        if self._num_silent < max(1, round(stall_s / HEALTH_PERIOD_S) - FAILED_CHECKS + 1):
+            return None
+        return (
+            f"the model has shown no sign of life for {self._num_silent * HEALTH_PERIOD_S:.0f} s; "
+            "if it was only slow, raise --serve.stall-s"
+        )
+
+
+def _stack(thread: int) -> Iterator[tuple[int, int]]:
+    """Where a thread stands: its innermost frames and the instruction each is at."""
+    frame = sys._current_frames().get(thread)
+    for _ in range(_MAX_STACK):
+        if frame is None:
+            return
+        yield id(frame), frame.f_lasti
+        frame = frame.f_back
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuMemory:
+    """What torch holds on this process's GPU, in bytes."""
+
+    peak: int
+    """The most that was reserved since the process began."""
+    total: int
+    """Of the card."""
+
+    def exceeds(self, share: float) -> bool:
+        """Whether the peak lies above `share` of the card; no share is no limit."""
+        return 0 < share < 1 and self.peak > share * self.total
+
+    def __str__(self) -> str:
+        return f"{self.peak / GIB:.2f} of {self.total / GIB:.2f} GiB"
+
+
+def assigned_device(device: str) -> str:
+    """What `auto` means inside Ray: the GPU that Ray assigned to this process, else the CPU.
+
+    Ray leaves every GPU visible to a process that asked for none (ray#54868), so visibility decides nothing.
+    """
+    if device != "auto":
+        return device
+    if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def limit_share(device: str, share: float) -> None:
+    """Lets torch reserve no more than `share` of the card's memory; a whole card or none sets no limit.
+
+    Ray's `num_gpus: 0.5` is bookkeeping alone, so a model that takes more would starve its neighbour.
+    """
+    if device.startswith("cuda") and 0 < share < 1:
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(share)
+
+
+def measured(device: str) -> GpuMemory | None:
+    """The memory of this process; None on a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    return GpuMemory(peak=torch.cuda.max_memory_reserved(), total=torch.cuda.get_device_properties(0).total_memory)
+
+
+def check_share(device: str, share: float) -> None:
+    """Raises JudgeUnavailable where the loaded and once asked judge holds more than its share.
+
+    The CUDA context of each process, some hundred MB, comes on top and is in no process's share.
+    """
+    memory = measured(device)
+    if memory and memory.exceeds(share):
+        raise JudgeUnavailable(
+            f"the judge holds {memory}, its share is {share:g} of the card",
+            f"raise --serve.num-gpus to {min(1.0, memory.peak / memory.total + 0.1):.1f}, or --judge.quantization nf4",
+        )
+
+
+def marked(cause: ModelUnavailable | MachineError) -> RuntimeError:
+    """An error for Serve to show: it keeps a constructor's error only as text, so cause and fix are one marked line."""
+    return RuntimeError(_MARK + json.dumps([type(cause).__name__, str(cause), cause.fix]))
+
+
+def cause_of(status: ApplicationStatusOverview) -> RunError | None:
+    """What the app itself says is wrong, or what Serve says once it gave up; None while there is still hope.
+
+    A cause that the app itself names is final, so Serve's further tries are not waited for.
+    """
+    messages = [deployment.message for deployment in status.deployments.values()] + [status.message]
+    for message in messages:
+        if found := re.search(re.escape(_MARK) + r"(\[.*\])", message):
+            kind, what, fix = json.loads(found[1])
+            return _KINDS[kind](what, fix)
+    if status.status not in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
+        return None
+    lines = [line for message in messages for line in message.strip().splitlines() if line.strip()]
+    return JudgeUnavailable(
+        f"it could not start: {lines[-1] if lines else status.status.value}",
+        "look at the replica's log in Ray's session folder",
+    )

@@ -1,1 +1,0 @@
-"""What runs inside a replica's process: the judge, its batches, its watchdog and its share of a GPU."""
