@@ -37,7 +37,7 @@ from rlvlm.core.sampling import ReplyRequest, SampledAction
 from rlvlm.core.steps import Frames
 from rlvlm.envs.replies import read_reply
 from rlvlm.judges.prompts import check_goal
-from rlvlm.judges.reading.verdicts import parse_score
+from rlvlm.judges.reading import parse_score
 from rlvlm.serving import messages as wire
 from rlvlm.serving.app_file import GatewayArgs
 from rlvlm.serving.client import AsyncAppClient, AsyncJudge
