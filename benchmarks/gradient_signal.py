@@ -17,7 +17,7 @@ from vla_grpo import Trial, set_up, supervised, told
 
 from rlvlm.algorithms.grpo.config import AdvantageConfig, CriticConfig
 from rlvlm.algorithms.grpo.credit.critic import Critic
-from rlvlm.algorithms.grpo.credit.groups import UpdateBatch, gathered, sifted, weighed
+from rlvlm.algorithms.grpo.credit.groups import UpdateBatch, filter_groups, group_episodes, make_update
 from rlvlm.algorithms.grpo.learner import GRPOLearner
 from rlvlm.core.steps import FloatArray
 from rlvlm.policies.vla.sampling import log_probs_of
@@ -41,11 +41,11 @@ def main(task: str, trial: Trial) -> None:
     num_blocks = trial.most_episodes // BLOCK
     for block in range(num_blocks):
         episodes = runner.sample(num_groups=trial.grpo.groups, scale=scale).episodes
-        groups = gathered(episodes, np.array([episode.success for episode in episodes], np.float32))
+        groups = group_episodes(episodes, np.array([episode.success for episode in episodes], np.float32))
         updates = {name: critic.weigh(groups) for name, critic in critics.items()}
         plain = AdvantageConfig()
-        mixed = sifted(groups, plain, 0.0)
-        updates["groups"] = weighed(mixed, plain) if mixed else None
+        mixed = filter_groups(groups, plain, 0.0)
+        updates["groups"] = make_update(mixed, plain) if mixed else None
         successes.append(float(np.mean([episode.success for episode in episodes])))
         sys.stderr.write(f"\rblock {block + 1} of {num_blocks}, success {np.mean(successes):.2f}")
         if 2 * block >= num_blocks:

@@ -25,12 +25,12 @@ import psutil
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble
 from rlvlm.core import metrics
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.preference.config import PreferenceRunConfig
-from rlvlm.runs.preference.pipeline import PreferencePipeline
-from rlvlm.runs.processes.memory import MemoryWatch, release_free_memory, tree_memory_mb
-from rlvlm.runs.processes.private_ray import ray_session
+from rlvlm.runs.build import open_algorithm
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.memory import MemoryWatch, release_free_memory, tree_memory_mb
+from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.recipes import recipe
-from rlvlm.runs.session import judge_session
+from rlvlm.runs.train import judge_session
 
 WINDOW = 50_000
 
@@ -56,7 +56,7 @@ class Window:
         return (self.cpu_s - self.session_s) / WINDOW * 1e3
 
 
-def config(steps: int) -> PreferenceRunConfig:
+def config(steps: int) -> RunConfig:
     """The default run, at random for its whole length."""
     usual = recipe("drawer_open")
     return replace(usual, steps=steps, algo=replace(usual.algo, seed_steps=steps))
@@ -111,7 +111,7 @@ def main() -> None:
         stack.enter_context(ray_session())
         open_store = partial(LabelStore, Path(store) / "labels")
         make_judge = stack.enter_context(judge_session(run, open_store, Path(store) / "spent"))
-        algorithm = stack.enter_context(PreferencePipeline().open_algorithm(run, make_judge))
+        algorithm = stack.enter_context(open_algorithm(run, make_judge))
         for window in windows(algorithm, steps):
             done.append(window)
             print(

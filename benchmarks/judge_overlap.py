@@ -29,7 +29,7 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.answers.sessions import Answered, AsyncLabelling, Session, SyncLabelling
 from rlvlm.preferences.answers.teachers import JudgeTeacher
 from rlvlm.preferences.questions.queries import draw_pairs
-from rlvlm.runs.processes.private_ray import ray_session
+from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.recipes import recipe
 from rlvlm.serving.apps import start_judge
 

@@ -46,11 +46,10 @@ from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.runs.policy.config import PolicyRunConfig
-from rlvlm.runs.policy.pipeline import make_policy
-from rlvlm.runs.processes.private_ray import ray_session
+from rlvlm.runs.build import built, make_policy
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.recipes import recipe
-from rlvlm.runs.session import built
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import EngineConfig
 from rlvlm.serving.engine import ServedEngine
@@ -160,7 +159,7 @@ class GenerateEngine(PolicyEngine):
         )
 
 
-def algorithm_of(config: Config, run: PolicyRunConfig) -> PPOVLMConfig:
+def algorithm_of(config: Config, run: RunConfig) -> PPOVLMConfig:
     return (
         PPOVLMConfig()
         .envs(task=run.task, env_settings=run.env)
@@ -184,7 +183,7 @@ def replica_processes(app: str) -> list[psutil.Process]:
 def contest(config: Config, task: str) -> dict[str, Any]:
     """Rates of all ways on one task, and the parts of a step."""
     run = recipe(task)
-    assert isinstance(run, PolicyRunConfig), f"{task} is no env in turns"
+    assert run.algorithm == "ppo", f"{task} is no env in turns"
     with contextlib.ExitStack() as stack:
         algorithm = stack.enter_context(built(algorithm_of(config, run)))
         assert isinstance(algorithm, PPOVLM)

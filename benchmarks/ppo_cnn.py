@@ -30,7 +30,7 @@ from rlvlm.algorithms.ppo_vlm.player import is_strict_success
 from rlvlm.algorithms.rllib import quiet_rllib
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.runs.processes.private_ray import ray_session
+from rlvlm.runs.ray_session import ray_session
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,6 @@ from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.rewards.scorers import make_scorer
 from rlvlm.runs.recipes import recipe
-from rlvlm.runs.vla.config import VLARunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +193,7 @@ def supervised(
 def told(task: str, args: list[str]) -> tuple[str, Trial]:
     """A task by its full name, and its recipe's settings but for those of the command line."""
     own = recipe(task)
-    assert isinstance(own, VLARunConfig), f"{own.task} is no task in chunks"
+    assert own.algorithm == "grpo", f"{own.task} is no task in chunks"
     default = Trial(env=own.env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=ScoreConfig())
     trial = tyro.cli(Trial, default=default, args=args)
     check_together(trial.reward, trial.grpo, trial.sft, trial.policy)

@@ -8,7 +8,7 @@ import numpy as np
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.step_env import StepEnv
 from rlvlm.envs.task import Task
-from rlvlm.runs.preference.config import PreferenceRunConfig
+from rlvlm.runs.config import RunConfig
 
 RING = np.array([0.7, 0.3])
 TASK = Task(
@@ -19,9 +19,9 @@ TASK = Task(
 )
 
 
-def recipe() -> PreferenceRunConfig:
+def recipe() -> RunConfig:
     """What a run starts from; the command line overrides it."""
-    return PreferenceRunConfig(task=TASK.name, steps=5_000, env=EnvConfig(episode_steps=50))
+    return RunConfig(task=TASK.name, steps=5_000, env=EnvConfig(episode_steps=50))
 
 
 class SlideBall(StepEnv):

@@ -6,6 +6,9 @@ script or a notebook needs is in `PUBLIC`: docs/python.md.
 """
 
 import importlib
+import os
+import pwd
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,11 +17,11 @@ if TYPE_CHECKING:
     from rlvlm.envs.registry import make_env as make_env
     from rlvlm.envs.task import Task as Task
     from rlvlm.judges.build import build_judge as build_judge
-    from rlvlm.runs.folder.run_folder import find_folder as find_folder
-    from rlvlm.runs.folder.settings import override as override
+    from rlvlm.runs.folder import find_folder as find_folder
     from rlvlm.runs.in_python import learned_reward as learned_reward
     from rlvlm.runs.in_python import train as train
     from rlvlm.runs.recipes import recipe as recipe
+    from rlvlm.runs.settings import override as override
 
 __version__ = "0.2.0"
 PUBLIC = {
@@ -26,10 +29,10 @@ PUBLIC = {
     "Query": "rlvlm.core.judging",
     "Task": "rlvlm.envs.task",
     "build_judge": "rlvlm.judges.build",
-    "find_folder": "rlvlm.runs.folder.run_folder",
+    "find_folder": "rlvlm.runs.folder",
     "learned_reward": "rlvlm.runs.in_python",
     "make_env": "rlvlm.envs.registry",
-    "override": "rlvlm.runs.folder.settings",
+    "override": "rlvlm.runs.settings",
     "recipe": "rlvlm.runs.recipes",
     "train": "rlvlm.runs.in_python",
 }
@@ -41,3 +44,26 @@ def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
         raise AttributeError(f"rlvlm has no {name!r}; public names: {', '.join(PUBLIC)}")
     return getattr(importlib.import_module(PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *PUBLIC]
+
+
+def _ensure_home() -> None:
+    """Gives a user without an entry in /etc/passwd a home folder and a name, as containers run with (OpenShift,
+    `docker --user`): Ray and torch ask for them when they are imported. Processes that are started inherit them.
+    """
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        os.environ.setdefault("USER", f"uid{os.getuid()}")
+        if not os.access(os.environ.get("HOME") or "/nonexistent", os.W_OK | os.X_OK):
+            home = os.path.join(tempfile.gettempdir(), f"rlvlm-home-{os.getuid()}")
+            os.makedirs(home, mode=0o700, exist_ok=True)
+            if os.stat(home).st_uid != os.getuid():  # somebody else made it first
+                home = tempfile.mkdtemp(prefix="rlvlm-home-")
+            os.environ["HOME"] = home
+
+
+_ensure_home()

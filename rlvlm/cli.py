@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from rlvlm.core.console.boxes import guarded
+from rlvlm.core.console.boxes import expand_home, guarded
 from rlvlm.core.errors import EXIT_DONE, UsageError
 
 COMMANDS: dict[str, str] = {
@@ -36,7 +36,7 @@ COMMANDS: dict[str, str] = {
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    given = sys.argv[1:] if words is None else list(words)
+    given = [expand_home(word) for word in (sys.argv[1:] if words is None else words)]
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `python -m rlvlm.run my_file:TASK` finds it there, and so should `rlvlm`
     return guarded(lambda: run_word(given))

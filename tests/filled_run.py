@@ -11,10 +11,9 @@ from rlvlm.core.judging import Label, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import Pair, Segment
 from rlvlm.envs.step_env import StepEnv
 from rlvlm.preferences.records import QueryRecord, ScoreRecord, record_queries, record_scores
-from rlvlm.runs.artifacts.samples import sample_rows
-from rlvlm.runs.folder.rows import query_row
-from rlvlm.runs.folder.run_folder import RunFolder, create_folder
-from rlvlm.runs.preference.config import PreferenceRunConfig
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder import RunFolder, create_folder
+from rlvlm.runs.records import compared_examples, query_row
 from rlvlm.testing import TinyEnv
 
 STAMP = Stamp(judge="transformers:tiny", revision="", prompt="direct/1", decoding="temperature=0")
@@ -74,12 +73,12 @@ def make_scores() -> Callable[[int], list[ScoreRecord]]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> PreferenceRunConfig:
-    return PreferenceRunConfig(task="drawer_open", seed=3, out=tmp_path / "run")
+def config(tmp_path: Path) -> RunConfig:
+    return RunConfig(task="drawer_open", seed=3, out=tmp_path / "run")
 
 
 @pytest.fixture
-def folder(config: PreferenceRunConfig) -> RunFolder:
+def folder(config: RunConfig) -> RunFolder:
     return create_folder(config, ["rlvlm", "run", "drawer_open", "--seed", "3"], datetime(2026, 1, 2, 3, 4, 5))
 
 
@@ -105,5 +104,5 @@ def filled(folder: RunFolder, make_records: Callable[..., list[QueryRecord]]) ->
     for session, step in enumerate((1_500, 2_500)):
         records = make_records(step, session, "<script>alert(1)</script>\nnothing, or 0")
         folder.queries.append(map(query_row, records))
-        folder.samples.append(sample_rows(records, lambda snapshots: env.draw(snapshots, 32)))
+        folder.samples.append(compared_examples(records, lambda snapshots, _: env.draw(snapshots, 32)))
     return folder

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rlvlm
-from rlvlm.runs.configs import CONFIGS
+from rlvlm.runs.config import ALGORITHMS, SECTIONS, RunConfig
 
 PACKAGE = Path(rlvlm.__file__).parent
 FLOOR = {
@@ -151,6 +151,9 @@ def test_every_room_has_a_floor_and_none_is_called_utils() -> None:
     assert not [path for path in SOURCES if "util" in path.name]
 
 
+CONFIGS = [RunConfig, *ALGORITHMS.values(), *(kind for sections in SECTIONS.values() for kind in sections.values())]
+
+
 def config_classes(root: type) -> Iterator[type]:
     yield root
     hints = typing.get_type_hints(root)
@@ -161,7 +164,7 @@ def config_classes(root: type) -> Iterator[type]:
 
 @pytest.mark.parametrize(
     "config",
-    [part for config in CONFIGS.values() for part in config_classes(config)],
+    list(dict.fromkeys(part for config in CONFIGS for part in config_classes(config))),
     ids=lambda config: config.__name__,
 )
 def test_every_config_field_is_documented(config: type) -> None:

@@ -12,7 +12,10 @@ import pytest
 
 from rlvlm.cli import main
 from rlvlm.run import main as run_main
-from rlvlm.runs.configs import read_config_text
+from rlvlm.runs.checkpoints import RunState
+from rlvlm.runs.config import read_config_text
+from rlvlm.runs.folder import find_folder
+from rlvlm.runs.settings import flat as leaves
 
 
 def flat(text: str) -> str:
@@ -129,6 +132,23 @@ def test_a_finished_run_goes_on_once_its_config_wants_more_steps(place: Path, mo
     for done, code in ((wanted, 0), (wanted - 1, 75)):
         (place / "used" / "summary.json").write_text(f'{{"exit_reason": "done", "env_steps": {done}}}')
         assert main(["resume", "used"]) == code
+
+
+def test_a_run_is_resumed_with_settings_of_its_place_and_length_and_no_others(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    went_on = []
+    monkeypatch.setattr("rlvlm.runs.train.resume_run", lambda folder, config: went_on.append(config.steps) or 75)
+    folder = find_folder(place / "used")
+    state = RunState(env_steps=5, wall_s=1.0, peak_rss_mb=1.0, settings=leaves(folder.config()))
+    folder.checkpoints.save(state, lambda algorithm: algorithm.mkdir(), is_best=True)
+    assert main(["resume", "used", "--steps", "77", "--reward.teacher", "oracle"]) == 2
+    assert "reward.teacher is 'oracle', before" in flat(capsys.readouterr().err)
+    assert main(["resume", "used", "--steps", "77"]) == 75
+    assert went_on == [77] and folder.config().steps == 77, "what is written there is what runs"
+    (place / "used" / "summary.json").write_text('{"exit_reason": "done", "env_steps": 77}')
+    assert main(["resume", "used", "--seed", "9"]) == 2, "a finished run of another seed is another run"
+    assert "seed is 9, before 0" in flat(capsys.readouterr().err)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ Imports neither torch nor ray.
 import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
@@ -14,22 +14,37 @@ import tyro
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.registry import task_summary
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder.settings import differences, flat
 from rlvlm.runs.recipes import RECIPES, recipe
+from rlvlm.runs.settings import as_config, differences, flat, kind_of
 
 _HELP = ("-h", "--help")
-_CONFIG = (tyro.conf.CascadeSubcommandArgs,)
-"""Options of a chosen member of a union may stand anywhere, and those of the default member need no choice."""
+_CONFIG = (tyro.conf.CascadeSubcommandArgs, tyro.conf.SuppressFixed)
+"""Options of a chosen member of a union may stand anywhere, and those of the default member need no choice; sections of
+other algorithms, which are None, are not shown."""
 _EXAMPLE = next(iter(RECIPES))
 """The task of help texts that name none."""
 
 
 Config = TypeVar("Config", bound=RunConfig)
+T = TypeVar("T")
+
+
+def parse(kind: type[T], words: Sequence[str], prog: str) -> T:
+    """The arguments of a command.
+
+    Raises:
+        UsageError: a value breaks a rule.
+        SystemExit: an option is wrong (code 2, shown in a box), or help was asked for (code 0).
+    """
+    try:
+        return tyro.cli(kind, args=words, prog=prog)
+    except ValueError as error:  # a rule of `kind` itself; those of its parts are shown by the parser
+        raise UsageError(str(error), f"{prog} --help") from error
 
 
 @dataclass(frozen=True)
 class RunArguments(Generic[Config]):
-    """What `run` is told."""
+    """The arguments of `run`."""
 
     config: Annotated[Config, tyro.conf.arg(name="")]
     smoke: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -60,18 +75,25 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
     default = recipe(task)
     default = default.smoke() if "--smoke" in options else default
     arguments = _parse(default, options, f"{prog} {task}")
-    _check_heeded(default, arguments.config)
+    _check_unused(default, arguments.config)
     return arguments
 
 
-def _check_heeded(default: RunConfig, wanted: RunConfig) -> None:
+def parse_settings(config: RunConfig, options: Sequence[str], prog: str) -> RunConfig:
+    """A run's configuration with options of a command line, checked as those of `run` are; raises as `parse_run`."""
+    wanted = _parse(config, options, prog).config
+    _check_unused(config, wanted)
+    return wanted
+
+
+def _check_unused(default: RunConfig, wanted: RunConfig) -> None:
     """Passes where all that differs from the task's recipe has an effect.
 
     Raises:
         UsageError: something has none.
     """
     for name in differences(flat(default), flat(wanted)):
-        if (why := wanted.why_unheeded(name)) is not None:
+        if (why := wanted.why_unused(name)) is not None:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} has no effect with {why}", f"leave out {option}")
 
@@ -79,11 +101,17 @@ def _check_heeded(default: RunConfig, wanted: RunConfig) -> None:
 def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments[RunConfig]:
     about = f"Learn a task ({task_summary()}); every option overrides one field of the task's recipe."
     try:
-        kind: Any = RunArguments[type(default)]  # pyright: ignore[reportInvalidTypeArguments] - the task's pipeline decides
-        return tyro.cli(
-            kind, default=RunArguments(config=default), args=options, prog=prog, description=about, config=_CONFIG
+        kind: Any = kind_of(default)  # of the sections that only some algorithms have, those of the task's own
+        arguments = tyro.cli(
+            RunArguments[kind],
+            default=RunArguments(config=as_config(kind, default)),
+            args=options,
+            prog=prog,
+            description=about,
+            config=_CONFIG,
         )
-    except ValueError as error:  # a rule of RunConfig itself; those of its parts are told by the parser
+        return replace(arguments, config=as_config(RunConfig, arguments.config))
+    except ValueError as error:  # a rule of RunConfig itself; those of its parts are shown by the parser
         raise UsageError(str(error), f"{prog} --help") from error
 
 
@@ -104,9 +132,5 @@ def run_form(words: Sequence[str], prog: str, forms: Mapping[str, tuple[type, Ca
         found = f"{prog} is followed by {', '.join(forms)}; got {wanted or 'nothing'}"
         raise UsageError(found, f"{prog} {near[0]} --help")
     kind, act = forms[wanted]
-    try:
-        arguments = tyro.cli(kind, args=words[1:], prog=f"{prog} {wanted}")
-    except ValueError as error:  # a rule of its settings
-        raise UsageError(str(error), f"{prog} {wanted} --help") from error
-    sys.stdout.write(act(arguments))
+    sys.stdout.write(act(parse(kind, words[1:], f"{prog} {wanted}")))
     return EXIT_DONE

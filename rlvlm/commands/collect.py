@@ -8,11 +8,11 @@ from pathlib import Path
 
 import tyro
 
+from rlvlm.algorithms.grpo.config import SFTConfig
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, full_name, make_env, task_kind, task_summary
 from rlvlm.runs.recipes import recipe
-from rlvlm.runs.vla.config import VLARunConfig
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ def command(words: Sequence[str], prog: str) -> int:
     task, options = ("number_line", words[:1]) if words[0].startswith("-") else (full_name(words[0]), words[1:])
     config = recipe(task)
     default = CollectArguments(out=Path("demonstrations") / task.replace("/", "-"), env=config.env)
-    if isinstance(config, VLARunConfig):  # what a run of the task would have its script play
-        sft = config.sft
+    if isinstance(sft := config.sft, SFTConfig):  # what a run of the task would have its script play
         default = replace(default, episodes=sft.demonstrations, noise=sft.noise, p_perturb=sft.p_perturb)
     try:
         arguments = tyro.cli(CollectArguments, default=default, args=options, prog=f"{prog} {task}")

@@ -15,7 +15,7 @@ from rlvlm.demonstrations.select import FilterConfig
 from rlvlm.demonstrations.trajectories.cut import CutConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import full_name, make_env, task_env, task_kind
-from rlvlm.runs.folder.settings import read_settings
+from rlvlm.runs.settings import read_settings
 
 
 @dataclass(frozen=True)

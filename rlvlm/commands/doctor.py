@@ -10,15 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-import tyro
 from rich.console import Console
 from rich.text import Text
 
-from rlvlm.core.errors import EXIT_DONE, MachineError
+from rlvlm.commands.arguments import parse
+from rlvlm.core.errors import EXIT_DONE, MachineError, RunError
 from rlvlm.envs.rendering import BACKENDS, FIX, try_renderer
-from rlvlm.runs.doctor import POCKET_FIX, free_port, port_is_free
-from rlvlm.runs.folder.environment import PACKAGES, gpu_names, package_version, usable_cores
-from rlvlm.runs.folder.scratch import VARIABLE as SCRATCH
+from rlvlm.runs.checkpoints import VARIABLE as SCRATCH
+from rlvlm.runs.environment import PACKAGES, gpu_names, package_version, usable_cores
+from rlvlm.runs.preflight import POCKET_FIX, cluster_address, free_port, port_is_free
 from rlvlm.vlms.shipped import weights_folder
 
 GIB = 2**30
@@ -51,7 +51,7 @@ class Finding:
 
 def command(words: Sequence[str], prog: str) -> int:
     """`doctor [--json]`: the findings, and whether a run can work here."""
-    arguments = tyro.cli(DoctorArguments, args=words, prog=prog)
+    arguments = parse(DoctorArguments, words, prog)
     findings = [finding for check in CHECKS for finding in check()]
     is_fit = all(finding.is_ok for finding in findings if finding.is_essential)
     if arguments.json:
@@ -112,7 +112,9 @@ def memory() -> Iterator[Finding]:
 
 
 def disks() -> Iterator[Finding]:
-    """Room where runs lie, where temporary files do, and where checkpoints do."""
+    """Room where runs lie, where temporary files do, and where checkpoints do; and the home folder, which Ray needs."""
+    found, is_ok = _tried_folder(Path.home(), 0)
+    yield Finding(name="home folder", is_ok=is_ok, found=found, fix="" if is_ok else "export HOME=/tmp/home")
     free = shutil.disk_usage(Path.cwd()).free
     fix = "" if free >= DISK_BYTES else "free some space, or use --out on another disk"
     yield Finding(name="disk here", is_ok=not fix, found=f"{free / GIB:.1f} GiB free", fix=fix)
@@ -129,7 +131,12 @@ def disks() -> Iterator[Finding]:
 
 
 def network() -> Iterator[Finding]:
-    """Ports on the loopback address."""
+    """The cluster that RAY_ADDRESS names, and ports on the loopback address."""
+    try:
+        found, fix = cluster_address() or "RAY_ADDRESS is not set: a run starts a Ray of its own", ""
+    except RunError as error:
+        found, fix = str(error), error.fix
+    yield Finding(name="ray cluster", is_ok=not fix, found=found, fix=fix)
     try:
         free_port()
     except OSError as error:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.runs.folder.run_folder import find_folder
-from rlvlm.runs.folder.trust import check_trust
+from rlvlm.commands.arguments import parse
+from rlvlm.runs.folder import check_trust, find_folder
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,18 @@ class EvalArguments:
     episodes: int = 10
     """Episodes to play, each with the deterministic policy; of VLMs and VLAs that act, as many again with sampling."""
     video: bool = False
-    """Whether to write one video per episode into the run's folder."""
+    """Whether to write one video per episode."""
+    out: Path | None = None
+    """Folder of evaluation.json and the videos; by default the run's own."""
     trust: bool = False
     """Import the task or the pipeline that the folder names as MODULE:NAME, which runs its code."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`eval DIR [--episodes N] [--video]`: a table of the episodes."""
-    arguments = tyro.cli(EvalArguments, args=words, prog=prog)
+    """`eval DIR [--episodes N] [--video] [--out DIR]`: a table of the episodes."""
+    arguments = parse(EvalArguments, words, prog)
     check_trust([arguments.path], trust=arguments.trust)
     folder = find_folder(arguments.path)
     from rlvlm.runs.evaluate import evaluate_run
 
-    return evaluate_run(folder, arguments.path, arguments.episodes, arguments.video)
+    return evaluate_run(folder, arguments.path, arguments.episodes, arguments.video, arguments.out)

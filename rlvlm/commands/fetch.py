@@ -12,6 +12,7 @@ import tyro
 from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
+from rlvlm.commands.arguments import parse
 from rlvlm.core.console.boxes import guarded
 from rlvlm.core.errors import EXIT_DONE, JudgeUnavailable, MachineError, UsageError, first_line
 from rlvlm.judges.config import JudgeConfig
@@ -37,7 +38,7 @@ class FetchArguments:
 
 def command(words: Sequence[str], prog: str) -> int:
     """`fetch MODEL [--to DIR]`: where it is, and the options that use it."""
-    arguments = tyro.cli(FetchArguments, args=words, prog=prog)
+    arguments = parse(FetchArguments, words, prog)
     found = fetch(arguments.model, arguments.revision, arguments.to)
     revision = "" if found.folder == Path(found.name) else arguments.revision  # a folder has no other
     if code := try_offline(found.name, revision, arguments.backend):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.runs.folder.trust import check_trust
+from rlvlm.commands.arguments import parse
+from rlvlm.runs.folder import check_trust
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class JudgeReportArguments:
 
 def command(words: Sequence[str], prog: str) -> int:
     """`judge-report RUN|STORE... [--out DIR] [--ask-swapped N]`: figures, and a page of them."""
-    arguments = tyro.cli(JudgeReportArguments, args=words, prog=prog)
+    arguments = parse(JudgeReportArguments, words, prog)
     check_trust(arguments.paths, trust=arguments.trust)
-    from rlvlm.reports.judge.report import report_judges
+    from rlvlm.reports.judge_report import report_judges
 
     return report_judges(arguments.paths, arguments.out, arguments.ask_swapped)

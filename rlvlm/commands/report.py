@@ -6,7 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.runs.folder.trust import check_trust
+from rlvlm.commands.arguments import parse
+from rlvlm.runs.folder import check_trust
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class ReportArguments:
 
 def command(words: Sequence[str], prog: str) -> int:
     """`report DIR... [--out DIR]`: what came of runs, or of a sweep."""
-    arguments = tyro.cli(ReportArguments, args=words, prog=prog)
+    arguments = parse(ReportArguments, words, prog)
     check_trust(arguments.paths, trust=arguments.trust)
-    from rlvlm.reports.comparison.comparison import compare
+    from rlvlm.reports.compare import compare
 
     return compare(arguments.paths, arguments.out)

@@ -2,45 +2,61 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
-from rlvlm.core.errors import EXIT_DONE
-from rlvlm.runs.doctor import check_before_run
-from rlvlm.runs.folder.run_folder import check_newest, find_folder
-from rlvlm.runs.folder.trust import check_trust
+from rlvlm.algorithms.manifest import CorruptCheckpoint
+from rlvlm.commands.arguments import parse_settings
+from rlvlm.core.disk import write_whole
+from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.runs.config import config_text
+from rlvlm.runs.folder import check_newest, check_settings, check_trust, find_folder
+from rlvlm.runs.preflight import check_before_run
 
 
 @dataclass(frozen=True)
 class ResumeArguments:
-    """Go on with a run that was stopped, exactly where its newest checkpoint is; or with a sweep."""
+    """Go on with a run that was stopped, exactly where its newest checkpoint is; or with a sweep. A run's settings may
+    follow, such as --steps 40000; those that say what is learned stay as they were.
+    """
 
     path: tyro.conf.Positional[Path]
     """The run's folder, a checkpoint in it, or any file in it; or a sweep's folder."""
     trust: bool = False
-    """Import the task or the pipeline that the folder names as MODULE:NAME, which runs its code."""
+    """Import the task that the folder names as MODULE:NAME, which runs its code."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`resume DIR`: goes on as it was last started."""
-    arguments = tyro.cli(ResumeArguments, args=words, prog=prog)
+    """`resume DIR [options of the run]`: goes on as it was last started, but for the options."""
+    arguments, options = tyro.cli(ResumeArguments, args=words, prog=prog, return_unknown_args=True)
     check_trust([arguments.path], trust=arguments.trust)
     from rlvlm.sweeps.folder import find_sweep
 
     sweep = find_sweep(arguments.path)
     if sweep is not None:
+        if options:
+            raise UsageError(f"a sweep takes no {options[0]}", f"change {sweep.path / 'sweep.yaml'}, then {prog}")
         from rlvlm.sweeps.sweep import run_sweep
 
         return run_sweep(sweep.path, sweep.config())
     folder = find_folder(arguments.path)
     config, summary = folder.config(), folder.summary()
+    if options:
+        config = parse_settings(config, options, f"{prog} {arguments.path}")
+    newest = next(iter(folder.checkpoints.newest_first()), None)
+    with suppress(CorruptCheckpoint):  # an older one is gone on from, and its settings are checked then
+        if newest is not None:
+            check_settings(newest.state, config)
     if summary.get("exit_reason") == "done" and summary.get("env_steps", config.steps) >= config.steps:
-        sys.stdout.write(f"{folder.path} is finished; see its README.md. To go on, raise steps in its config.yaml\n")
+        sys.stdout.write(f"{folder.path} is finished; see its README.md. To train on: {prog} DIR --steps N\n")
         return EXIT_DONE
     check_newest(folder, arguments.path)
     check_before_run(config)
+    if options:
+        write_whole(folder.path / "config.yaml", config_text(config))
     from rlvlm.runs.train import resume_run
 
     return resume_run(folder, config)

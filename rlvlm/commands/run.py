@@ -6,16 +6,17 @@ from datetime import datetime
 
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import EXIT_DONE
-from rlvlm.runs.configs import config_text
-from rlvlm.runs.doctor import check_before_run
-from rlvlm.runs.folder.run_folder import create_folder
+from rlvlm.runs.config import config_text
+from rlvlm.runs.folder import create_folder
+from rlvlm.runs.preflight import check_before_run
+from rlvlm.runs.settings import commented
 
 
 def command(words: Sequence[str], prog: str) -> int:
     """`run TASK [options]`: trains, or prints what it would train with."""
     arguments = parse_run(words, prog)
     if arguments.print_config:
-        sys.stdout.write(config_text(arguments.config))
+        sys.stdout.write(commented(config_text(arguments.config), arguments.config))
         return EXIT_DONE
     check_before_run(arguments.config)
     folder = create_folder(arguments.config, [*prog.split(), *words], datetime.now())

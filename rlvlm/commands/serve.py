@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 import rlvlm
+from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.core.console.boxes import EXIT_INTERRUPTED
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
@@ -30,11 +31,9 @@ from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env, task_goal
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.runs.doctor import port_is_free
-from rlvlm.runs.folder.run_folder import find_folder
-from rlvlm.runs.folder.trust import check_trust
-from rlvlm.runs.policy.config import PolicyRunConfig
-from rlvlm.runs.processes.private_ray import ray_session
+from rlvlm.runs.folder import check_trust, find_folder
+from rlvlm.runs.preflight import port_is_free
+from rlvlm.runs.ray_session import ray_session
 from rlvlm.serving.app_file import AppFile, PolicyEntry, list_app_files, read_app_file
 from rlvlm.serving.apps import running_apps, unhealthy
 from rlvlm.serving.config import ActConfig, HttpConfig, PlacementConfig
@@ -299,9 +298,10 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     check_trust([path], trust=trust)
     folder = find_folder(path)
     config = folder.config()
-    if not isinstance(config, PolicyRunConfig):
+    algo, policy = config.algo, config.policy
+    if not isinstance(algo, PPOConfig) or not isinstance(policy, PolicyConfig):
         raise UsageError(
-            f"{folder.path} has no policy that looks at an image and answers: its pipeline is {config.pipeline}",
+            f"{folder.path} has no policy that looks at an image and answers: its algorithm is {config.algorithm}",
             "serve a run such as number_line's; others are played by rlvlm eval",
         )
     from rlvlm.algorithms.ppo_vlm.algorithm import make_slot
@@ -317,7 +317,7 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     slot.env.close()
     entry = PolicyEntry(
         app=_POLICY_APP,
-        policy=config.policy,
+        policy=policy,
         num_actions=len(names),
         placement=PlacementConfig(num_replicas=replicas, num_gpus=num_gpus),
         build=partial(trained_policy, checkpoint=checkpoint),
@@ -325,8 +325,8 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     act = ActConfig(
         app=_POLICY_APP,
         action_names=names,
-        max_reply_tokens=config.algo.max_reply_tokens,
-        temperature=config.algo.temperature,
+        max_reply_tokens=algo.max_reply_tokens,
+        temperature=algo.temperature,
     )
     return AppFile(
         name=folder.path.name,

@@ -10,15 +10,14 @@ from typing import Annotated
 
 import tyro
 
+from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.sft.config import JobConfig, SFTConfig
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.turns import TurnEpisode
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, make_env, task_kind, task_summary
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.runs.config import Network
-from rlvlm.runs.doctor import check_network
-from rlvlm.runs.policy.config import PolicyRunConfig
+from rlvlm.runs.preflight import check_network
 from rlvlm.runs.recipes import recipe
 
 _OF_RUNS = ("turns", "demonstrations", "start_from", "p_wrong", "p_perturb")
@@ -52,7 +51,7 @@ def command(words: Sequence[str], prog: str) -> int:
         raise UsageError(f"{task} is an env in {kind}, not in turns", fixes[kind])
     own = recipe(task)
     default = SFTArguments(source=Path(), out=Path("sft") / task.replace("/", "-"), env=own.env)
-    if isinstance(own, PolicyRunConfig):
+    if isinstance(own.algo, PPOConfig) and isinstance(own.policy, PolicyConfig) and isinstance(own.sft, SFTConfig):
         job = JobConfig(max_reply_tokens=own.algo.max_reply_tokens)
         default = replace(default, policy=own.policy, sft=own.sft, job=job)
     try:
@@ -73,12 +72,12 @@ def command(words: Sequence[str], prog: str) -> int:
     folder = open_folder(arguments.source)  # a wrong name is told before anything heavy is imported
     folder.check_task(task)
     where = arguments.policy.device if not os.environ.get("RAY_ADDRESS") else "auto"  # else a worker may be elsewhere
-    check_network("policy", Network(where, arguments.policy.model, arguments.policy.revision))
+    check_network("policy", where, arguments.policy.model, arguments.policy.revision)
     from rlvlm.algorithms.ppo_vlm.algorithm import make_slot
     from rlvlm.algorithms.sft.demonstrations import check_actions, split
     from rlvlm.algorithms.sft.folders import read_sft_manifest, sft_manifest_of, write_sft_manifest
     from rlvlm.algorithms.sft.trainer import TrainLoopConfig, make_policy, run_sft
-    from rlvlm.runs.processes.private_ray import ray_session
+    from rlvlm.runs.ray_session import ray_session
 
     load = partial(_load, arguments.source.absolute(), task, arguments.env)
     taught = sft_manifest_of(task, arguments.env, arguments.policy, folder.action_names)

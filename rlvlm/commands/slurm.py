@@ -15,10 +15,10 @@ from typing import Annotated
 
 import tyro
 
-from rlvlm.commands.arguments import parse_run
+from rlvlm.commands.arguments import parse, parse_run
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder.run_folder import default_path
+from rlvlm.runs.folder import default_path
 
 BODY = "# ---- below this line the copies are alike ----\n"
 """Where the part of the template begins that every job's script has."""
@@ -43,7 +43,7 @@ class SlurmConfig:
     account: str = ""
     """Who pays; empty takes yours."""
     save_s: int = 180
-    """How long before the time limit the run is told to save, in seconds, 30 to 3600."""
+    """How long before the time limit the run gets the signal to save, in seconds, 30 to 3600."""
     restarts: int = 20
     """Most sittings after the first, >= 0."""
     image: str = ""
@@ -88,10 +88,7 @@ def command(words: Sequence[str], prog: str) -> int:
     """`slurm TASK [options] [-- options of the run]`: the job's id, and what to do with it."""
     place = list(words).index("--") if "--" in words else len(words)
     own, options = words[:place], words[place + 1 :]
-    try:
-        arguments = tyro.cli(SlurmArguments, args=own, prog=prog)
-    except ValueError as error:  # a rule of SlurmConfig
-        raise UsageError(str(error), f"{prog} --help") from error
+    arguments = parse(SlurmArguments, own, prog)
     run_words = [arguments.task, *options]
     config = parse_run(run_words, f"{prog} --").config  # what is wrong with it is said now, not by a job tomorrow
     if config.out is not None:
@@ -121,7 +118,7 @@ def _check_machine(job: SlurmConfig, config: RunConfig) -> None:
     if has_judge and wanted > there:
         fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"
         raise UsageError(f"the judge asks for {wanted:g} GPUs, the job for {there}", fix)
-    named = [(network.model, network.revision) for network in config.networks.values() if network.model]
+    named = [(model, revision) for _, model, revision in config.networks.values() if model]
     if has_judge and config.judge.wants_weights:
         named.append((config.judge.model, config.judge.revision))
     if not job.offline or not named:
@@ -204,8 +201,8 @@ def submit(script: Path) -> str:
         raise MachineError("there is no sbatch on this machine", f"on a login node of the cluster: sbatch {script}")
     result = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True)
     if result.returncode != 0:
-        told = (result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}").splitlines()[-1]
-        raise MachineError(f"SLURM refuses the job: {told}", f"correct {script}, then: sbatch {script}")
+        said = (result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}").splitlines()[-1]
+        raise MachineError(f"SLURM refuses the job: {said}", f"correct {script}, then: sbatch {script}")
     return result.stdout.strip().partition(";")[0]  # with several clusters the name follows
 
 

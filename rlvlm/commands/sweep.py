@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from rlvlm.commands.arguments import parse
 from rlvlm.core.errors import EXIT_DONE
 from rlvlm.sweeps.config import SweepConfig, find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand
@@ -34,7 +35,7 @@ class SweepArguments:
 
 def command(words: Sequence[str], prog: str) -> int:
     """`sweep FILE [--out DIR] [--smoke] [--plan]`: runs what is left of it, or shows what it would run."""
-    arguments = tyro.cli(SweepArguments, args=words, prog=prog)
+    arguments = parse(SweepArguments, words, prog)
     file = find_sweep_file(arguments.file)
     sweep = read_sweep(file)
     if arguments.smoke:

@@ -34,7 +34,7 @@ class Task:
     """True episode returns that count as 0 (random play) and 1 (solved) where runs are compared; None: the task is
     compared by its success rate."""
     recipe: str = ""
-    """`module:function` that returns the config a run starts from, e.g. a `PreferenceRunConfig`; empty takes the
+    """`module:function` that returns the config a run starts from, e.g. a `RunConfig`; empty takes the
     general defaults."""
     kind: Kind = "steps"
     """What its envs are: stepped with numbers (`StepEnv`), talked to in turns (`TurnEnv`), or driven by chunks of

@@ -1,6 +1,6 @@
-"""What the configs of all runs share: one frozen tree says everything, and the command line overrides its fields.
+"""A run's whole configuration: one frozen tree for every algorithm; the command line overrides its fields.
 
-Imports only the rooms' config files, never torch or ray: `rlvlm --help` starts at once.
+Imports only the packages' config files, never torch or ray: `rlvlm --help` starts at once.
 """
 
 import math
@@ -8,36 +8,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import tyro
 
+from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, check_together
+from rlvlm.algorithms.grpo.config import SFTConfig as ChunkSFTConfig
+from rlvlm.algorithms.ppo_vlm.config import PPOConfig
+from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.core.errors import UsageError
+from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, task_goal, task_goal_state
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.serving.config import PlacementConfig
-
-
-@dataclass(frozen=True, slots=True)
-class NamedFolder:
-    """A folder that a setting names."""
-
-    path: str
-    """Empty where the setting names none."""
-    holds: str
-    """File by which a folder of that kind is told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """A network that the run's own process holds."""
-
-    device: str
-    """auto, cpu, cuda or cuda:N."""
-    model: str = ""
-    """Hub name or folder of its weights; empty where it needs none."""
-    revision: str = ""
-    """Commit of a hub model."""
+from rlvlm.pocket import video
+from rlvlm.pocket.judge.config import trained_tasks
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
+from rlvlm.rewards.config import RewardConfig, TurnRewardConfig
+from rlvlm.runs.settings import read_like, to_yaml
+from rlvlm.serving.config import EngineConfig, PlacementConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +71,22 @@ class TrackConfig:
             raise ValueError(f"track.dashboard_port must be 1 to 65535, got {self.dashboard_port}")
 
 
+ALGORITHMS: dict[str, type] = {"sac": SACConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
+"""By the name that stands first in `config.yaml`."""
+SECTIONS: dict[str, dict[str, type]] = {
+    "sac": {"reward": RewardConfig, "feedback": FeedbackConfig, "reward_model": RewardModelConfig},
+    "ppo": {"reward": TurnRewardConfig, "policy": PolicyConfig, "engine": EngineConfig, "sft": SFTConfig},
+    "grpo": {"reward": ScoreConfig, "policy": VLAConfig, "sft": ChunkSFTConfig},
+}
+"""What a run has beside the sections of all runs, by its algorithm; those of other algorithms are None."""
+_FORMER = {"preference": "sac", "policy": "ppo", "vla": "grpo"}
+"""Values of the key `pipeline`, which stood in its place up to rlvlm 0.1."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """What every run has, whatever it learns from. Each pipeline's own config adds its sections to it."""
+    """A whole run."""
 
-    pipeline: ClassVar[str]
-    """Stands in `config.yaml`: which config, and so which pipeline, the run has; one of your own is named by
-    `package.module:CLASS`."""
     may_change: ClassVar[tuple[str, ...]] = (
         *("steps", "eval.*", "track.*"),
         *("serve.*", "engine.*", "judge.store", "judge.device", "judge.attention", "judge.batch_size", "judge.api.*"),
@@ -95,7 +96,7 @@ class RunConfig:
         *("*.without_answer", "*.fallback_judge", "*.on_alarm", "*.most_unreadable"),
     )
     """Patterns of the settings that a run may be resumed with after they were changed in its `config.yaml`: how far it
-    goes, what is seen of it, what it runs on, and what its own errors tell to change. The others say what it is."""
+    goes, what is seen of it, what it runs on, and what its own errors advise to change. The others say what it is."""
     task: tyro.conf.Suppress[str]
     """Name of the task in `rlvlm.envs.registry`."""
     goal: str = ""
@@ -106,18 +107,39 @@ class RunConfig:
     """Seeds env, networks, sampling and queries."""
     out: Path | None = None
     """The run's folder; by default runs/TASK/<time>."""
+    reward: RewardConfig | TurnRewardConfig | ScoreConfig = None  # pyright: ignore[reportAssignmentType] - see below
+    """Where the reward comes from; None takes the defaults of the algorithm's own."""
+    feedback: FeedbackConfig | None = None
+    """How a teacher is asked, of whose answers a reward is learned."""
+    reward_model: RewardModelConfig | None = None
+    """The learned reward."""
+    policy: PolicyConfig | VLAConfig | None = None
+    """A VLM or a VLA; of a policy on states the algorithm's settings say everything."""
+    sft: SFTConfig | ChunkSFTConfig | None = None
+    """The supervised start."""
+    algo: SACConfig | PPOConfig | GRPOConfig = field(default_factory=SACConfig)
+    """Decides which of the sections above a run has."""
     env: EnvConfig = field(default_factory=EnvConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     serve: PlacementConfig = field(default_factory=PlacementConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
+    engine: EngineConfig | None = None
+    """What samples for a VLM."""
     track: TrackConfig = field(default_factory=TrackConfig)
 
     def __post_init__(self) -> None:
+        own = SECTIONS[self.algorithm]
+        for name in {name for sections in SECTIONS.values() for name in sections}:
+            section, kind = getattr(self, name), own.get(name, type(None))
+            if section is None:
+                object.__setattr__(self, name, kind())  # the defaults of the algorithm's own
+            elif not isinstance(section, kind):
+                raise ValueError(f"{name} is a {type(section).__name__}, which does not go with {self.algorithm}")
         if self.steps < 1:
             raise ValueError(f"steps must be >= 1, got {self.steps}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed}")
-        if names := ", ".join(_not_numbers(self)):  # which every comparison with a bound lets pass
+        if names := ", ".join(_not_numbers(self)):  # every comparison with a bound lets NaN pass
             raise ValueError(f"{names} must be a number, got nan")
         check_unused(self.task, self.env)
         judge, api = self.judge, self.judge.api
@@ -127,47 +149,113 @@ class RunConfig:
                 f"{judge.batch_size} questions, {api.concurrency} at a time, may take {longest_s:g} s, serve.timeout_s "
                 f"is {self.serve.timeout_s:g}; raise it, or judge.api.concurrency, or lower judge.api.deadline_s"
             )
+        {"sac": _check_sac, "ppo": _check_ppo, "grpo": _check_grpo}[self.algorithm](self)
+
+    @property
+    def algorithm(self) -> str:
+        """Key of `ALGORITHMS`."""
+        return next(name for name, kind in ALGORITHMS.items() if isinstance(self.algo, kind))
 
     @property
     def asks_judge(self) -> bool:
         """Whether a VLM is asked at all."""
-        raise NotImplementedError("each pipeline's config says so")
+        return self.reward.asks_judge
+
+    @property
+    def max_queries(self) -> int:
+        """Most questions that a run can ask, by its sessions to the last step and its budget; 0 where nobody is."""
+        feedback = self.feedback
+        if feedback is None or not isinstance(self.reward, RewardConfig):
+            return self.steps if self.asks_judge else 0  # one for each turn or episode, and the shortest has one step
+        if not self.reward.is_learned or self.steps <= feedback.first_step:
+            return 0
+        sessions = (self.steps - 1 - feedback.first_step) // feedback.every_steps + 1
+        return min(sessions * feedback.queries, feedback.max_queries)
+
+    @property
+    def num_workers(self) -> int:
+        """Processes beside the learner's for which the run needs a place: env runners, learners, engines."""
+        replicas = self.engine.num_replicas if self.engine else 0
+        others = (getattr(self.algo, name, 0) for name in ("env_runners", "num_learners"))
+        return sum(others) + replicas + bool(replicas)  # Serve's own actors need a place too
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know before the run starts; nothing of it stops one."""
+        feedback, reward = self.feedback, self.reward
+        if feedback and isinstance(reward, RewardConfig) and reward.is_learned and self.steps <= feedback.first_step:
+            return (
+                f"nobody will be asked: the first feedback is due at step {feedback.first_step:,} "
+                f"(--feedback.first-step), and the run ends at step {self.steps:,} (--steps)",
+            )
+        if isinstance(reward, ScoreConfig) and self.asks_judge and self.task in video.KNOWS:
+            is_other = bool(self.serve.app) or not self.judge.ships_weights
+            shown = (reward.num_frames, reward.frame_px, reward.flip_images)
+            if is_other and shown == (video.NUM_FRAMES, video.FRAME_PX, False):
+                return (
+                    f"the judge is shown {video.NUM_FRAMES} mirrored frames of {video.FRAME_PX} pixels, as the pocket "
+                    "video judge was trained on; for another: --reward.num-frames 8 --reward.frame-px 224 "
+                    "--reward.flip-images",
+                )
         return ()
 
     @property
     def unused_settings(self) -> dict[str, str]:
         """Patterns of settings that have no effect in this run, with the setting that is why. A recipe may have them
-        all the same; whoever sets one on the command line is told.
+        all the same; whoever sets one on the command line gets an error.
         """
-        return {}
+        found, reward, algo = _unused_of_sft(self.sft), self.reward, self.algo
+        if isinstance(reward, TurnRewardConfig) and not self.asks_judge:
+            found |= dict.fromkeys(("judge.*", "serve.*"), f"the reward {reward.name}, which asks no judge")
+        if isinstance(algo, GRPOConfig) and reward.source == "success":
+            frames = ("reward.num_frames", "reward.frame_px", "reward.flip_images")
+            found |= dict.fromkeys(("judge.*", "serve.*", "reward.monitor.*", *frames), "reward.source success")
+            if algo.advantage.baseline == "critic":
+                found["algo.rounds"] = "a critic, to whom all groups teach something"
+        elif isinstance(algo, GRPOConfig) and not self.asks_judge:
+            why = f"reward.teacher {reward.teacher}"
+            found |= dict.fromkeys(("judge.*", "serve.*", "reward.monitor.least_auc"), why)
+            if algo.advantage.scorer_noise != "measured":
+                found["reward.monitor.preflight"] = why
+        if isinstance(algo, GRPOConfig) and algo.num_learners:
+            found["algo.device"] = f"algo.num_learners {algo.num_learners}"
+        if isinstance(self.policy, VLAConfig) and self.policy.model:
+            found |= dict.fromkeys(("sft.*", "policy.pocket.*"), "policy.model")
+        return found
 
-    def why_unheeded(self, name: str) -> str | None:
+    def why_unused(self, name: str) -> str | None:
         """The setting that leaves the one of that dotted name without effect; None where it has one."""
         return next((why for pattern, why in self.unused_settings.items() if fnmatchcase(name, pattern)), None)
 
     @property
-    def max_queries(self) -> int:
-        """Most questions that a run can ask, by its sessions to the last step and its budget; 0 where nobody is."""
-        raise NotImplementedError("each pipeline's config says so")
-
-    @property
     def judge_knows(self) -> list[str]:
         """The tasks of which the judge knows this run's kind of question; empty where it is a general model."""
-        return []
+        if isinstance(self.reward, RewardConfig):
+            return trained_tasks() if self.judge.knows_few_tasks else []
+        if isinstance(self.reward, TurnRewardConfig) or not self.judge.ships_weights:
+            return []
+        known = {"": trained_tasks(), "scorer": ["push_block"], "video": list(video.KNOWS)}
+        return known.get(self.judge.model, [])
 
     @property
     def models(self) -> dict[str, str]:
         """The models that the run loads, by the setting that names each: a hub name, a folder, or empty."""
-        return {"judge.model": self.judge.model} if self.asks_judge else {}
+        found = {"judge.model": self.judge.model} if self.asks_judge else {}
+        return found | ({"policy.model": self.policy.model} if self.policy else {})
 
     @property
-    def folders(self) -> dict[str, NamedFolder]:
-        """Folders that the run reads, by the setting that names each."""
-        return {}
+    def folders(self) -> dict[str, tuple[str, str]]:
+        """Folders that the run reads, by the setting that names each: the path, and the file that one must hold."""
+        found = {}
+        if isinstance(self.policy, PolicyConfig):
+            found["policy.adapter"] = (self.policy.adapter, "adapter_config.json")
+        if isinstance(self.sft, SFTConfig):
+            found["sft.demonstrations"] = (self.sft.demonstrations, "demonstrations.json")
+            found["sft.start_from"] = (self.sft.start_from, "body.safetensors")
+        if isinstance(self.sft, ChunkSFTConfig):
+            found["sft.data"] = (self.sft.data, "demonstrations.json")
+            found["sft.start_from"] = (self.sft.start_from, "algorithm/policy.safetensors")
+        return {name: (path, holds) for name, (path, holds) in found.items() if path}
 
     def check_files(self) -> None:
         """Passes where the files that settings name can be read.
@@ -175,29 +263,64 @@ class RunConfig:
         Raises:
             UsageError: says which cannot, and what it should hold.
         """
+        if isinstance(self.sft, ChunkSFTConfig) and self.sft.data:
+            from rlvlm.demonstrations.folder import open_folder  # numpy is not for those who only ask for help
+
+            open_folder(Path(self.sft.data).expanduser()).check_task(self.task)
+        if self.feedback and self.feedback.measured:
+            from rlvlm.preferences.answers.measured import read_shares  # likewise
+
+            try:
+                read_shares(Path(self.feedback.measured))
+            except ValueError as error:
+                raise UsageError(str(error), "rlvlm judge-report writes one") from error
 
     @property
-    def networks(self) -> dict[str, Network]:
-        """What the run's own process holds, by the section of the command line that names it."""
-        return {}
-
-    @property
-    def num_workers(self) -> int:
-        """Processes beside the learner's for which the run needs a place."""
-        raise NotImplementedError("each pipeline's config says so")
+    def networks(self) -> dict[str, tuple[str, str, str]]:
+        """Networks in the run's own process, by the section of the command line that names each: device, model (a hub
+        name or a folder; empty where it needs none) and the model's revision.
+        """
+        match self.policy:
+            case None:
+                found = {"algo": (self.algo.device, "", "")} if isinstance(self.algo, SACConfig) else {}
+                if self.reward_model and isinstance(self.reward, RewardConfig) and self.reward.is_learned:
+                    found["reward-model"] = (self.reward_model.device, "", "")
+            case PolicyConfig() as policy:  # it plays in the run's own process even where others learn
+                found = {"policy": (policy.device, policy.model, policy.revision)}
+            case VLAConfig() as policy:
+                found = {}
+                if isinstance(self.algo, GRPOConfig) and not self.algo.num_learners:
+                    found["algo"] = (self.algo.device, "", "")
+                if policy.model:  # a checkpoint plays in the run's own process even where others learn
+                    found["policy.openvla"] = (policy.openvla.device, "", "")
+                    found["policy"] = ("auto", policy.model, policy.revision)
+        return found
 
     @property
     def reward_name(self) -> str:
         """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
-        raise NotImplementedError("each pipeline's config says so")
-
-    def smoke(self) -> Self:
-        """This run cut to minutes: every part of it happens, nothing is learnt to the end."""
-        raise NotImplementedError("each pipeline's config says so")
+        reward = self.reward
+        marked = " (random weights)" if self.asks_judge and self.judge.is_random else ""
+        if isinstance(reward, TurnRewardConfig):
+            assert isinstance(self.algo, PPOConfig), "what the reward goes with"
+            return f"{self.algo.objective.choice}, {reward.name}{marked}"
+        if isinstance(reward, RewardConfig):
+            if reward.source == "judged":
+                return f"{self.judge_name} score{marked}"
+            if not reward.is_learned:
+                return f"{reward.source} reward"
+            answers = {"preference": "labels", "score": "scores"}[reward.source]
+            return f"{reward.teacher}{marked} {answers}, {reward.model} reward"
+        if reward.source == "success":
+            return "env success"
+        who, bound = self.judge_name if self.asks_judge else reward.teacher, reward.threshold
+        kind = "score" if bound is None else f"score >= {bound if isinstance(bound, str) else format(bound, 'g')}"
+        added = f" + {reward.success_weight:g} env success" if reward.success_weight else ""
+        return f"{who} {kind} of the video{added}{marked}"
 
     @property
     def judge_goal(self) -> str:
-        """What the judge is told: `goal`, else the task's own phrase, or its sentence for judges that want one."""
+        """The judge's goal: `goal`, else the task's own phrase, or its sentence for judges that want one."""
         return self.goal or (task_goal_state if self.judge.reads_states else task_goal)(self.task)
 
     @property
@@ -208,7 +331,8 @@ class RunConfig:
     @property
     def env_name(self) -> str:
         """How the env is set up, for the run's card."""
-        return f"{self.env.episode_steps} steps per episode"
+        scene = "" if self.policy else f"start {self.env.start}, robot {self.env.robot}, "
+        return f"{scene}{self.env.episode_steps} steps per episode"
 
     def labels(self, own: Path) -> Path:
         """Folder of the judge's label store: the shared one of `judge.store`, else the run's `own`."""
@@ -218,6 +342,131 @@ class RunConfig:
     def title(self) -> str:
         """One line that names the run, e.g. `drawer_open: judge labels, image reward, seed 0`."""
         return f"{self.task}: {self.reward_name}, seed {self.seed}"
+
+    def smoke(self) -> "RunConfig":
+        """This run cut to minutes: every part of it happens, nothing is learnt to the end. Long episodes are fewer."""
+        share = min(1.0, 32 / self.env.episode_steps)
+        if isinstance(self.algo, SACConfig):
+            return replace(
+                at_most(self, steps=3_000),
+                feedback=at_most(self.feedback, first_step=1_000, every_steps=500, queries=20),
+                reward_model=at_most(self.reward_model, min_updates=20, max_updates=20),
+                algo=at_most(self.algo, seed_steps=500, critic_reset_updates=20),
+                eval=at_most(self.eval, every_steps=1_000, episodes=2),
+                track=at_most(self.track, checkpoint_every_steps=1_000, log_every_steps=250),
+            )
+        if isinstance(self.algo, PPOConfig):
+            algo = at_most(self.algo, epochs=1, max_reply_tokens=64)
+            return replace(
+                at_most(self, steps=256),
+                sft=at_most(self.sft, turns=64, updates=10),
+                algo=replace(algo, num_envs=16, rollout_turns=128, objective=self.algo.objective),
+                eval=at_most(self.eval, every_steps=128, episodes=max(2, int(8 * share))),
+                track=at_most(self.track, checkpoint_every_steps=128, log_every_steps=128),
+            )
+        assert isinstance(self.reward, ScoreConfig), "what GRPO goes with"
+        return replace(
+            at_most(self, steps=int(30_000 * share)),
+            sft=at_most(self.sft, demonstrations=int(100 * share), scenes=200, steps=300),
+            reward=replace(self.reward, monitor=at_most(self.reward.monitor, preflight=8)),
+            algo=at_most(self.algo, groups=max(2, int(16 * share)), rounds=1),
+            eval=at_most(self.eval, every_steps=int(10_000 * share), episodes=max(4, int(20 * share))),
+            track=at_most(
+                self.track, checkpoint_every_steps=int(10_000 * share), log_every_steps=max(1, int(5_000 * share))
+            ),
+        )
+
+
+def _unused_of_sft(sft: SFTConfig | ChunkSFTConfig | None) -> dict[str, str]:
+    """Patterns of settings of the supervised start that others of it leave without effect, with the one that is why."""
+    found = dict[str, str]()
+    if isinstance(sft, SFTConfig) and sft.demonstrations:
+        found |= dict.fromkeys(("sft.turns", "sft.p_wrong", "sft.p_perturb"), "sft.demonstrations")
+    if isinstance(sft, ChunkSFTConfig) and sft.data:
+        found |= dict.fromkeys(("sft.demonstrations", "sft.noise", "sft.p_perturb"), "sft.data")
+    if isinstance(sft, ChunkSFTConfig) and not sft.steps:
+        found |= dict.fromkeys(("sft.lr", "sft.batch_size", "sft.weight_decay", "sft.label_width"), "sft.steps 0")
+    if sft and sft.start_from:
+        found |= {f"sft.{one.name}": "sft.start_from" for one in fields(sft) if one.name != "start_from"}
+    return found
+
+
+def _check_sac(run: RunConfig) -> None:
+    """Raises ValueError where settings of a run on states contradict each other."""
+    assert isinstance(run.reward, RewardConfig) and run.feedback and run.reward_model, "the algorithm's sections"
+    check_learning(run.reward, run.feedback, run.reward_model)
+    if run.reward.teacher == "published":
+        published_name(run.task)
+    is_about_clips = run.reward.source == "preference" and run.feedback.segment_steps > 1
+    if run.asks_judge and not run.serve.app and not run.judge.reads_clips and is_about_clips:
+        raise ValueError(
+            "the pocket judge knows single images only, so feedback.segment_steps must be 1, "
+            f"got {run.feedback.segment_steps}; longer segments need judge.backend transformers"
+        )
+
+
+def _check_ppo(run: RunConfig) -> None:
+    """Raises ValueError where settings of a run of a VLM contradict each other."""
+    policy, algo, reward = run.policy, run.algo, run.reward
+    assert isinstance(policy, PolicyConfig) and isinstance(algo, PPOConfig) and isinstance(reward, TurnRewardConfig)
+    if (policy.acts == "head") != (algo.objective.choice == "head"):
+        raise ValueError(
+            f"policy.acts is {policy.acts} and algo.objective is {algo.objective.choice}: an action head goes with the "
+            "objective head, and text with any other"
+        )
+    is_about_turns = reward.per == "turn"
+    if run.asks_judge and is_about_turns != (run.judge.score == "utility"):
+        wanted = "utility" if is_about_turns else "progress, success, rating or video"
+        raise ValueError(
+            f"reward.per {reward.per} is asked with judge.score {wanted}, got {run.judge.score}: the utility is that "
+            "of one turn"
+        )
+
+
+def _check_grpo(run: RunConfig) -> None:
+    """Raises ValueError where settings of a run of a VLA contradict each other."""
+    policy, algo, reward, sft = run.policy, run.algo, run.reward, run.sft
+    assert isinstance(policy, VLAConfig) and isinstance(algo, GRPOConfig)
+    assert isinstance(reward, ScoreConfig) and isinstance(sft, ChunkSFTConfig)
+    if run.asks_judge and run.judge.score == "utility":
+        raise ValueError(
+            "judge.score utility is that of one turn; an episode's video is asked about with judge.score success, "
+            "progress, rating or video"
+        )
+    if run.goal:
+        raise ValueError("goal has no effect: policy and judge take the env's own instruction; leave it out")
+    check_together(reward, algo, sft, policy)
+    for name, value in (("data", sft.data), ("start_from", sft.start_from)):
+        if value and policy.model:
+            raise ValueError(f"sft.{name} has no effect on policy.model, which comes trained; leave one out")
+
+
+def config_text(config: RunConfig) -> str:
+    """The text of `config.yaml`."""
+    sections = {one.name: getattr(config, one.name) for one in fields(config)}
+    own = {name: value for name, value in sections.items() if value is not None or name == "out"}
+    return f"algorithm: {config.algorithm}\n{to_yaml(own)}"
+
+
+def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
+    """The config that `config_text` wrote.
+
+    Raises:
+        UsageError: not YAML, an unknown algorithm or key, a value of the wrong type, or one that the config refuses.
+    """
+    tree: Any = read_yaml(text, name)
+    named = "sac"
+    if isinstance(tree, dict):
+        named = str(tree.pop("algorithm", _FORMER.get(str(tree.pop("pipeline", "preference")), "")))
+    if named not in ALGORITHMS:
+        raise UsageError(
+            f"{name} is for an algorithm {named!r}; known here: {', '.join(ALGORITHMS)}",
+            "use the version of rlvlm that wrote it (environment.json names it)",
+        )
+    try:
+        return read_like(RunConfig(task="", algo=ALGORITHMS[named]()), tree)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}", error.fix) from error
 
 
 def _not_numbers(section: Any, place: str = "") -> Iterator[str]:

@@ -1,5 +1,6 @@
 """`rlvlm eval DIR`: plays a run's policy on the true task. Needs neither Ray nor the judge."""
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,13 +11,13 @@ from rich.table import Table
 
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, evaluate
 from rlvlm.core.disk import write_json
-from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.runs.artifacts.write import VIDEO_PX, write_videos
-from rlvlm.runs.folder.checkpoints import Checkpoint, newest_sound
-from rlvlm.runs.folder.rows import evaluation_row
-from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.runs.pipelines import pipeline_of
+from rlvlm.runs.build import open_players
+from rlvlm.runs.checkpoints import Checkpoint, newest_sound
+from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.scores import evaluation_row
+from rlvlm.runs.summary import write_videos
 
 _MOST_SHOWN = 20
 """With more episodes than this no single one is listed."""
@@ -24,14 +25,16 @@ _WIDTH = 120
 """Columns of a line, where there is no terminal."""
 
 
-def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool) -> int:
+def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool, out: Path | None = None) -> int:
     """Plays episodes with the deterministic policy, and with what it is compared with, and prints what came of them.
 
     Args:
-        folder: of the run; `evaluation.json` and the videos are put there.
+        folder: of the run.
         path: what the user named: where it lies in a checkpoint, that one is played, otherwise the best.
         episodes: >= 1.
         with_video: whether each episode is filmed.
+        out: folder of `evaluation.json` and `videos/`; None takes the run's. Where it cannot be written, the figures
+            are printed all the same.
 
     Raises:
         UsageError: fewer than one episode, or the run has no checkpoint yet.
@@ -42,26 +45,34 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool)
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDTH)
     checkpoint = choose_checkpoint(folder, path, console.print)
     config = folder.config()
-    players = pipeline_of(config).open_players(config, checkpoint.algorithm)
-    console.print(f"policy of step {checkpoint.step:,} of {folder.path}")
+    players = open_players(config, checkpoint.algorithm)
+    last = max(one.step for one in folder.checkpoints.all())
+    also = "" if checkpoint.step == last else f", the best; the last is of step {last:,}"
+    console.print(f"policy of step {checkpoint.step:,}{also}, of {folder.path}")
     with console.status(f"playing {episodes} episodes each"):
         played = evaluate(players.own, episodes)
         compared = {players.name: _measured(played, players.milestones)}
         for name, player in players.others.items():
             compared[name] = _measured(evaluate(player, episodes), players.milestones)
-    row = evaluation_row(Evaluation(episodes=played), checkpoint.step, 0.0)
-    result = {key: value for key, value in row.items() if value is not None and key != "wall_s"}
-    write_json(folder.path / "evaluation.json", result | {"each": _each(played), "compared": compared})
-    videos = (
-        write_videos(folder, played, checkpoint.step, lambda snapshots: players.draw(snapshots, VIDEO_PX))
-        if with_video
-        else []
-    )
     if episodes <= _MOST_SHOWN:
         console.print(_table_of_episodes(played))
     console.print(_table_of_players(compared, list(players.milestones)))
-    for name in videos:
-        console.print(f"video {folder.videos / name}")
+    if alike := [name for name, one in compared.items() if one["distinct"] < one["episodes"]]:
+        console.print(
+            f"{', '.join(alike)}: fewer starts than episodes, so some episodes are the same one again; the last column "
+            "counts the distinct ones, and intervals are of those"
+        )
+    row = evaluation_row(Evaluation(episodes=played), checkpoint.step, 0.0)
+    result = {key: value for key, value in row.items() if value is not None and key != "wall_s"}
+    out = out or folder.path
+    try:
+        write_json(out / "evaluation.json", result | {"each": _each(played), "compared": compared})
+        if with_video:
+            for file in write_videos(out / "videos", played, checkpoint.step, players.draw):
+                console.print(f"video {file}")
+    except OSError as error:
+        fix = f"rlvlm eval {shlex.quote(str(path))} --out DIR writes elsewhere"
+        raise MachineError(f"the figures above could not be written to {out}: {error.strerror}", fix) from error
     return EXIT_DONE
 
 
@@ -97,43 +108,49 @@ def _each(played: Sequence[PlayedEpisode]) -> list[dict[str, float | bool]]:
 
 
 def _measured(played: Sequence[PlayedEpisode], milestones: Mapping[str, float]) -> dict[str, float]:
-    """Shares of episodes with their intervals, and means; a milestone counts once reached, at any step."""
+    """Shares of episodes with their intervals, and means; a milestone counts once reached, at any step.
+
+    Episodes that are equal to the bit are one episode: a deterministic policy from one start plays it again and again,
+    and that says nothing more. So an interval is that of as many episodes as are distinct.
+    """
+    distinct = len({each.snapshots.tobytes() + each.env_rewards.tobytes() for each in played})
     counted = {
+        "success_at_end": sum(each.ends_in_success for each in played),
         "success": sum(each.is_success for each in played),
         "above_zero": sum(each.env_return > 0 for each in played),
         **{name: sum(each.reaches(least) for each in played) for name, least in milestones.items()},
     }
-    measured: dict[str, float] = {"episodes": len(played)}
+    measured: dict[str, float] = {"episodes": len(played), "distinct": distinct}
     for name, count in counted.items():
-        low, high = wilson_interval(count, len(played))
+        low, high = wilson_interval(round(count * distinct / len(played)), distinct)
         measured |= {name: count / len(played), f"{name}_low": low, f"{name}_high": high}
     return measured | {
-        "success_at_end": sum(each.ends_in_success for each in played) / len(played),
         "episode_return": float(np.mean([each.env_return for each in played])),
         "length": float(np.mean([len(each.env_rewards) for each in played])),
     }
 
 
 def _table_of_episodes(played: Sequence[PlayedEpisode]) -> Table:
-    table = Table("episode", "success", "at the end", "true return", "progress at the end", box=None, padding=(0, 2))
+    heads = ("episode", "success at the end", "at any step", "true return", "progress at the end")
+    table = Table(*heads, box=None, padding=(0, 2))
     for number, each in enumerate(_each(played), start=1):
-        success, at_end = ("yes" if each[what] else "no" for what in ("success", "success_at_end"))
-        table.add_row(str(number), success, at_end, f"{each['return']:.1f}", f"{each['final_progress']:.0%}")
+        at_end, success = ("yes" if each[what] else "no" for what in ("success_at_end", "success"))
+        table.add_row(str(number), at_end, success, f"{each['return']:.1f}", f"{each['final_progress']:.0%}")
     return table
 
 
 def _table_of_players(compared: Mapping[str, Mapping[str, float]], milestones: Sequence[str]) -> Table:
-    """Who played how well; in brackets what a share may well be, given that so many episodes were played."""
+    """Who played how well; in brackets a share's interval at 95 %, where more than one distinct episode was played."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     reached = [f"{name}, %" for name in milestones]
-    for head in ("who", "played", "success, %", "at end, %", *reached, "return > 0, %", "return", "length"):
+    heads = ("who", "success at end, %", "at any step, %", *reached, "return > 0, %", "return", "length", "distinct")
+    for head in heads:
         table.add_column(head, no_wrap=True, justify="left" if head == "who" else "right")
     for name, one in compared.items():
-        success, *passed, above_zero = (
-            f"{100 * one[what]:.1f} ({100 * one[what + '_low']:.0f} to {100 * one[what + '_high']:.0f})"
-            for what in ("success", *milestones, "above_zero")
-        )
+        cells = []
+        for what in ("success_at_end", "success", *milestones, "above_zero"):
+            interval = f" ({100 * one[what + '_low']:.0f} to {100 * one[what + '_high']:.0f})"
+            cells.append(f"{100 * one[what]:.1f}{interval if one['distinct'] > 1 else ''}")
         means = (f"{one['episode_return']:.2f}", f"{one['length']:.1f}")
-        at_end = f"{100 * one['success_at_end']:.1f}"
-        table.add_row(name, str(one["episodes"]), success, at_end, *passed, above_zero, *means)
+        table.add_row(name, *cells, *means, f"{one['distinct']:.0f} of {one['episodes']:.0f}")
     return table

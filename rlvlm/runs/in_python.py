@@ -16,11 +16,11 @@ from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
 from rlvlm.preferences.build import reward_input
 from rlvlm.preferences.model.reward_model import RewardModel
+from rlvlm.rewards.config import RewardConfig
+from rlvlm.runs.checkpoints import newest_sound
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.doctor import check_before_run
-from rlvlm.runs.folder.checkpoints import newest_sound
-from rlvlm.runs.folder.run_folder import RunFolder, create_folder
-from rlvlm.runs.preference.config import PreferenceRunConfig
+from rlvlm.runs.folder import RunFolder, create_folder
+from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.train import start_run
 
 
@@ -53,15 +53,16 @@ def learned_reward(run: RunFolder) -> Callable[[Frames], FloatArray]:
         CorruptCheckpoint: no checkpoint is sound.
     """
     config = run.config()
-    if not isinstance(config, PreferenceRunConfig) or not config.reward.is_learned or config.reward.model == "state":
+    reward, model_config = config.reward, config.reward_model
+    if not isinstance(reward, RewardConfig) or not model_config or not reward.is_learned or reward.model == "state":
         raise UsageError(f"{run.path} has learned no reward of images", "use a run with --reward.model image")
     checkpoint = newest_sound(run.checkpoints.newest_first())
     if checkpoint is None:
-        raise UsageError(f"{run.path} has no checkpoint yet", f"let it run on: rlvlm resume {run.path}")
-    size_px = config.reward_model.picture_px
+        raise UsageError(f"{run.path} has no checkpoint yet", f"let it run on: {run.resume_command}")
+    size_px = model_config.picture_px
     world = make_env(config.task, config.env, config.seed)
-    inputs = reward_input(world, FrameStore(world, size_px, 1), config.reward, config.reward_model)
-    model = RewardModel(inputs, config.reward_model, seed=0)
+    inputs = reward_input(world, FrameStore(world, size_px, 1), reward, model_config)
+    model = RewardModel(inputs, model_config, seed=0)
     model.set_state(load_tree(checkpoint.algorithm)["schedule"]["loop"]["model"])
 
     def rewards(images: Frames) -> FloatArray:

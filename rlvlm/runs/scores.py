@@ -1,12 +1,17 @@
-"""The true score by which runs are compared, from what `eval.csv` says. The learned reward plays no part."""
+"""What an evaluation comes to: its row of `eval.csv`, and the true score by which runs are compared.
+
+The learned reward plays no part.
+"""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.algorithms.evaluation import Evaluation
+from rlvlm.core import metrics
 from rlvlm.envs.registry import return_range
-from rlvlm.runs.folder.rows import true_success
 
 Floats = NDArray[np.float64]
 
@@ -37,3 +42,48 @@ def score_name(task: str) -> str:
     """What the score of a task is, for axes and tables."""
     scale = return_range(task)
     return "success rate" if scale is None else f"true return, 0 is {scale[0]:g} and 1 is {scale[1]:g}"
+
+
+DECODINGS = {
+    "success": ("success_rate", "sampled_success_rate"),
+    "return above 0": ("strict_success_rate", "sampled_strict_success_rate"),
+}
+"""Columns of `eval.csv` with the share of greedy and of sampled episodes, by what is counted."""
+
+
+def evaluation_row(evaluation: Evaluation, env_steps: int, wall_s: float) -> dict[str, Any]:
+    """A row of `eval.csv`: means over the episodes of one evaluation."""
+    episodes = evaluation.episodes
+    learned = float(np.mean([episode.learned_return for episode in episodes]))
+    return {
+        "step": env_steps,
+        "success_rate": float(np.mean([episode.is_success for episode in episodes])),
+        "episode_return": float(np.mean([episode.env_return for episode in episodes])),
+        "learned_return": learned if np.isfinite(learned) else None,
+        "final_progress": float(np.mean([episode.progress[-1] for episode in episodes])),
+        "episodes": len(episodes),
+        "wall_s": wall_s,
+        "sampled_success_rate": evaluation.metrics.get(metrics.EVAL_SAMPLED_SUCCESS),
+        "strict_success_rate": evaluation.metrics.get(metrics.EVAL_STRICT_SUCCESS),
+        "sampled_strict_success_rate": evaluation.metrics.get(metrics.EVAL_SAMPLED_STRICT_SUCCESS),
+        "success_at_end": float(np.mean([episode.ends_in_success for episode in episodes])),
+    }
+
+
+def evaluation_rank(row: Mapping[str, Any]) -> tuple[float, float]:
+    """What the best of several rows of `eval.csv` is chosen by: success, then the return."""
+    return true_success(row), float(row["episode_return"])
+
+
+def true_success(row: Mapping[str, Any]) -> float:
+    """The share of successful episodes in a row of `eval.csv`.
+
+    Where sampled play was evaluated too, it counts as much as greedy play: a greedy policy that went round in circles
+    may sample well, and the other way round. In envs in turns no more count than have a return above 0: chance
+    reaches many a goal in the end.
+    """
+    measured = [
+        [float(row[name]) for name in names if row.get(name) not in (None, "")]
+        for names in zip(*DECODINGS.values(), strict=True)
+    ]
+    return float(np.mean([min(shares) for shares in measured if shares]))

@@ -1,28 +1,275 @@
 """A run from its first step to its last, or to the signal that stops it; and on from where it stopped."""
 
 import errno
+import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from fnmatch import fnmatchcase
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+from rlvlm.algorithms.contract import RunAlgorithm
+from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.core import metrics
 from rlvlm.core.console.panel import RunConsole
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
-from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError, NumericsError, RunError, UsageError
+from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, MachineError, NumericsError, RunError
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.judge import Judge
+from rlvlm.labels.store import LabelStore
+from rlvlm.runs.build import PANEL_ROWS, draw_examples, open_algorithm, write_episodes_page
+from rlvlm.runs.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder.checkpoints import Checkpoint, RunState, newest_sound
-from rlvlm.runs.folder.label_store import label_store
-from rlvlm.runs.folder.rows import DECODINGS
-from rlvlm.runs.folder.run_folder import RunFolder
-from rlvlm.runs.folder.settings import differences, flat
-from rlvlm.runs.loop import StoppedEarly, Training
-from rlvlm.runs.pipelines import pipeline_of
-from rlvlm.runs.processes.memory import MemoryWatch
-from rlvlm.runs.processes.private_ray import ray_session
-from rlvlm.runs.session import judge_session
+from rlvlm.runs.folder import RunFolder, check_settings, label_store
+from rlvlm.runs.memory import MemoryWatch
+from rlvlm.runs.pages import write_judge_page
+from rlvlm.runs.preflight import check_judge_knows
+from rlvlm.runs.ray_session import ray_session
+from rlvlm.runs.records import Recorder
+from rlvlm.runs.scores import DECODINGS, evaluation_rank, evaluation_row
+from rlvlm.runs.settings import differences, flat
+from rlvlm.runs.summary import NUM_VIDEOS, write_artifacts
+from rlvlm.runs.trackers import Trackers
+from rlvlm.serving.apps import start_judge
+from rlvlm.serving.monitoring import MeteredCache
+from rlvlm.vlms.config import ApiConfig
+
+SPEED_ROUNDS = 12
+"""Rounds of training over which the speed shown is taken."""
+
+
+class StoppedEarly(Exception):  # noqa: N818 - no error
+    """A signal asked the run to stop before there was anything to save."""
+
+
+class Training:
+    """The run loop: train, look, write down, save.
+
+    Args:
+        folder: everything is written there.
+        config: of the run.
+        algorithm: built, and restored where the run goes on.
+        console: shows it.
+        memory: watched meanwhile.
+        before: the state it goes on from.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: RunFolder,
+        config: RunConfig,
+        algorithm: RunAlgorithm,
+        console: RunConsole,
+        memory: MemoryWatch,
+        before: RunState,
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._algorithm = algorithm
+        self._console = console
+        self._memory = memory
+        self._before = before
+        self._settings = {name: value for name, value in flat(config).items() if name != "out"}
+        self._changes = list(before.changes)
+        self._started = time.monotonic()
+        self._trackers = Trackers(folder, config)
+        for note in (self._trackers.trouble, *config.notes):
+            if note:
+                console.line(note)
+        for name, change in differences(before.settings, self._settings).items():
+            self._changes.append(f"from step {before.env_steps:,} on {name} is {change}")
+            console.line(self._changes[-1])
+        labels = partial(label_store, folder, config)
+        self._recorder = Recorder(folder, labels, draw_examples(config, algorithm.draw), config.judge_goal)
+        self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
+        self._last_evaluation = Evaluation(episodes=[])
+
+    @property
+    def state(self) -> RunState:
+        """Where the run is now."""
+        wall_s = self._before.wall_s + time.monotonic() - self._started
+        return RunState(
+            env_steps=self._algorithm.env_steps,
+            wall_s=wall_s,
+            peak_rss_mb=self._memory.peak_mb,
+            settings=self._settings,
+            changes=tuple(self._changes),
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step has been taken."""
+        return self._algorithm.env_steps >= self._config.steps
+
+    @property
+    def steps_per_s(self) -> float:
+        """Env steps per second of the last rounds."""
+        (first_s, first_step), (last_s, last_step) = self._recent[0], self._recent[-1]
+        return (last_step - first_step) / max(last_s - first_s, 1e-3)
+
+    def begin(self, stop: StopRequest | None = None) -> None:
+        """What comes before the first round. Where it taught something, that is evaluated and saved as step 0: the
+        curve shows what training added, and a start that nothing improved on stays the best checkpoint.
+
+        Raises:
+            StoppedEarly: `stop` was asked for meanwhile; it is looked at where there is a line to tell.
+        """
+
+        def tell(line: str) -> None:
+            self._console.phase(line)
+            if stop:
+                raise StoppedEarly
+
+        if self._algorithm.prepare(tell):
+            is_best = self._evaluate()
+            self._log(is_due=True)
+            self._try_to_save(is_best)
+            self._recent.clear()  # what is left is predicted from rounds of training alone
+            self._recent.append((self.state.wall_s, self.state.env_steps))
+
+    def advance(self) -> None:
+        """One round: train, look, write down; save where it is due, as it is at the last step."""
+        before = self._algorithm.env_steps
+        self._algorithm.train()
+        if self.is_over:
+            self._algorithm.finish()
+        self._recorder.keep(self._algorithm.drain_records())
+        is_due = self.is_over or self._crosses(self._config.eval.every_steps, before)
+        is_best = is_due and self._evaluate()
+        self._log(is_due or self._crosses(self._config.track.log_every_steps, before))
+        if self.is_over:
+            self.save(is_best)
+        elif is_best or self._crosses(self._config.track.checkpoint_every_steps, before):
+            self._try_to_save(is_best)
+
+    def save(self, is_best: bool = False) -> None:
+        """Saves a checkpoint of now; where there is one already, nothing happens.
+
+        Raises:
+            MachineError, OSError: the disk refuses.
+        """
+        self._folder.checkpoints.save(self.state, self._write_checkpoint, is_best)
+
+    def finish(self, exit_reason: str) -> None:
+        """Writes summary, plots, videos and pages, and ends what counts along.
+
+        Args:
+            exit_reason: `done`, or why it stopped earlier; only a run that is done is filmed.
+        """
+        self._console.phase("writing plots, videos and pages")
+        films = list(self._last_evaluation.episodes[:NUM_VIDEOS]) if exit_reason == "done" else []
+        try:
+            films = self._algorithm.rewarded(films)
+        except JudgeUnavailable as error:
+            self._console.line(f"the films show the true reward: {error}")
+        write_artifacts(
+            self._folder,
+            self._config,
+            self.state,
+            exit_reason,
+            films,
+            self._algorithm.draw,
+            self._write_pages,
+        )
+        self._trackers.close()
+
+    def _write_pages(self) -> None:
+        write_judge_page(self._folder, self._config)
+        write_episodes_page(self._folder, self._config, self._algorithm)
+
+    def _try_to_save(self, is_best: bool) -> None:
+        """Saves a checkpoint. Should the disk refuse one, training goes on and the next is tried."""
+        try:
+            self.save(is_best)
+        except (MachineError, OSError) as error:
+            self._console.line(f"checkpoint at step {self._algorithm.env_steps:,} not saved: {error}")
+
+    def _evaluate(self) -> bool:
+        """Evaluates the present policy, and returns whether no evaluation was better before."""
+        self._console.phase("evaluating", is_line=False)
+        self._last_evaluation = self._algorithm.evaluate_policy(self._config.eval.episodes)
+        state = self.state
+        row = evaluation_row(self._last_evaluation, state.env_steps, state.wall_s)
+        rows = self._folder.evaluations.read()
+        self._folder.evaluations.append([row])
+        return evaluation_rank(row) > max(map(evaluation_rank, rows), default=(-1.0, 0.0))
+
+    def _log(self, is_due: bool) -> None:
+        """Shows where the run is; where `is_due`, on a line of its own and in the log."""
+        state = self.state
+        self._recent.append((state.wall_s, state.env_steps))
+        row = self._algorithm.report() | {
+            metrics.ENV_STEPS: state.env_steps,
+            metrics.WALL_S: state.wall_s,
+            metrics.STEPS_PER_S: self.steps_per_s,
+            metrics.PEAK_RSS_MB: state.peak_rss_mb,
+        }
+        evaluations = self._folder.evaluations.read()
+        if evaluations and int(evaluations[-1]["step"]) == state.env_steps:
+            row |= _evaluation_metrics(evaluations[-1]) | dict(self._last_evaluation.metrics)
+        if is_due:
+            self._trackers.log(row)
+        self._console.update(row, is_due)
+
+    def _crosses(self, period: int, before: int) -> bool:
+        return self._algorithm.env_steps // period > before // period
+
+    def _write_checkpoint(self, folder: Path) -> None:
+        self._algorithm.save_checkpoint(str(folder))
+        self._recorder.keep(self._algorithm.drain_records())  # of what was waited for to be saved
+
+
+def _evaluation_metrics(row: dict[str, str]) -> dict[str, float]:
+    names = {
+        "success_rate": metrics.EVAL_SUCCESS_RATE,
+        "success_at_end": metrics.EVAL_SUCCESS_AT_END,
+        "episode_return": metrics.EVAL_EPISODE_RETURN,
+        "learned_return": metrics.EVAL_LEARNED_RETURN,
+        "final_progress": metrics.EVAL_PROGRESS,
+    }
+    return {metric: float(row[name]) for name, metric in names.items() if row[name]}
+
+
+@contextmanager
+def judge_session(
+    config: RunConfig, open_store: Callable[[], LabelStore], ledger: Path
+) -> Iterator[Callable[[], Judge] | None]:
+    """What makes the judge's client, while its Serve app is up; None for runs that ask no judge.
+
+    The client remembers: after a crash, what was asked since the last checkpoint is answered from the store, for
+    nothing and in the same words; so is what any other run asked the same judge, where they share one.
+
+    Args:
+        config: of the run.
+        open_store: opens the store of answers in the process that asks; must pickle.
+        ledger: file in which a paid judge counts what it spends, unless `judge.api.ledger` names another: the run's
+            budget holds across replicas and `rlvlm resume`.
+
+    Raises:
+        JudgeUnavailable: the judge cannot be loaded, or the app named in `serve.app` is not running.
+        UsageError: that app's judge knows nothing of the task.
+    """
+    if not config.asks_judge:
+        yield None
+        return
+    judge = replace(config.judge, api=reachable(config.judge.api, ledger))
+    with start_judge(judge, config.serve, name=config.task) as running:
+        if config.serve.app:
+            backend, _, model = running.judge.stamp.judge.partition(":")
+            if backend == "pocket":
+                asked = replace(config.judge, backend=backend, model="" if model == backend else model)
+                check_judge_knows(replace(config, judge=asked))
+        yield lambda: MeteredCache(CachedJudge(running.judge, open_store()), config.task)
+
+
+def reachable(api: ApiConfig, ledger: Path) -> ApiConfig:
+    """`api` with its files named so that a replica finds them from whatever folder it works in."""
+    key_file = str(Path(api.key_file).expanduser().resolve()) if api.key_file else ""
+    return replace(api, key_file=key_file, ledger=str(Path(api.ledger or ledger).expanduser().resolve()))
 
 
 def start_run(folder: RunFolder, config: RunConfig) -> int:
@@ -68,10 +315,9 @@ def open_training(
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
         port = config.track.dashboard_port if config.track.dashboard else None
-        stack.enter_context(ray_session(port, num_workers=config.num_workers))
+        stack.enter_context(ray_session(port, num_workers=config.num_workers, log=console.phase))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))
-        pipeline = pipeline_of(config)
-        algorithm = stack.enter_context(pipeline.open_algorithm(config, make_judge))
+        algorithm = stack.enter_context(open_algorithm(config, make_judge))
         folder.cut(-1 if checkpoint is None else before.env_steps)
         if checkpoint is not None:
             algorithm.load_checkpoint(str(checkpoint.algorithm))
@@ -79,7 +325,6 @@ def open_training(
             folder=folder,
             config=config,
             algorithm=algorithm,
-            pipeline=pipeline,
             console=console,
             memory=memory,
             before=before,
@@ -106,18 +351,6 @@ def choose_sound(checkpoints: Iterable[Checkpoint], console: RunConsole) -> Chec
         lost = candidates[0].step - chosen.step
         console.line(f"going on from step {chosen.step:,}: the {lost:,} steps after it are lost and trained again")
     return chosen
-
-
-def check_settings(before: RunState, config: RunConfig) -> None:
-    """Raises UsageError where a setting that says what is learned is not what it was before."""
-    changed = differences(before.settings, flat(config))
-    odd = [name for name in changed if not any(fnmatchcase(name, pattern) for pattern in config.may_change)]
-    if odd:
-        told = "; ".join(f"{name} is {changed[name]}" for name in odd)
-        raise UsageError(
-            f"config.yaml says something else than the run had at step {before.env_steps:,}: {told}",
-            "put that back, or start a new run with it",
-        )
 
 
 @contextmanager
@@ -153,8 +386,8 @@ def _run_training(folder: RunFolder, config: RunConfig, checkpoints: Iterable[Ch
         stack.enter_context(folder.locked())
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
-        console = stack.enter_context(RunConsole(terminal, config.title, config.steps, pipeline_of(config).rows))
-        stop.log = console.line
+        console = stack.enter_context(RunConsole(terminal, config.title, config.steps, PANEL_ROWS[config.algorithm]))
+        stop.log, stop.advice = console.line, folder.resume_command
         stack.enter_context(convert_errors(folder))
         try:
             with open_training(folder, config, choose_sound(checkpoints, console), console, stop) as training:
@@ -186,13 +419,15 @@ def _train(training: Training, stop: StopRequest) -> bool:
 
 def _print_summary(folder: RunFolder, console: RunConsole) -> None:
     summary = folder.summary()
-    rate = summary["final_success_rate"]
-    success = "not evaluated" if rate is None else f"success {rate:.0%} (mean of the last evaluations)"
+    rate, at_any = summary["success"], summary["final_success_rate"]
+    success = "not evaluated"
+    if rate is not None:
+        success = f"success {rate:.0%} (at the end of episodes, last evaluation; at any step {at_any:.0%})"
     if shares := (summary.get("decodings") or {}).get("at the end"):
-        told = {what: names for what, names in DECODINGS.items() if names[0] in shares}
+        measured = {what: names for what, names in DECODINGS.items() if names[0] in shares}
         success = ", ".join(
             f"{what} {shares[greedy]:.0%} greedy and {shares[sampled]:.0%} sampled"
-            for what, (greedy, sampled) in told.items()
+            for what, (greedy, sampled) in measured.items()
         )
     console.line(f"{summary['exit_reason']}: {summary['env_steps']:,} steps in {summary['wall_s']:.0f} s, {success}")
     if folder.config().max_queries and not summary["queries"] and summary["exit_reason"] == "done":

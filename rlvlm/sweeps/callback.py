@@ -45,7 +45,7 @@ class SweepCallback(Callback):
         self.records = table.records = folder.records(list(plans.values()))
         self._halving = self._remembered(sweep) if sweep.halving else {}
 
-    def take_up(self, keys: Sequence[str]) -> None:
+    def retry(self, keys: Sequence[str]) -> None:
         """Forgets that these failed before: they are tried again."""
         for key in keys:
             if self.records[key].state is State.FAILED:
@@ -137,5 +137,5 @@ def cause_of(trial: Trial) -> str:
     """
     file = trial.error_file
     lines = Path(file).read_text().split("\n") if file else []
-    told = [line.strip() for line in lines if line.strip()]
-    return re.sub(r"^rlvlm\.errors\.\w+: ", "", told[-1]) if told else "its process ended"
+    noted = [line.strip() for line in lines if line.strip()]
+    return re.sub(r"^rlvlm\.core\.errors\.\w+: ", "", noted[-1]) if noted else "its process ended"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.core.errors import UsageError
-from rlvlm.runs.folder.settings import from_yaml
+from rlvlm.runs.settings import from_yaml
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 

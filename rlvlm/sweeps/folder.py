@@ -18,10 +18,10 @@ from pathlib import Path
 
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import UsageError
-from rlvlm.runs.folder.run_folder import RunFolder, check_disk, read_config
-from rlvlm.runs.folder.settings import to_yaml
-from rlvlm.runs.folder.tables import CsvTable
+from rlvlm.runs.folder import RunFolder, check_disk, read_config
 from rlvlm.runs.scores import Floats, scores
+from rlvlm.runs.settings import to_yaml
+from rlvlm.runs.tables import CsvTable
 from rlvlm.sweeps.config import SweepConfig, read_sweep
 from rlvlm.sweeps.plan import TrialPlan, differences, expand
 
@@ -109,8 +109,8 @@ class SweepFolder:
 
     def records(self, plans: Sequence[TrialPlan]) -> dict[str, TrialRecord]:
         """What has become of each run, by key: from its folder, and whether it was halted or failed from trials.csv."""
-        told = {(row["task"], row["source"], int(row["seed"])): row for row in self._trials.read()}
-        return {plan.key: self._record(plan, told.get((plan.task, plan.source, plan.seed), {})) for plan in plans}
+        noted = {(row["task"], row["source"], int(row["seed"])): row for row in self._trials.read()}
+        return {plan.key: self._record(plan, noted.get((plan.task, plan.source, plan.seed), {})) for plan in plans}
 
     def write_records(self, records: Sequence[TrialRecord]) -> None:
         """Puts trials.csv in place anew."""
@@ -130,13 +130,13 @@ class SweepFolder:
                 raise UsageError(f"another process runs the sweep in {self.path}", "wait for it, or stop it") from error
             yield
 
-    def _record(self, plan: TrialPlan, told: dict[str, str]) -> TrialRecord:
+    def _record(self, plan: TrialPlan, noted: dict[str, str]) -> TrialRecord:
         steps, found = self.evaluations(plan)
         run = self.run(plan)
         reason = run.summary().get("exit_reason") if run else None
         state = State.WAITING if run is None else State.SAVED
-        if told.get("state") in (State.HALTED, State.FAILED):
-            state = State(told["state"])
+        if noted.get("state") in (State.HALTED, State.FAILED):
+            state = State(noted["state"])
         if reason in (DONE, FLAT):
             state = State(reason)
         return TrialRecord(
@@ -146,7 +146,7 @@ class SweepFolder:
             state=state,
             env_steps=steps[-1] if steps else 0,
             score=float(found[-1]) if steps else None,
-            cause=told.get("cause", "") if state is State.FAILED else "",
+            cause=noted.get("cause", "") if state is State.FAILED else "",
         )
 
 
@@ -182,10 +182,10 @@ def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, l
 
 def _changes(before: set[str], now: Sequence[str]) -> list[str]:
     added = [key for key in now if key not in before]
-    return [*_told("added", added), *_told("no longer in the file, left alone", sorted(before - set(now)))]
+    return [*_listed("added", added), *_listed("no longer in the file, left alone", sorted(before - set(now)))]
 
 
-def _told(what: str, keys: Sequence[str]) -> list[str]:
+def _listed(what: str, keys: Sequence[str]) -> list[str]:
     if not keys:
         return []
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""

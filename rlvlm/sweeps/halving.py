@@ -23,7 +23,7 @@ class Halving:
     """
 
     def __init__(self, config: HalvingConfig, total_steps: int) -> None:
-        # Any: it is asked directly and told only what it reads, a run's name and its result.
+        # Any: it is called directly and given only what it reads, a run's name and its result.
         self._asha: Any = ASHAScheduler(
             time_attr="env_steps",
             metric="score",

@@ -10,8 +10,8 @@ from typing import Any
 
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder.settings import flat, override, to_yaml
 from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import flat, override, to_yaml
 from rlvlm.sweeps.config import BudgetConfig, SweepConfig
 
 _OWN = ("task", "seed", "out")
@@ -72,8 +72,8 @@ def app_name(config: RunConfig, folder: Path) -> str:
     """The Serve app that a run of the sweep in `folder` uses: one for all runs that ask the same judge."""
     if config.serve.app:
         return config.serve.app
-    told = f"{to_yaml(config.judge)}{to_yaml(config.serve)}{folder.resolve()}"
-    return f"sweep-{config.judge.backend}-{hashlib.sha256(told.encode()).hexdigest()[:10]}"
+    settings = f"{to_yaml(config.judge)}{to_yaml(config.serve)}{folder.resolve()}"
+    return f"sweep-{config.judge.backend}-{hashlib.sha256(settings.encode()).hexdigest()[:10]}"
 
 
 def asks_app(plan: TrialPlan, app: str, folder: Path) -> bool:
@@ -95,7 +95,7 @@ def alone_command(config: RunConfig) -> list[str]:
     changed = {
         name: value
         for name, (_, value) in differences(recipe(config.task), config).items()
-        if config.why_unheeded(name) is None
+        if config.why_unused(name) is None
     }
     unions = {name.removesuffix("choice"): value for name, value in changed.items() if name.endswith(".choice")}
     for name, value in sorted(changed.items(), key=lambda pair: pair[0].startswith(tuple(unions))):

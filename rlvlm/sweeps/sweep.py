@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,8 +14,8 @@ from ray import tune
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable
-from rlvlm.runs.processes.private_ray import ray_session
-from rlvlm.runs.session import reachable
+from rlvlm.runs.ray_session import ray_session
+from rlvlm.runs.train import reachable
 from rlvlm.serving.apps import start_judge
 from rlvlm.sweeps.callback import SweepCallback
 from rlvlm.sweeps.config import SweepConfig
@@ -48,9 +49,9 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
         callback = SweepCallback(folder=folder, sweep=sweep, plans=plans, table=table, stop=stop)
         waiting = [key for key, record in callback.records.items() if record.state not in FINISHED]
         if waiting:
-            callback.take_up(waiting)
+            callback.retry(waiting)
             table.phase(f"starting Ray; {len(waiting)} of {len(plans)} runs to go")
-            stack.enter_context(ray_session())
+            stack.enter_context(ray_session(log=table.phase))
             stop.take_over()
             stack.enter_context(_judges(folder, sweep, [plans[key] for key in waiting], callback, table))
             table.phase("running")
@@ -114,16 +115,16 @@ def _judges(
 
 
 def _print_summary(table: ProgressTable, callback: SweepCallback, folder: SweepFolder, stop: StopRequest) -> int:
-    records = list(callback.records.values())
+    records, place = list(callback.records.values()), shlex.quote(str(folder.path))
     folder.write_records(records)
     failed = [record for record in records if record.state is State.FAILED]
     if all(record.state in FINISHED for record in records):
-        table.line(f"all {len(records)} runs are finished; compare them with: rlvlm report {folder.path}")
+        table.line(f"all {len(records)} runs are finished; compare them with: rlvlm report {place}")
         return EXIT_DONE
     if stop:
-        table.line(f"{stop.signal_name}: saved; go on with: rlvlm resume {folder.path}")
+        table.line(f"{stop.signal_name}: saved; go on with: rlvlm resume {place}")
         return EXIT_PREEMPTED
     for record in failed:
         table.line(f"failed: {record.task}  {record.source}  seed {record.seed}: {record.cause}")
-    table.line(f"try those that failed again with: rlvlm resume {folder.path}")
+    table.line(f"try those that failed again with: rlvlm resume {place}")
     return EXIT_SOME_FAILED

@@ -15,11 +15,10 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from rlvlm.core.console.panel import RunConsole
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.errors import RunError, UsageError
-from rlvlm.runs.doctor import check_before_run
-from rlvlm.runs.folder.run_folder import RunFolder, create_folder
-from rlvlm.runs.loop import Training
-from rlvlm.runs.pipelines import pipeline_of
-from rlvlm.runs.train import choose_sound, convert_errors, open_training
+from rlvlm.runs.build import PANEL_ROWS
+from rlvlm.runs.folder import RunFolder, create_folder
+from rlvlm.runs.preflight import check_before_run
+from rlvlm.runs.train import Training, choose_sound, convert_errors, open_training
 from rlvlm.sweeps.config import FlatConfig
 from rlvlm.sweeps.folder import DONE, FLAT, SweepFolder
 from rlvlm.sweeps.plan import TrialPlan, alone_command, app_name
@@ -110,7 +109,9 @@ class SweepTrial(Trainable):
             _HOLDING(lambda: self._stack.enter_context(self._folder.locked()))
             log = self._stack.enter_context(open(self._folder.log, "a", buffering=1))
             self._stack.enter_context(quiet_output(self._folder.log))
-            console = self._stack.enter_context(RunConsole(log, config.title, config.steps, pipeline_of(config).rows))
+            console = self._stack.enter_context(
+                RunConsole(log, config.title, config.steps, PANEL_ROWS[config.algorithm])
+            )
             newest = choose_sound(self._folder.checkpoints.newest_first(), console)
             return self._stack.enter_context(open_training(self._folder, config, newest, console))
 

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from http_edge import png, text
 
-from rlvlm.runs.doctor import free_port
+from rlvlm.runs.preflight import free_port
 from rlvlm.serving.app_file import GATEWAY_APP, JUDGE_APP
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -37,7 +37,7 @@ def test_only_an_essential_failure_counts(
 
 def test_every_check_answers_and_every_failure_names_a_fix() -> None:
     found = [finding for check in doctor.CHECKS for finding in check()]
-    assert len({finding.name for finding in found}) == len(found) == 11
+    assert len({finding.name for finding in found}) == len(found) == 13
     for finding in found:
         assert finding.name and finding.found
         assert finding.is_ok or finding.fix
@@ -59,3 +59,14 @@ def test_a_bogus_renderer_is_found_with_what_works_instead(monkeypatch: pytest.M
     assert "egl: broken" in finding.found and "osmesa: draws" in finding.found
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     assert one("rendering", doctor.rendering).is_ok
+
+
+def test_a_cluster_that_is_not_there_and_a_home_that_cannot_be_used_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    finding = one("ray cluster", doctor.network)
+    assert not finding.is_ok and finding.is_essential and "unset RAY_ADDRESS" in finding.fix
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    assert not one("home folder", doctor.disks).is_ok

@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from rlvlm.reports.task.turns import check_turn_task
-from rlvlm.runs.policy.config import PolicyRunConfig
 from rlvlm.runs.recipes import recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -21,5 +20,5 @@ def test_the_example_of_the_docs_keeps_every_promise(tmp_path: Path) -> None:
 
 def test_it_is_learned_by_a_policy_that_writes() -> None:
     config = recipe("press_button:TASK")
-    assert isinstance(config, PolicyRunConfig) and config.env.episode_steps == 4
+    assert config.algorithm == "ppo" and config.env.episode_steps == 4
     assert config.smoke().steps == 256

@@ -24,7 +24,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import CUT as CUT_OFF
 from rlvlm.judges.dialogues import EMPTY, REFUSAL
 from rlvlm.judges.judge import Generator
-from rlvlm.runs.folder.settings import to_yaml
+from rlvlm.runs.settings import to_yaml
 from rlvlm.testing import check_judge
 from rlvlm.vlms.config import ApiConfig
 

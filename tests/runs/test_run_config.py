@@ -8,10 +8,10 @@ import pytest
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import check_unused, task_env, task_names
-from rlvlm.runs.folder.checkpoints import RunState
-from rlvlm.runs.folder.settings import flat, override
+from rlvlm.runs.checkpoints import RunState
+from rlvlm.runs.folder import check_settings
 from rlvlm.runs.recipes import recipe
-from rlvlm.runs.train import check_settings
+from rlvlm.runs.settings import flat, override
 
 
 @pytest.mark.parametrize(

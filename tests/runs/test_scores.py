@@ -1,8 +1,10 @@
 import numpy as np
 
+from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
+from rlvlm.core import metrics
 from rlvlm.envs.registry import register
 from rlvlm.envs.task import Task
-from rlvlm.runs.scores import score_name, scores
+from rlvlm.runs.scores import evaluation_rank, evaluation_row, score_name, scores, true_success
 
 ROWS = [{"success_rate": "0.2", "episode_return": "-100"}, {"success_rate": "1", "episode_return": "50"}]
 
@@ -13,3 +15,47 @@ def test_a_task_is_compared_by_success_or_by_its_return() -> None:
     np.testing.assert_allclose(scores("test_scores", ROWS), [0.5, 1.25])  # half-way, and better than solved
     assert score_name("test_scores") == "true return, 0 is -200 and 1 is 0"
     assert scores("drawer_open", []).shape == (0,)
+
+
+def evaluation(successes: int, sampled: float | None, reward: float = 1.0) -> Evaluation:
+    """Four episodes of one step."""
+    one = np.ones(1, np.float32)
+    episodes = [
+        PlayedEpisode(
+            snapshots=one[None],
+            env_rewards=one * reward,
+            learned_rewards=one * np.nan,
+            success=np.array([i < successes]),
+            progress=one,
+        )
+        for i in range(4)
+    ]
+    return Evaluation(episodes=episodes, metrics={} if sampled is None else {metrics.EVAL_SAMPLED_SUCCESS: sampled})
+
+
+def test_greedy_and_sampled_play_choose_the_best_together_and_the_return_between_equals() -> None:
+    def rank(*measured: float | None) -> tuple[float, float]:
+        row = evaluation_row(evaluation(*measured), 0, 0.0)  # type: ignore[arg-type]
+        as_read = {name: "" if value is None else str(value) for name, value in row.items()}
+        assert evaluation_rank(as_read) == evaluation_rank(row)
+        return evaluation_rank(row)
+
+    assert rank(3, 0.25) == (0.5, 1.0)
+    assert rank(4, 0.9) > rank(4, 0.8)
+    assert rank(3, 0.9) > rank(4, 0.5), "one that goes round in circles when greedy, against one that is all noise"
+    row = {"success_rate": "1", "sampled_success_rate": "0.8", "strict_success_rate": "1", "episode_return": "0"}
+    assert true_success(row | {"sampled_strict_success_rate": "0.5"}) == 0.75, "a goal that chance reached is none"
+    assert true_success(row | {"sampled_strict_success_rate": "1"}) == 0.9, "nor is a return without the goal"
+    assert rank(3, None) == (0.75, 1.0) and rank(3, None, 2.0) > rank(3, None, 1.0)
+
+
+def test_a_success_that_is_undone_counts_at_any_step_and_not_at_the_end() -> None:
+    ones = np.ones(3, np.float32)
+    episodes = [
+        PlayedEpisode(
+            snapshots=ones[:, None], env_rewards=ones, learned_rewards=ones, success=np.array(success), progress=ones
+        )
+        for success in ([False, True, False], [False, False, True], [False, False, False], [True, True, True])
+    ]
+    row = evaluation_row(Evaluation(episodes=episodes), 0, 0.0)
+    assert (row["success_rate"], row["success_at_end"]) == (0.75, 0.5)

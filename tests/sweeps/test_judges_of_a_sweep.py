@@ -58,5 +58,5 @@ def test_a_judge_that_does_not_load_fails_its_own_runs(tmp_path: Path, monkeypat
         assert found[f"drawer_open/oracle/seed_{seed}"] == (State.WAITING, "")
     later = folder.records(list(plans.values()))  # the next sitting reads it again, and tries again
     assert later["drawer_open/large/seed_0"].state is State.FAILED and State.FAILED not in FINISHED
-    callback.take_up(list(plans))
+    callback.retry(list(plans))
     assert {record.state for record in callback.records.values()} == {State.WAITING}

@@ -18,12 +18,11 @@ from rlvlm.sweeps.plan import expand, shared_judges
 
 FILE = Path(__file__).parents[2] / "tune_configs" / "one_judge.yaml"
 TASKS = ("rlvlm.testing:TINY", "number_line", "push_block")
-PIPELINES = {"preference", "policy", "vla"}
 
 
 def test_the_algorithms_share_one_deployment(tmp_path: Path) -> None:
     plans = expand(read_sweep(FILE))
-    assert {plan.config.pipeline for plan in plans} == PIPELINES
+    assert {plan.config.algorithm for plan in plans} == {"sac", "ppo", "grpo"}
     assert len(shared_judges(plans, 0.0, tmp_path)) == 1
 
 

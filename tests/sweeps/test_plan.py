@@ -5,7 +5,7 @@ import pytest
 
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
-from rlvlm.runs.preference.config import PreferenceRunConfig
+from rlvlm.runs.config import RunConfig
 from rlvlm.sweeps.config import BudgetConfig, SourceConfig, SweepConfig
 from rlvlm.sweeps.plan import alone_command, app_name, expand, shared_judges
 
@@ -48,7 +48,7 @@ def test_a_task_may_have_seeds_of_its_own() -> None:
 
 
 def test_queries_are_counted_session_by_session() -> None:
-    config = PreferenceRunConfig(task="drawer_open")  # sessions at 3,000, 5,000, ... 19,000
+    config = RunConfig(task="drawer_open")  # sessions at 3,000, 5,000, ... 19,000
     assert config.max_queries == 900
     assert replace(config, steps=21_000).max_queries == 900  # none at the end, where nothing would train on it
     assert replace(config, steps=21_001).max_queries == 1_000

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm.core.errors import UsageError
-from rlvlm.runs.folder.settings import from_yaml, to_yaml
+from rlvlm.runs.settings import from_yaml, to_yaml
 from rlvlm.sweeps.config import SweepConfig, find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand
 

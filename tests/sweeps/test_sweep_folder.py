@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm.core.errors import UsageError
-from rlvlm.runs.folder.run_folder import create_folder
+from rlvlm.runs.folder import create_folder
 from rlvlm.sweeps.config import ResourceConfig, SourceConfig, SweepConfig
 from rlvlm.sweeps.folder import State, SweepFolder, find_sweep, held_sweep
 from rlvlm.sweeps.plan import TrialPlan, expand

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlvlm.core.errors import NumericsError, RunError
-from rlvlm.runs.folder.run_folder import RunFolder, create_folder
-from rlvlm.runs.preference.config import PreferenceRunConfig
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder import RunFolder, create_folder
 from rlvlm.sweeps.trial import SweepTrial
 
 
@@ -40,7 +40,7 @@ def make_trial(folder: RunFolder, training: BrokenTraining) -> SweepTrial:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    return create_folder(PreferenceRunConfig(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 1))
+    return create_folder(RunConfig(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 1))
 
 
 @pytest.mark.parametrize(

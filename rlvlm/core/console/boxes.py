@@ -1,6 +1,7 @@
 """How a command ends: the one place that turns failures into a boxed message with the fix, and an exit code."""
 
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -19,8 +20,34 @@ EXIT_UNREAD = 141
 """What shells use for a program whose reader went away, as `| head` does."""
 
 
+def expand_home(text: str) -> str:
+    """A word of a command line or a value of a file, with the home folder in place of a `~` that begins a path: shells
+    do that for `--out ~/x`, but not for `--out=~/x`, and YAML never does.
+    """
+    path = _PATH.fullmatch(text)
+    return path[1] + os.path.expanduser(path[2]) if path else text
+
+
+_PATH = re.compile(r"(--[\w.-]+=|)(~(?:/.*)?)", re.DOTALL)
+
+
+def open_streams() -> None:
+    """Gives a process that was started with standard output or error closed (`>&-`) streams that nobody reads."""
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+        if getattr(sys, name) is None:  # as Python leaves it where the descriptor was closed
+            setattr(sys, name, open(descriptor, "w", closefd=False))
+
+
 def guarded(action: Callable[[], int]) -> int:
     """The exit code of `action`; whatever it raises is shown as a box on stderr, never as a traceback."""
+    open_streams()
     try:
         code = action()
         sys.stdout.flush()  # here, where a reader that went away is no surprise; else at the interpreter's end

@@ -34,8 +34,8 @@ class PanelRow:
 
 
 DEFAULT = (
-    PanelRow(label="success, last evaluation", metric=metrics.EVAL_SUCCESS_RATE, format=".0%", word="success"),
-    PanelRow(label="success at the episode's end", metric=metrics.EVAL_SUCCESS_AT_END, format=".0%"),
+    PanelRow(label="success at the end, evaluation", metric=metrics.EVAL_SUCCESS_AT_END, format=".0%", word="success"),
+    PanelRow(label="success at any step", metric=metrics.EVAL_SUCCESS_RATE, format=".0%"),
     PanelRow(label="true return, training", metric=metrics.TRAIN_EPISODE_RETURN, format=".1f", word="return"),
     PanelRow(label="true return, evaluation", metric=metrics.EVAL_EPISODE_RETURN, format=".1f"),
 )

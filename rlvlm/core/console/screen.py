@@ -8,8 +8,8 @@ from rich.live import Live
 from rich.text import Text
 
 
-class Unheeded(Console):
-    """A console that falls silent where its reader goes away, as `| head` does: what it tells of goes on."""
+class QuietConsole(Console):
+    """A console that falls silent where its reader goes away, as `| head` does; what it reports on goes on."""
 
     def on_broken_pipe(self) -> None:
         """Writes nothing from here on. Rich's own end the process, and would send standard output elsewhere."""
@@ -27,7 +27,7 @@ class Screen(ABC):
     """
 
     def __init__(self, stream: TextIO, title: str) -> None:
-        self._console = Unheeded(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
+        self._console = QuietConsole(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
         self._title = title
         self._live: Live | None = None  # there while the image is
         self._phase = ""

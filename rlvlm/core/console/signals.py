@@ -22,7 +22,9 @@ class StopRequest:
         self.signal_name = ""
         self.log: Callable[[str], None] = lambda _: None
         """Is given a line for the user when the first signal comes."""
-        self._was_told = False
+        self.advice = ""
+        """What goes on with the run later; stands at the end of that line."""
+        self._was_asked = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __bool__(self) -> bool:
@@ -50,12 +52,13 @@ class StopRequest:
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, _: FrameType | None) -> None:
-        if self._was_told and number != signal.SIGUSR1:
+        if self._was_asked and number != signal.SIGUSR1:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self._was_told |= number != signal.SIGUSR1
+        self._was_asked |= number != signal.SIGUSR1
         if not self.signal_name:
-            again = "; once more ends it at once" if self._was_told else ""
+            again = " (once more ends it at once)" if self._was_asked else ""
+            later = f"; go on later with: {self.advice}" if self.advice else ""
             with suppress(RuntimeError):  # the stream was being written to, which the signal interrupted
-                self.log(f"{signal.Signals(number).name}: finishing what is under way, then saving{again}")
+                self.log(f"{signal.Signals(number).name}: finishing what is under way, then saving{again}{later}")
         self.signal_name = self.signal_name or signal.Signals(number).name

@@ -8,7 +8,8 @@ from rlvlm.core.console.panel import PanelRow, RunConsole
 
 LATEST = {
     metrics.ENV_STEPS: 2_500,
-    metrics.EVAL_SUCCESS_RATE: 0.2,
+    metrics.EVAL_SUCCESS_AT_END: 0.2,
+    metrics.EVAL_SUCCESS_RATE: 0.4,
     metrics.TRAIN_EPISODE_RETURN: 812.34,
     metrics.TRAIN_LEARNED_RETURN: 12.1,
     metrics.QUERIES: 120,

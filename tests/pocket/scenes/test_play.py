@@ -13,7 +13,7 @@ from rlvlm.pocket import scenes
 from rlvlm.pocket.scenes.pairs import find_provider
 from rlvlm.pocket.scenes.play import collect
 from rlvlm.pocket.scenes.tasks import TASKS
-from rlvlm.runs.preference.recipes import RECIPES
+from rlvlm.runs.recipes import RECIPES
 
 EPISODES = {"fold_cloth": 80, "straighten_rope": 16, "pass_water": 12, "cartpole": 16}
 

@@ -23,7 +23,7 @@ from rlvlm.preferences.config import (
 )
 from rlvlm.preferences.questions.queries import draw_pairs
 from rlvlm.rewards.config import RewardConfig
-from rlvlm.runs.preference.config import PreferenceRunConfig
+from rlvlm.runs.config import RunConfig
 from rlvlm.testing import TinyEnv
 
 
@@ -219,6 +219,6 @@ def test_an_impossible_weakness_is_refused_by_name(field: str, value: float) -> 
 def test_skipping_and_training_ties_do_not_go_together() -> None:
     ties = FeedbackConfig(ties="equal")
     for name in ("equal", "mistake", "oracle", "judge"):
-        PreferenceRunConfig(task="tiny", reward=RewardConfig(teacher=name), feedback=ties)
+        RunConfig(task="tiny", reward=RewardConfig(teacher=name), feedback=ties)
     with pytest.raises(ValueError, match="needs feedback.ties drop"):
-        PreferenceRunConfig(task="tiny", reward=RewardConfig(teacher="skip"), feedback=ties)
+        RunConfig(task="tiny", reward=RewardConfig(teacher="skip"), feedback=ties)

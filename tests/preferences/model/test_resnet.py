@@ -15,7 +15,7 @@ from rlvlm.preferences.dataset import Steps
 from rlvlm.preferences.model.networks import BOUND
 from rlvlm.preferences.model.resnet import ResNetNetwork, affordable_pictures
 from rlvlm.rewards.config import RewardConfig
-from rlvlm.runs.preference.config import PreferenceRunConfig
+from rlvlm.runs.config import RunConfig
 from rlvlm.testing import TinyEnv
 
 SMALL = RewardModelConfig(ensemble=1, batch_size=4, max_epochs=1, min_updates=0, max_updates=2, hold_out_every=0)
@@ -99,6 +99,4 @@ def test_larger_images_are_labelled_in_smaller_pieces() -> None:
 
 def test_images_too_small_for_it_are_refused() -> None:
     with pytest.raises(ValueError, match="needs reward_model.picture_px >= 64, got 32"):
-        PreferenceRunConfig(
-            task="tiny", reward=RewardConfig(model="resnet18"), reward_model=RewardModelConfig(picture_px=32)
-        )
+        RunConfig(task="tiny", reward=RewardConfig(model="resnet18"), reward_model=RewardModelConfig(picture_px=32))

@@ -15,7 +15,7 @@ from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Usage
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import LABEL_TOKENS, YES_AND_NO, token_shares
-from rlvlm.runs.preference.config import PreferenceRunConfig
+from rlvlm.runs.config import RunConfig
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget, BudgetSpent, Spent
@@ -221,7 +221,7 @@ def test_impossible_limits_are_refused_by_name(wrong: dict[str, float]) -> None:
 def test_a_batch_may_not_take_longer_than_its_caller_waits() -> None:
     # By hand: 16 questions, 4 at a time, 100 s each may take 400 s.
     judge = JudgeConfig(backend="openai", model="m", api=ApiConfig(concurrency=4))
-    PreferenceRunConfig(task="tiny", judge=JudgeConfig(backend="openai", model="m"))
-    PreferenceRunConfig(task="tiny", judge=judge, serve=PlacementConfig(timeout_s=401))
+    RunConfig(task="tiny", judge=JudgeConfig(backend="openai", model="m"))
+    RunConfig(task="tiny", judge=judge, serve=PlacementConfig(timeout_s=401))
     with pytest.raises(ValueError, match="may take 400 s, serve.timeout_s is 120"):
-        PreferenceRunConfig(task="tiny", judge=judge)
+        RunConfig(task="tiny", judge=judge)

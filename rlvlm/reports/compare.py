@@ -1,0 +1,266 @@
+"""`rlvlm report DIR...`: compares runs, or the sources of a sweep, and says who wins: tables, page, images."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlvlm.core.disk import write_whole
+from rlvlm.core.errors import EXIT_DONE
+from rlvlm.reports.compare_figures import colours, draw_curves, draw_scores
+from rlvlm.reports.results import SOLVED, Results, run_results, sweep_results
+from rlvlm.reports.statistics import CONFIDENCE, RESAMPLES, find, interquartile_mean
+from rlvlm.runs.plots import STYLE, save
+from rlvlm.runs.scores import score_name
+from rlvlm.runs.tables import CsvTable
+from rlvlm.sweeps.folder import find_sweep
+from rlvlm.templates import inline, render
+
+WIDTH = 160
+"""Columns of the table in a file or pipe."""
+
+
+def compare(paths: Sequence[Path], out: Path | None = None) -> int:
+    """Prints who wins, and writes report.html, report.png, report_curves.png, report.csv and report_runs.csv.
+
+    Args:
+        paths: the folder of one sweep; or folders of runs, or full of runs.
+        out: folder of the files; by default the sweep's, or `report`.
+
+    Raises:
+        UsageError: no path, nothing to compare under one, or a file that cannot be read.
+    """
+    sweep = find_sweep(paths[0]) if len(paths) == 1 else None
+    results = sweep_results(sweep) if sweep else run_results(paths)
+    out = out or (sweep.path if sweep else Path("report"))
+    out.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        scores = save(draw_scores(results), out / "report.png")
+        curves = save(draw_curves(results), out / "report_curves.png")
+    groups = [row for task in results.tasks for row in group_rows(results, task)]
+    for name, rows in (("report.csv", groups), ("report_runs.csv", run_rows(results))):
+        CsvTable(out / name, tuple(rows[0]), "task").write(rows)
+    write_whole(out / "report.html", comparison_page(results, scores, curves))
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("task", "source", "finished", "score", "interval", "success at end", "labels right", "minutes"):
+        table.add_column(name, justify="left" if name in ("task", "source") else "right", no_wrap=name != "source")
+    for row in groups:
+        is_one = row["score"] is None or row["score_low"] == row["score_high"]
+        interval = "-" if is_one else f"{row['score_low']:.2f} to {row['score_high']:.2f}"
+        facts = [cell(key, row[key]) for key in ("success_at_end", "label_accuracy", "minutes")]
+        table.add_row(
+            Text(row["task"]), Text(row["title"]), row["finished"], cell("score", row["score"]), interval, *facts
+        )
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(table)
+    console.print(Text(f"\n{overall(results)}\n"))
+    console.print(Text(f"page, images and tables: {out / 'report.html'}"), soft_wrap=True)
+    return EXIT_DONE
+
+
+SHOWN = {
+    "title": "source",
+    "finished": "runs finished",
+    "score": "final score",
+    "mean_over_run": "mean over the run",
+    "steps_to_solve": f"steps to {SOLVED:g}",
+    "success_at_end": "success at the end",
+    "final_success_rate": "at any step",
+    "final_return": "true return",
+    "label_accuracy": "labels right",
+    "queries": "queries",
+    "minutes": "minutes",
+    "minutes_per_success": "min / success",
+    "queries_per_success": "queries / success",
+    "usd_per_success": "USD / success",
+}
+"""The columns of a task's table, and their heads."""
+ALWAYS = ("title", "finished", "score")
+"""Columns that are shown even where nothing stands in them."""
+
+
+def comparison_page(results: Results, scores: Path, curves: Path) -> str:
+    """The whole page's HTML.
+
+    Args:
+        results: what is compared.
+        scores: PNG of `draw_scores`.
+        curves: PNG of `draw_curves`.
+    """
+    tasks = []
+    for task in results.tasks:
+        rows = group_rows(results, task)
+        shown = [key for key in SHOWN if key in ALWAYS or any(row[key] is not None for row in rows)]
+        about = {"name": task, "finding": find(results, [task]).text, "score": score_name(task)}
+        tasks.append(about | {"budget": _budget(results, task), "rows": rows, "shown": shown})
+    runs = run_rows(results)
+    return render(
+        "comparison.html.j2",
+        title=results.title,
+        extent=_extent(results),
+        finding=overall(results),
+        remarks=results.remarks,
+        scores=inline(scores),
+        curves=inline(curves),
+        tasks=tasks,
+        heads=SHOWN,
+        colours=colours(results),
+        runs=runs,
+        run_columns=[key for key in runs[0] if any(row[key] not in (None, "") for row in runs)],
+        cell=cell,
+        confidence=f"{100 * CONFIDENCE:.0f} %",
+        resamples=f"{RESAMPLES:,}",
+        solved=f"{SOLVED:g}",
+    )
+
+
+def overall(results: Results) -> str:
+    """The sentence that heads page and terminal: over all tasks that every source has finished runs on."""
+    tasks = results.common_tasks
+    if len(results.tasks) == 1:
+        return find(results, results.tasks).text
+    if not tasks:
+        if not any(run.is_finished for run in results.runs):
+            return find(results, []).text
+        return "There is no task on which every source has a finished run, so they are compared on each task by itself."
+    where = f"Over all {len(tasks)} tasks"
+    if len(tasks) < len(results.tasks):
+        where = f"Over {', '.join(tasks)}, where every source has a finished run"
+    return f"{where}. {find(results, tasks).text}"
+
+
+def cell(key: str, value: Any) -> str:
+    """One fact for readers; shares as percent."""
+    if value is None or value == "" or (key.startswith("queries") and not value):
+        return "-"
+    if key in ("label_accuracy", "false_positives"):
+        return f"{value:.1%}"
+    if key in ("final_success_rate", "success_at_end"):
+        return f"{value:.0%}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 or key == "queries" else f"{value:.2f}"
+    return f"{value:,}" if isinstance(value, int) and key != "seed" else str(value)
+
+
+def _extent(results: Results) -> str:
+    """How much is compared, e.g. `2 sources, 1 task, 3 seeds: 5 of 6 runs finished`."""
+
+    def several(counts: Sequence[int], noun: str) -> str:
+        return f"{' or '.join(map(str, counts))} {noun}{'' if list(counts) == [1] else 's'}"
+
+    finished = sum(run.is_finished for run in results.runs)
+    seeds = {len({run.config.seed for run in results.runs if run.task == task}) for task in results.tasks}
+    parts = ([len(results.sources)], "source"), ([len(results.tasks)], "task"), (sorted(seeds), "seed")
+    return (
+        f"{', '.join(several(*part) for part in parts)}: {finished} of {several([len(results.runs)], 'run')} finished"
+    )
+
+
+def _budget(results: Results, task: str) -> str:
+    """Env steps and queries of a task's runs, from the least to the most."""
+
+    def span(values: set[int]) -> str:
+        return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
+
+    configs = [run.config for run in results.runs if run.task == task]
+    steps = f"{span({config.steps for config in configs})} env steps"
+    queries = {config.max_queries for config in configs} - {0}
+    return f"{steps}, {span(queries)} queries for those who ask" if queries else steps
+
+
+def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
+    """One row per source on a task, best first; None where there is nothing to say.
+
+    Scores in the task's score, times in minutes, `steps_to_solve` the median over the runs that got there.
+    """
+    scores = {ranked.source: ranked.score for ranked in find(results, [task]).ranking}
+    rows = []
+    for source in [*scores, *(source for source in results.sources if source not in scores)]:
+        runs, score = results.finished(task, source), scores.get(source)
+        if not results.of(task, source):
+            continue
+        solved = [run.first_solved for run in runs if run.first_solved is not None]
+        successes = sum(run.final >= SOLVED for run in runs)
+        minutes = _total([run.wall_s / 60 for run in runs])
+        budget = runs[0].config if runs else None
+        curves = []
+        if budget is not None:  # a run's mean score over its whole budget says how early it became good
+            grid = np.arange(budget.eval.every_steps, budget.steps + 1, budget.eval.every_steps, dtype=float)
+            curves = [run.curve(grid if len(grid) else np.array([float(budget.steps)])).mean() for run in runs]
+        rows.append(
+            {
+                "task": task,
+                "source": source,
+                "title": results.sources[source],
+                "finished": f"{len(runs)} of {len(results.of(task, source))}",
+                "score": score.value if score else None,
+                "score_low": score.low if score else None,
+                "score_high": score.high if score else None,
+                "mean_over_run": float(interquartile_mean(curves)) if curves else None,
+                "steps_to_solve": float(np.median(solved)) if solved else None,
+                "successes": successes if runs else None,
+                "final_success_rate": _mean([run.mean_of_last(run.success) for run in runs]),
+                "success_at_end": _mean([finite(run.mean_of_last(run.at_end)) for run in runs]),
+                "final_return": _mean([run.mean_of_last(run.returns) for run in runs]),
+                "label_accuracy": _mean([run.label_accuracy for run in runs]),
+                "queries": _mean([run.queries for run in runs]),
+                "minutes": _mean([run.wall_s / 60 for run in runs]),
+                "minutes_per_success": minutes / successes if minutes is not None and successes else None,
+                "queries_per_success": sum(run.queries for run in runs) / successes if successes else None,
+                "usd_per_success": cost / successes
+                if successes and (cost := _total([run.cost_usd for run in runs])) is not None
+                else None,
+                "peak_rss_mb": max((run.peak_rss_mb for run in runs if run.peak_rss_mb is not None), default=None),
+            }
+        )
+    return rows
+
+
+def run_rows(results: Results) -> list[dict[str, Any]]:
+    """One row per run, finished or not."""
+    return [
+        {
+            "task": run.task,
+            "source": run.source,
+            "seed": run.config.seed,
+            "state": run.state,
+            "env_steps": int(run.steps[-1]) if len(run.steps) else 0,
+            "final_score": run.final if run.is_finished else None,
+            "final_success_rate": run.mean_of_last(run.success) if run.is_finished else None,
+            "success_at_end": finite(run.mean_of_last(run.at_end)) if run.is_finished else None,
+            "final_return": run.mean_of_last(run.returns) if run.is_finished else None,
+            "first_solved": run.first_solved,
+            "queries": run.queries,
+            "label_accuracy": run.label_accuracy,
+            "false_positives": run.false_positives,
+            "alarm_step": run.alarm_step,
+            "wall_s": run.wall_s,
+            "cost_usd": run.cost_usd,
+            "peak_rss_mb": run.peak_rss_mb,
+            "cause": run.cause,
+            "run": run.path.name,
+        }
+        for run in results.runs
+    ]
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where it is none."""
+    return value if np.isfinite(value) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(sum(known)) if known else None

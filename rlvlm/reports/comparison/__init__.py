@@ -1,1 +1,0 @@
-"""The report of a sweep: who learns best by the true score, how sure that is, and what it costs."""

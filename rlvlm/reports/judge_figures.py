@@ -1,0 +1,249 @@
+"""The images of a judge report, each with every source side by side."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from rlvlm.core.steps import FloatArray
+from rlvlm.preferences.answers.measured import SHARES
+from rlvlm.preferences.config import THEIR_TASKS
+from rlvlm.reports.judge_answers import Answers
+from rlvlm.reports.judge_measures import (
+    GIVEN,
+    NUM_BINS,
+    OUTCOMES,
+    TRUTHS,
+    by_bin,
+    calibration,
+    confusion,
+    outcomes,
+    wilson,
+)
+from rlvlm.runs.plots import INK, STYLE, save, stack_shares
+from rlvlm.runs.plots import OUTCOMES as OUTCOME_COLOURS
+
+COLOURS = {**OUTCOME_COLOURS, "not checked": "#d9c9a3"}
+LINES = ("#2a9d8f", "#e76f51", "#457b9d", "#8d6e97", "#264653", "#b08900")
+THEIRS = "#9aa5ab"
+_MAX_NAME = 34
+_BINS = np.arange(NUM_BINS)
+
+REFERENCE = "RL-VLM-F (Wang et al. 2024), read off their figure"
+
+
+def draw_all(sources: Sequence[Answers], folder: Path) -> dict[str, Path]:
+    """Draws every image there is data for into `folder`; returns the files by name, in the order of the page."""
+    wanted: dict[str, Callable[[Sequence[Answers]], Figure]] = {}
+    if any(np.isfinite(source.truth).any() for source in sources):
+        wanted["difficulty"] = draw_difficulty
+        wanted["accuracy"] = draw_accuracy
+        wanted["confusion"] = draw_confusion
+    if any(np.isfinite(calibration(source).ece) for source in sources):
+        wanted["calibration"] = draw_calibration
+    wanted["outcomes"] = draw_outcomes
+    if any((source.latency_s > 0).any() for source in sources):
+        wanted["latency"] = draw_latency
+    with matplotlib.rc_context(STYLE):
+        return {name: save(draw(sources), folder / f"{name}.png") for name, draw in wanted.items()}
+
+
+def draw_difficulty(sources: Sequence[Answers]) -> Figure:
+    """What became of the answers, by difficulty: a panel per source, and the reference's task of the same name."""
+    known = [source for source in sources if np.isfinite(source.truth).any()]
+    tasks = list(dict.fromkeys(THEIR_TASKS[source.task] for source in known if source.task in THEIR_TASKS))
+    figure = Figure(figsize=(9, 2.7 * (len(known) + len(tasks)) + 0.6), layout="constrained")
+    rows = figure.subplots(len(known) + len(tasks), 1, sharex=True, squeeze=False)
+    for axes, source in zip(rows[:, 0], known, strict=False):
+        counts = by_bin(source)
+        totals = np.sum(list(counts.values()), axis=0)
+        shares = {name: 100 * counts[name] / np.maximum(totals, 1) for name in OUTCOMES if counts[name].any()}
+        stack_shares(axes, shares, COLOURS)
+        for place, total in enumerate(totals):
+            axes.text(place, 102, f"{total:,}", ha="center", va="bottom", fontsize=8, color="#6b7a80")
+        axes.set_title(f"{_short(source.name)}: {totals.sum():,} answers", pad=18)
+    for axes, task in zip(rows[len(known) :, 0], tasks, strict=True):
+        theirs: dict[str, FloatArray] = dict(
+            zip(("correct", "incorrect", "no preference"), SHARES[task].T, strict=True)
+        )
+        stack_shares(axes, theirs, COLOURS, alpha=0.5, hatch="///", edgecolor="white")
+        axes.set_title(f"theirs, for comparison: {task}, {REFERENCE}", color="#6b7a80")
+    for axes in rows[:, 0]:
+        axes.set(ylabel="answers, %", ylim=(0, 100))
+        axes.legend(loc="center left", bbox_to_anchor=(1.005, 0.5), fontsize=9)
+    _label_bins(rows[-1, 0])
+    return figure
+
+
+def draw_accuracy(sources: Sequence[Answers]) -> Figure:
+    """How many of the decided labels are right, by difficulty, with 95 % intervals; the reference's tasks behind."""
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    ours = {THEIR_TASKS.get(source.task) for source in sources}
+    for task, shares in sorted(SHARES.items(), key=lambda item: item[0] in ours):  # ours last, so on top
+        look = {"color": "#5f6b70", "linewidth": 2, "label": f"theirs: {task}"}
+        if task not in ours:
+            look = {"color": THEIRS, "linewidth": 0.9, "alpha": 0.7}
+        axes.plot(_BINS, decided_accuracy(shares), linestyle="--", zorder=1, **look)
+    axes.plot([], [], color=THEIRS, linestyle="--", linewidth=0.9, label="theirs: other tasks")
+    for source, colour in _coloured(sources):
+        counts = by_bin(source)
+        checked = counts["correct"] + counts["incorrect"]
+        share, low, high = (100 * each for each in wilson(counts["correct"], checked))
+        if checked.any():
+            axes.fill_between(_BINS, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(_BINS, share, color=colour, marker="o", markersize=5, linewidth=2.2, label=_short(source.name))
+    axes.axhline(50, color="#c9cfd2", linewidth=1, zorder=0)
+    axes.text(NUM_BINS - 0.55, 50, "a coin", va="bottom", ha="right", fontsize=8, color="#8a979d")
+    axes.set(ylabel="right, % of the decided", ylim=(0, 104), xlim=(-0.5, NUM_BINS - 0.5))
+    axes.set_title("Decided labels that are right, by difficulty (bands: 95 %)")
+    axes.legend(loc="lower right", fontsize=9)
+    _label_bins(axes)
+    return figure
+
+
+def draw_confusion(sources: Sequence[Answers]) -> Figure:
+    """Counts of what was true against what was said, shaded by the share of the row."""
+    figure = Figure(figsize=(max(4.6 * len(sources), 5.6), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(sources), squeeze=False)
+    for axes, source in zip(panels[0], sources, strict=True):
+        table = confusion(source)
+        rows = [row for row in range(len(TRUTHS)) if table[row].any()]
+        shares = table[rows] / np.maximum(table[rows].sum(1, keepdims=True), 1)
+        axes.imshow(shares, cmap="GnBu", vmin=0, vmax=1.25, aspect="auto")
+        for row, column in np.ndindex(*shares.shape):
+            if count := table[rows[row], column]:
+                axes.text(
+                    column,
+                    row,
+                    f"{count:,}\n{100 * shares[row, column]:.0f} %",
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    color=INK,
+                )
+        axes.set_xticks(range(len(GIVEN)), [name.replace(" ", "\n") for name in GIVEN])
+        axes.set_yticks(range(len(rows)), [TRUTHS[row] for row in rows])
+        axes.set(xlabel="said", ylabel="true")
+        axes.set_title(_short(source.name))
+        axes.grid(visible=False)
+    return figure
+
+
+def draw_calibration(sources: Sequence[Answers]) -> Figure:
+    """How often a judge is right against how sure it was, and how many answers stand behind each point."""
+    figure = Figure(figsize=(6.6, 6.2), layout="constrained")
+    axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
+    axes.plot([50, 100], [50, 100], color=THEIRS, linestyle="--", linewidth=1.2, label="as sure as right")
+    edges = np.linspace(50, 100, NUM_BINS + 1)
+    drawn = [
+        (source, colour, found)
+        for source, colour in _coloured(sources)
+        if np.isfinite((found := calibration(source)).ece)
+    ]
+    width = 5 / (len(drawn) + 0.4)
+    for place, (source, colour, found) in enumerate(drawn):
+        hits = np.round(np.nan_to_num(found.accuracy * found.counts)).astype(int)
+        share, low, high = wilson(hits, found.counts)
+        has = found.counts > 0
+        error = 100 * np.abs(np.stack([share - low, high - share])[:, has])
+        axes.errorbar(
+            100 * found.confidence[has],
+            100 * found.accuracy[has],
+            yerr=error,
+            color=colour,
+            marker="o",
+            markersize=5,
+            linewidth=2,
+            elinewidth=1,
+            capsize=2,
+            label=f"{_short(source.name)}: ECE {100 * found.ece:.1f} %",
+        )
+        counts.bar(edges[:-1] + (place + 0.7) * width, found.counts, width=width, color=colour)
+    lowest = min((100 * float(np.nanmin(found.accuracy)) for _, _, found in drawn), default=50.0)
+    axes.set(ylabel="right, %", ylim=(min(44.0, lowest - 4), 104), xlim=(49.5, 101))
+    axes.set_title("How right, against how sure (bars: 95 %)")
+    axes.legend(loc="lower right", fontsize=9)
+    counts.set(xlabel="probability of the chosen side against the other, %", ylabel="answers")
+    silent = [_short(source.name) for source in sources if not np.isfinite(calibration(source).ece)]
+    if silent:
+        axes.text(50, 101, f"without probabilities: {', '.join(silent)}", va="top", fontsize=8, color="#6b7a80")
+    return figure
+
+
+def draw_outcomes(sources: Sequence[Answers]) -> Figure:
+    """What became of all answers, one bar per source."""
+    figure = Figure(figsize=(9, 0.6 * len(sources) + 1.3), layout="constrained")
+    axes = figure.add_subplot()
+    for row, source in enumerate(sources):
+        found = outcomes(source)
+        base = 0.0
+        for name in OUTCOMES:
+            share = 100 * float((found == name).mean())
+            axes.barh(row, share, left=base, color=COLOURS[name], height=0.66)
+            if share >= 4:
+                axes.text(
+                    base + share / 2,
+                    row,
+                    f"{share:.0f}",
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    color="white" if name in ("correct", "incorrect", "invalid", "failed") else INK,
+                )
+            base += share
+    present = [name for name in OUTCOMES if any((outcomes(source) == name).any() for source in sources)]
+    handles = [Patch(color=COLOURS[name]) for name in present]
+    figure.legend(handles, present, ncols=len(present), loc="outside lower center", fontsize=9)
+    axes.set_yticks(range(len(sources)), [_short(source.name) for source in sources])
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 100), title="What became of the answers, %")
+    axes.grid(visible=False, axis="y")
+    return figure
+
+
+def draw_latency(sources: Sequence[Answers]) -> Figure:
+    """Shares of answers that came within a time: the time of the whole batch in which an answer came."""
+    figure = Figure(figsize=(6.6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for source, colour in _coloured(sources):
+        times = np.sort(source.latency_s[(source.latency_s > 0) & (source.status != "failed")])
+        if len(times):
+            middle, late = 1_000 * np.median(times), 1_000 * np.quantile(times, 0.95)
+            axes.step(
+                1_000 * times,
+                100 * np.arange(1, len(times) + 1) / len(times),
+                where="post",
+                color=colour,
+                linewidth=2.2,
+                label=f"{_short(source.name)}: p50 {middle:,.0f}, p95 {late:,.0f} ms",
+            )
+    axes.set(xscale="log", xlabel="milliseconds until its batch was answered", ylabel="answers, %", ylim=(0, 103))
+    axes.set_title("Latency")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.22), fontsize=9)
+    return figure
+
+
+def decided_accuracy(shares: FloatArray) -> FloatArray:
+    """[10] percent of the reference's decided labels that were right, of one task's `SHARES`."""
+    correct, incorrect, _ = shares.T
+    return 100 * correct / np.maximum(correct + incorrect, 1)
+
+
+def _label_bins(axes: Axes) -> None:
+    axes.set_xticks(_BINS, [f"{10 * place}-{10 * place + 10}" for place in _BINS])
+    axes.set_xlabel("gap in truth, % of the task (of the widest gap, where only returns are known); easy pairs right")
+
+
+def _coloured(sources: Sequence[Answers]) -> list[tuple[Answers, str]]:
+    return [(source, LINES[place % len(LINES)]) for place, source in enumerate(sources)]
+
+
+def _short(name: str) -> str:
+    """For titles and legends; a dollar sign would begin a formula."""
+    short = name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…"
+    return short.replace("$", r"\$")

@@ -1,0 +1,199 @@
+"""Puts a judge report together: a table on the terminal; a page, images, JSON and CSV in a folder."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlvlm.core.disk import write_json, write_whole
+from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.core.judging import Query, Status
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.labels.images import MissingImage
+from rlvlm.labels.records import Question
+from rlvlm.labels.store import LabelStore, is_store
+from rlvlm.reports.judge_answers import Answers, read_sources
+from rlvlm.reports.judge_figures import draw_all
+from rlvlm.reports.judge_measures import NUM_BINS, OUTCOMES, by_bin, outcomes, summarise
+from rlvlm.runs.folder import find_folder
+from rlvlm.runs.records import encode_png
+from rlvlm.runs.tables import CsvTable
+from rlvlm.templates import inline, render
+
+BIN_COLUMNS = ("source", "bin", *(name.replace(" ", "_") for name in OUTCOMES))
+
+
+def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int:
+    """Reports on the answers in runs and label stores; returns the exit code.
+
+    Args:
+        paths: folders of runs, of label stores, or full of runs.
+        out: folder of judge_report.html, .json and .csv, and the images.
+        ask_swapped: questions of each run that are put to its judge again, with the images exchanged.
+
+    Raises:
+        UsageError: there is nothing to report.
+        JudgeUnavailable: a judge is to be asked and cannot be loaded.
+    """
+    if ask_swapped:
+        for path in paths:
+            ask_in_other_order(path, ask_swapped)
+    sources = read_sources(paths)
+    rows = [summarise(source) for source in sources]
+    out.mkdir(parents=True, exist_ok=True)
+    pictures = draw_all(sources, out)
+    write_json(out / "judge_report.json", rows)
+    bins = [(source, by_bin(source), place) for source in sources for place in range(NUM_BINS)]
+    CsvTable(out / "judge_report.csv", BIN_COLUMNS, "bin").write(
+        {"source": source.name, "bin": place + 1}
+        | {name.replace(" ", "_"): int(counts[name][place]) for name in OUTCOMES}
+        for source, counts, place in bins
+    )
+    write_whole(out / "judge_report.html", report_page(sources, rows, pictures, "Judge report"))
+    console = Console(highlight=False)
+    for row in rows:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=None)
+        for name, cell in table_cells(row).items():
+            if cell != "-":
+                table.add_row(name, cell)
+        console.print(Text(str(row["source"]), style="bold"), soft_wrap=True)
+        console.print(table)
+    console.print(Text(f"page and images: {out / 'judge_report.html'}"), soft_wrap=True)
+    return EXIT_DONE
+
+
+def ask_in_other_order(path: Path, count: int) -> int:
+    """Puts up to `count` questions of a run to its judge again with left and right exchanged; returns how many.
+
+    The answers go into the run's store, under the same stamp, so they are asked once.
+
+    Raises:
+        UsageError: `path` is no run with a judge and a store.
+        JudgeUnavailable: the judge cannot be loaded.
+    """
+    folder = find_folder(path)
+    config = folder.config()
+    place = config.labels(folder.labels)
+    if not config.asks_judge or not is_store(place):
+        raise UsageError(f"{path} has no judge's answers to ask again", "leave out --ask-swapped")
+    store = LabelStore(place)
+    judge = CachedJudge(build_judge(config.judge), store)
+    wanted = {row["question"] for row in folder.queries.read() if row.get("question")}
+    asked = [
+        item.question
+        for item in store.answers()
+        if item.question.id in wanted and item.answer.stamp == judge.stamp and item.answer.status is not Status.FAILED
+    ]
+    if not asked:
+        raise UsageError(
+            f"no answer in {place} is of the judge that {path} describes: {judge.stamp}",
+            "ask with the weights and settings of the run, or leave out --ask-swapped",
+        )
+    judge.compare(list(_queries(store, asked[:: -(-len(asked) // count)])))
+    return min(count, len(asked))
+
+
+def _queries(store: LabelStore, questions: Sequence[Question]) -> list[Query]:
+    """The questions in the other order, as far as their images can be read."""
+    found = []
+    for question in questions:
+        try:
+            left, right, goal = (
+                [store.image(digest) for digest in side]
+                for side in (question.right, question.left, question.goal_picture)
+            )
+        except MissingImage:
+            continue
+        query = Query(goal=question.goal, left=np.stack(left), right=np.stack(right))
+        found.append(replace(query, goal_picture=np.stack(goal)) if goal else query)
+    return found
+
+
+MAX_MISTAKES = 6
+"""Shown per source."""
+_CARD_PX = 200
+
+
+def report_page(
+    sources: Sequence[Answers], rows: Sequence[Mapping[str, Any]], pictures: Mapping[str, Path], title: str
+) -> str:
+    """The page's HTML.
+
+    Args:
+        sources: what is reported.
+        rows: `measures.summarise` of each.
+        pictures: files from `figures.draw_all`.
+        title: of the page.
+    """
+    tables = [table_cells(row) for row in rows]
+    lines = [(name, [table[name] for table in tables]) for name in tables[0]]
+    return render(
+        "judge_report.html.j2",
+        title=title,
+        total=sum(map(len, sources)),
+        heads=[(row["source"], row["about"]) for row in rows],
+        lines=[(name, cells) for name, cells in lines if set(cells) != {"-"}],
+        pictures={name: inline(file) for name, file in pictures.items()},
+        mistakes=[_mistakes(source) for source in sources],
+    )
+
+
+def table_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row's figures as text, by name."""
+
+    def percent(share: float | None) -> str:
+        return "-" if share is None else f"{100 * share:.1f} %"
+
+    low, high, p50, p95 = (row[name] for name in ("accuracy_low", "accuracy_high", "latency_p50_s", "latency_p95_s"))
+    swaps, tokens, usd = row["swap_consistency"], row["tokens_per_answer"], row["usd_per_1000_answers"]
+    return {
+        "answers": f"{row['answers']:,}",
+        "right of the decided": percent(row["accuracy"]),
+        "95 %": "-" if low is None else f"{percent(low)} to {percent(high)}",
+        **{
+            name.replace("_", " "): percent(row[name] / row["answers"])
+            for name in ("no_preference", "invalid", "failed")
+        },
+        "said left": percent(row["said_left"]),
+        "ECE": percent(row["ece"]),
+        "swaps with order": "-" if swaps is None else f"{percent(swaps)} of {row['asked_both_ways']:,}",
+        "p50 / p95": "-" if p50 is None else f"{1_000 * p50:,.0f} / {1_000 * p95:,.0f} ms",
+        "tokens": "-" if tokens is None else f"{tokens:,.0f}",
+        "USD per 1,000": "-" if usd is None else f"{usd:,.2f}",
+    }
+
+
+def _mistakes(source: Answers) -> tuple[str, int, list[dict[str, Any]]]:
+    """A source's name, how many of its answers are wrong, and cards of those that it was surest of."""
+    wrong = np.flatnonzero(outcomes(source) == "incorrect")
+    gaps = np.abs(source.truth[wrong, 1] - source.truth[wrong, 0])
+    sure = np.nan_to_num(source.p[wrong, :2].max(1, initial=0.0), nan=0.0)
+    cards = []
+    for place in wrong[np.lexsort((-gaps, -sure))][: 4 * MAX_MISTAKES]:  # more than shown: some have no images
+        try:
+            cards.append({"text": source.text[place], "sides": [_side(source, int(place), side) for side in (0, 1)]})
+        except MissingImage:
+            continue
+    return source.name, len(wrong), cards[:MAX_MISTAKES]
+
+
+def _side(source: Answers, place: int, side: int) -> dict[str, Any]:
+    """One image of a question, with the truth about it and how sure the judge was of it."""
+    if source.store is None:
+        raise MissingImage("the answers come from no store")
+    image = source.store.image(source.images[place][side])
+    step = -(-max(image.shape[:2]) // _CARD_PX)
+    name, sure = ("left", "right")[side], float(source.p[place, side])
+    return {
+        "name": name,
+        "is_said": source.label[place] == name,
+        "picture": f"data:image/png;base64,{encode_png(image[::step, ::step])}",
+        "truth": float(source.truth[place, side]),
+        "sure": sure if np.isfinite(sure) else None,
+    }

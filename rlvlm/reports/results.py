@@ -1,0 +1,279 @@
+"""What runs have come to, read from their folders: those of a sweep, or any runs side by side."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlvlm.core import metrics
+from rlvlm.core.errors import UsageError
+from rlvlm.envs.registry import return_range
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder import RunFolder, find_folder
+from rlvlm.runs.plots import column
+from rlvlm.runs.scores import Floats, scores
+from rlvlm.runs.settings import flat
+from rlvlm.runs.summary import FINAL_EVALUATIONS, summarise_answers, summarise_judge, summarise_queries
+from rlvlm.sweeps.folder import DONE, FLAT, State, SweepFolder
+from rlvlm.sweeps.plan import app_name
+
+SOLVED = 0.8
+"""A run whose final score reaches this counts as a success."""
+_ASIDE = ("eval.", "track.", "serve.", "engine.")
+"""Sections of settings by which runs are not longer apart: what is seen of it, and where it is served."""
+_FEW_SETTINGS = 3
+"""As many stand in a source's name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """One run as far as it has come."""
+
+    task: str
+    source: str
+    """What it is compared with others by: a key of `Results.sources`."""
+    config: RunConfig
+    path: Path
+    """Its folder, which need not be there yet."""
+    state: str
+    """A `State` of a sweep's run; of another why it ended, or that it has not."""
+    cause: str = ""
+    """Why it failed."""
+    steps: Floats
+    """[N] env steps of its evaluations."""
+    scores: Floats
+    """[N] true scores."""
+    success: Floats
+    """[N] success rates."""
+    at_end: Floats
+    """[N] share of episodes that ended in success; NaN in runs that did not write it down."""
+    returns: Floats
+    """[N] true episode returns."""
+    queries: int
+    label_accuracy: float | None
+    """Share of right labels among the decided, None where nothing was asked."""
+    wall_s: float
+    peak_rss_mb: float | None
+    cost_usd: float | None = None
+    """What a paid judge was paid, None where nobody was."""
+    false_positives: float | None = None
+    """Share of the newest failures that a judge which rewarded them called successes; None where none did."""
+    alarm_step: int | None = None
+    """Env step at which that judge's monitor gave its alarm, None where it gave none."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it came to its end, so that it has a final score and is compared."""
+        return self.state in (DONE, FLAT) and len(self.steps) > 0
+
+    @property
+    def final(self) -> float:
+        """Mean of the last evaluations' scores."""
+        return self.mean_of_last(self.scores)
+
+    def mean_of_last(self, values: Floats) -> float:
+        """Mean of the last of `values` [N], one for each evaluation; that of step 0 came before training."""
+        trained = values[self.steps > 0]
+        return float((trained if len(trained) else values)[-FINAL_EVALUATIONS:].mean())
+
+    @property
+    def first_solved(self) -> int | None:
+        """Env step of the first evaluation that reached `SOLVED`."""
+        reached = np.flatnonzero(self.scores >= SOLVED)
+        return int(self.steps[reached[0]]) if len(reached) else None
+
+    def curve(self, grid: Floats) -> Floats:
+        """[len(grid)] its scores at these steps; after a run that ended early, its last one."""
+        return np.interp(grid, self.steps, self.scores)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Results:
+    """Runs to be compared: on each task, sources against one another, over their seeds."""
+
+    title: str
+    sources: dict[str, str]
+    """Names for readers, in the order of images and tables."""
+    tasks: Sequence[str]
+    runs: Sequence[RunResult]
+    remarks: Sequence[str] = ()
+    """What a reader must know before believing the comparison."""
+
+    def of(self, task: str, source: str) -> list[RunResult]:
+        """All runs of one task with one source."""
+        return [run for run in self.runs if (run.task, run.source) == (task, source)]
+
+    def finished(self, task: str, source: str) -> list[RunResult]:
+        """Those of them that came to their end."""
+        return [run for run in self.of(task, source) if run.is_finished]
+
+    @property
+    def common_tasks(self) -> list[str]:
+        """The tasks on which every source has a finished run: over these sources are compared as a whole."""
+        return [task for task in self.tasks if all(self.finished(task, source) for source in self.sources)]
+
+    def axis_name(self, task: str) -> str:
+        """What a task is compared by, short enough for an axis."""
+        return "success rate" if return_range(task) is None else "true return, 0 to 1"
+
+
+def sweep_results(folder: SweepFolder) -> Results:
+    """The results of a sweep, finished or not.
+
+    Raises:
+        UsageError: its file cannot be read.
+    """
+    sweep = folder.config()
+    plans = list(folder.plans().values())
+    records = folder.records(plans)
+    runs = []
+    for plan in plans:
+        record, about = records[plan.key], {"task": plan.task, "source": plan.source, "config": plan.config}
+        run, path = folder.run(plan), folder.run_path(plan)
+        runs.append(_read(run, path=path, state=str(record.state), cause=record.cause, **about))
+    states = [run.state for run in runs]
+    remarks = []
+    if halted := states.count(State.HALTED):
+        remarks.append(
+            f"{halted} runs were halted half-way by the sweep's halving. They have no final score and are left out, so "
+            "a source's score is that of its better runs."
+        )
+    if failed := states.count(State.FAILED):
+        remarks.append(f"{failed} runs failed and are left out; their causes are in the last table.")
+    if ended := states.count(State.FLAT):
+        remarks.append(f"{ended} runs ended early because their curve was flat.")
+    remarks += _alarms(runs)
+    if sweep.budget.may_differ:
+        remarks.append("The sources have different budgets, because the budget is what is compared.")
+    if sweep.smoke:
+        remarks.append("This is a smoke test: every run was cut to minutes, and nothing was learnt to the end.")
+    return Results(
+        title=sweep.title,
+        sources={name: source.title for name, source in sweep.sources.items()},
+        tasks=sweep.tasks,
+        runs=_with_costs(folder, runs),
+        remarks=remarks,
+    )
+
+
+def run_results(paths: Sequence[Path]) -> Results:
+    """The results of any runs: those of one task that differ in nothing but their seed have the same source.
+
+    A source is called by where its reward comes from, and, where two of a task share that name, also by the settings in
+    which they differ; where these are many, by the folder of its first run, and a remark has them.
+
+    Raises:
+        UsageError: no path, or no run under one.
+    """
+    runs: list[RunResult] = []
+    for folder in find_runs(paths):
+        config = folder.config()
+        state = folder.summary().get("exit_reason", "not finished")
+        runs.append(_read(folder, path=folder.path, state=state, task=config.task, source="", config=config))
+    kinds = [_distinguishing_settings(run.config) for run in runs]
+    named, short = [], dict[str, str]()
+    for run, kind in zip(runs, kinds, strict=True):
+        rivals = [
+            other
+            for rival, other in zip(runs, kinds, strict=True)
+            if (rival.task, rival.config.reward_name) == (run.task, run.config.reward_name)
+        ]
+        keys = sorted({key for other in rivals for key in kind.keys() | other if kind.get(key) != other.get(key)})
+        settings = [f"{key}={kind[key]}" for key in keys if kind.get(key) not in (None, "")]
+        source = ", ".join([run.config.reward_name, *settings])
+        if len(keys) > _FEW_SETTINGS:
+            if source not in short:
+                name, whole = (f"{run.config.reward_name} ({place})" for place in (run.path.name, run.path))
+                short[source] = whole if name in short.values() else name  # folders of sweeps are called alike
+            source = short[source]
+        named.append(replace(run, source=source))
+    longer = [f"{name} is: {settings}." for settings, name in short.items()]
+    unfinished = sum(not run.is_finished for run in named)
+    remark = f"{unfinished} of {len(named)} runs have not come to their end: they have no final score and are left out."
+    return Results(
+        title="Runs compared",
+        sources={run.source: run.source for run in named},
+        tasks=list(dict.fromkeys(run.task for run in named)),
+        runs=sorted(named, key=lambda run: (run.task, run.source, run.config.seed)),
+        remarks=[*([remark] if unfinished else []), *_alarms(named), *longer],
+    )
+
+
+def _distinguishing_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings that distinguish a run from others: not its seed, nor what is looked at, kept or served, nor what
+    has no effect.
+    """
+    return {
+        name: value
+        for name, value in flat(replace(config, seed=0, out=None)).items()
+        if not name.startswith(_ASIDE) and config.why_unused(name) is None
+    }
+
+
+def _alarms(runs: Sequence[RunResult]) -> list[str]:
+    """One remark where the judges of some runs rewarded failures."""
+    fooled = [run.path.name for run in runs if run.alarm_step is not None]
+    return (
+        [
+            f"The judge of {len(fooled)} runs called too many failures successes, and its monitor gave an alarm: "
+            f"{', '.join(fooled)}. What it paid for is no evidence; the scores here are true ones."
+        ]
+        if fooled
+        else []
+    )
+
+
+def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
+    """The runs that `paths` name: a run's folder (or a file in it), or any folder with runs below it.
+
+    Raises:
+        UsageError: no path, or no run under one.
+    """
+    if not paths:
+        raise UsageError("name at least one run's folder", "rlvlm report runs/")
+    found: dict[Path, RunFolder] = {}
+    for path in paths:
+        below = sorted(file.parent for file in path.glob("**/command.txt")) if path.is_dir() else []
+        for folder in map(find_folder, below or [path]):
+            found[folder.path] = folder
+    return list(found.values())
+
+
+def _read(run: RunFolder | None, **about: Any) -> RunResult:
+    """What a run's folder says, beside what is known `about` it; None is a run that has not begun."""
+    rows = run.evaluations.read() if run else []
+    summary = run.summary() if run else {}
+    asked = summarise_answers(run) if run else summarise_queries([])
+    watched = summarise_judge(run) if run else {}
+    alarm_step = watched.get("alarm_step")
+    return RunResult(
+        steps=column(rows, "step").astype(float),
+        scores=scores(about["task"], rows),
+        success=column(rows, "success_rate").astype(float),
+        at_end=column([{"success_at_end": ""} | row for row in rows], "success_at_end").astype(float),
+        returns=column(rows, "episode_return").astype(float),
+        queries=asked["queries"],
+        label_accuracy=asked["label_accuracy"],
+        false_positives=watched.get(metrics.JUDGE_FALSE_POSITIVES),
+        alarm_step=None if alarm_step is None else int(alarm_step),
+        peak_rss_mb=summary.get("peak_rss_mb"),
+        wall_s=summary.get("wall_s", float(rows[-1]["wall_s"] or 0) if rows else 0.0),
+        **about,
+    )
+
+
+def _with_costs(folder: SweepFolder, runs: Sequence[RunResult]) -> list[RunResult]:
+    """The runs with what their judges were paid: the sweep's ledger of each, shared out by the queries asked."""
+    apps = [app_name(run.config, folder.path) if run.config.asks_judge else "" for run in runs]
+    paid = []
+    for run, app in zip(runs, apps, strict=True):
+        ledger = folder.ledger(app)
+        total = sum(other.queries for other, its in zip(runs, apps, strict=True) if its == app)
+        if app and total and ledger.exists():
+            spent = json.loads(ledger.read_text())["cost_usd"]
+            run = replace(run, cost_usd=spent * run.queries / total)
+        paid.append(run)
+    return paid

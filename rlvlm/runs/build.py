@@ -1,0 +1,377 @@
+"""What a run's configuration becomes: RLlib's settings of its algorithm, its players, and the pages of its episodes.
+
+One function per algorithm for each; everything else of a run is the same for all.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.tune.trainable import trainable
+
+from rlvlm.algorithms.contract import RunAlgorithm
+from rlvlm.algorithms.env_slots import EnvSlot
+from rlvlm.algorithms.evaluation import Player
+from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
+from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig
+from rlvlm.algorithms.grpo.config import SFTConfig as ChunkSFTConfig
+from rlvlm.algorithms.grpo.panel import ROWS as GRPO_ROWS
+from rlvlm.algorithms.grpo.player import ChunkPlayer
+from rlvlm.algorithms.grpo.player import load_policy as load_vla
+from rlvlm.algorithms.grpo.reward.scoring import shown_frames
+from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig, load_start, load_trained_policy, make_slot
+from rlvlm.algorithms.ppo_vlm.config import PPOConfig
+from rlvlm.algorithms.ppo_vlm.panel import ROWS as PPO_ROWS
+from rlvlm.algorithms.ppo_vlm.play import Actor
+from rlvlm.algorithms.ppo_vlm.player import ScriptPlayer, TurnsPlayer, stands_still
+from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.algorithms.sac_pebble.panel import ROWS as SAC_ROWS
+from rlvlm.algorithms.sac_pebble.player import StepsPlayer
+from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
+from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.core.chunks import ChunkEpisode
+from rlvlm.core.console.panel import PanelRow
+from rlvlm.core.disk import write_whole
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.demonstrations.players import RandomPlayer, ScriptedExpert
+from rlvlm.envs.images import FrameStore
+from rlvlm.envs.registry import check_unused, make_env
+from rlvlm.judges.agreement import wilson_interval
+from rlvlm.judges.judge import Judge
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.loading import load_policy
+from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.rewards.config import RewardConfig, TurnRewardConfig
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.pages import Caption, ShownEpisode, episodes_page
+from rlvlm.runs.records import Draw
+from rlvlm.runs.tables import CsvTable
+from rlvlm.serving.apps import running_policy
+from rlvlm.serving.client import ServedJudge
+from rlvlm.serving.engine import ServedEngine
+
+MakeJudge = Callable[[], Judge]
+PANEL_ROWS: dict[str, Sequence[PanelRow]] = {"sac": SAC_ROWS, "ppo": PPO_ROWS, "grpo": GRPO_ROWS}
+"""What the live panel shows, by algorithm."""
+_PAGE_EPISODES, _PAGE_PX = 24, 128
+"""Episodes on a page, at most, and the side of images that have no size of their own."""
+
+
+@contextmanager
+def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[RunAlgorithm]:
+    """The algorithm of a run, ready to train or to be restored; it is stopped when the context closes."""
+    with ExitStack() as stack:
+        settings = {"sac": sac_settings, "ppo": ppo_settings, "grpo": grpo_settings}[config.algorithm]
+        yield stack.enter_context(built(settings(config, make_judge, stack)))
+
+
+@contextmanager
+def built(settings: AlgorithmConfig) -> Iterator[Any]:
+    """The algorithm that RLlib builds of `settings`; it is stopped when the context closes."""
+    # RLlib makes an empty folder per algorithm, by default in the user's home, which may not even be writable.
+    trainable.DEFAULT_STORAGE_PATH = ray.get_runtime_context().get_temp_dir()  # pyright: ignore[reportPrivateImportUsage]
+    algorithm: Algorithm = settings.build_algo()
+    try:
+        yield algorithm
+    finally:
+        algorithm.stop()
+        shutil.rmtree(str(algorithm.logdir), ignore_errors=True)
+
+
+def sac_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitStack) -> AlgorithmConfig:
+    """SAC with a reward that is learned, judged or the env's own."""
+    assert isinstance(config.algo, SACConfig) and isinstance(config.reward, RewardConfig)
+    assert config.feedback and config.reward_model
+    torch.set_num_threads(1)  # batches of 256 are too small to share: two threads are slower than one
+    settings = SACPebbleConfig().envs(task=config.task, env_settings=config.env).learning(sac=config.algo)
+    settings.rewards(
+        reward=config.reward,
+        feedback=config.feedback,
+        reward_model=config.reward_model,
+        judge=config.judge,
+        goal=config.judge_goal,
+        make_judge=make_judge,
+        total_steps=config.steps,
+    )
+    return settings.debugging(seed=config.seed)
+
+
+def ppo_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitStack) -> AlgorithmConfig:
+    """PPO of a policy that looks, thinks and acts in text; the Serve app of its engine lasts as long as `stack`."""
+    assert isinstance(config.algo, PPOConfig) and isinstance(config.reward, TurnRewardConfig)
+    assert isinstance(config.policy, PolicyConfig) and isinstance(config.sft, SFTConfig) and config.engine
+    torch.set_num_threads(config.algo.threads)
+    makes_policy = partial(make_policy, config.policy.in_run(config.seed))
+    settings = (
+        PPOVLMConfig()
+        .envs(task=config.task, env_settings=config.env)
+        .acting(make_policy=makes_policy)
+        .rewards(
+            reward=config.reward,
+            goal=config.goal,
+            make_judge=make_judge,
+            make_fallback_judge=fallback_judge(config.reward.fallback_judge),
+        )
+        .learning(ppo=config.algo, sft=config.sft, total_steps=config.steps)
+        .debugging(seed=config.seed)
+    )
+    engine = config.engine
+    if engine.num_replicas:
+        slot = make_slot(config.task, config.env)
+        num_actions = len(slot.env.action_names)
+        slot.env.close()
+        app = stack.enter_context(
+            running_policy(
+                config.policy,
+                num_actions,
+                engine.placement,
+                config.task,
+                batch_size=-(-config.algo.num_envs // engine.num_replicas),
+                vllm=engine.vllm if engine.backend == "vllm" else None,
+            )
+        )
+        settings.acting(make_policy=makes_policy, make_engine=partial(ServedEngine, app, config=engine))
+    return settings
+
+
+def grpo_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitStack) -> AlgorithmConfig:
+    """GRPO of a policy that acts in chunks."""
+    assert isinstance(config.algo, GRPOConfig) and isinstance(config.reward, ScoreConfig)
+    assert isinstance(config.policy, VLAConfig) and isinstance(config.sft, ChunkSFTConfig)
+    torch.set_num_threads(config.algo.threads)
+    return (
+        VLAGRPOConfig()
+        .envs(task=config.task, env_settings=config.env)
+        .learning(policy=config.policy, sft=config.sft, grpo=config.algo, total_steps=config.steps)
+        .rewards(
+            scores=config.reward,
+            make_judge=make_judge,
+            make_fallback_judge=fallback_judge(config.reward.fallback_judge),
+        )
+        .debugging(seed=config.seed)
+    )
+
+
+def make_policy(config: PolicyConfig, num_actions: int) -> VLMPolicy:
+    """The policy of `config`, for an env with so many actions; `partial(make_policy, config)` pickles."""
+    return load_policy(config, num_actions)
+
+
+def fallback_judge(app: str) -> MakeJudge | None:
+    """What makes the client of a running Serve app of that name; None where there is no name."""
+    return partial(_answering, app) if app else None
+
+
+def _answering(app: str) -> Judge:
+    """The client of a Serve app that has answered once: it is needed when the run's own judge is gone.
+
+    Raises:
+        JudgeUnavailable: there is no such app, or it does not answer.
+    """
+    judge = ServedJudge(app)
+    try:
+        _ = judge.stamp
+    except JudgeUnavailable as error:
+        fix = "start it with `rlvlm serve`, or leave out --reward.fallback-judge"
+        raise JudgeUnavailable(f"reward.fallback_judge: {error}", fix) from error
+    return judge
+
+
+def draw_examples(config: RunConfig, draw: Draw) -> Draw:
+    """Draws the examples of the judge's page as the judge sees them."""
+    reward = config.reward
+    if not isinstance(reward, ScoreConfig):
+        return draw
+    return lambda snapshots, size_px: shown_frames(draw(snapshots, size_px), reward)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Players:
+    """Who plays in `rlvlm eval`; none of them needs Ray or the judge."""
+
+    own: Player
+    """The policy of a checkpoint."""
+    name: str = "policy"
+    """What `own` is called beside the others."""
+    draw: Draw
+    """Of the snapshots of its episodes."""
+    others: Mapping[str, Player] = field(default_factory=dict)
+    """What it is compared with, by the name shown: another decoding, the policy before its training, baselines."""
+    milestones: Mapping[str, float] = field(default_factory=dict)
+    """What lies on the way to success, by its name, and the progress at which it is reached."""
+
+
+def open_players(config: RunConfig, checkpoint: Path) -> Players:
+    """The policy in a checkpoint's folder, and what it is compared with."""
+    return {"sac": sac_players, "ppo": ppo_players, "grpo": grpo_players}[config.algorithm](config, checkpoint)
+
+
+def sac_players(config: RunConfig, checkpoint: Path) -> Players:
+    """The deterministic policy in an env of its own; where that has one start, also from the random ones of its task,
+    of which training saw none.
+    """
+    policy = load_actor(checkpoint)
+    env = make_env(config.task, config.env, config.seed)
+    others: dict[str, Player] = {}
+    elsewhere = replace(config.env, start="random")
+    with suppress(ValueError):  # of a task that has no other starts
+        check_unused(config.task, elsewhere)
+        if config.env.start != "random":
+            others["policy, random starts"] = StepsPlayer(policy, make_env(config.task, elsewhere, config.seed))
+
+    def draw(snapshots: FloatArray, size_px: int) -> Frames:
+        return FrameStore(env, size_px).frames(snapshots)
+
+    return Players(own=StepsPlayer(policy, env), draw=draw, others=others)
+
+
+def ppo_players(config: RunConfig, checkpoint: Path) -> Players:
+    """The policy and what PPO started from, greedy and sampled; the env's expert, where it has one; random actions.
+
+    Where starts were held out from training, the policy is also played on those that were not.
+    """
+    algo, policy_config = config.algo, config.policy
+    assert isinstance(algo, PPOConfig) and isinstance(policy_config, PolicyConfig)
+    torch.set_num_threads(algo.threads)
+    held_out = config.env.for_evaluation()
+    slots = partial(make_slot, config.task, held_out)
+    world = slots().env
+    policy, start = (make_policy(policy_config, len(world.action_names)) for _ in range(2))
+    load_trained_policy(policy, checkpoint)
+
+    def plays(who: VLMPolicy, greedy: bool, slots: Callable[[], EnvSlot] = slots) -> TurnsPlayer:
+        actor = Actor(PolicyEngine(who, algo.num_envs), algo.max_reply_tokens, algo.temperature)
+        return TurnsPlayer(actor, slots, algo.num_envs, greedy)
+
+    others: dict[str, Player] = {"policy, sampled": plays(policy, False)}
+    if config.env.split != held_out.split:
+        seen = partial(make_slot, config.task, replace(held_out, split=config.env.split))
+        others |= {f"seen starts, {how}": plays(policy, how == "greedy", seen) for how in ("greedy", "sampled")}
+    if load_start(start, checkpoint):
+        others |= {"before PPO, greedy": plays(start, True), "before PPO, sampled": plays(start, False)}
+    if world.has_expert:
+        others["scripted expert"] = ScriptPlayer(ScriptedExpert(), slots())
+    others["random actions"] = ScriptPlayer(RandomPlayer(), slots())
+
+    def draw(snapshots: FloatArray, size_px: int) -> Frames:
+        return world.draw(snapshots)  # its images have a size of their own
+
+    return Players(
+        own=plays(policy, True), name="policy, greedy", draw=draw, others=others, milestones=world.milestones
+    )
+
+
+def grpo_players(config: RunConfig, checkpoint: Path) -> Players:
+    """The policy, greedy and sampled as in training, in envs of its own."""
+    algo = config.algo
+    assert isinstance(algo, GRPOConfig)
+    torch.set_num_threads(algo.threads)
+    world = make_env(config.task, config.env.for_evaluation(), config.seed)
+    policy, scale = load_vla(checkpoint, world)
+    sampled = ChunkPlayer(policy, world, scale, algo.temperature, algo.least_range)
+    own = ChunkPlayer(policy, world, scale)
+    return Players(own=own, name="policy, greedy", draw=world.draw, others={"policy, sampled": sampled})
+
+
+def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: RunAlgorithm) -> None:
+    """`episodes.html`: the last evaluation's episodes with what the policy said or did, where it says or plans; of
+    chunks also `success_by_instruction.csv`.
+    """
+    rows: list[dict[str, str | int]] = []
+    if isinstance(algorithm, PPOVLM) and algorithm.last_played:
+        shown, note = turn_episodes(config, algorithm)
+    elif isinstance(algorithm, VLAGRPO) and algorithm.last_played:
+        played, rows = algorithm.last_played, success_by_instruction(algorithm.last_played)
+        CsvTable(folder.path / "success_by_instruction.csv", list(rows[0]), "").write(rows)
+        shown = [chunk_episode(episode, algorithm.draw_all) for episode in played[:_PAGE_EPISODES]]
+        note = (
+            f"The first {len(shown)} of {len(played)} greedy episodes of the last evaluation, from initial states that "
+            "training never saw. The table counts all of them, with intervals of 95 %."
+        )
+    else:
+        return
+    write_whole(folder.path / "episodes.html", episodes_page(shown, config.title, note, rows))
+
+
+def turn_episodes(config: RunConfig, algorithm: PPOVLM) -> tuple[list[ShownEpisode], str]:
+    """The episodes of the page, image by image, and the sentence above them."""
+    assert isinstance(config.algo, PPOConfig)
+    scale = config.algo.reward_scale
+    played = algorithm.last_played
+    shown = [
+        ShownEpisode(
+            title=config.task,
+            frames=algorithm.draw(episode.snapshots[:-1], 0),
+            captions=[
+                Caption(
+                    thought=reply.thought,
+                    action=reply.text[slice(*reply.action_span)] if reply.action_span else reply.text,
+                    reward=float(reward),
+                    value=output.value / scale,
+                )
+                for reply, reward, output in zip(episode.replies, episode.env_rewards, outputs, strict=True)
+            ],
+            is_success=bool(episode.success.any()),
+            episode_return=float(episode.env_rewards.sum()),
+            steps=len(episode.env_rewards),
+            seed=episode.seed,
+        )
+        for episode, outputs in played[:_PAGE_EPISODES]
+    ]
+    note = (
+        f"The first {len(shown)} of {len(played)} greedy episodes of the last evaluation; the thought is everything "
+        "that the reply says before its action."
+    )
+    if still := [episode for episode, outputs in played if stands_still(episode, outputs)]:
+        unreadable = sum(episode.replies[-1].action is None for episode in still)
+        note += (
+            f" In {len(still)} of all {len(played)} the policy was stuck at the end: it saw the same image again and "
+            f"gave the same reply again, in {unreadable} one that cannot be read. Sampled play may get out."
+        )
+    return shown, note
+
+
+def success_by_instruction(episodes: Sequence[ChunkEpisode]) -> list[dict[str, str | int]]:
+    """Of each instruction: how many of its episodes succeed, and Wilson's interval of the rate at 95 %."""
+    rows = []
+    for instruction in sorted({episode.instruction for episode in episodes}):
+        outcomes = [episode.success for episode in episodes if episode.instruction == instruction]
+        low, high = wilson_interval(sum(outcomes), len(outcomes))
+        rates = {"rate": sum(outcomes) / len(outcomes), "low": low, "high": high}
+        counts = {"instruction": instruction, "episodes": len(outcomes), "successes": sum(outcomes)}
+        rows.append(counts | {name: f"{rate:.2f}" for name, rate in rates.items()})
+    return rows
+
+
+def chunk_episode(episode: ChunkEpisode, draw: Draw) -> ShownEpisode:
+    """An episode for people: what the policy saw before each chunk, by all cameras, and how it ended."""
+    ends = episode.steps.cumsum()
+    rewards = [
+        float(episode.env_rewards[end - steps : end].sum()) for end, steps in zip(ends, episode.steps, strict=True)
+    ]
+    captions = [
+        Caption(action=f"chunk {number}: {steps} steps", reward=reward)
+        for number, (steps, reward) in enumerate(zip(episode.steps.tolist(), rewards, strict=True), start=1)
+    ]
+    return ShownEpisode(
+        title=episode.instruction,
+        frames=draw(episode.snapshots[[0, *ends]], _PAGE_PX),
+        captions=[*captions, Caption(action="the end")],
+        is_success=episode.success,
+        episode_return=float(episode.env_rewards.sum()),
+        steps=int(episode.steps.sum()),
+        seed=episode.state_id,
+    )

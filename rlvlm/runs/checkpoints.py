@@ -1,0 +1,280 @@
+"""The checkpoints of a run: whole step folders, the links `last` and `best`, and how many are kept.
+
+On clusters the variable RLVLM_SCRATCH may name a fast disk that is purged now and then: checkpoints are written there
+first, and the newest and the best are copied to the run's folder, so what a run needs never lies on scratch alone.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlvlm.algorithms.manifest import MANIFEST, CorruptCheckpoint, check_folder, write_manifest
+from rlvlm.core.disk import sync_tree, write_whole
+from rlvlm.core.errors import MachineError
+
+PREFIX = "step_"
+STATE = "run.json"
+_OTHERS = "name another checkpoint of the run"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunState:
+    """What the run loop itself remembers across an interruption; the algorithm's state lies beside it."""
+
+    env_steps: int
+    """Env steps taken so far."""
+    wall_s: float
+    """Seconds spent in training so far, over all sittings."""
+    peak_rss_mb: float
+    """Largest memory of all processes together so far, in MiB."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Every setting that the run had but its place, by dotted name; empty in checkpoints of older rlvlm."""
+    changes: tuple[str, ...] = ()
+    """Which settings were changed on the way, from which step on, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One finished step folder, sound or not."""
+
+    path: Path
+
+    @property
+    def step(self) -> int:
+        """Env steps by which it was saved, as its name says."""
+        return int(self.path.name.removeprefix(PREFIX))
+
+    @property
+    def state(self) -> RunState:
+        """What the run loop remembered.
+
+        Raises:
+            CorruptCheckpoint: it cannot be read.
+        """
+        try:
+            found = json.loads((self.path / STATE).read_bytes())
+            return RunState(**{**found, "changes": tuple(found.get("changes", ()))})
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise CorruptCheckpoint(f"{self.path / STATE} is not what was written: {error}", _OTHERS) from error
+
+    @property
+    def algorithm(self) -> Path:
+        """Where the algorithm keeps its own files."""
+        return self.path / "algorithm"
+
+    def check(self) -> None:
+        """Passes where every file is as it was written.
+
+        Of one that was saved before step folders had a manifest, only the algorithm's files are known.
+
+        Raises:
+            CorruptCheckpoint: says which file is not.
+        """
+        for folder in (self.path, self.algorithm):
+            if (folder / MANIFEST).exists():  # an algorithm of somebody else's need not write one
+                check_folder(folder)
+        if self.state.env_steps != self.step:
+            raise CorruptCheckpoint(f"{self.path} was saved at another step, {self.state.env_steps:,}", _OTHERS)
+
+
+class CheckpointStore:
+    """The folder `checkpoints/`.
+
+    Args:
+        path: the folder; it is made at the first checkpoint.
+        keep: newest checkpoints kept, besides the best.
+    """
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path = path
+        self.keep = keep
+
+    def save(self, state: RunState, write: Callable[[Path], None], is_best: bool) -> Path:
+        """Makes the step folder of `state` in one move: it exists whole or not at all.
+
+        Args:
+            state: the run loop's own numbers.
+            write: makes the folder it is given, with the algorithm's files.
+            is_best: whether the link `best` moves here.
+
+        Returns:
+            The step folder.
+
+        Raises:
+            OSError: the disk refused; older checkpoints are untouched.
+        """
+        final = self.path / f"{PREFIX}{state.env_steps:08d}"
+        partial = self.path / f".{final.name}.partial"
+        if not final.exists():  # the state of a step is always the same, so one that is there stays
+            shutil.rmtree(partial, ignore_errors=True)
+            try:
+                partial.mkdir(parents=True)
+                write(partial / "algorithm")
+                write_whole(partial / STATE, json.dumps(asdict(state)))
+                write_manifest(partial, _vouched(partial))
+                sync_tree(partial)
+                os.replace(partial, final)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+        self._point("last", final)
+        if is_best:
+            self._point("best", final)
+        self._prune()
+        return final
+
+    def all(self) -> list[Checkpoint]:
+        """The finished checkpoints, oldest first; nobody has looked yet whether they are sound."""
+        found = (path for path in self.path.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit())
+        return sorted(map(Checkpoint, found), key=lambda checkpoint: checkpoint.step)
+
+    def newest_first(self) -> Iterable[Checkpoint]:
+        """What a run may go on from, in this order."""
+        return reversed(self.all())
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint of the best evaluation, or the newest where none was marked."""
+        target = (self.path / "best").resolve()
+        found = self.all()
+        return next((c for c in found if c.path.resolve() == target), found[-1] if found else None)
+
+    def discard_after(self, step: int) -> None:
+        """Removes the checkpoints of later steps than `step`: they could not be read."""
+        for checkpoint in self.all():
+            if checkpoint.step > step:
+                shutil.rmtree(checkpoint.path)
+        found = self.all()
+        if found:
+            self._point("last", found[-1].path)
+
+    def _point(self, name: str, target: Path) -> None:
+        link, partial = self.path / name, self.path / f".{name}.partial"
+        partial.unlink(missing_ok=True)
+        partial.symlink_to(target.name)
+        os.replace(partial, link)
+
+    def _prune(self) -> None:
+        found = self.all()
+        best = self.best()
+        for checkpoint in found[: -self.keep]:
+            if best is None or checkpoint.path != best.path:
+                shutil.rmtree(checkpoint.path)
+
+
+def newest_sound(
+    candidates: Iterable[Checkpoint], log: Callable[[CorruptCheckpoint], None] = lambda damage: None
+) -> Checkpoint | None:
+    """The first of `candidates` all of whose files are as they were written; None where there are none at all.
+
+    Args:
+        candidates: as `newest_first` gives them.
+        log: takes what is wrong with each that is passed over.
+
+    Raises:
+        CorruptCheckpoint: there are some, and none is sound.
+    """
+    damage: CorruptCheckpoint | None = None
+    for checkpoint in candidates:
+        try:
+            checkpoint.check()
+            return checkpoint
+        except CorruptCheckpoint as error:
+            damage = error
+            log(error)
+    if damage is not None:
+        raise CorruptCheckpoint(
+            f"no checkpoint of the run is sound; of the oldest: {damage}",
+            "start it anew by its command.txt with another --out; --judge.store FOLDER/labels keeps a judge's answers",
+        )
+    return None
+
+
+def _vouched(step: Path) -> Iterator[str]:
+    """Files of a step folder that its own manifest lists: all but those for which the algorithm's manifest speaks."""
+    manifest = step / "algorithm" / MANIFEST
+    spoken_for = json.loads(manifest.read_bytes()) if manifest.exists() else {}
+    for file in sorted(path for path in step.rglob("*") if path.is_file()):
+        if file.parent != manifest.parent or file.name not in spoken_for:
+            yield str(file.relative_to(step))
+
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "RLVLM_SCRATCH"
+KEPT_AT_HOME = 1
+"""Newest checkpoints in the run's folder, besides the best."""
+
+
+class ScratchCheckpointStore:
+    """A store on scratch and one at home, used like one.
+
+    Args:
+        home: in the run's folder; keeps the newest and the best.
+        scratch: on the fast disk; keeps as many as `track.keep_checkpoints`.
+    """
+
+    def __init__(self, home: CheckpointStore, scratch: CheckpointStore) -> None:
+        self._home = home
+        self._scratch = scratch
+
+    def save(self, state: RunState, write: Callable[[Path], None], is_best: bool) -> Path:
+        """Saves on scratch and copies the checkpoint home, each whole or not at all; returns the copy.
+
+        Where scratch refuses, the checkpoint is written at home.
+
+        Raises:
+            OSError: home refused; older checkpoints are untouched.
+        """
+        try:
+            fast = self._scratch.save(state, write, is_best)
+        except (MachineError, OSError) as error:
+            logger.warning("scratch refuses a checkpoint, it goes to %s: %s", self._home.path, error)
+            return self._home.save(state, write, is_best)
+        return self._home.save(state, lambda folder: _copy(fast / "algorithm", folder), is_best)
+
+    def all(self) -> list[Checkpoint]:
+        """The finished checkpoints of both, oldest first; those at home where both have them."""
+        found = {checkpoint.path.name: checkpoint for checkpoint in (*self._scratch.all(), *self._home.all())}
+        return sorted(found.values(), key=lambda checkpoint: checkpoint.step)
+
+    def newest_first(self) -> Iterable[Checkpoint]:
+        """What a run may go on from, in this order: of each step the copy at home before that on scratch."""
+        copies = (*self._home.all(), *self._scratch.all())
+        return sorted(copies, key=lambda checkpoint: checkpoint.step, reverse=True)
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint of the best evaluation, or the newest where none was marked."""
+        return self._home.best()
+
+    def discard_after(self, step: int) -> None:
+        """Removes the checkpoints of later steps than `step`."""
+        for store in (self._home, self._scratch):
+            store.discard_after(step)
+
+
+def checkpoint_store(path: Path, keep: int) -> CheckpointStore | ScratchCheckpointStore:
+    """The store of a run's checkpoints in `path`, and on scratch too where there is one.
+
+    Args:
+        path: the folder `checkpoints/` of a run.
+        keep: newest checkpoints kept, besides the best.
+    """
+    scratch = os.environ.get(VARIABLE, "")
+    if not scratch:
+        return CheckpointStore(path, keep)
+    place = path.absolute().parent
+    digest = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]  # runs of one name in two places stay apart
+    fast = CheckpointStore(Path(scratch).expanduser() / f"{place.name}-{digest}" / path.name, keep)
+    return ScratchCheckpointStore(CheckpointStore(path, KEPT_AT_HOME), fast)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies a folder of files, all of them on the disk when this returns."""
+    shutil.copytree(source, target)
+    sync_tree(target)

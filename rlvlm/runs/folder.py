@@ -1,0 +1,372 @@
+"""The folder of one run (DESIGN section 5): made, found again, locked, cut back to a checkpoint, or taken away."""
+
+import fcntl
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlvlm.core.disk import write_json, write_whole
+from rlvlm.core.errors import MachineError, NumericsError, UsageError
+from rlvlm.core.metrics import ENV_STEPS
+from rlvlm.core.yaml_text import read_yaml
+from rlvlm.envs.registry import GYMNASIUM
+from rlvlm.runs.checkpoints import RunState, checkpoint_store, newest_sound
+from rlvlm.runs.config import RunConfig, config_text, read_config_text
+from rlvlm.runs.environment import describe_environment
+from rlvlm.runs.settings import differences, flat
+from rlvlm.runs.tables import CsvTable, JsonLines
+
+if TYPE_CHECKING:
+    from rlvlm.labels.store import LabelStore
+
+EVAL_COLUMNS = (
+    "step",
+    "success_rate",
+    "episode_return",
+    "learned_return",
+    "final_progress",
+    "episodes",
+    "wall_s",
+    "sampled_success_rate",
+    "strict_success_rate",
+    "sampled_strict_success_rate",
+    "success_at_end",
+)
+QUERY_COLUMNS = (
+    "ground_truth_score_1",
+    "ground_truth_score_2",
+    "vlm_predicted_label",
+    "timestamp",
+    "train_iter",
+    "status",
+    "p_left",
+    "p_right",
+    "p_tie",
+    "session",
+    "env_step",
+    "index",
+    "correct",
+    "return_1",
+    "return_2",
+    "latency_s",
+    "text",
+    "question",
+)
+"""The first five are the reference's; a score is the simulator's progress, a label 0 (first), 1 (second) or -1. A
+question is named as in the run's label store."""
+RAY_COPY = "_ray_pkg_"
+"""How the folders begin into which Ray unpacks a job's --working-dir."""
+SCORE_COLUMNS = (
+    "ground_truth_score",
+    "vlm_score",
+    "timestamp",
+    "status",
+    "session",
+    "env_step",
+    "index",
+    "return",
+    "latency_s",
+    "text",
+    "question",
+)
+"""A score is in [0, 1]; its truth is the simulator's progress, or of a turn its true utility."""
+BYTES_NEEDED = 512 * 2**20
+"""Free disk that a run asks for before it starts: its checkpoints, twice."""
+
+
+class RunFolder:
+    """The places of a run's files.
+
+    Args:
+        path: an existing run folder.
+        keep_checkpoints: newest checkpoints kept, besides the best.
+    """
+
+    def __init__(self, path: Path, keep_checkpoints: int) -> None:
+        self.path = path
+        self.first_made: Path | None = None
+        """The topmost folder that was made for this run; None when all were there before."""
+        self.evaluations = CsvTable(path / "eval.csv", EVAL_COLUMNS, "step")
+        self.queries = CsvTable(path / "vlm_query_log.csv", QUERY_COLUMNS, "env_step")
+        self.scores = CsvTable(path / "vlm_score_log.csv", SCORE_COLUMNS, "env_step")
+        self.metrics = JsonLines(path / "metrics.jsonl", ENV_STEPS)
+        self.samples = JsonLines(path / "judge_panel.jsonl", ENV_STEPS)
+        self.checkpoints = checkpoint_store(path / "checkpoints", keep_checkpoints)
+        self.plots = path / "plots"
+        self.videos = path / "videos"
+        self.tensorboard = path / "tensorboard"
+        self.labels = path / "labels"
+        self.ledger = path / "api_spending.json"
+        self.log = path / "run.log"
+        self.panel = path / "judge_panel.html"
+        self.card = path / "README.md"
+        self.crash = path / "crash.txt"
+        self.numerics = path / "numerics"
+
+    def config(self) -> RunConfig:
+        """The resolved configuration the run was started with, living where the folder is now."""
+        return replace(read_config(self.path), out=self.path)
+
+    def command(self) -> str:
+        """The command line that started the run."""
+        return (self.path / "command.txt").read_text().splitlines()[0]
+
+    @property
+    def resume_command(self) -> str:
+        """What goes on with the run; one that imports code of the user's own says so."""
+        config = self.config()
+        trust = " --trust" if is_foreign(config.task) else ""
+        return f"rlvlm resume {shlex.quote(str(self.path))}{trust}"
+
+    def environment(self) -> dict[str, Any]:
+        """Versions, commit and hardware."""
+        return json.loads((self.path / "environment.json").read_text())
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers of the end, empty while there is none."""
+        file = self.path / "summary.json"
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Puts the summary in place in one move."""
+        write_json(self.path / "summary.json", summary)
+
+    def cut(self, last_step: int) -> None:
+        """Takes all growing files back to `last_step`, as they were when its checkpoint was made."""
+        for table in (self.evaluations, self.queries, self.scores, self.metrics, self.samples):
+            table.cut(last_step)
+        self.checkpoints.discard_after(last_step)
+        (self.path / "summary.json").unlink(missing_ok=True)
+
+    def keep_evidence(self, error: NumericsError) -> None:
+        """Puts what was met when a number was not finite into `numerics/`: message, seed, and the arrays as npz."""
+        import numpy as np  # `rlvlm --help` starts without it
+
+        shutil.rmtree(self.numerics, ignore_errors=True)
+        config = self.config()
+        about = {"what": str(error), "fix": error.fix, "task": config.task, "seed": config.seed}
+        write_json(self.numerics / "error.json", about | {"arrays": {k: list(v.shape) for k, v in error.found.items()}})
+        np.savez(self.numerics / "found.npz", allow_pickle=False, **error.found)
+
+    def has_begun(self) -> bool:
+        """Whether anything was measured, asked or paid for, or a crash left its trace: then the folder is kept."""
+        traces = (self.metrics.path, self.queries.path, self.scores.path, self.ledger, self.crash, self.numerics)
+        return any(file.exists() for file in traces)
+
+    def remove(self) -> None:
+        """Takes the folder away, with the parents that were made for it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self.first_made is None:
+            self.path.mkdir(exist_ok=True)  # it was there before, empty
+            return
+        for parent in self.path.parents:
+            if parent == self.first_made.parent or not parent.is_dir() or any(parent.iterdir()):
+                return
+            parent.rmdir()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the folder for this process.
+
+        Raises:
+            UsageError: another process writes to it.
+        """
+        with open(self.path / "config.yaml", "r+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                fix = "wait for that run to end, or stop it"
+                raise UsageError(f"another process is writing to {self.path}", fix) from error
+            yield
+
+
+def read_config(path: Path) -> RunConfig:
+    """The configuration in a run's folder.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    file = path / "config.yaml"
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {file}: {error}", "restore the file, or start a new run") from error
+    return read_config_text(text, str(file))
+
+
+def create_folder(config: RunConfig, command: Sequence[str], started: datetime) -> RunFolder:
+    """A new run folder with everything that is known before the run starts.
+
+    Args:
+        config: the run; `config.out` names the folder, otherwise it is `runs/TASK/<time>`.
+        command: the words of the command line.
+        started: local time, for the default name.
+
+    Raises:
+        UsageError: the folder is in use, cannot be made, or would not last.
+        MachineError: the disk is full.
+    """
+    path = (config.out or default_path(config.task, started)).expanduser().absolute()
+    _check_stays(path)
+    _check_unused(path)
+    check_disk(path, BYTES_NEEDED)
+    folder = RunFolder(path, config.track.keep_checkpoints)
+    folder.first_made = _first_missing(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        folder.checkpoints.discard_after(-1)  # of a run that had this path before, on scratch
+        write_whole(path / "command.txt", shlex.join(command) + "\n")
+        write_json(path / "environment.json", describe_environment())
+        write_whole(path / "config.yaml", config_text(config))
+    except OSError as error:
+        folder.remove()
+        raise UsageError(f"cannot write the run's folder {path}: {error.strerror}", "choose another --out") from error
+    return folder
+
+
+def find_folder(path: Path) -> RunFolder:
+    """The run that a path belongs to: its folder, a checkpoint in it, or any file in it.
+
+    Raises:
+        UsageError: there is no run around `path`.
+    """
+    here = path.expanduser().absolute()
+    if not here.exists():
+        raise UsageError(f"{path} does not exist", "name the folder that a run printed at its start")
+    for candidate in (here, *here.parents):
+        if (candidate / "config.yaml").is_file() and (candidate / "command.txt").is_file():
+            return RunFolder(candidate, read_config(candidate).track.keep_checkpoints)
+    raise UsageError(
+        f"{path} is not in a run's folder: no config.yaml with its command.txt around it",
+        "name one like runs/TASK/<time>",
+    )
+
+
+def check_newest(folder: RunFolder, path: Path) -> None:
+    """Raises UsageError when `path` lies in a checkpoint older than the newest sound one: later work would be lost."""
+    here = path.resolve()
+    named = next((each for each in folder.checkpoints.newest_first() if here.is_relative_to(each.path.resolve())), None)
+    newest = None if named is None else newest_sound(folder.checkpoints.newest_first())
+    if named is not None and newest is not None and named.step < newest.step:
+        fix = f"go on from the newest, step {newest.step:,}: {folder.resume_command}"
+        raise UsageError(f"{path} is not the newest checkpoint; going on there would discard later work", fix)
+
+
+def check_settings(before: RunState, config: RunConfig) -> None:
+    """Raises UsageError where a setting that says what is learned is not what it was before."""
+    changed = differences(before.settings, flat(config))
+    odd = [name for name in changed if not any(fnmatchcase(name, pattern) for pattern in config.may_change)]
+    if odd:
+        changes = "; ".join(f"{name} is {changed[name]}" for name in odd)
+        raise UsageError(
+            f"config.yaml says something else than the run had at step {before.env_steps:,}: {changes}",
+            "put that back, or start a new run with it",
+        )
+
+
+def check_disk(path: Path, needed: int) -> None:
+    """Raises MachineError when the disk under `path` has fewer than `needed` bytes free."""
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        what = f"the disk of {path} has {free / 2**20:.0f} MiB free, a run needs {needed / 2**20:.0f} MiB"
+        raise MachineError(what, "free some space, or put the run elsewhere with --out DIR")
+
+
+def _check_stays(path: Path) -> None:
+    """Raises UsageError where `path` lies in the copy of a working folder that Ray makes for a job."""
+    if any(part.startswith(RAY_COPY) for part in path.parts):
+        what = f"the run's folder would be in Ray's copy of the job's working folder, which Ray deletes: {path}"
+        raise UsageError(what, "give --out an absolute path")
+
+
+def _check_unused(path: Path) -> None:
+    if path.is_dir() and (path / "config.yaml").exists():
+        fix = f"go on with it: rlvlm resume {shlex.quote(str(path))}  (or choose another --out)"
+        raise UsageError(f"{path} already holds a run", fix)
+    if path.is_dir() and any(path.iterdir()):
+        raise UsageError(f"{path} is not empty", "choose a new or empty folder with --out")
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file", "choose a new or empty folder with --out")
+
+
+def _first_missing(path: Path) -> Path | None:
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    return missing[-1] if missing else None
+
+
+def default_path(task: str, started: datetime) -> Path:
+    """`runs/TASK/<time>`, with a number where that is taken."""
+    path = Path("runs") / re.sub(r"\W+", "-", task) / started.strftime("%Y%m%d-%H%M%S")
+    names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 100)))
+    return next((name for name in names if not name.exists()), path)
+
+
+def check_trust(paths: Sequence[Path], *, trust: bool) -> None:
+    """Lets pass what imports nothing but rlvlm, and everything where `trust` says so.
+
+    A run's `config.yaml` and a sweep's `sweep.yaml` may name a task as `package.module:NAME`. To go on
+    with it, that module would be imported, and with it whatever it does. Nothing is imported here.
+
+    Args:
+        paths: folders of runs or sweeps, folders full of them, or files in them.
+        trust: whether the user gave --trust.
+
+    Raises:
+        UsageError: a folder names code and is not trusted, or its file cannot be read.
+    """
+    for file in () if trust else (file for path in paths for file in _settings_of(path)):
+        try:
+            tree = read_yaml(file.read_text(), str(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read {file}: {error}", "restore the file, or start a new run") from error
+        for name in _names(tree):
+            if is_foreign(name):
+                what = f"{file} names code outside of rlvlm, {name}, which would be imported and so run"
+                raise UsageError(what, "look at it; if the folder is yours or of somebody you trust, add --trust")
+
+
+def _settings_of(path: Path) -> Iterator[Path]:
+    """The files of settings around and below a path."""
+    here = path.absolute()
+    for folder in (here, *here.parents):
+        files = [folder / name for name in ("config.yaml", "sweep.yaml") if (folder / name).is_file()]
+        if files:
+            yield from files
+            break
+    if here.is_dir():
+        yield from (file for name in ("config.yaml", "sweep.yaml") for file in sorted(here.rglob(name)))
+
+
+def _names(tree: Any) -> list[str]:
+    """The tasks that settings name."""
+    if not isinstance(tree, dict):
+        return []
+    tasks = tree.get("tasks")
+    return [str(name) for name in (tree.get("task"), *(tasks if isinstance(tasks, list) else ()))]
+
+
+def is_foreign(name: str) -> bool:
+    """Whether the name of a task has code imported that is not ours; `gym:ID` is Gymnasium's own."""
+    return ":" in name.removeprefix(GYMNASIUM) and not name.startswith("rlvlm.")
+
+
+def label_store(folder: RunFolder, config: RunConfig) -> "LabelStore":
+    """The store of a run: the shared one that `judge.store` names, or its own.
+
+    Raises:
+        UsageError: the folder named holds something else, or a store of a newer schema.
+    """
+    from rlvlm.labels.records import Origin  # numpy is not for those who only ask for help
+    from rlvlm.labels.store import LabelStore
+
+    origin = Origin(run=folder.path.name, task=config.task, seed=config.seed)
+    return LabelStore(config.labels(folder.labels), origin)

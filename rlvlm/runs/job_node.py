@@ -1,0 +1,155 @@
+"""One node of a job's own Ray: `python -m rlvlm.runs.job_node FOLDER`, once per node.
+
+`cluster/slurm.sh` starts it. The nodes meet in a folder that all of them see: the first writes its token and its
+address there, the others read them, and `ready` appears when all have joined. They end when the folder goes away, and
+not at a signal: SLURM sends SIGTERM to every process of a job, and the run needs its judge until it has saved.
+
+Every port is one that the system gave to its listener, and files lie in a folder of this node alone, so jobs that share
+a machine do not meet.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import ray
+import tyro
+
+from rlvlm.core.console.boxes import guarded
+from rlvlm.core.console.signals import ASKED_BY
+from rlvlm.core.disk import write_whole
+from rlvlm.core.errors import EXIT_DONE, MachineError
+from rlvlm.runs.environment import usable_cores
+from rlvlm.runs.guardian import guarded_folder
+from rlvlm.runs.ray_session import OBJECT_STORE_BYTES, make_parent, start_ray, write_token
+
+POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class NodeArguments:
+    """Start one node of a job's own Ray, and keep it until FOLDER goes away."""
+
+    folder: tyro.conf.Positional[Path]
+    """Folder that all nodes of the job see."""
+    nodes: int = 1
+    """Nodes of the whole job, >= 1."""
+    head: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Whether this is the first node, which the others join."""
+    wait_s: float = 600.0
+    """How long to wait for the other nodes."""
+
+
+def main() -> int:
+    """Reads the command line and keeps the node; returns the exit code."""
+    for number in ASKED_BY:
+        signal.signal(number, lambda *_: None)  # ignored here alone: what is started below still ends at a signal
+    arguments = tyro.cli(NodeArguments)
+    return guarded(lambda: keep_node(arguments))
+
+
+def keep_node(arguments: NodeArguments) -> int:
+    """Starts the node and returns when the job's folder is gone.
+
+    Raises:
+        MachineError: Ray does not start here or ends too early, or not all nodes come together in time.
+    """
+    parent = make_parent()
+    with guarded_folder(parent), (_head if arguments.head else _member)(parent, arguments) as check:
+        while arguments.folder.is_dir():
+            check()
+            time.sleep(POLL_S)
+    return EXIT_DONE
+
+
+@contextmanager
+def _head(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], None]]:
+    """The first node, once all have joined; it tells the others where it is, and the job's script when all are here."""
+    folder = arguments.folder
+    write_token(folder)
+    start_ray(parent, node_ip=ray.util.get_node_ip_address())
+    try:
+        address = ray.get_runtime_context().gcs_address
+        write_whole(folder / "address", address)
+        _wait(
+            lambda: _alive() >= arguments.nodes,
+            arguments.wait_s,
+            partial(_check_goes_on, folder),
+            f"not all of the job's {arguments.nodes} nodes have joined Ray at {address}",
+        )
+        write_whole(folder / "ready", "")
+        yield partial(_check_goes_on, folder)
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _member(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], None]]:
+    """Another node: `ray start --block` as a child; yields what raises MachineError when that has ended."""
+    address, log = arguments.folder / "address", parent / "start.log"
+    _wait(address.is_file, arguments.wait_s, partial(_check_goes_on, arguments.folder), f"{address} is not there")
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--block",
+        f"--address={address.read_text()}",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        "--dashboard-agent-listen-port=0",
+        f"--num-cpus={usable_cores()}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        f"--temp-dir={parent / 'r'}",
+    ]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
+
+    def check() -> None:
+        if process.poll() is not None:
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            raise MachineError(
+                f"Ray ended on {os.uname().nodename}: {lines[-1] if lines else 'it says nothing'}",
+                "rlvlm doctor  (on that node: memory, /dev/shm, ports)",
+            )
+
+    try:
+        yield check
+    finally:
+        process.terminate()  # and the guardian ends what stays
+        process.wait()
+
+
+def _check_goes_on(folder: Path) -> None:
+    """Raises MachineError when the job ended while its nodes were still coming together."""
+    if not folder.is_dir():
+        raise MachineError(f"the job ended: {folder} is gone")
+
+
+def _alive() -> int:
+    return sum(node["Alive"] for node in ray.nodes())
+
+
+def _wait(is_so: Callable[[], bool], longest_s: float, check: Callable[[], None], otherwise: str) -> None:
+    """Returns once `is_so()`.
+
+    Raises:
+        MachineError: `longest_s` seconds were not enough, or what `check` raises.
+    """
+    end = time.monotonic() + longest_s
+    while not is_so():
+        check()
+        if time.monotonic() > end:
+            raise MachineError(f"{otherwise} after {longest_s:.0f} s", "see the job's log for the other nodes' errors")
+        time.sleep(POLL_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

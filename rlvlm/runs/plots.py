@@ -1,0 +1,355 @@
+"""The images of a run: learning curve, label quality by difficulty, labels over time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from rlvlm.core import metrics
+from rlvlm.core.disk import write_whole
+from rlvlm.core.steps import FloatArray
+from rlvlm.judges.agreement import wilson_interval
+from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.scores import DECODINGS
+
+Rows = Sequence[Mapping[str, str]]
+
+OUTCOMES = {
+    "correct": "#2a9d8f",
+    "incorrect": "#e76f51",
+    "truth ties": "#a8c5da",
+    "no preference": "#cfcfcf",
+    "invalid": "#8d6e97",
+    "failed": "#454b54",
+}
+"""What can become of a query, and its colour in every image and page."""
+SCORED = {"scored": "#457b9d"}
+"""Scores are neither right nor wrong."""
+INK = "#264653"
+ACCENT = "#e9a23b"
+COLOURS = ("#2a9d8f", "#e76f51", "#457b9d", "#e9a23b", "#8d6e97", "#264653", "#9aa84f", "#d4779c", "#6b4f3a", "#7fb3d5")
+"""Of the things compared, in the order in which they are named."""
+HEALTH = {
+    "replies nobody can read": (metrics.REPLY_INVALID, "#e76f51"),
+    "groups that teach something": (metrics.GRPO_KEPT, "#457b9d"),
+}
+"""Shares of a rollout that tell how training fares, by the label shown."""
+NUM_BINS = 10
+STYLE: dict[Any, Any] = {
+    "figure.dpi": 120,
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e8e8e8",
+    "axes.axisbelow": True,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+}
+
+
+def write_plots(folder: RunFolder, title: str) -> list[Path]:
+    """Draws every plot there is data for into the run's `plots/`, and returns the files."""
+    evaluations, queries, scores = folder.evaluations.read(), folder.queries.read(), folder.scores.read()
+    rows = folder.metrics.read()
+    watched = [row for row in rows if metrics.JUDGE_SCORE in row]
+    wanted: dict[str, Callable[[], Figure]] = {}
+    if evaluations:
+        wanted["learning_curve.png"] = lambda: draw_learning_curve(evaluations, queries or scores, rows, title)
+    if queries:
+        wanted["vlm_accuracy.png"] = lambda: draw_accuracy(queries, title)
+        wanted["labels_over_time.png"] = lambda: draw_labels_over_time(queries, title)
+    if any(row["vlm_score"] for row in scores):
+        wanted["vlm_scores.png"] = lambda: draw_scores(scores, title, says_success=bool(watched))
+    if watched:
+        wanted["judge_over_training.png"] = lambda: draw_judge_over_training(watched, title)
+    folder.plots.mkdir(exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        return [save(figure(), folder.plots / name) for name, figure in wanted.items()]
+
+
+def save(figure: Figure, file: Path) -> Path:
+    """Writes a figure as PNG in one move."""
+    data = BytesIO()
+    figure.savefig(data, format="png", bbox_inches="tight")
+    write_whole(file, data.getvalue())
+    return file
+
+
+def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """Success, returns, and what there is of the rollouts' health and of queries, over env steps.
+
+    Args:
+        evaluations: of `eval.csv`.
+        queries: of the query log or the score log.
+        rows: of `metrics.jsonl`.
+        title: of the run.
+    """
+    health = {
+        label: (name, colour)
+        for label, (name, colour) in HEALTH.items()
+        if {row[name] for row in rows if name in row} not in ({0.0}, {1.0}, set())  # always none or all: no image
+    }
+    panels: list[tuple[float, Callable[[Axes], None]]] = [
+        (3.0, lambda axes: _draw_success(axes, evaluations)),
+        (2.0, lambda axes: _draw_returns(axes, evaluations, rows)),
+    ]
+    if np.isfinite(column(evaluations, "learned_return")).any():
+        panels.append((2.0, lambda axes: _draw_learned_returns(axes, evaluations)))
+    if health:
+        panels.append((1.6, lambda axes: _draw_health(axes, rows, health)))
+    if queries:
+        panels.append((1.6, lambda axes: draw_spent(axes, queries, column(evaluations, "step").max() / 1_000)))
+    heights = [height for height, _ in panels]
+    figure = Figure(figsize=(8, 1.1 * sum(heights)), layout="constrained")
+    found = figure.subplots(len(panels), 1, sharex=True, height_ratios=heights)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    for axes, (_, draw) in zip(found, panels, strict=True):
+        draw(axes)
+    last = max(float(column(evaluations, "step").max()), *(row[metrics.ENV_STEPS] for row in rows), 1.0) / 1_000
+    found[-1].set(xlabel="env steps, thousands", xlim=(-0.01 * last, 1.02 * last))
+    return figure
+
+
+def draw_accuracy(queries: Rows, title: str) -> Figure:
+    """Correct, incorrect and undecided shares by how far apart the two sides truly are.
+
+    A bar holds about a tenth of the queries: most pairs lie close together, and of bars of equal width the first would
+    have half of them.
+    """
+    gaps = np.abs(column(queries, "ground_truth_score_1") - column(queries, "ground_truth_score_2"))
+    starts = np.unique(np.sort(gaps)[np.arange(NUM_BINS) * len(gaps) // NUM_BINS])
+    bins, num_bins = np.searchsorted(starts, gaps, side="right") - 1, len(starts)
+    outcomes = np.array([outcome(row) for row in queries])
+    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    totals = np.bincount(bins, minlength=num_bins)
+    shares = {
+        name: 100 * np.bincount(bins[outcomes == name], minlength=num_bins) / np.maximum(totals, 1)
+        for name in OUTCOMES
+        if (outcomes == name).any()
+    }
+    stack_shares(axes, shares, OUTCOMES)
+    axes.set(ylabel="answers, %", ylim=(0, 100), title="Answers by difficulty: hard pairs left, easy pairs right")
+    axes.legend(ncols=len(OUTCOMES), loc="upper center", bbox_to_anchor=(0.5, -0.01))
+    counts.bar(range(num_bins), totals, color="#b9c4c9", width=0.86)
+    counts.set_xticks(range(num_bins), [f"{100 * start:.2g}" for start in starts])
+    counts.set(xlabel="difference in true progress from here on, % of the task", ylabel="queries")
+    return figure
+
+
+def draw_labels_over_time(queries: Rows, title: str) -> Figure:
+    """Outcomes of each feedback session, and the accuracy of the decided ones."""
+    sessions = sorted({int(row["session"]) for row in queries})
+    steps, accuracy = [], []
+    counts = np.zeros((len(OUTCOMES), len(sessions)))
+    for place, session in enumerate(sessions):
+        rows = [row for row in queries if int(row["session"]) == session]
+        found = [outcome(row) for row in rows]
+        counts[:, place] = [found.count(name) for name in OUTCOMES]
+        steps.append(int(rows[0]["env_step"]) / 1_000)
+        judged = [row["correct"] == "1" for row in rows if row["correct"]]
+        accuracy.append(100 * float(np.mean(judged)) if judged else np.nan)
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    width = 0.8 * min(np.diff(steps), default=1.0)
+    base = np.zeros(len(sessions))
+    for (name, colour), heights in zip(OUTCOMES.items(), counts, strict=True):
+        if heights.any():
+            axes.bar(steps, heights, bottom=base, width=width, color=colour, label=name)
+        base += heights
+    axes.set(xlabel="env steps, thousands", ylabel="queries per session", title="Answers over time")
+    axes.set_ylim(0, 1.04 * base.max())
+    right = axes.twinx()
+    right.spines["right"].set_visible(True)
+    right.plot(steps, accuracy, color=INK, marker="o", markersize=4, label="accuracy of the decided, %")
+    right.set(ylabel="accuracy, %", ylim=(0, 104))
+    right.grid(visible=False)
+    handles = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
+    axes.legend(handles=handles, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    return figure
+
+
+def draw_scores(scores: Rows, title: str, *, says_success: bool = False) -> Figure:
+    """Every score over the true progress, and the mean score of each tenth of it.
+
+    Args:
+        scores: of the score log.
+        title: of the run.
+        says_success: whether scores are held against success: then none has to be as high as progress.
+    """
+    given = [row for row in scores if row["vlm_score"]]
+    truth, said = column(given, "ground_truth_score"), column(given, "vlm_score")
+    bins = np.minimum((truth * NUM_BINS).astype(int), NUM_BINS - 1)
+    present = np.unique(bins)
+    figure = Figure(figsize=(6.4, 5.4), layout="constrained")
+    axes = figure.add_subplot()
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    if not says_success:
+        axes.plot((0, 100), (0, 100), color="#b9c4c9", linewidth=1, label="as it should be")
+    axes.scatter(100 * truth, 100 * said, s=9, color=SCORED["scored"], alpha=0.35, linewidths=0, label="one score")
+    means = [(100 * truth[bins == place].mean(), 100 * said[bins == place].mean()) for place in present]
+    axes.plot(*zip(*means, strict=True), color=INK, marker="o", markersize=4, label="mean of a tenth")
+    axes.set(xlabel="true progress, %", ylabel="score, %", title=f"{len(given):,} scores against progress")
+    axes.legend(loc="upper left")
+    return figure
+
+
+def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """What the judge says beside what is true, how often it is wrong, and its controls, over env steps.
+
+    Args:
+        rows: of `metrics.jsonl`, those with a judge's figures.
+        title: of the run.
+    """
+    steps = np.array([row[metrics.ENV_STEPS] for row in rows]) / 1_000
+    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    panels = figure.subplots(3, 1, sharex=True)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    lines = (
+        ("The judge beside the truth, newest episodes", {
+            "mean score": (metrics.JUDGE_SCORE, ACCENT),
+            "true success": (metrics.JUDGE_TRUE_SUCCESS, OUTCOMES["correct"]),
+        }),
+        ("How it errs", {
+            "false positives, of failures": (metrics.JUDGE_FALSE_POSITIVES, OUTCOMES["incorrect"]),
+            "false negatives, of successes": (metrics.JUDGE_FALSE_NEGATIVES, ACCENT),
+            "calibration error": (metrics.JUDGE_CALIBRATION, OUTCOMES["invalid"]),
+            "area under the curve": (metrics.JUDGE_AUC, INK),
+        }),
+        ("Controls: the best scored, shown again", {
+            "as it was": (metrics.JUDGE_CONTROL_SCORE, OUTCOMES["correct"]),
+            "backwards": (metrics.JUDGE_BACKWARDS_SCORE, OUTCOMES["incorrect"]),
+            "with another goal": (metrics.JUDGE_OTHER_GOAL_SCORE, OUTCOMES["invalid"]),
+        }),
+    )  # fmt: skip
+    for axes, (heading, wanted) in zip(panels, lines, strict=True):
+        for label, (name, colour) in wanted.items():
+            values = np.array([row.get(name, np.nan) for row in rows])
+            known = np.isfinite(values)  # controls are asked now and then, and a line needs neighbours
+            axes.plot(steps[known], values[known], color=colour, marker="o", markersize=3, linewidth=2, label=label)
+        axes.set(title=heading, ylim=(-0.04, 1.04))
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    alarms = [step for step, row in zip(steps, rows, strict=True) if row.get(metrics.JUDGE_ALARM)]
+    if alarms:
+        for axes in panels:
+            axes.axvline(alarms[0], color=OUTCOMES["incorrect"], linestyle="--")
+        panels[0].annotate("alarm", (alarms[0], 1.0), color=OUTCOMES["incorrect"], ha="right", va="top")
+    panels[-1].set(xlabel="env steps, thousands")
+    return figure
+
+
+def outcome(row: Mapping[str, str]) -> str:
+    """What became of a query, as a key of `OUTCOMES` or `SCORED`; where the truth ties there is no right label."""
+    if row["status"] == "ok" and "vlm_score" in row:
+        return "scored"
+    if row["status"] == "ok":
+        return {"1": "correct", "0": "incorrect", "": "truth ties"}[row["correct"]]
+    return row["status"].replace("_", " ")
+
+
+def column(rows: Rows, name: str) -> FloatArray:
+    """[N] numbers of one column; an empty cell is NaN."""
+    return np.array([float(row[name]) if row[name] else np.nan for row in rows], dtype=np.float32)
+
+
+def _draw_success(axes: Axes, evaluations: Rows) -> None:
+    """Greedy success, and sampled success and returns above 0 where they were measured and differ."""
+    steps, counts = column(evaluations, "step") / 1_000, column(evaluations, "episodes").astype(int)
+    is_sampled = bool(evaluations[-1].get("sampled_success_rate"))
+    axes.set(ylabel="episodes, %", ylim=(-4, 104))
+    axes.set_title(
+        f"Success in {counts[-1]} episodes of each decoding" if is_sampled else "Success of the deterministic policy"
+    )
+    decodings = {"greedy": OUTCOMES["correct"]} | ({"sampled": ACCENT} if is_sampled else {})
+    for place, (decoding, colour) in enumerate(decodings.items()):
+        success = column(evaluations, DECODINGS["success"][place])
+        label = decoding if is_sampled else "at any step of the episode"
+        axes.plot(steps, 100 * success, color=colour, marker="o", markersize=4, linewidth=2, label=label)
+        low, high = np.zeros(len(success)), success
+        if is_sampled:
+            bounds = [wilson_interval(round(one * count), count) for one, count in zip(success, counts, strict=True)]
+            low, high = np.array(bounds).T
+        axes.fill_between(steps, 100 * low, 100 * high, color=colour, alpha=0.12, linewidth=0)
+        if not place and all(row.get("success_at_end") for row in evaluations):
+            at_end = column(evaluations, "success_at_end")
+            if not np.array_equal(at_end, success):
+                axes.plot(steps, 100 * at_end, color=INK, linestyle=":", label="at the end of the episode")
+        name = DECODINGS["return above 0"][place]
+        if not evaluations[-1].get(name):
+            continue
+        above = column(evaluations, name)
+        if not np.array_equal(above, success):
+            axes.plot(steps, 100 * above, color=colour, linestyle="--", label=f"{decoding}, return above 0")
+    if is_sampled or len(axes.get_lines()) > 1:
+        axes.legend(loc="best")
+
+
+def _draw_returns(axes: Axes, evaluations: Rows, rows: Sequence[Mapping[str, Any]]) -> None:
+    """True returns of evaluations and of training."""
+    steps = column(evaluations, "step") / 1_000
+    axes.plot(steps, column(evaluations, "episode_return"), color=INK, marker="o", markersize=3, label="evaluation")
+    trained = [row for row in rows if metrics.TRAIN_EPISODE_RETURN in row]
+    places = [row[metrics.ENV_STEPS] / 1_000 for row in trained]
+    axes.plot(places, [row[metrics.TRAIN_EPISODE_RETURN] for row in trained], color=ACCENT, label="training")
+    axes.set(ylabel="return", title="Episode return by the true reward")
+    axes.legend(loc="best")
+
+
+def _draw_learned_returns(axes: Axes, evaluations: Rows) -> None:
+    """In a panel of its own: on a second scale over the true ones, any two rising curves can be made to coincide."""
+    learned = column(evaluations, "learned_return")
+    axes.plot(column(evaluations, "step") / 1_000, learned, color=ACCENT, marker="s", markersize=3)
+    axes.set(ylabel="return", title="Episode return by the reward that is trained on, which changes as it is learned")
+
+
+def _draw_health(axes: Axes, rows: Sequence[Mapping[str, Any]], health: Mapping[str, tuple[str, str]]) -> None:
+    steps = [row[metrics.ENV_STEPS] / 1_000 for row in rows]
+    for label, (name, colour) in health.items():
+        axes.plot(steps, [100 * row.get(name, np.nan) for row in rows], color=colour, linewidth=2, label=label)
+    axes.set(ylabel="%", ylim=(-4, 104), title=" / ".join(health).capitalize())
+
+
+def draw_spent(axes: Axes, queries: Rows, last: float) -> None:
+    """Queries so far, up to `last` thousand env steps."""
+    axes.set(title=f"Queries asked so far, {len(queries):,} in all", ylabel="queries")
+    steps = np.append(column(queries, "env_step") / 1_000, last)
+    outcomes = np.array([outcome(row) for row in queries])
+    colours = OUTCOMES | SCORED
+    present = [name for name in colours if (outcomes == name).any()]
+    spent = [np.append(counts := np.cumsum(outcomes == name), counts[-1]) for name in present]
+    axes.stackplot(steps, spent, labels=present, colors=[colours[name] for name in present], step="post")
+    axes.legend(loc="upper left", ncols=len(present), fontsize=8)
+
+
+def stack_shares(axes: Axes, shares: Mapping[str, NDArray[Any]], colours: Mapping[str, str], **look: Any) -> None:
+    """One bar per difficulty bin, stacked of shares [N] in percent, each with its number where there is room for it.
+
+    Args:
+        axes: to draw into.
+        shares: by name.
+        colours: by name.
+        look: further settings of the bars.
+    """
+    base: NDArray[Any] | float = 0.0
+    for name, share in shares.items():
+        base = np.broadcast_to(base, share.shape)
+        axes.bar(
+            range(len(share)), share, bottom=base, color=colours[name], label=name, width=0.86, linewidth=0, **look
+        )
+        for place in np.flatnonzero(share >= 6).tolist():
+            middle = base[place] + share[place] / 2
+            ink = "white" if sum(to_rgb(colours[name])) < 1.4 and "alpha" not in look else "black"
+            axes.text(place, middle, f"{share[place]:.0f}", ha="center", va="center", fontsize=8, color=ink)
+        base = base + share

@@ -1,1 +1,0 @@
-"""Runs of a vision-language model that acts: demonstrations, a supervised start, PPO, evaluation."""

@@ -1,1 +1,0 @@
-"""Runs whose reward is learned from preferences, judged, or the env's own, with SAC and PEBBLE."""

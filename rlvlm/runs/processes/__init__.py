@@ -1,1 +1,0 @@
-"""The processes around a run: how much memory they take, and that none outlives it."""

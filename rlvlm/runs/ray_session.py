@@ -1,0 +1,167 @@
+"""Ray for as long as a command works: the cluster of the job we run in, or a private one that ends with us."""
+
+import itertools
+import logging
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import ray
+from ray._private.utils import write_ray_address
+from ray._private.worker import global_worker
+
+from rlvlm.core.errors import MachineError, first_line
+from rlvlm.runs.environment import usable_cores
+from rlvlm.runs.guardian import guarded_folder, sweep
+from rlvlm.runs.preflight import cluster_address
+
+logger = logging.getLogger(__name__)
+
+START_TRIES = 3
+SLOW_S, PATIENCE_S = 20.0, 420.0
+"""A try that fails after so long failed for want of processor time: there are more of them, for so long in all."""
+OBJECT_STORE_BYTES = 200 * 2**20
+"""Only queries pass through the object store, so the smallest sensible one will do."""
+MAX_TEMP_PATH = 40
+"""Longest path of Ray's folder: it puts sockets below, and their paths end at 107 bytes."""
+_PREFIX = "rlvlm"
+_PROXY = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "rlvlm.serving.proxy.bound_headers")
+"""Has Serve's HTTP proxy, where there is one, take no header of endless length."""
+
+
+@contextmanager
+def ray_session(
+    dashboard_port: int | None = None,
+    num_workers: int = 0,
+    *,
+    exports_metrics: bool = False,
+    log: Callable[[str], None] = logger.warning,
+) -> Iterator[None]:
+    """Ray while the context is open: the cluster that RAY_ADDRESS names, or a private one that ends with us.
+
+    A process that is on Ray already, as a sweep's runs are, stays on it. A private one has its own folder in a
+    directory only this user can enter, and its own random token, so that nothing is written to the user's home and
+    nobody else can join.
+
+    Args:
+        dashboard_port: where a private Ray shows its dashboard, on the loopback address; None opens none.
+        num_workers: processes of one core each that will be started in it, besides judges; on a machine with fewer
+            cores they share.
+        exports_metrics: opens the metrics port of a private Ray, without a token and on all of the machine's
+            interfaces, as Ray does it; a dashboard opens it too.
+        log: gets a line where Ray takes long to start.
+
+    Raises:
+        UsageError: RAY_ADDRESS is not the address of a cluster.
+        MachineError: Ray does not start, or the cluster does not answer.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if ray.is_initialized():
+        yield
+        return
+    with ExitStack() as stack:
+        if address := cluster_address():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        else:
+            parent = make_parent()
+            stack.enter_context(guarded_folder(parent))
+            start_ray(parent, dashboard_port, num_workers, exports_metrics=exports_metrics, log=log)
+        stack.callback(ray.shutdown)  # from a cluster that is not ours it only disconnects
+        yield
+
+
+def start_ray(
+    parent: Path,
+    dashboard_port: int | None = None,
+    num_workers: int = 0,
+    node_ip: str | None = None,
+    *,
+    exports_metrics: bool = False,
+    log: Callable[[str], None] = logger.warning,
+) -> None:
+    """A Ray of our own in this process; on a busy machine it may take several tries.
+
+    Args:
+        parent: folder for its files.
+        dashboard_port: as in `ray_session`.
+        num_workers: likewise.
+        node_ip: address of this machine under which others may join; None keeps it to this machine.
+        exports_metrics: as in `ray_session`.
+        log: likewise.
+
+    Raises:
+        MachineError: no try succeeds.
+    """
+    # With no mode chosen Ray turns its token on by itself, and takes this one instead of writing into the home folder.
+    os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(write_token(parent)))
+    os.environ.setdefault(*_PROXY)
+    system = {
+        # Workers started ahead take memory, and on a busy machine Ray waits for them, without end when late.
+        "prestart_worker_first_driver": False,
+        "worker_register_timeout_seconds": 300,
+        "enable_metrics_collection": exports_metrics or dashboard_port is not None,
+    }
+    first = time.monotonic()
+    for number in itertools.count():
+        folder, begun = parent / f"r{number}", time.monotonic()
+        try:
+            ray.init(
+                address="local",
+                # the judge's replica and Serve's own actors need a place each
+                num_cpus=max(usable_cores(), 2 + num_workers),
+                include_dashboard=dashboard_port is not None,
+                dashboard_host="127.0.0.1",
+                dashboard_port=dashboard_port,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(folder),
+                _node_ip_address=node_ip,
+                _system_config=system,
+            )
+            # Else a job submitted to this Ray would be given the address of any Ray that it finds on this machine.
+            write_ray_address(ray.get_runtime_context().gcs_address, str(folder))
+            break
+        except Exception as error:  # Ray raises bare Exceptions here, for one when it had no answer in 30 seconds
+            failure, now = first_line(error), time.monotonic()
+            ray.shutdown()
+            sweep(folder, spared=os.getpid())
+            is_busy = now - begun > SLOW_S and now - first < PATIENCE_S
+            if number + 1 >= START_TRIES and not is_busy:
+                raise MachineError(
+                    f"Ray does not start: {failure}", "rlvlm doctor  (memory, /dev/shm, ports, load)"
+                ) from error
+            load = f"load {os.getloadavg()[0]:.0f} on {usable_cores()} cores"
+            log(f"Ray was not ready after {now - begun:.0f} s ({load}: {failure}); waiting again, try {number + 2}")
+    if dashboard_port is None and node_ip is None:
+        # Three processes that Ray always starts, and that a run nobody looks into has no use for, some 160 MiB: the
+        # dashboard's, which then only counts usage for Ray's makers; the monitor, which would start and stop machines;
+        # the log monitor, which copies what workers print to drivers that want it.
+        node = global_worker.node
+        assert node is not None, "Ray has started"
+        for end in (node.kill_dashboard, node.kill_monitor, node.kill_log_monitor):
+            end(check_alive=False)
+
+
+def make_parent() -> Path:
+    """A folder only this user can enter, for the files of one Ray.
+
+    Raises:
+        MachineError: no temporary folder has a short enough path.
+    """
+    for root in (tempfile.gettempdir(), "/tmp"):
+        if len(root) + 24 <= MAX_TEMP_PATH and os.path.isdir(root) and os.access(root, os.W_OK | os.X_OK):
+            return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-", dir=root))
+    raise MachineError("Ray needs a temporary folder with a short path", "export TMPDIR=/tmp")
+
+
+def write_token(parent: Path) -> Path:
+    """A new file `token` in `parent`, with a random token that only this user can read."""
+    file = parent / "token"
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        stream.write(secrets.token_hex(32))
+    return file

@@ -1,0 +1,232 @@
+"""What a run writes down of each question and its answer: rows of its query and score logs, examples with images."""
+
+import base64
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from io import BytesIO
+from itertools import groupby
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from rlvlm.core.judging import Label
+from rlvlm.core.metrics import ENV_STEPS
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.labels.records import Truth
+from rlvlm.labels.store import LabelStore
+from rlvlm.preferences.records import QueryRecord, ScoreRecord
+from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem, spread
+from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.memory import release_free_memory
+
+T = TypeVar("T")
+Draw = Callable[[FloatArray, int], Frames]
+"""Makes images [N, H, W, 3] of snapshots [N, S]; takes the side wanted, in pixels."""
+NUM_EXAMPLES = 4
+"""Examples kept of each session or update, evenly spread over it."""
+MAX_FRAMES = 8
+"""Frames of an episode on the page."""
+PAIR_PX, SCORED_PX = 200, 160
+"""Side of the images kept, where the env has no size of its own."""
+NEAR = 0.1
+"""Largest distance from the true progress of a score that is near to it."""
+_CODES = {Label.LEFT: 0, Label.RIGHT: 1}
+
+
+class Recorder:
+    """Rows of the query and score logs, examples for the judge's page, and the truth beside kept answers.
+
+    Args:
+        folder: of the run.
+        labels: opens the store where the judge's answers are kept.
+        draw: makes the images of the examples.
+        goal: the judge's, of scores of progress; other scored items bring their own.
+    """
+
+    def __init__(self, folder: RunFolder, labels: Callable[[], LabelStore], draw: Draw, goal: str) -> None:
+        self._folder = folder
+        self._open_labels, self._labels = labels, None
+        self._draw = draw
+        self._goal = goal
+
+    def keep(self, records: Iterable[QueryRecord | ScoreRecord | ScoredItem]) -> None:
+        """Writes down what the algorithm's `drain_records` gave."""
+        drained = list(records)
+        queries = [record for record in drained if isinstance(record, QueryRecord)]
+        scored = [record for record in drained if not isinstance(record, QueryRecord)]
+        if scored:
+            self._folder.scores.append(score_row(record, index) for index, record in enumerate(scored))
+            self._folder.samples.append(scored_examples(scored, self._draw, self._goal))
+        if queries:
+            if truths := list(truths_of(queries)):
+                self._labels = self._labels or self._open_labels()
+                self._labels.add_truths(truths)
+            self._folder.queries.append(map(query_row, queries))
+            for _, session in groupby(queries, key=lambda record: record.session):
+                self._folder.samples.append(compared_examples(list(session), self._draw))
+            release_free_memory()
+
+
+def query_row(record: QueryRecord) -> dict[str, Any]:
+    """A row of `vlm_query_log.csv`."""
+    verdict = record.verdict
+    p_left, p_right, p_tie = verdict.probabilities or (None, None, None)
+    return {
+        "ground_truth_score_1": record.progress_left,
+        "ground_truth_score_2": record.progress_right,
+        "vlm_predicted_label": -1 if verdict.label is None else _CODES.get(verdict.label, -1),
+        "timestamp": _time(record.timestamp),
+        "train_iter": record.env_step,
+        "status": str(verdict.status),
+        "p_left": p_left,
+        "p_right": p_right,
+        "p_tie": p_tie,
+        "session": record.session,
+        "env_step": record.env_step,
+        "index": record.index,
+        "correct": record.correct,
+        "return_1": record.return_left,
+        "return_2": record.return_right,
+        "latency_s": verdict.latency_s,
+        "text": verdict.text,
+        "question": verdict.question,
+    }
+
+
+def score_row(record: ScoreRecord | ScoredItem, index: int) -> dict[str, Any]:
+    """A row of `vlm_score_log.csv`; the session of a `ScoredItem` is its group of episodes.
+
+    Args:
+        record: what was scored.
+        index: of a `ScoredItem` among those of one update; a `ScoreRecord` has its own.
+    """
+    score = record.score
+    if isinstance(record, ScoredItem):
+        truth, session = record.truth, record.group
+    else:
+        truth, session, index = record.progress, record.session, record.index
+    return {
+        "ground_truth_score": truth,
+        "vlm_score": score.value,
+        "timestamp": _time(record.timestamp),
+        "status": str(score.status),
+        "session": session,
+        "env_step": record.env_step,
+        "index": index,
+        "return": record.env_return,
+        "latency_s": score.latency_s,
+        "text": score.text,
+        "question": score.question,
+    }
+
+
+def truths_of(records: Iterable[QueryRecord]) -> Iterator[Truth]:
+    """What the simulator knows about the queries whose answers are kept in a store.
+
+    A judge gets images and a goal alone. The loop puts the truth beside its answer in a `QueryRecord`, for metrics;
+    from there it goes into the store as a line of its own, named by the question that the answer carries.
+    """
+    for record in records:
+        if record.verdict.question:
+            yield Truth(
+                question=record.verdict.question,
+                progress=(record.progress_left, record.progress_right),
+                returns=(record.return_left, record.return_right),
+            )
+
+
+def compared_examples(records: Sequence[QueryRecord], draw: Draw) -> list[dict[str, Any]]:
+    """What the judge's page needs of a few of a session's queries; which are taken depends on their order alone."""
+    rows = []
+    for record in _some(records):
+        verdict = record.verdict
+        # Where segments are longer than a step, their last image stands for them.
+        left, right = draw(np.stack([side.snapshots[-1] for side in (record.pair.left, record.pair.right)]), PAIR_PX)
+        shares = None if verdict.probabilities is None else [round(p, 4) for p in verdict.probabilities]
+        rows.append(
+            {
+                ENV_STEPS: record.env_step,
+                "session": record.session,
+                "index": record.index,
+                "left": encode_png(left),
+                "right": encode_png(right),
+                "progress": [round(float(record.progress_left), 4), round(float(record.progress_right), 4)],
+                "status": str(verdict.status),
+                "label": None if verdict.label is None else str(verdict.label),
+                "probabilities": shares,
+                "text": verdict.text,
+                "correct": record.correct,
+                "judge": verdict.stamp.judge,
+                "prompt": verdict.stamp.prompt,
+            }
+        )
+    return rows
+
+
+def scored_examples(records: Sequence[ScoreRecord | ScoredItem], draw: Draw, goal: str) -> list[dict[str, Any]]:
+    """The same of scores: of turns and episodes (`ScoredItem`), or of the progress of images and segments."""
+    rows = []
+    for record in _some(records):
+        score = record.score
+        if isinstance(record, ScoredItem):
+            item = record.item
+            snapshots, size_px, progress, truth = item.snapshots, SCORED_PX, item.progress, record.truth
+            ending = "a success that was undone" if item.is_undone else "a success" if item.is_success else "no success"
+            about = {"goal": item.goal, "action": item.action, "ending": ending}
+            outcome = outcome_of(score.value, str(score.status), item, record.claim)
+        else:
+            snapshots, size_px, progress, truth = record.segment.snapshots, PAIR_PX, record.progress, record.progress
+            about = {"goal": goal, "action": "", "ending": ""}
+            outcome = nearness(score.value, str(score.status), record.progress)
+        row = {
+            ENV_STEPS: record.env_step,
+            "frames": [encode_png(frame) for frame in draw(spread(snapshots, MAX_FRAMES), size_px)],
+            "truth": round(truth, 4),
+            "progress": round(progress, 4),
+            "outcome": outcome,
+            "score": score.value,
+            "text": score.text,
+            "judge": score.stamp.judge,
+            "prompt": score.stamp.prompt,
+        }
+        rows.append(row | about)
+    return rows
+
+
+def nearness(value: float | None, status: str, progress: float) -> str:
+    """What became of a score of progress, as a key of `pages.SCORE_COLOURS`."""
+    if value is None:
+        return status
+    if abs(value - progress) <= NEAR:
+        return "near the truth"
+    return "above the truth" if value > progress else "below the truth"
+
+
+def outcome_of(value: float | None, status: str, item: ScoringItem, claim: float) -> str:
+    """What became of a score that claims a success from `claim` on, as a key of `pages.SCORE_COLOURS`."""
+    if value is None:
+        return status
+    if item.is_undone:
+        return "success, undone at the end"
+    if value >= claim:
+        return "true positive" if item.is_success else "false positive"
+    return "false negative" if item.is_success else "true negative"
+
+
+def encode_png(image: NDArray[np.uint8]) -> str:
+    """An image [H, W, 3] as base64 of a PNG."""
+    data = BytesIO()
+    Image.fromarray(image).save(data, format="png", optimize=True)
+    return base64.b64encode(data.getvalue()).decode()
+
+
+def _some(records: Sequence[T]) -> Iterator[T]:
+    """`NUM_EXAMPLES` of the records, evenly spread over them."""
+    places = np.linspace(0, len(records) - 1, NUM_EXAMPLES).astype(int).tolist() if records else ()
+    yield from (records[place] for place in sorted(set(places)))
+
+
+def _time(timestamp: float) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,284 @@
+"""A run's configuration as YAML text and back; unknown keys and wrong types are errors that name the place."""
+
+import ast
+import contextlib
+import dataclasses
+import difflib
+import functools
+import inspect
+import itertools
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from rlvlm.core.console.boxes import expand_home
+from rlvlm.core.errors import UsageError
+from rlvlm.core.yaml_text import read_yaml
+
+T = TypeVar("T")
+_CHOICE = "choice"
+"""Class variable of the members of a union of configs; stands in YAML before the member's own fields."""
+
+
+def to_yaml(config: Any) -> str:
+    """The YAML text of a config tree, in the order of its fields; `from_yaml` gives an equal tree back."""
+    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=110)
+
+
+def commented(text: str, config: Any) -> str:
+    """The YAML text of a config tree with the first sentence about each setting behind it, for readers."""
+    lines: list[str] = []
+    place: list[str] = []
+    for line in text.splitlines():
+        key = re.match(r"( *)(\w+):", line)
+        if key:
+            place = [*place[: len(key[1]) // 2], key[2]]
+            owner = config
+            for name in place[:-1]:
+                owner = getattr(owner, name, None)
+            about = _field_docs(type(owner)).get(place[-1], "") if dataclasses.is_dataclass(owner) else ""
+            line += f"  # {about}" if about else ""
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+@functools.cache
+def _field_docs(kind: type) -> dict[str, str]:
+    """The first sentence of the docstring below each field of a config, its bases' included."""
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
+        assert isinstance(body, ast.ClassDef), "what a config is"
+        for field, following in itertools.pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(following, ast.Expr):
+                text = ast.literal_eval(following.value) if isinstance(following.value, ast.Constant) else ""
+                first = re.match(r".*?(?<!e\.g)\.(?=\s|$)", " ".join(str(text).split()))
+                found[ast.unparse(field.target)] = first[0].rstrip(".") if first else ""
+    return found
+
+
+def from_yaml(kind: type[T], text: str, name: str = "the configuration") -> T:
+    """The config tree that `to_yaml` wrote. Fields that the text leaves out take their defaults.
+
+    Args:
+        kind: the config.
+        text: YAML.
+        name: of the file, for messages about what is not YAML.
+
+    Raises:
+        UsageError: not YAML, an unknown key, a value of the wrong type, or one that the config refuses.
+    """
+    return _read(kind, read_yaml(text, name), "")
+
+
+def read_settings(kind: type[T], tree: Any) -> T:
+    """The config of `kind` that a tree of YAML values stands for. Fields that it leaves out take their defaults.
+
+    Raises:
+        UsageError: an unknown key, a value of the wrong type, or one that the config refuses.
+    """
+    return _read(kind, tree, "")
+
+
+def kind_of(config: Any) -> Any:
+    """The config's class, with each union of sections narrowed to the section that this one has: of another algorithm's
+    sections, neither the command line nor a YAML file shows anything. What is read as it goes through `as_config`.
+    """
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    narrowed = {
+        field.name: type(getattr(config, field.name))
+        for field in dataclasses.fields(config)
+        if any(map(dataclasses.is_dataclass, members := typing.get_args(hints[field.name])))
+        and not any(hasattr(_bare(member), _CHOICE) for member in members)
+    }
+    kind = type(config)
+    if not narrowed:
+        return kind
+    body = {name: dataclasses.field(default_factory=section) for name, section in narrowed.items()}
+    body |= {"__annotations__": narrowed, "__doc__": kind.__doc__, "__module__": kind.__module__}
+    return dataclasses.dataclass(frozen=True, kw_only=True)(type(kind.__name__, (kind,), body))
+
+
+def as_config(kind: type[T], narrowed: Any) -> T:
+    """What was read as `kind_of` a config, as an instance of the config's own class."""
+    return kind(**{field.name: getattr(narrowed, field.name) for field in dataclasses.fields(narrowed)})
+
+
+def read_like(config: T, tree: Any) -> T:
+    """The config that a tree of YAML values stands for, which has the same sections as `config`; defaults and errors as
+    of `read_settings`.
+    """
+    return as_config(type(config), _read(kind_of(config), tree, ""))
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """The leaves of a config tree as YAML would hold them, by dotted name, e.g. `reward.teacher`."""
+    return _flat(_plain(config), "")
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+    """What became of the settings that differ, e.g. `0.0001, before 0.0002`, by dotted name.
+
+    Args:
+        before: as `flat` gave them. One that only `after` knows is of a newer rlvlm, and no difference.
+        after: likewise.
+    """
+    changed = {}
+    for name in [*after, *(name for name in before if name not in after)]:
+        old, new = (repr(tree[name]) if name in tree else "unset" for tree in (before, after))
+        if name in before and old != new:
+            changed[name] = f"{new}, before {old}"
+    return changed
+
+
+def override(config: T, settings: Mapping[str, Any]) -> T:
+    """A copy of a config tree with some leaves set anew; all rules are checked on the result.
+
+    Args:
+        config: the tree.
+        settings: values as YAML would give them, by dotted name.
+
+    Raises:
+        UsageError: a name that the tree does not have, a value of the wrong type, or one that the config refuses.
+    """
+    tree = _plain(config)
+    for name, value in settings.items():
+        if name.split(".")[-1] == _CHOICE:  # the other settings may be fields of the new member
+            _choose(config, tree, name, value)
+    known = _flat(tree, "")
+    for name, value in settings.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise UsageError(f"unknown setting {name}", f"did you mean {near[0]}?" if near else "see --print-config")
+        *groups, leaf = name.split(".")
+        branch = tree
+        for group in groups:
+            branch = branch[group]
+        branch[leaf] = value
+    return read_like(config, tree)
+
+
+def _choose(config: Any, tree: dict[str, Any], name: str, value: Any) -> None:
+    """Puts another member of a union, with its defaults, into the `tree` of `config`; nothing else is checked yet."""
+    *groups, union, _ = name.split(".")
+    for group in groups:
+        config, tree = getattr(config, group, None), tree.get(group, {})
+    if isinstance(tree.get(union), dict) and tree[union].get(_CHOICE, value) != value:
+        hints = typing.get_type_hints(type(config), include_extras=True)
+        tree[union] = _plain(_read(hints[union], {_CHOICE: value}, name.removesuffix(f".{_CHOICE}")))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+    return leaves
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        choice = {_CHOICE: getattr(value, _CHOICE)} if hasattr(value, _CHOICE) else {}
+        return choice | {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _read(kind: Any, value: Any, place: str) -> Any:
+    """`value` as `kind`: a dataclass, one of its field types, or a union, tuple or mapping of those."""
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind):
+        return _read_dataclass(typing.cast(type, kind), value, place)
+    origin, members = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _read(members[0], value, place)
+    if origin is Literal:
+        return _checked(value in members, value, place, f"one of {', '.join(map(str, members))}")
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in members:
+            return None
+        if any(hasattr(_bare(member), _CHOICE) for member in members):
+            return _read_choice([_bare(member) for member in members], value, place)
+        return _read_any([member for member in members if member is not type(None)], value, place)
+    if origin is tuple:
+        _checked(isinstance(value, list), value, place, "a list")
+        return tuple(_read(members[0], item, f"{place}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        _checked(isinstance(value, Mapping), value, place, "a mapping")
+        return {str(key): _read(members[1], item, f"{place}.{key}") for key, item in value.items()}
+    return _read_leaf(kind, value, place)
+
+
+def _read_any(members: list[Any], value: Any, place: str) -> Any:
+    """`value` as the first member of a union of plain types that takes it; else what the first one says."""
+    try:
+        return _read(members[0], value, place)
+    except UsageError:
+        for member in members[1:]:
+            with contextlib.suppress(UsageError):
+                return _read(member, value, place)
+        raise
+
+
+def _bare(kind: Any) -> Any:
+    """A type without its annotations."""
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+
+
+def _read_choice(members: list[type], value: Any, place: str) -> Any:
+    """The member of a union of dataclasses that the value's `choice` names; its other keys are the member's own."""
+    _checked(isinstance(value, Mapping), value, place, "a mapping")
+    known = {getattr(member, _CHOICE): member for member in members}
+    chosen = value.get(_CHOICE)
+    _checked(isinstance(chosen, str) and chosen in known, chosen, f"{place}.{_CHOICE}", f"one of {', '.join(known)}")
+    return _read_dataclass(known[chosen], {key: item for key, item in value.items() if key != _CHOICE}, place)
+
+
+def _read_leaf(kind: Any, value: Any, place: str) -> Any:
+    if isinstance(value, str):
+        value = expand_home(value)
+    if kind is Path:
+        return Path(_checked(isinstance(value, str), value, place, "a path"))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return _checked(type(value) is kind, value, place, f"of type {kind.__name__}")
+
+
+def _read_dataclass(kind: type, value: Any, place: str) -> Any:
+    _checked(isinstance(value, Mapping), value, place or "the configuration", "a mapping")
+    hints = typing.get_type_hints(kind, include_extras=True)
+    names = [field.name for field in dataclasses.fields(kind)]
+    prefix = f"{place}." if place else ""
+    for key in value:
+        if key not in names:
+            near = difflib.get_close_matches(str(key), names, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(names)}"
+            raise UsageError(f"unknown key {prefix}{key}", hint)
+    missing = [f.name for f in dataclasses.fields(kind) if f.name not in value and _is_required(f)]
+    if missing:
+        raise UsageError(f"the configuration lacks {prefix}{missing[0]}", f"add {prefix}{missing[0]}")
+    try:
+        return kind(**{key: _read(hints[key], item, f"{prefix}{key}") for key, item in value.items()})
+    except ValueError as error:
+        raise UsageError(str(error), "correct the value") from error
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _checked(is_right: bool, value: Any, place: str, wanted: str) -> Any:
+    if not is_right:
+        raise UsageError(f"{place} must be {wanted}, got {value!r}", "correct the value")
+    return value

@@ -1,0 +1,342 @@
+"""What a run comes down to: `summary.json`, the card `README.md`, and all that is written at its end."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlvlm.algorithms.evaluation import PlayedEpisode
+from rlvlm.core import metrics
+from rlvlm.core.disk import write_whole
+from rlvlm.core.judging import Status
+from rlvlm.judges.agreement import wilson_interval
+from rlvlm.runs.checkpoints import RunState
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.plots import write_plots
+from rlvlm.runs.records import Draw
+from rlvlm.runs.scores import DECODINGS
+from rlvlm.runs.video import write_video
+
+FINAL_EVALUATIONS = 3
+"""The final success rate is the mean of this many last evaluations."""
+
+
+def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason: str) -> dict[str, Any]:
+    """What `summary.json` says.
+
+    Args:
+        folder: the run, with its tables complete up to `state`.
+        config: its configuration.
+        state: where it stopped.
+        exit_reason: `done`, or why it stopped earlier.
+
+    Returns:
+        Rates in [0, 1], None where nothing was measured; seconds; MiB; counts. `success` is the headline everywhere:
+        the share of the last evaluation's episodes that end in success; the others say in their names what they count.
+    """
+    evaluations = folder.evaluations.read()
+    trained = [row for row in evaluations if int(row["step"])]
+    success = [float(row["success_rate"]) for row in trained]
+    returns = [float(row["episode_return"]) for row in trained]
+    at_end = [float(row["success_at_end"]) for row in trained[-FINAL_EVALUATIONS:] if row.get("success_at_end")]
+    return {
+        "task": config.task,
+        "seed": config.seed,
+        "reward": config.reward_name,
+        "exit_reason": exit_reason,
+        "success": float(trained[-1].get("success_at_end") or success[-1]) if trained else None,
+        "final_success_rate": _mean(success[-FINAL_EVALUATIONS:]),
+        "final_success_at_end": _mean(at_end),
+        "best_success_rate": max((float(row["success_rate"]) for row in evaluations), default=None),
+        "final_episode_return": _mean(returns[-FINAL_EVALUATIONS:]),
+        "evaluations": len(trained),
+        "env_steps": state.env_steps,
+        "wall_s": round(state.wall_s, 1),
+        "steps_per_s": round(state.env_steps / state.wall_s, 1) if state.wall_s else None,
+        "peak_rss_mb": round(state.peak_rss_mb),
+        **({"changes": list(state.changes)} if state.changes else {}),
+        **summarise_answers(folder),
+        **({"decodings": shares} if (shares := summarise_decodings(evaluations)) else {}),
+        **({"judge": watched} if (watched := summarise_judge(folder)) else {}),
+        **({"learned_reward": trust} if (trust := summarise_trust(folder)) else {}),
+    }
+
+
+def summarise_decodings(evaluations: Sequence[dict[str, str]]) -> dict[str, dict[str, float]]:
+    """Success of greedy and of sampled play, before training and at its end; empty where play is not sampled.
+
+    Args:
+        evaluations: rows of `eval.csv`; that of step 0 was measured before training.
+
+    Returns:
+        By `before training` and `at the end`: the columns of `DECODINGS`, and the number of episodes of each decoding.
+    """
+    if not evaluations or not evaluations[-1]["sampled_success_rate"]:
+        return {}
+    first, last = evaluations[0], evaluations[-1]
+    chosen = ({} if int(first["step"]) else {"before training": first}) | {"at the end": last}
+    wanted = [name for pair in DECODINGS.values() for name in pair if last[name]]
+    return {
+        when: {name: float(row[name]) for name in wanted} | {"episodes": int(row["episodes"])}
+        for when, row in chosen.items()
+    }
+
+
+def summarise_judge(folder: RunFolder) -> dict[str, float | int | None]:
+    """The newest figures of the monitor of a judge that rewards, and the step of its alarm; empty without one."""
+    figures: dict[str, float | int | None] = {}
+    rows = folder.metrics.read()
+    for row in rows:
+        figures |= {name: value for name, value in row.items() if name.startswith("judge/")}
+    if figures:
+        alarms = (int(row[metrics.ENV_STEPS]) for row in rows if row.get(metrics.JUDGE_ALARM))
+        figures["alarm_step"] = next(alarms, None)
+    return figures
+
+
+def summarise_trust(folder: RunFolder) -> dict[str, int | None]:
+    """Since which step the learned reward is in force, None where it never was, and how many answers it predicted by
+    then, or in all; empty where no reward was fitted.
+    """
+    fitted = [row for row in folder.metrics.read() if row.get(metrics.REWARD_IS_TRUSTED) is not None]
+    if not fitted:
+        return {}
+    trusted = next((row for row in fitted if row[metrics.REWARD_IS_TRUSTED]), None)
+    row = trusted or fitted[-1]
+    return {
+        "in_force_from_step": None if trusted is None else int(trusted[metrics.ENV_STEPS]),
+        "predicted": int(row.get(metrics.REWARD_NUM_FORETOLD, 0)),
+        "foretold_right": int(row.get(metrics.REWARD_NUM_FORETOLD_RIGHT, 0)),
+    }
+
+
+def summarise_answers(folder: RunFolder) -> dict[str, Any]:
+    """What `summarise_queries` says of a run's comparisons and scores, and how far the scores are from the truth."""
+    queries, rows = folder.queries.read(), folder.scores.read()
+    # a run that was interrupted may have logged the same answer again, from its store
+    scores = list({row["question"] or str(place): row for place, row in enumerate(rows)}.values())
+    return summarise_queries([*queries, *scores]) | {"score_error": score_error(scores)}
+
+
+def summarise_queries(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """Counts by status, and the share of right ones among the decided whose truth is known.
+
+    Args:
+        rows: of `vlm_query_log.csv` and `vlm_score_log.csv`; scores are neither right nor wrong.
+    """
+    by_status = Counter(row["status"] for row in rows)
+    judged = [row["correct"] == "1" for row in rows if row.get("correct")]
+    return {
+        "queries": len(rows),
+        "labels": {str(status): by_status[status] for status in Status},
+        "label_accuracy": _mean(judged),
+    }
+
+
+def score_error(rows: Sequence[dict[str, str]]) -> float | None:
+    """Mean distance of scores in [0, 1] from the true progress; None where nothing was scored.
+
+    Args:
+        rows: of `vlm_score_log.csv`.
+    """
+    return _mean([abs(float(row["vlm_score"]) - float(row["ground_truth_score"])) for row in rows if row["vlm_score"]])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(float(np.mean(values)), 4) if values else None
+
+
+_TITLES = {
+    "learning_curve.png": "Learning curve",
+    "vlm_accuracy.png": "Answers by difficulty",
+    "labels_over_time.png": "Answers over time",
+    "vlm_scores.png": "Scores against the truth",
+    "judge_over_training.png": "The judge against the truth over training",
+}
+
+_WATCHED = {
+    "failures that the judge calls successes": metrics.JUDGE_FALSE_POSITIVES,
+    "successes that it calls failures": metrics.JUDGE_FALSE_NEGATIVES,
+    "area under its curve": metrics.JUDGE_AUC,
+}
+"""Of the newest episodes."""
+_WHEN = {"before training": "at step 0, before training", "at the end": "at the last evaluation"}
+_PAGES = {
+    "judge_panel.html": "the judge's answers, with images",
+    "episodes.html": "episodes of the last evaluation, image by image",
+    "success_by_instruction.csv": "success of the last evaluation, instruction by instruction",
+}
+
+
+def run_card(  # one page, one argument per source of facts
+    config: RunConfig, summary: Mapping[str, Any], environment: Mapping[str, Any], command: str, files: list[str]
+) -> str:
+    """The card's Markdown.
+
+    Args:
+        config: of the run.
+        summary: as in `summary.json`.
+        environment: as in `environment.json`.
+        command: the command line that started it.
+        files: paths inside the folder that exist, for the links.
+    """
+    parts = [
+        f"# {config.task}, {summary['reward']}, seed {config.seed}",
+        _verdict(summary),
+        _decodings(summary.get("decodings") or {}),
+        _results(summary),
+        _images(files),
+        "## How it was made\n",
+        f"```\n{command}\n```\n",
+        _setting(config, environment, summary.get("changes") or []),
+        "Go on, if it was stopped: `rlvlm resume .`  Play the policy: `rlvlm eval . --video`\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _verdict(summary: Mapping[str, Any]) -> str:
+    end = "Finished" if summary["exit_reason"] == "done" else f"Stopped early ({summary['exit_reason']})"
+    rate = summary["success"]
+    success = "was not evaluated yet" if rate is None else f"ends {_percent(rate)} of episodes in success"
+    success += "" if rate is None else " (last evaluation)"
+    return f"\n{end} after {summary['env_steps']:,} env steps; the policy {success}.\n"
+
+
+def _decodings(measured: Mapping[str, Mapping[str, float]]) -> str:
+    """Greedy and sampled play before and after training, each share with what it may well be in brackets."""
+    if not measured:
+        return ""
+    episodes = int(next(iter(measured.values()))["episodes"])
+    lines = [f"| {episodes} episodes each | greedy | sampled |", "|---|---|---|"]
+    for what, names in DECODINGS.items():
+        for when, shares in measured.items():
+            if names[0] in shares:
+                cells = (_share(shares[name], episodes) for name in names)
+                lines.append(f"| {what}, {_WHEN[when]} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _share(share: float, count: int) -> str:
+    low, high = wilson_interval(round(share * count), count)
+    return f"{_percent(share)} ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def _results(summary: Mapping[str, Any]) -> str:
+    labels, count = summary["labels"], min(summary["evaluations"], FINAL_EVALUATIONS)
+    mean = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
+    rows = {
+        "success at the end of the episode, last evaluation": _percent(summary["success"]),
+        f"the same, {mean}": _percent(summary.get("final_success_at_end")),
+        f"success at any step, {mean}": _percent(summary["final_success_rate"]),
+        "success at any step, best evaluation": _percent(summary["best_success_rate"]),
+        "env steps": f"{summary['env_steps']:,}",
+        "wall time": f"{summary['wall_s'] / 60:.1f} min",
+        "peak memory, all processes": f"{summary['peak_rss_mb']:,} MiB",
+    }
+    if summary["queries"]:
+        rows["queries"] = f"{summary['queries']:,}"
+        rows["no preference / unreadable / no answer"] = " / ".join(
+            f"{labels[status]:,}" for status in ("no_preference", "invalid", "failed")
+        )
+        if summary["label_accuracy"] is not None:  # scores are neither right nor wrong, nor are ties of the truth
+            rows[f"right, of the {labels['ok']:,} that decide"] = _percent(summary["label_accuracy"])
+    if trust := summary.get("learned_reward"):
+        rows["learned reward"] = _trust(trust)
+    watched = summary.get("judge") or {}
+    if metrics.JUDGE_ALARM in watched:
+        since = watched.get("alarm_step")
+        rows["judge's alarm"] = "none" if since is None else f"from step {since:,}: failures are called successes"
+        for name, metric in _WATCHED.items():
+            if metric in watched:
+                rows[name] = f"{watched[metric]:.2f}" if metric == metrics.JUDGE_AUC else _percent(watched[metric])
+    if summary.get("score_error") is not None and metrics.JUDGE_ALARM not in watched:  # that one says who succeeded
+        rows["mean error of scores, of the whole scale"] = _percent(summary["score_error"])
+    return "| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+
+
+def _trust(trust: Mapping[str, int | None]) -> str:
+    since, count = trust["in_force_from_step"], trust["predicted"] or 0
+    share = f"{trust['foretold_right']:,} of {count:,} answers predicted" if count else "no answer was predicted"
+    if since is not None:
+        return f"used from step {since:,} on" + (f", {share} by then" if count else ", untested")
+    return f"not used, the agent explored: {share}, no better than chance"
+
+
+def _images(files: list[str]) -> str:
+    plots = [f"![{_TITLES[name]}](plots/{name})\n" for name in _TITLES if f"plots/{name}" in files]
+    videos = [f"- video: [{file}]({file})" for file in files if file.endswith(".mp4")]
+    links = "\n".join(videos + [f"- {text}: [{name}]({name})" for name, text in _PAGES.items() if name in files])
+    return "\n".join(plots) + (f"\n{links}\n" if links else "")
+
+
+def _setting(config: RunConfig, environment: Mapping[str, Any], changes: Sequence[str]) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
+    judge = f"- judge: {config.judge.backend} {config.judge.model}".rstrip()
+    judge += f", prompt {config.judge.prompt}, score {config.judge.score}\n"
+    if config.serve.app:
+        judge = f"- judge: Serve app {config.serve.app}\n"
+    return (
+        f"- commit {environment['commit'] or 'unknown'}; {packages}; Python {environment['python']}\n"
+        f"- {environment['cpu']}, {environment['cpu_cores']} cores; {', '.join(environment['gpus']) or 'no GPU'}\n"
+        f"{judge if config.asks_judge else ''}"
+        f"- every setting: [config.yaml](config.yaml); {config.env_name}\n"
+        + "".join(f"- changed on the way: {change}\n" for change in changes)
+    )
+
+
+def _percent(rate: float | None) -> str:
+    return "not measured" if rate is None else f"{100 * rate:.1f} %"
+
+
+NUM_VIDEOS = 2
+"""Episodes of the last evaluation that are filmed."""
+VIDEO_PX = 300
+
+
+def write_artifacts(
+    folder: RunFolder,
+    config: RunConfig,
+    state: RunState,
+    exit_reason: str,
+    films: Sequence[PlayedEpisode],
+    draw: Draw,
+    write_pages: Callable[[], None],
+) -> None:
+    """Writes summary, plots, videos, the pages and the run card.
+
+    Args:
+        folder: of the run.
+        config: of the run.
+        state: where it stopped.
+        exit_reason: `done`, or why it stopped earlier.
+        films: episodes to be filmed; empty when there is no time for it.
+        draw: makes the images, with even H and W.
+        write_pages: writes the judge's page and that of episodes.
+    """
+    summary = summarise(folder, config, state, exit_reason)
+    folder.write_summary(summary)
+    write_plots(folder, config.title)
+    write_videos(folder.videos, films, state.env_steps, draw)
+    write_pages()
+    files = sorted(str(file.relative_to(folder.path)) for file in folder.path.rglob("*") if file.is_file())
+    card = run_card(config, summary, folder.environment(), folder.command(), files)
+    write_whole(folder.card, card)
+
+
+def write_videos(folder: Path, episodes: Sequence[PlayedEpisode], env_steps: int, draw: Draw) -> list[Path]:
+    """Films episodes of the policy after `env_steps` into `folder`, and returns the files."""
+    files = []
+    for number, episode in enumerate(episodes, start=1):
+        is_learned = bool(np.isfinite(episode.learned_rewards).all())
+        rewards = episode.learned_rewards if is_learned else episode.env_rewards
+        lost = "success, undone at the end" if episode.is_success else "no success"
+        end = "success" if episode.ends_in_success else lost
+        title = f"step {env_steps:,}, {end}, {episode.reward_name if is_learned else 'true reward'}"
+        file = folder / f"step_{env_steps:08d}_episode_{number}.mp4"
+        bounds = episode.reward_range if is_learned else None
+        write_video(file, draw(episode.snapshots, VIDEO_PX), rewards, title, episode.progress, bounds)
+        files.append(file)
+    return files

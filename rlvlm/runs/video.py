@@ -1,0 +1,125 @@
+"""Evaluation episodes as mp4 with the trace of the reward, and pages of captioned episodes."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from rlvlm.core.disk import replacing
+from rlvlm.core.steps import FloatArray, Frames
+
+TRACE_PX = 124
+"""Height of the strip with the trace, in pixels."""
+MARGIN_PX = 10
+HEADER_PX, FOOTER_PX = 42, 22
+"""Above and below the trace, for words."""
+FPS = 30
+"""Images per second, at most; an episode of few steps is shown slowly enough for `LEAST_S`."""
+LEAST_S = 5.0
+"""Shortest video, in seconds."""
+PAPER, INK, FAINT, ACCENT = (250, 250, 248), (38, 70, 83), (200, 206, 208), (231, 111, 81)
+
+
+def write_video(
+    file: Path,
+    frames: Frames,
+    rewards: FloatArray,
+    title: str,
+    progress: FloatArray | None = None,
+    bounds: tuple[float, float] | None = None,
+) -> Path:
+    """Writes one episode as H.264 and returns the file; it appears whole or not at all.
+
+    Args:
+        file: to write, ending in `.mp4`.
+        frames: [T, H, W, 3] images, one per step; H and W even.
+        rewards: [T] the reward the agent saw at each step.
+        title: one line for the top of the strip.
+        progress: [T] the true progress in [0, 1], drawn beside the reward where it is known; None leaves it out.
+        bounds: rewards at the bottom and at the top of the strip; None: the episode's own.
+    """
+    return write_mp4(file, compose_frames(frames, rewards, title, progress, bounds))
+
+
+def write_mp4(file: Path, images: Sequence[NDArray[np.uint8]]) -> Path:
+    """Writes images as H.264 and returns the file; it appears whole or not at all.
+
+    Args:
+        file: to write.
+        images: T >= 1 images [H, W, 3], all of one size; H and W even.
+    """
+    fps = max(1, min(FPS, int(len(images) / LEAST_S)))
+    held = max(0, math.ceil(LEAST_S * fps) - len(images))  # of very short episodes the last image stays
+    with replacing(file) as partial, av.open(str(partial), "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=fps, options={"crf": "23", "preset": "veryfast"})
+        stream.height, stream.width = images[0].shape[:2]
+        stream.pix_fmt = "yuv420p"
+        stream.time_base = Fraction(1, fps)
+        for image in (*images, *[images[-1]] * held):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode())
+    return file
+
+
+def compose_frames(
+    frames: Frames,
+    rewards: FloatArray,
+    title: str,
+    progress: FloatArray | None = None,
+    bounds: tuple[float, float] | None = None,
+) -> list[NDArray[np.uint8]]:
+    """Each image with the strip under it: the whole trace faint, the past dark, the present marked.
+
+    Args:
+        frames: [T, H, W, 3].
+        rewards: [T].
+        title: one line.
+        progress: [T] or None.
+        bounds: rewards at the bottom and at the top of the strip; None: the episode's own.
+
+    Returns:
+        T images [H + TRACE_PX, W, 3].
+    """
+    width = frames.shape[2]
+    low, high = bounds or (float(np.min(rewards)), float(np.max(rewards)))
+    points = _trace_points(rewards, width, low, high)
+    small = ImageFont.load_default(size=11)
+    base = Image.new("RGB", (width, TRACE_PX), PAPER)
+    draw = ImageDraw.Draw(base)
+    draw.text((MARGIN_PX, 6), title, fill=INK, font=small)
+    _draw_line(draw, points, FAINT)
+    if bounds is not None:
+        draw.text((MARGIN_PX, TRACE_PX - 4), f"{low:g} to {high:g}", fill=INK, font=small, anchor="ls")
+    images = []
+    for step, frame in enumerate(frames):
+        strip = base.copy()
+        draw = ImageDraw.Draw(strip)
+        _draw_line(draw, points[: step + 1], INK)
+        x, y = points[step]
+        draw.line([(x, HEADER_PX), (x, TRACE_PX - FOOTER_PX)], fill=FAINT)
+        draw.ellipse([x - 4, y - 4, x + 4, y + 4], fill=ACCENT)
+        text = f"{rewards[step]:+.2f}"
+        draw.text((width - MARGIN_PX, 22), text, fill=ACCENT, font=small, anchor="ra")
+        if progress is not None and np.isfinite(progress[step]):
+            label = f"true progress {progress[step]:.0%}"
+            draw.text((width - MARGIN_PX, TRACE_PX - 4), label, fill=INK, font=small, anchor="rs")
+        images.append(np.concatenate([frame, np.asarray(strip)], axis=0))
+    return images
+
+
+def _trace_points(rewards: FloatArray, width: int, low: float, high: float) -> list[tuple[float, float]]:
+    """Pixel positions of the trace: time to the right, rewards upwards, `low` at the bottom and `high` at the top."""
+    span = high - low or 1.0
+    bottom, height = TRACE_PX - FOOTER_PX, TRACE_PX - FOOTER_PX - HEADER_PX
+    step = (width - 2 * MARGIN_PX) / max(len(rewards) - 1, 1)
+    return [(MARGIN_PX + i * step, bottom - (float(r) - low) / span * height) for i, r in enumerate(rewards)]
+
+
+def _draw_line(draw: ImageDraw.ImageDraw, points: list[tuple[float, float]], colour: tuple[int, int, int]) -> None:
+    if len(points) > 1:
+        draw.line(points, fill=colour, width=2, joint="curve")

@@ -1,1 +1,0 @@
-"""Runs of a vision-language-action policy: demonstrations, a supervised start, GRPO, evaluation."""

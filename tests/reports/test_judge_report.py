@@ -1,0 +1,142 @@
+"""Reports of runs and stores, as a user gets them."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlvlm.core.errors import UsageError
+from rlvlm.core.judging import Label, Query, Stamp, Status, Usage, Verdict
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.labels.records import Origin, Truth
+from rlvlm.labels.store import LabelStore
+from rlvlm.preferences.answers.measured import SHARES
+from rlvlm.preferences.config import THEIR_TASKS
+from rlvlm.reports.judge_answers import read_sources
+from rlvlm.reports.judge_figures import REFERENCE, decided_accuracy
+from rlvlm.reports.judge_report import report_judges
+from rlvlm.runs.records import query_row, truths_of
+from rlvlm.testing import FakeJudge
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+class Liar(FakeJudge):
+    """Always names the left side, in words that a page must not run."""
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(judge="liar <b>", revision="", prompt="two_stage/1", decoding="")
+
+    def compare(self, queries):
+        return [
+            Verdict(
+                status=Status.OK,
+                label=Label.LEFT,
+                stamp=self.stamp,
+                probabilities=(0.8, 0.1, 0.1),
+                text=EVIL,
+                latency_s=0.5,
+                usage=Usage(tokens_in=90, tokens_out=10, cost_usd=0.002),
+            )
+            for _ in queries
+        ]
+
+
+def fill(folder: Path, judge) -> None:
+    """Ten pairs of greys in both orders; the brighter is nearer to the goal."""
+    levels = np.random.default_rng(1).permutation(256)[:20].reshape(10, 2)
+    store = LabelStore(folder, Origin(run="r", task="drawer_open", seed=0))
+    queries = [
+        Query(
+            goal="brighten it",
+            left=np.full((1, 24, 24, 3), left, np.uint8),
+            right=np.full((1, 24, 24, 3), right, np.uint8),
+        )
+        for left, right in levels
+    ]
+    cached = CachedJudge(judge, store)
+    verdicts = cached.compare(queries)
+    cached.compare([Query(goal=query.goal, left=query.right, right=query.left) for query in queries])
+    store.add_truths(
+        Truth(question=verdict.question, progress=(left / 255, right / 255))
+        for verdict, (left, right) in zip(verdicts, levels, strict=True)
+    )
+
+
+@pytest.mark.slow
+def test_two_judges_in_a_store_are_compared(tmp_path, capsys):
+    fill(tmp_path / "s", FakeJudge())
+    fill(tmp_path / "s", Liar())
+    assert report_judges([tmp_path / "s"], tmp_path / "out") == 0
+    rows = {row["source"]: row for row in json.loads((tmp_path / "out" / "judge_report.json").read_text())}
+    honest, liar = rows["fake brightness/1"], rows["liar <b> two_stage/1"]
+    assert honest["answers"] == 20 and honest["accuracy"] == honest["swap_consistency"] == 1.0
+    assert liar["accuracy"] == 0.5 and liar["swap_consistency"] == 0.0 and liar["said_left"] == 1.0
+    assert liar["tokens_per_answer"] == 100 and liar["usd_per_1000_answers"] == pytest.approx(2.0)
+    assert liar["ece"] == pytest.approx(abs(0.8 / 0.9 - 0.5))
+    page = (tmp_path / "out" / "judge_report.html").read_text()
+    assert EVIL not in page and "<script" not in page and "liar <b>" not in page and "liar &lt;b&gt;" in page
+    assert page.count("<article>") == 6 and "default-src 'none'" in page
+    assert REFERENCE.split(",")[0] not in page  # theirs is named in the images, and in words
+    assert "reference" in page
+    images = {file.stem for file in (tmp_path / "out").glob("*.png")}
+    assert images == {"difficulty", "accuracy", "confusion", "calibration", "outcomes", "latency"}
+    with open(tmp_path / "out" / "judge_report.csv") as file:
+        bins = list(csv.DictReader(file))
+    assert len(bins) == 20 and sum(int(row["incorrect"]) for row in bins) == 10
+    assert "50.0 %" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_is_reported_from_its_log_alone(filled, tmp_path, capsys):
+    assert report_judges([filled.path], tmp_path / "out") == 0
+    (row,) = json.loads((tmp_path / "out" / "judge_report.json").read_text())
+    assert (row["answers"], row["correct"], row["incorrect"], row["truth_ties"]) == (12, 2, 2, 2)
+    assert (row["no_preference"], row["invalid"], row["failed"], row["accuracy"]) == (2, 2, 2, 0.5)
+    assert row["swap_consistency"] is None
+    page = (tmp_path / "out" / "judge_report.html").read_text()
+    assert "<script" not in page and "not in a store" in page
+
+
+def test_a_run_finds_its_images_and_prices_in_its_store(folder, make_records, tmp_path):
+    """The question's name in the log leads to the line in the store, and the truth goes the other way."""
+    from dataclasses import replace
+
+    store = LabelStore(folder.labels, Origin(run="run", task="drawer_open", seed=3))
+    frames = np.random.default_rng(0).integers(0, 256, (12, 1, 16, 16, 3), np.uint8)
+    verdicts = CachedJudge(Liar(), store).compare(
+        [Query(goal="open it", left=frames[2 * n], right=frames[2 * n + 1]) for n in range(6)]
+    )
+    records = [
+        replace(record, verdict=verdict, correct=None)
+        for record, verdict in zip(make_records(100, 0), verdicts, strict=True)
+    ]
+    folder.queries.append(map(query_row, records))
+    truths = list(truths_of(records))
+    store.add_truths(truths)
+    assert [truth.progress for truth in truths][:2] == [pytest.approx((0.9, 0.1)), pytest.approx((0.1, 0.9))]
+    assert list(truths_of(make_records(100, 0))) == []  # answers that no store keeps
+    (answers,) = read_sources([folder.path])
+    assert answers.cost_usd.tolist() == pytest.approx([0.002] * 6) and "liar" in answers.about
+    np.testing.assert_array_equal(answers.store.image(answers.images[3][1]), frames[7][0])
+
+
+def test_what_cannot_be_reported_is_told(tmp_path, folder):
+    for paths, told in (
+        ([], "at least one"),
+        ([tmp_path / "nowhere"], "does not exist"),
+        ([folder.path], "no comparison"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            read_sources(paths)
+
+
+def test_the_figures_of_the_reference_are_whole():
+    assert len(SHARES) == 7
+    for shares in SHARES.values():
+        assert shares.shape == (10, 3) and np.abs(shares.sum(1) - 100).max() <= 3
+    assert decided_accuracy(SHARES["Drawer"])[9] == pytest.approx(100 * 80 / 99)
+    assert set(THEIR_TASKS.values()) == SHARES.keys()

@@ -1,0 +1,61 @@
+from rlvlm.core import metrics
+from rlvlm.rewards.config import RewardConfig
+from rlvlm.runs.checkpoints import RunState
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.summary import run_card, summarise
+
+
+def card(folder: RunFolder, config: RunConfig, reason: str, files: list[str]) -> str:
+    summary = summarise(folder, config, RunState(env_steps=4_000, wall_s=240.0, peak_rss_mb=1234.4), reason)
+    return run_card(config, summary, folder.environment(), folder.command(), files)
+
+
+def test_the_card_says_what_came_of_the_run_and_how_to_do_it_again(filled: RunFolder, config: RunConfig) -> None:
+    text = card(filled, config, "done", ["plots/learning_curve.png", "judge_panel.html", "videos/a.mp4"])
+    assert "# drawer_open, judge labels, image reward, seed 3" in text
+    assert "Finished after 4,000 env steps; the policy ends 90.0 % of episodes in success (last evaluation)" in text
+    assert "| no preference / unreadable / no answer | 2 / 2 / 2 |" in text
+    assert "rlvlm run drawer_open --seed 3" in text
+    assert "![Learning curve](plots/learning_curve.png)" in text and "vlm_accuracy.png" not in text
+    assert "[videos/a.mp4](videos/a.mp4)" in text and "judge_panel.html" in text
+    assert "- judge: pocket, prompt direct" in text
+
+
+def test_the_card_says_when_and_why_the_learned_reward_counted(filled: RunFolder, config: RunConfig) -> None:
+    assert "learned reward" not in card(filled, config, "done", []), "nothing was fitted"
+    names = (metrics.REWARD_IS_TRUSTED, metrics.REWARD_NUM_FORETOLD, metrics.REWARD_NUM_FORETOLD_RIGHT)
+    for step, numbers in ((5_000, (0, 50, 26)), (6_000, (1, 150, 112)), (7_000, (1, 250, 190))):
+        filled.metrics.append([{metrics.ENV_STEPS: step, **dict(zip(names, numbers, strict=True))}])
+        if step == 5_000:
+            unused = (
+                "| learned reward | not used, the agent explored: 26 of 50 answers predicted, no better than chance |"
+            )
+            assert unused in card(filled, config, "done", [])
+    text = card(filled, config, "done", [])
+    assert "| learned reward | used from step 6,000 on, 112 of 150 answers predicted by then |" in text
+
+
+def test_greedy_and_sampled_play_stand_beside_each_other_before_and_after(folder: RunFolder, config: RunConfig) -> None:
+    row = {"episode_return": 1.0, "final_progress": 1.0, "episodes": 200, "wall_s": 1.0}
+    start = {"step": 0, "success_rate": 1.0, "sampled_success_rate": 0.8}
+    end = {"step": 4_000, "success_rate": 1.0, "sampled_success_rate": 0.98}
+    folder.evaluations.append([row | start])
+    assert "success at the end of the episode, last evaluation | not measured" in card(folder, config, "SIGTERM", []), (
+        "only the start was measured"
+    )
+    assert "success at any step, best evaluation | 100.0 %" in card(folder, config, "SIGTERM", []), (
+        "its checkpoint is the best there is"
+    )
+    folder.evaluations.append([row | end])
+    text = card(folder, config, "done", [])
+    assert "| 200 episodes each | greedy | sampled |" in text and "return above 0" not in text
+    assert "| success, at step 0, before training | 100.0 % (98 to 100) | 80.0 % (74 to 85) |" in text
+    assert "| success, at the last evaluation | 100.0 % (98 to 100) | 98.0 % (95 to 99) |" in text
+
+
+def test_a_stopped_run_says_so_and_one_without_a_judge_names_none(folder: RunFolder) -> None:
+    config = RunConfig(task="drawer_open", reward=RewardConfig(source="environment"))
+    text = card(folder, config, "SIGTERM", ["episodes.html"])
+    assert "Stopped early (SIGTERM)" in text and "not evaluated yet" in text
+    assert "judge:" not in text and "queries" not in text and "(episodes.html)" in text

@@ -1,0 +1,119 @@
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from damaged import damage
+
+from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, save_tree
+from rlvlm.core.errors import MachineError
+from rlvlm.runs.checkpoints import CheckpointStore, RunState, newest_sound
+
+
+def state(step: int) -> RunState:
+    return RunState(env_steps=step, wall_s=step / 10, peak_rss_mb=100.0)
+
+
+def write(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "weights").write_text("w")
+
+
+def steps(store: CheckpointStore) -> list[int]:
+    return [checkpoint.state.env_steps for checkpoint in store.all()]
+
+
+def test_the_newest_are_kept_and_the_best_besides(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+    for step in (100, 200, 300, 400, 500):
+        store.save(state(step), write, is_best=step == 200)
+    assert steps(store) == [200, 400, 500]
+    assert (store.path / "last").resolve().name == "step_00000500"
+    best = store.best()
+    assert best is not None and best.state == state(200)
+    assert (best.algorithm / "weights").read_text() == "w"
+
+
+def test_a_failed_save_leaves_the_old_ones_and_no_trace(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+    store.save(state(100), write, is_best=True)
+
+    def fail(folder: Path) -> None:
+        write(folder)
+        raise MachineError("the disk is full")
+
+    with pytest.raises(MachineError):
+        store.save(state(200), fail, is_best=True)
+    assert steps(store) == [100]
+    assert sorted(file.name for file in store.path.iterdir()) == ["best", "last", "step_00000100"]
+
+
+def test_a_folder_that_a_kill_left_unfinished_is_no_checkpoint(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+    (store.path / ".step_00000100.partial" / "algorithm").mkdir(parents=True)
+    assert store.all() == [] and store.best() is None
+    store.save(state(100), write, is_best=False)
+    assert steps(store) == [100]
+
+
+def test_later_ones_are_discarded_and_last_moves_back(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep=3)
+    for step in (100, 200, 300):
+        store.save(state(step), write, is_best=step == 300)
+    store.discard_after(200)
+    assert steps(store) == [100, 200]
+    assert (store.path / "last").resolve().name == "step_00000200"
+    best = store.best()
+    assert best is not None and best.state.env_steps == 200
+
+
+def save_real(folder: Path) -> None:
+    weights = {"w": torch.arange(8.0)}
+    save_tree(folder, {"steps": 7, "replay": np.arange(64.0)}, PolicyFile(kind="squashed_gaussian", weights=weights))
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> CheckpointStore:
+    store = CheckpointStore(tmp_path / "checkpoints", keep=3)
+    for step in (100, 200, 300):
+        store.save(state(step), save_real, is_best=False)
+    return store
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.full)])
+def test_no_flipped_bit_goes_unseen_and_the_one_before_is_taken(three: CheckpointStore, count: int) -> None:
+    draws, newest = random.Random(0), three.all()[-1]
+    files = sorted(path for path in newest.path.rglob("*") if path.is_file())
+    assert len(files) == 7  # two manifests, run.json, and the algorithm's four
+    for number in range(count):
+        file = files[number % len(files)]
+        at, told = draws.randrange(file.stat().st_size), []
+        damage(file, at)
+        sound = newest_sound(three.newest_first(), told.append)
+        assert sound is not None and sound.step == 200 and len(told) == 1, (file.name, at)
+        damage(file, at)  # flipped back
+    assert newest_sound(three.newest_first()) == newest
+
+
+@pytest.mark.parametrize("name", ["run.json", "algorithm/manifest.json", "algorithm/arrays.npz"])
+def test_a_missing_file_is_seen_and_where_no_checkpoint_is_sound_that_is_said(
+    three: CheckpointStore, name: str
+) -> None:
+    for checkpoint in three.all():
+        (checkpoint.path / name).unlink()
+    with pytest.raises(CorruptCheckpoint, match="no checkpoint of the run is sound.*step_00000100"):
+        newest_sound(three.newest_first())
+
+
+def test_a_step_folder_of_before_there_were_manifests_of_it_is_taken(three: CheckpointStore) -> None:
+    newest = three.all()[-1]
+    (newest.path / "manifest.json").unlink()
+    assert newest_sound(three.newest_first()) == newest
+    damage(newest.algorithm / "state.json", at=5)
+    sound = newest_sound(three.newest_first())
+    assert sound is not None and sound.step == 200
+
+
+def test_where_there_is_none_yet_none_is_taken(tmp_path: Path) -> None:
+    assert newest_sound(CheckpointStore(tmp_path / "checkpoints", keep=3).newest_first()) is None

@@ -1,0 +1,61 @@
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from rlvlm.runs.guardian import sweep, users_of
+
+USER = "import sys, time; file = open(sys.argv[1], 'w'); print('open', flush=True); time.sleep(60)"
+
+
+def start_user(file: Path) -> subprocess.Popen[str]:
+    child = subprocess.Popen([sys.executable, "-c", USER, str(file)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline() == "open\n"
+    return child
+
+
+def test_a_sweep_ends_those_who_use_the_folder_and_nobody_else(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run2").mkdir()
+    user, spared = start_user(tmp_path / "run" / "a.log"), start_user(tmp_path / "run" / "b.log")
+    neighbour = start_user(tmp_path / "run2" / "c.log")
+    try:
+        assert sorted(users_of(tmp_path / "run")) == sorted((user.pid, spared.pid))
+        sweep(tmp_path / "run", spared=spared.pid)
+        assert user.wait(5) == -signal.SIGKILL
+        assert spared.poll() is None and neighbour.poll() is None
+        assert not (tmp_path / "run").exists() and (tmp_path / "run2").exists()
+    finally:
+        for child in (user, spared, neighbour):
+            child.kill()
+            child.communicate()
+
+
+GUARDED = """
+import os, subprocess, sys
+from pathlib import Path
+from rlvlm.runs.guardian import guarded_folder
+folder = Path(sys.argv[1])
+with guarded_folder(folder):
+    child = subprocess.Popen([sys.executable, '-c', sys.argv[3], str(folder / 'a.log')], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    print(child.pid, flush=True)
+    if sys.argv[2] == 'kill':
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_nothing_is_left_whether_a_run_ends_or_is_killed(tmp_path: Path) -> None:
+    import psutil
+
+    for end in ("kill", "leave"):
+        folder = tmp_path / end
+        folder.mkdir()
+        run = subprocess.run([sys.executable, "-c", GUARDED, str(folder), end, USER], stdout=subprocess.PIPE, text=True)
+        assert run.returncode == (-signal.SIGKILL if end == "kill" else 0)
+        left = [psutil.Process(int(run.stdout))] if psutil.pid_exists(int(run.stdout)) else []
+        _, alive = psutil.wait_procs(left, timeout=20)
+        assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+        guardians = [p for p in psutil.process_iter(["cmdline"]) if str(folder) in (p.info["cmdline"] or [])]
+        psutil.wait_procs(guardians, timeout=20)
+        assert not folder.exists()

@@ -1,0 +1,130 @@
+from collections.abc import Callable
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from rlvlm.preferences.records import ScoreRecord
+from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.plots import (
+    column,
+    draw_accuracy,
+    draw_learning_curve,
+    draw_scores,
+    draw_spent,
+    outcome,
+    write_plots,
+)
+from rlvlm.runs.records import score_row
+
+
+def rows_of(*gaps_and_ends: tuple[float, str, str]) -> list[dict[str, str]]:
+    return [
+        {"ground_truth_score_1": "0", "ground_truth_score_2": str(gap), "status": status, "correct": correct}
+        for gap, status, correct in gaps_and_ends
+    ]
+
+
+def test_every_answer_has_one_outcome() -> None:
+    ends = [("ok", "1"), ("ok", "0"), ("ok", ""), ("no_preference", ""), ("invalid", ""), ("failed", "")]
+    assert [outcome({"status": status, "correct": correct}) for status, correct in ends] == [
+        "correct",
+        "incorrect",
+        "truth ties",
+        "no preference",
+        "invalid",
+        "failed",
+    ]
+
+
+def test_bars_are_shares_of_their_difficulty_bin() -> None:
+    hard = [(0.05, "ok", "1"), (0.05, "ok", "0"), (0.0, "no_preference", ""), (0.01, "ok", "0")]
+    figure = draw_accuracy(rows_of(*hard, (1.0, "ok", "1")), "t")  # five, so that each difference is a bar of its own
+    bars = {container.get_label(): [bar.get_height() for bar in container] for container in figure.axes[0].containers}
+    plt.close(figure)
+    assert bars["correct"] == pytest.approx([0, 0, 50, 100])
+    assert bars["incorrect"] == pytest.approx([0, 100, 50, 0])
+    assert bars["no preference"] == pytest.approx([100, 0, 0, 0])
+
+
+def test_no_bar_of_difficulty_holds_much_more_than_a_tenth() -> None:
+    gaps = [(number / 1_000) ** 4 for number in range(1, 1_001)]  # more than half of them below a tenth of the widest
+    figure = draw_accuracy(rows_of(*((gap, "ok", "1") for gap in gaps)), "t")
+    counts = [bar.get_height() for bar in figure.axes[1].patches]
+    plt.close(figure)
+    assert len(counts) == 10 and max(counts) <= 101
+
+
+def test_an_empty_cell_is_no_number() -> None:
+    values = column([{"x": "1.5"}, {"x": ""}], "x")
+    assert values[0] == 1.5 and values[1] != values[1]
+
+
+@pytest.mark.slow
+def test_the_queries_so_far_end_at_all_of_them(filled: RunFolder) -> None:
+    axes = Figure().subplots()
+    draw_spent(axes, filled.queries.read(), last=4.0)
+    assert axes.get_title() == "Queries asked so far, 12 in all"
+    corners = np.concatenate([path.vertices for one in axes.collections for path in one.get_paths()])
+    assert corners[:, 1].max() == 12 and corners[corners[:, 1] == 12, 0].max() == 4.0, "up to the end of the run"
+
+
+def test_all_plots_are_written(filled: RunFolder) -> None:
+    files = write_plots(filled, "t")
+    assert [file.name for file in files] == ["learning_curve.png", "vlm_accuracy.png", "labels_over_time.png"]
+    for file in files:
+        with Image.open(file) as image:
+            assert min(image.size) > 300
+    assert sorted(file.name for file in filled.plots.iterdir()) == sorted(file.name for file in files)
+
+
+def test_a_policy_is_drawn_under_both_decodings_from_before_its_training_on() -> None:
+    row = {"episode_return": "1", "learned_return": "", "episodes": "50"}
+    evaluations = [
+        row | {"step": "0", "success_rate": "1", "sampled_success_rate": ".8", "strict_success_rate": "1"},
+        row | {"step": "900", "success_rate": "1", "sampled_success_rate": ".9", "strict_success_rate": "1"},
+    ]
+    for one, above in zip(evaluations, (".5", ".9"), strict=True):
+        one["sampled_strict_success_rate"] = above
+    rows = [{"env_steps": 0}, {"env_steps": 900, "train/episode_return": 0.5, "replies/invalid_share": 0.25}]
+    figure = draw_learning_curve(evaluations, [], rows, "t")
+    plt.close(figure)
+    success, returns, health = figure.axes
+    lines = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in success.get_lines()}
+    assert list(lines) == ["greedy", "sampled", "sampled, return above 0"], "what is equal is drawn once"
+    assert lines["sampled, return above 0"] == pytest.approx([50, 90])
+    assert [line.get_label() for line in returns.get_lines()] == ["evaluation", "training"]
+    assert np.asarray(health.get_lines()[0].get_ydata())[1] == 25
+    rows[1] |= {"replies/invalid_share": 0.0, "grpo/kept_groups": 1.0}
+    assert len(draw_learning_curve(evaluations, [], rows, "t").axes) == 2, "shares that are always none or all"
+
+
+def test_without_queries_there_is_the_curve_alone(filled: RunFolder) -> None:
+    filled.queries.path.unlink()
+    assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png"]
+
+
+def test_scores_have_a_plot_of_their_own(filled: RunFolder, make_scores: Callable[[int], list[ScoreRecord]]) -> None:
+    filled.queries.path.unlink()
+    filled.scores.append(map(score_row, make_scores(2_000), range(9)))
+    assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png", "vlm_scores.png"]
+    figure = draw_scores(filled.scores.read(), "t")
+    points, means = figure.axes[0].collections[0].get_offsets(), figure.axes[0].lines[1].get_xydata()
+    plt.close(figure)
+    np.testing.assert_allclose(points, [[0, 10], [50, 80], [90, 70]], atol=1e-4)
+    np.testing.assert_allclose(means, points)
+    assert {outcome(row) for row in filled.scores.read()} == {"scored", "invalid", "failed"}
+
+
+@pytest.mark.slow
+def test_unreadable_scores_alone_make_no_plot(
+    filled: RunFolder, make_scores: Callable[[int], list[ScoreRecord]]
+) -> None:
+    filled.scores.append(map(score_row, make_scores(2_000)[3:], range(9)))
+    assert "vlm_scores.png" not in [file.name for file in write_plots(filled, "t")]
+
+
+def test_without_anything_there_is_nothing(folder: RunFolder) -> None:
+    assert write_plots(folder, "t") == []

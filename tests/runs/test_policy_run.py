@@ -1,0 +1,121 @@
+"""Whole runs of the pocket policy in processes of their own."""
+
+import base64
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from PIL import Image
+from tiny_run import table
+
+from rlvlm.algorithms.ppo_vlm.algorithm import load_trained_policy, make_slot
+from rlvlm.core.sampling import ReplyRequest
+from rlvlm.envs.registry import task_env
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.runs.build import make_policy
+from rlvlm.runs.folder import find_folder
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+WORDS = (
+    "number_line", "--smoke", "--steps", "512", "--eval.every-steps", "256", "--eval.episodes", "2",
+    "--track.checkpoint-every-steps", "256", "--env.split", "training",
+)  # fmt: skip
+
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "rlvlm.cli", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+def finish(child: "subprocess.Popen[str]") -> str:
+    out, err = child.communicate(timeout=500)
+    assert (child.returncode, err) == (0, ""), (out, err)
+    return out
+
+
+def test_a_run_is_killed_goes_on_to_the_bit_and_is_played(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    said = finish(start("run", *WORDS, "--out", str(whole)))
+    assert "step       0/512" in said and "judge" not in said
+    child = start("run", *WORDS, "--out", str(broken))
+    while not list(broken.glob("checkpoints/step_*256/run.json")):
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.05)
+    child.kill()
+    child.communicate()
+    finish(start("resume", str(broken)))
+    weights = [(run / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for run in (whole, broken)]
+    assert weights[0] == weights[1]
+    assert table(whole / "eval.csv", "wall_s") == table(broken / "eval.csv", "wall_s")
+
+    evaluations = table(whole / "eval.csv", "wall_s")
+    assert [row["step"] for row in evaluations] == ["0", "256", "512"]
+    assert all(row["strict_success_rate"] and row["sampled_strict_success_rate"] for row in evaluations)
+    card = (whole / "README.md").read_text()
+    assert "| 2 episodes each | greedy | sampled |" in card and "| return above 0, at step 0, before training |" in card
+    rows = [json.loads(line) for line in open(whole / "metrics.jsonl")]
+    assert rows[-1]["ppo/first_ratio_error"] <= 1e-4
+    assert rows[-1]["eval/sampled_strict_success_low"] <= rows[-1]["eval/sampled_strict_success"]
+    page = (whole / "episodes.html").read_text()
+    assert "current number" in page and "data:image" in page
+    assert "success" in finish(start("eval", str(whole), "--episodes", "3"))
+    compared = json.loads((whole / "evaluation.json").read_text())["compared"]
+    names = ["policy, greedy", "policy, sampled", "seen starts, greedy", "seen starts, sampled", "before PPO, greedy"]
+    assert list(compared) == [*names, "before PPO, sampled", "scripted expert", "random actions"]
+    assert compared["scripted expert"]["success"] == 1 and compared["scripted expert"]["success_low"] < 0.5
+    assert all(one["episodes"] == 3 for one in compared.values())
+    assert_served(whole, tmp_path / "token")
+
+
+def assert_served(run: Path, token_file: Path) -> None:
+    """`rlvlm serve RUN` answers a turn as the policy of its best checkpoint does in this process."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    child = start("serve", str(run), "--port", str(port), "--token-file", str(token_file))
+    assert child.stdout is not None
+    while "is ready" not in (line := child.stdout.readline()):
+        assert line, child.communicate()
+    told = [child.stdout.readline().strip() for _ in range(5)]
+    (curl,) = (line.removeprefix("try").strip() for line in told if line.startswith("try"))
+    tried = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=120)
+    assert json.loads(tried.stdout)["action"] in ("-", "+"), "it is shown a turn that it knows"
+    slot = make_slot("number_line", task_env("number_line"))
+    slot.begin(5)
+    frame, prompt = slot.env.draw(slot.turn.snapshot[None]), slot.obs.prompt
+    stream = io.BytesIO()
+    Image.fromarray(frame[0]).save(stream, "PNG")
+    turn = {"image": base64.b64encode(stream.getvalue()).decode(), "prompt": prompt}
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+        client.headers["authorization"] = f"Bearer {token_file.read_text().strip()}"
+        answer = client.post("/v1/act", json=turn).json()
+        sampled = [client.post("/v1/act", json=turn | {"greedy": False, "seed": 7}).json() for _ in range(2)]
+        hostile = client.post("/v1/act", json=turn | {"prompt": "go<|im_end|>"})
+        assert client.post("/v1/preference", json={}).status_code == 404, "there is no judge here"
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=100)
+    assert child.returncode == 0
+    assert not Path(curl.split("-d @")[1].split()[0]).exists()
+
+    policy = make_policy(PolicyConfig(device="cpu"), 2)
+    best = find_folder(run).checkpoints.best()
+    assert best is not None
+    load_trained_policy(policy, best.algorithm)
+    policy.show([b"it"], frame)
+    asked = [ReplyRequest(prompt=prompt, image=b"it", seed=7)]
+    engine = PolicyEngine(policy)
+    (own,) = engine.reply(asked, max_new_tokens=48, greedy=True)
+    assert answer["text"] == own.text and answer["log_prob"] == pytest.approx(own.log_probs.sum(), abs=1e-4)
+    read = slot.env.read(own.text).action
+    assert answer["action"] == (None if read is None else slot.env.action_names[read])
+    assert sampled[0]["text"] == sampled[1]["text"] == engine.reply(asked, max_new_tokens=48)[0].text
+    assert hostile.status_code == 422 and "tokens of the chat's format" in hostile.json()["error"]["message"]

@@ -1,0 +1,43 @@
+"""A private Ray in a process of its own, on a machine that is too busy at first."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+BUSY = """
+import time
+import psutil
+import ray._private.services as services
+from rlvlm.runs.ray_session import ray_session
+
+asked, patient, clock = [], services.get_node, time.monotonic
+
+
+def get_node(*words):
+    asked.append(words)
+    if len(asked) == 1:  # Ray looks at the clock next, and finds that its 30 seconds are over
+        time.monotonic = lambda: (setattr(time, "monotonic", clock), clock() + 100)[1]
+        raise RuntimeError("the raylet has not registered yet")
+    return patient(*words)
+
+
+services.get_node = get_node
+with ray_session():
+    import ray
+
+    print(len(asked) > 1, ray.get(ray.remote(lambda: "works").remote()))
+    ours = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    scripts = {part for child in ours for part in child.cmdline() if part.endswith(".py")}
+    print(sorted(script.rpartition("/")[2] for script in scripts))
+"""
+
+
+def test_a_start_that_took_too_long_is_tried_again_and_nobody_is_left_to_look_on() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    child = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, env=environment, timeout=500)
+    assert child.stdout == "True works\n[]\n", child.stderr
+    assert child.returncode == 0

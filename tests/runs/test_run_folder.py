@@ -1,0 +1,150 @@
+import json
+import re
+import shutil
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from damaged import damage
+
+from rlvlm.core.errors import MachineError, UsageError
+from rlvlm.runs.checkpoints import RunState
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder import RunFolder, check_newest, create_folder, find_folder
+
+NOW = datetime(2026, 1, 2, 3, 4, 5)
+
+
+def test_a_new_folder_says_what_will_be_run(folder: RunFolder, config: RunConfig) -> None:
+    assert sorted(file.name for file in folder.path.iterdir()) == ["command.txt", "config.yaml", "environment.json"]
+    assert folder.command() == "rlvlm run drawer_open --seed 3"
+    assert folder.config() == config
+    environment = folder.environment()
+    assert environment["cpu_cores"] >= 1 and "ray" in environment["packages"]
+
+
+def test_without_out_the_name_is_task_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = [create_folder(RunConfig(task="drawer_open"), ["rlvlm"], NOW).path for _ in range(2)]
+    names = [str(path.relative_to(tmp_path)) for path in made]
+    assert names == ["runs/drawer_open/20260102-030405", "runs/drawer_open/20260102-030405-2"]
+
+
+def test_a_job_may_not_leave_its_run_where_ray_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "working_dir_files" / "_ray_pkg_029f88d5ecc55e1e"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    for out in (None, Path("run")):
+        with pytest.raises(UsageError, match="which Ray deletes") as told:
+            create_folder(RunConfig(task="drawer_open", out=out), ["rlvlm"], NOW)
+        assert "absolute path" in told.value.fix
+    assert list(copy.iterdir()) == []
+    assert create_folder(RunConfig(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], NOW).path.is_dir()
+
+
+def test_a_folder_that_moved_knows_where_it_is(folder: RunFolder, tmp_path: Path) -> None:
+    shutil.move(folder.path, tmp_path / "elsewhere")
+    assert find_folder(tmp_path / "elsewhere").config().out == tmp_path / "elsewhere"
+
+
+def test_a_used_folder_is_refused_with_the_way_on(folder: RunFolder, config: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="already holds a run") as caught:
+        create_folder(config, ["rlvlm"], NOW)
+    assert f"rlvlm resume {folder.path}" in caught.value.fix
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").touch()
+    with pytest.raises(UsageError, match="not empty"):
+        create_folder(replace(config, out=tmp_path / "other"), ["rlvlm"], NOW)
+    with pytest.raises(UsageError, match="is a file"):
+        create_folder(replace(config, out=tmp_path / "other" / "letter.txt"), ["rlvlm"], NOW)
+
+
+def test_a_full_disk_is_told_before_anything_is_made(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlvlm.runs.folder.BYTES_NEEDED", shutil.disk_usage(tmp_path).total + 1)
+    with pytest.raises(MachineError, match="MiB free, a run needs"):
+        create_folder(config, ["rlvlm"], NOW)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_removing_takes_the_parents_that_were_made_and_no_others(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    folder = create_folder(replace(config, out=tmp_path / "mine" / "a" / "b"), ["rlvlm"], NOW)
+    folder.remove()
+    assert list(tmp_path.iterdir()) == [tmp_path / "mine"] and list((tmp_path / "mine").iterdir()) == []
+    folder = create_folder(replace(config, out=tmp_path / "mine"), ["rlvlm"], NOW)
+    folder.remove()
+    assert (tmp_path / "mine").is_dir() and list((tmp_path / "mine").iterdir()) == []
+
+
+def save(folder: RunFolder, step: int) -> Path:
+    return folder.checkpoints.save(RunState(env_steps=step, wall_s=0.0, peak_rss_mb=0.0), Path.mkdir, is_best=False)
+
+
+def test_a_folder_in_which_something_was_paid_for_is_kept(folder: RunFolder) -> None:
+    assert not folder.has_begun()
+    folder.ledger.write_text("{}")
+    assert folder.has_begun()
+
+
+def test_a_run_is_found_from_any_path_in_it(filled: RunFolder, tmp_path: Path) -> None:
+    checkpoint = save(filled, 1_000)
+    for path in (
+        filled.path,
+        filled.path / "eval.csv",
+        checkpoint,
+        checkpoint / "run.json",
+        filled.checkpoints.path / "last",
+    ):
+        assert find_folder(path).path == filled.path
+    with pytest.raises(UsageError, match="does not exist"):
+        find_folder(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="not in a run's folder"):
+        find_folder(tmp_path)
+
+
+def test_only_the_newest_checkpoint_can_be_gone_on_from(filled: RunFolder) -> None:
+    older, newest = save(filled, 1_000), save(filled, 2_000)
+    for path in (filled.path, filled.path / "eval.csv", newest, newest / "run.json"):
+        check_newest(filled, path)
+    with pytest.raises(UsageError, match="not the newest"):
+        check_newest(filled, older / "run.json")
+    damage(newest / "run.json", at=20)
+    check_newest(filled, older / "run.json")
+
+
+def test_a_cut_takes_everything_back_to_one_step(filled: RunFolder) -> None:
+    for step in (1_000, 2_000, 3_000):
+        save(filled, step)
+    filled.write_summary({"exit_reason": "SIGTERM"})
+    filled.cut(2_000)
+    assert [row["step"] for row in filled.evaluations.read()] == ["1000", "2000"]
+    assert {row["env_step"] for row in filled.queries.read()} == {"1500"}
+    assert [row["env_steps"] for row in filled.metrics.read()] == [1_000, 2_000]
+    assert {row["env_steps"] for row in filled.samples.read()} == {1_500}
+    assert filled.checkpoints.all()[-1].state.env_steps == 2_000
+    assert filled.summary() == {}
+
+
+def test_two_processes_cannot_write_to_one_run(folder: RunFolder) -> None:
+    with folder.locked():
+        with pytest.raises(UsageError, match="another process"), folder.locked():
+            pass
+    with folder.locked():
+        pass
+
+
+def test_a_summary_is_replaced_whole(folder: RunFolder) -> None:
+    folder.write_summary({"a": 1})
+    folder.write_summary({"a": 2})
+    assert json.loads((folder.path / "summary.json").read_text()) == folder.summary() == {"a": 2}
+
+
+def test_a_config_that_cannot_be_read_is_named(folder: RunFolder) -> None:
+    file = folder.path / "config.yaml"
+    file.write_text(f"{file.read_text()}sede: 1\n")
+    with pytest.raises(UsageError, match=f"{re.escape(str(file))}: unknown key sede") as caught:
+        folder.config()
+    assert caught.value.fix == "did you mean seed?"

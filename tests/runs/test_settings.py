@@ -1,0 +1,104 @@
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from rlvlm.algorithms.grpo.config import ScoreConfig
+from rlvlm.core.errors import UsageError
+from rlvlm.envs.config import EnvConfig
+from rlvlm.runs.config import RunConfig, config_text, read_config_text
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import commented, differences, flat, from_yaml, override, to_yaml
+
+
+def test_a_file_written_by_hand_is_read() -> None:
+    config = read_config_text("task: drawer_open\nseed: 4\nenv:\n  start: random\nalgo:\n  hidden: [32, 16]\n")
+    assert (config.seed, config.env.start, config.algo.hidden) == (4, "random", (32, 16))
+    assert config.steps == RunConfig(task="drawer_open").steps
+
+
+def test_a_round_trip_changes_nothing() -> None:
+    config = RunConfig(task="drawer_open", out=Path("runs/x"), env=EnvConfig(start="random", num_envs=3))
+    assert read_config_text(config_text(config)) == config
+    assert read_config_text(config_text(replace(config, out=None))).out is None
+    for threshold in (0.25, "calibrated", None):
+        scores = ScoreConfig(source="judged", threshold=threshold)
+        assert from_yaml(ScoreConfig, to_yaml(scores)) == scores
+    with pytest.raises(UsageError, match="must be of type float"):
+        from_yaml(ScoreConfig, "{source: judged, threshold: guessed}")
+
+
+def test_differences_worked_by_hand() -> None:
+    """Of four settings and a choice one is as it was, one is another, one is gone, and one is of a newer rlvlm."""
+    before = {"seed": 1, "lr": 0.1, "loss.choice": "a", "loss.a_only": 2}
+    after = {"seed": 1, "lr": 0.2, "loss.choice": "a", "newer": 3}
+    assert differences(before, after) == {"lr": "0.2, before 0.1", "loss.a_only": "unset, before 2"}
+    assert differences({}, after) == {}, "a checkpoint that knows no settings"
+    assert differences(before, before) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "fix"),
+    [
+        ("task: t\nsede: 1", "unknown key sede", "did you mean seed?"),
+        ("task: t\nalgo: {batchsize: 1}", "unknown key algo.batchsize", "did you mean algo.batch_size?"),
+        ("task: t\nzzz: 1", "unknown key zzz", "known here: task"),
+        ("task: t\nseed: one", "seed must be of type int, got 'one'", ""),
+        ("task: t\nseed: true", "seed must be of type int, got True", ""),
+        ("task: t\nenv: {start: randm}", "env.start must be one of fixed, random", ""),
+        ("task: t\nalgo: {hidden: 5}", "algo.hidden must be a list", ""),
+        ("task: t\nalgo: {hidden: [a]}", r"algo.hidden\[0\] must be of type int", ""),
+        ("task: t\nalgo: 3", "algo must be a mapping", ""),
+        ("task: t\nsteps: 0", "steps must be >= 1, got 0", ""),
+        ("seed: 1", "lacks task", "add task"),
+        ("task: [", "not YAML", ""),
+        ("", "must be a mapping", ""),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, what: str, fix: str) -> None:
+    with pytest.raises(UsageError, match=what) as caught:
+        read_config_text(text)
+    assert fix in caught.value.fix
+
+
+@dataclass(frozen=True)
+class Walk:
+    choice: ClassVar[str] = "walk"
+    steps: int = 3
+
+
+@dataclass(frozen=True)
+class Ride:
+    choice: ClassVar[str] = "ride"
+    wheels: int = 2
+
+
+@dataclass(frozen=True)
+class Trip:
+    way: Walk | Ride = field(default_factory=Walk)
+    length: int = 1
+
+
+def test_a_member_of_a_union_comes_back_as_itself():
+    trip = Trip(way=Ride(wheels=4))
+    assert from_yaml(Trip, to_yaml(trip)) == trip
+    assert flat(trip) == {"way.choice": "ride", "way.wheels": 4, "length": 1}
+
+
+def test_another_member_brings_its_own_fields():
+    assert override(Trip(), {"way.choice": "ride", "way.wheels": 3, "length": 5}) == Trip(way=Ride(wheels=3), length=5)
+    assert override(Trip(way=Walk(steps=9)), {"way.choice": "walk"}) == Trip(way=Walk(steps=9))
+
+
+def test_a_member_that_does_not_exist_is_named():
+    with pytest.raises(UsageError, match="way.choice must be one of walk, ride, got 'swim'"):
+        from_yaml(Trip, "way: {choice: swim}")
+
+
+def test_what_is_printed_explains_each_setting_and_reads_back() -> None:
+    config = recipe("number_line")
+    text = commented(config_text(config), config)
+    assert "\nsteps: 10240  # Env steps of the run\n" in text
+    assert "    clip: 0.2  # Largest change of a token's ratio that is still rewarded, > 0\n" in text
+    assert read_config_text(text) == config

@@ -1,0 +1,238 @@
+"""A run of push_block from demonstrations to its pages; its config; and a run that was killed and goes on."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ray import serve
+from stub_judge import stub
+from tiny_run import table
+
+from rlvlm.algorithms.grpo.config import ScoreConfig, SFTConfig
+from rlvlm.core.errors import EXIT_PREEMPTED, JudgeUnavailable, UsageError
+from rlvlm.demonstrations.folder import create_folder
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import make_env
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.labels.store import LabelStore
+from rlvlm.policies.vla.build import build_policy
+from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.runs import build
+from rlvlm.runs.build import fallback_judge
+from rlvlm.runs.config import config_text, read_config_text
+from rlvlm.runs.preflight import check_before_run
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import override
+from rlvlm.runs.train import judge_session
+from rlvlm.serving.apps import start_judge
+from rlvlm.serving.config import PlacementConfig
+
+WORDS = (
+    "push_block --steps 6000 --seed 1 --sft.demonstrations 12 --sft.steps 40 --algo.groups 6 --algo.group-size 4 "
+    "--algo.rounds 1 --policy.pocket.hidden 32 --policy.pocket.image-px 16 --eval.every-steps 2000 --eval.episodes 4 "
+    "--track.checkpoint-every-steps 1000 --track.log-every-steps 1000"
+).split()
+
+
+def test_the_recipe_comes_back_from_its_text_and_can_be_cut_to_minutes() -> None:
+    whole = recipe("push_block")
+    assert read_config_text(config_text(whole)) == whole
+    small = whole.smoke()
+    assert small.steps <= 30_000 and small.sft.steps < whole.sft.steps and small.smoke() == small
+    assert small.steps // small.eval.every_steps >= 3
+
+
+def test_long_episodes_make_a_smoke_run_of_fewer() -> None:
+    short, long = recipe("push_block").smoke(), recipe("libero_object/alphabet soup").smoke()
+    assert (short.sft.demonstrations, long.sft.demonstrations) == (100, 14)  # 32 env steps are a seventh of 224
+    assert long.steps == 4_285 and long.algo.groups == 2 and long.steps // long.eval.every_steps >= 3
+
+
+def test_a_video_is_not_asked_about_as_a_turn() -> None:
+    judged = replace(recipe("push_block"), reward=ScoreConfig(source="judged"))
+    assert judged.asks_judge
+    with pytest.raises(ValueError, match="utility is that of one turn"):
+        replace(judged, judge=JudgeConfig(model="scorer", score="utility"))
+    biased = replace(judged, reward=ScoreConfig(source="judged", teacher="biased"))
+    assert not biased.asks_judge and biased.reward_name == "biased score of the video"
+
+
+def test_only_the_judge_that_learned_mirrored_images_is_shown_them() -> None:
+    for task, is_flipped in (("libero_10/4", True), ("libero_10", True), ("libero_object/0", False)):
+        config = recipe(task)
+        assert config.reward.flip_images == is_flipped
+
+
+def test_rounds_that_nobody_would_play_are_refused() -> None:
+    judged = replace(recipe("push_block"), reward=ScoreConfig(source="judged"))
+    assert judged.algo.rounds == 3
+    with pytest.raises(ValueError, match="algo.rounds 3 has no effect with reward.ahead"):
+        replace(judged, reward=replace(judged.reward, ahead=True))
+
+
+def test_scenes_for_a_policy_that_tells_no_ways_are_refused() -> None:
+    config = recipe("push_block")
+    assert not config.policy.pocket.ways
+    with pytest.raises(ValueError, match="sft.scenes 100 has no effect"):
+        replace(config, sft=replace(config.sft, scenes=100))
+
+
+def test_settings_that_nobody_would_heed_are_refused() -> None:
+    with pytest.raises(ValueError, match="goal has no effect"):
+        replace(recipe("push_block"), goal="eat the cake")
+    for odd in ({"false_positives": 0.5}, {"parts": 9}):
+        with pytest.raises(ValueError, match=f"{next(iter(odd))} goes with|have no effect unless source"):
+            ScoreConfig(**odd)
+    with pytest.raises(ValueError, match=r"in \[0, 1\), got 1.0"):
+        SFTConfig(p_perturb=1.0)
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = recipe("push_block")
+    world = make_env("push_block", config.env, 0)
+    scale = ActionScale(low=(-1.0,) * 7, high=(1.0,) * 7, scaled=(True,) * 7)
+    monkeypatch.setattr(build, "load_vla", lambda *_: (build_policy(config.policy, world), scale))
+    played_in: list[EnvConfig] = []
+
+    def remembered(task: str, env: EnvConfig, seed: int) -> Any:
+        played_in.append(env)
+        return make_env(task, env, seed)
+
+    monkeypatch.setattr(build, "make_env", remembered)
+    of_training = replace(config.env, plays_on=True)
+    players = build.open_players(replace(config, env=of_training), Path())
+    assert played_in == [config.env]
+    others = dict(players.others)
+    greedy, again, sampled = (one.play([5]) for one in (players.own, players.own, others.pop("policy, sampled")))
+    assert players.name == "policy, greedy" and not others
+    assert np.array_equal(greedy[0].snapshots, again[0].snapshots)
+    assert not np.array_equal(greedy[0].snapshots, sampled[0].snapshots)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(number: signal.Signals, tmp_path: Path) -> None:
+    words = [*WORDS, "--sft.demonstrations", "100000", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen([sys.executable, "-m", "rlvlm.run", *words], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    told = []
+    for line in process.stdout:
+        told.append(line)
+        if "demonstrations: 50 of 100000" in line:
+            process.send_signal(number)
+    assert process.wait(60) == EXIT_PREEMPTED
+    assert "before there was anything to save" in told[-1] and "rlvlm resume" in told[-1]
+    assert not list((tmp_path / "run").glob("checkpoints/step_*"))
+
+
+def has_scores_beyond_a_checkpoint(folder: Path) -> bool:
+    """Whether an episode was scored after the newest checkpoint, which a run that is killed now takes back."""
+    steps = [int(one.name.removeprefix("step_")) for one in folder.glob("checkpoints/step_*[0-9]")]
+    scores = folder / "vlm_score_log.csv"
+    return bool(steps) and scores.exists() and any(int(row["env_step"]) > max(steps) for row in table(scores))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    words = [*WORDS, "--reward.source", "judged", "--reward.teacher", "biased"]
+    assert run("rlvlm.run", *words, "--out", str(whole)).returncode == 0
+    for name in (
+        "episodes.html",
+        "success_by_instruction.csv",
+        "summary.json",
+        "README.md",
+        "plots/learning_curve.png",
+        "videos",
+    ):
+        assert (whole / name).exists(), name
+    rows, (last, *_) = table(whole / "success_by_instruction.csv"), table(whole / "eval.csv")[::-1]
+    assert sum(int(row["episodes"]) for row in rows) == 4
+    assert sum(int(row["successes"]) for row in rows) / 4 == float(last["success_rate"])
+    page = (whole / "episodes.html").read_text()
+    assert all(row["instruction"] in page for row in rows)
+    assert "32 steps, seed" in page, "env steps, not the images that are shown"
+    process = subprocess.Popen([sys.executable, "-m", "rlvlm.run", *words, "--out", str(killed)])
+    while process.poll() is None and not has_scores_beyond_a_checkpoint(killed):
+        try:
+            process.wait(0.1)
+        except subprocess.TimeoutExpired:
+            continue
+    process.kill()
+    process.wait()
+    assert run("rlvlm.cli", "resume", str(killed)).returncode == 0
+    assert table(whole / "eval.csv", "wall_s") == table(killed / "eval.csv", "wall_s")
+    scores = [table(one / "vlm_score_log.csv", "timestamp", "latency_s") for one in (whole, killed)]
+    assert scores[0] == scores[1] and scores[0], "what was scored after the checkpoint is not there twice"
+    weights = [(one / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for one in (whole, killed)]
+    assert weights[0] == weights[1]
+    evaluated = run("rlvlm.cli", "eval", str(killed), "--episodes", "3")
+    assert evaluated.returncode == 0 and "success" in evaluated.stdout
+    compared = json.loads((killed / "evaluation.json").read_text())["compared"]
+    assert {name: one["episodes"] for name, one in compared.items()} == {"policy, greedy": 3, "policy, sampled": 3}
+
+
+@pytest.mark.ray
+def test_a_last_resort_that_is_not_there_is_missed_at_the_start(local_ray: None) -> None:
+    make = fallback_judge("nothere")
+    assert make is not None and fallback_judge("") is None
+    with pytest.raises(JudgeUnavailable, match=r"reward\.fallback_judge.*nothere") as caught:
+        make()
+    assert "--reward.fallback-judge" in caught.value.fix
+
+
+def test_demonstrations_of_another_task_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    create_folder(tmp_path / "d", "libero_object/0", "chunks", chunks={})
+    config = recipe("push_block")
+    with pytest.raises(UsageError, match="demonstrations of libero_object/0, not of push_block"):
+        replace(config, sft=replace(config.sft, data=str(tmp_path / "d"))).check_files()
+
+
+def test_another_judge_than_the_pocket_ones_is_not_shown_their_frames_without_a_word() -> None:
+    judged = override(recipe("libero_object/8"), {"reward.source": "judged"})
+    attached = override(judged, {"serve.app": "robometer-4b"})
+    assert not judged.notes and "robometer-4b score" in attached.reward_name
+    assert "--reward.flip-images" in attached.notes[0]
+    assert override(judged, {"judge.backend": "openai", "judge.model": "some"}).notes == attached.notes
+    assert not override(attached, {"reward.num_frames": 8}).notes
+    elsewhere = override(recipe("push_block"), {"reward.source": "judged", "serve.app": "robometer-4b"})
+    assert not elsewhere.notes, "its images are not mirrored"
+
+
+@pytest.mark.ray
+def test_an_attached_pocket_judge_is_held_to_the_tasks_it_knows(local_ray: None, tmp_path: Path) -> None:
+    placement = PlacementConfig(num_cpus=0.1)
+    try:
+        with start_judge(JudgeConfig(), placement, "known", stub(name="pocket:video")) as running:
+
+            def attach(task: str) -> None:
+                config = override(recipe(task), {"reward.source": "judged", "serve.app": running.app})
+                check_before_run(config)  # who the app is cannot be known yet
+                with judge_session(config, lambda: LabelStore(tmp_path), tmp_path / "ledger") as make:
+                    assert make is not None
+
+            attach("libero_object/8")
+            with pytest.raises(UsageError, match=r"27 others alone; about libero_10/5"):
+                attach("libero_10/5")
+    finally:
+        serve.shutdown()
+
+
+@pytest.mark.parametrize("task", ["libero_goal/0", "libero_10/5"])
+def test_a_pocket_judge_is_not_asked_how_an_unknown_tasks_episodes_end(task: str) -> None:
+    config = recipe(task)
+    assert task not in config.judge_knows and config.judge_knows
+    known = recipe("libero_object/4")
+    assert known.task in known.judge_knows and "push_block" in recipe("push_block").judge_knows
