@@ -5,12 +5,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.serving.app_args import GatewayArgs, JudgeAppArgs, Part
 from rlvlm.serving.config import DEFAULT_PORT, LOOPBACK_NAMES, HttpConfig, PlacementConfig
 
 JUDGE_APP = "rlvlm.serving.deployments:judge_app"
@@ -18,43 +19,26 @@ GATEWAY_APP = "rlvlm.serving.ingress:gateway_app"
 MAX_FILE_BYTES = 100_000
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")  # holds for the dataclasses inside too
-
-
-class JudgeAppArgs(_Part):
-    """Arguments of `judge_app` in a Serve YAML file: the same fields as on the command line."""
-
-    judge: JudgeConfig = JudgeConfig()
-    placement: PlacementConfig = PlacementConfig()
-
-
-class GatewayArgs(_Part):
-    """Arguments of `gateway_app` in a Serve YAML file."""
-
-    http: HttpConfig = HttpConfig()
-
-
-class _JudgeApp(_Part):
+class _JudgeApp(Part):
     name: str
     route_prefix: None = None
     import_path: Literal["rlvlm.serving.deployments:judge_app"]
     args: JudgeAppArgs = JudgeAppArgs()
 
 
-class _GatewayApp(_Part):
+class _GatewayApp(Part):
     name: str
     route_prefix: str = "/"
     import_path: Literal["rlvlm.serving.ingress:gateway_app"]
     args: GatewayArgs = GatewayArgs()
 
 
-class _HttpOptions(_Part):
+class _HttpOptions(Part):
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
 
 
-class _Content(_Part):
+class _Content(Part):
     """All that a file may hold."""
 
     proxy_location: str = "HeadOnly"

@@ -12,7 +12,7 @@ from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
-from rlvlm.serving.app_file import JudgeAppArgs
+from rlvlm.serving.app_args import JudgeAppArgs
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.judge_replica import Builder, JudgeReplica
 from rlvlm.serving.policy_replica import PolicyBuilder, PolicyReplica, VllmPolicyReplica

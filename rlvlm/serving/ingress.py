@@ -39,7 +39,7 @@ from rlvlm.envs.replies import read_reply
 from rlvlm.judges.prompts import check_goal
 from rlvlm.judges.reading import parse_score
 from rlvlm.serving import messages as wire
-from rlvlm.serving.app_file import GatewayArgs
+from rlvlm.serving.app_args import GatewayArgs
 from rlvlm.serving.client import AsyncAppClient, AsyncJudge
 from rlvlm.serving.config import HttpConfig
 from rlvlm.serving.guard import Guard, make_token, read_token

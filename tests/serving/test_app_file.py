@@ -6,9 +6,8 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from rlvlm.core.errors import UsageError
+from rlvlm.serving.app_args import GatewayArgs, JudgeAppArgs
 from rlvlm.serving.app_file import GATEWAY_APP, JUDGE_APP, read_app_file
-from rlvlm.serving.deployments import JudgeAppArgs
-from rlvlm.serving.ingress import GatewayArgs
 
 SERVE_APPS = sorted((Path(__file__).parents[2] / "serve_apps").glob("*.yaml"))
 SMALL = f"""# About it.

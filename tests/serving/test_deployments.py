@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.serving.app_file import JudgeAppArgs
+from rlvlm.serving.app_args import JudgeAppArgs
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.deployments import bind_judge
 
