@@ -17,7 +17,7 @@ from rlvlm.runs.build import open_players
 from rlvlm.runs.checkpoints import Checkpoint, newest_sound
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.scores import evaluation_row
-from rlvlm.runs.summary import write_videos
+from rlvlm.runs.video import write_videos
 
 _MOST_SHOWN = 20
 """With more episodes than this no single one is listed."""

@@ -215,11 +215,11 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
         MachineError: the disk is full.
     """
     path = (config.out or default_path(config.task, started)).expanduser().absolute()
-    _check_stays(path)
-    _check_unused(path)
+    _check_place(path)
     check_disk(path, BYTES_NEEDED)
     folder = RunFolder(path, config.track.keep_checkpoints)
-    folder.first_made = _first_missing(path)
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    folder.first_made = missing[-1] if missing else None
     try:
         path.mkdir(parents=True, exist_ok=True)
         folder.checkpoints.discard_after(-1)  # of a run that had this path before, on scratch
@@ -281,14 +281,11 @@ def check_disk(path: Path, needed: int) -> None:
         raise MachineError(what, "free some space, or put the run elsewhere with --out DIR")
 
 
-def _check_stays(path: Path) -> None:
-    """Raises UsageError where `path` lies in the copy of a working folder that Ray makes for a job."""
+def _check_place(path: Path) -> None:
+    """Raises UsageError where `path` is in use, or lies in the copy of a working folder that Ray makes for a job."""
     if any(part.startswith(RAY_COPY) for part in path.parts):
         what = f"the run's folder would be in Ray's copy of the job's working folder, which Ray deletes: {path}"
         raise UsageError(what, "give --out an absolute path")
-
-
-def _check_unused(path: Path) -> None:
     if path.is_dir() and (path / "config.yaml").exists():
         fix = f"go on with it: rlvlm resume {shlex.quote(str(path))}  (or choose another --out)"
         raise UsageError(f"{path} already holds a run", fix)
@@ -296,11 +293,6 @@ def _check_unused(path: Path) -> None:
         raise UsageError(f"{path} is not empty", "choose a new or empty folder with --out")
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file", "choose a new or empty folder with --out")
-
-
-def _first_missing(path: Path) -> Path | None:
-    missing = [p for p in (path, *path.parents) if not p.exists()]
-    return missing[-1] if missing else None
 
 
 def default_path(task: str, started: datetime) -> Path:

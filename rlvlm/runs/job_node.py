@@ -79,7 +79,7 @@ def _head(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], None]
         address = ray.get_runtime_context().gcs_address
         write_whole(folder / "address", address)
         _wait(
-            lambda: _alive() >= arguments.nodes,
+            lambda: sum(node["Alive"] for node in ray.nodes()) >= arguments.nodes,
             arguments.wait_s,
             partial(_check_goes_on, folder),
             f"not all of the job's {arguments.nodes} nodes have joined Ray at {address}",
@@ -131,10 +131,6 @@ def _check_goes_on(folder: Path) -> None:
     """Raises MachineError when the job ended while its nodes were still coming together."""
     if not folder.is_dir():
         raise MachineError(f"the job ended: {folder} is gone")
-
-
-def _alive() -> int:
-    return sum(node["Alive"] for node in ray.nodes())
 
 
 def _wait(is_so: Callable[[], bool], longest_s: float, check: Callable[[], None], otherwise: str) -> None:

@@ -265,17 +265,17 @@ def _read_dataclass(kind: type, value: Any, place: str) -> Any:
             near = difflib.get_close_matches(str(key), names, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(names)}"
             raise UsageError(f"unknown key {prefix}{key}", hint)
-    missing = [f.name for f in dataclasses.fields(kind) if f.name not in value and _is_required(f)]
+    missing = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.name not in value and field.default is field.default_factory is dataclasses.MISSING
+    ]
     if missing:
-        raise UsageError(f"the configuration lacks {prefix}{missing[0]}", f"add {prefix}{missing[0]}")
+        raise UsageError(f"{prefix}{missing[0]} is missing", f"add {prefix}{missing[0]}")
     try:
         return kind(**{key: _read(hints[key], item, f"{prefix}{key}") for key, item in value.items()})
     except ValueError as error:
         raise UsageError(str(error), "correct the value") from error
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _checked(is_right: bool, value: Any, place: str, wanted: str) -> Any:

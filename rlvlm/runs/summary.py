@@ -1,24 +1,18 @@
-"""What a run comes down to: `summary.json`, the card `README.md`, and all that is written at its end."""
+"""What a run comes down to: the numbers of `summary.json`, and the card `README.md`."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlvlm.algorithms.evaluation import PlayedEpisode
 from rlvlm.core import metrics
-from rlvlm.core.disk import write_whole
 from rlvlm.core.judging import Status
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
-from rlvlm.runs.plots import write_plots
-from rlvlm.runs.records import Draw
 from rlvlm.runs.scores import DECODINGS
-from rlvlm.runs.video import write_video
 
 FINAL_EVALUATIONS = 3
 """The final success rate is the mean of this many last evaluations."""
@@ -289,54 +283,3 @@ def _setting(config: RunConfig, environment: Mapping[str, Any], changes: Sequenc
 
 def _percent(rate: float | None) -> str:
     return "not measured" if rate is None else f"{100 * rate:.1f} %"
-
-
-NUM_VIDEOS = 2
-"""Episodes of the last evaluation that are filmed."""
-VIDEO_PX = 300
-
-
-def write_artifacts(
-    folder: RunFolder,
-    config: RunConfig,
-    state: RunState,
-    exit_reason: str,
-    films: Sequence[PlayedEpisode],
-    draw: Draw,
-    write_pages: Callable[[], None],
-) -> None:
-    """Writes summary, plots, videos, the pages and the run card.
-
-    Args:
-        folder: of the run.
-        config: of the run.
-        state: where it stopped.
-        exit_reason: `done`, or why it stopped earlier.
-        films: episodes to be filmed; empty when there is no time for it.
-        draw: makes the images, with even H and W.
-        write_pages: writes the judge's page and that of episodes.
-    """
-    summary = summarise(folder, config, state, exit_reason)
-    folder.write_summary(summary)
-    write_plots(folder, config.title)
-    write_videos(folder.videos, films, state.env_steps, draw)
-    write_pages()
-    files = sorted(str(file.relative_to(folder.path)) for file in folder.path.rglob("*") if file.is_file())
-    card = run_card(config, summary, folder.environment(), folder.command(), files)
-    write_whole(folder.card, card)
-
-
-def write_videos(folder: Path, episodes: Sequence[PlayedEpisode], env_steps: int, draw: Draw) -> list[Path]:
-    """Films episodes of the policy after `env_steps` into `folder`, and returns the files."""
-    files = []
-    for number, episode in enumerate(episodes, start=1):
-        is_learned = bool(np.isfinite(episode.learned_rewards).all())
-        rewards = episode.learned_rewards if is_learned else episode.env_rewards
-        lost = "success, undone at the end" if episode.is_success else "no success"
-        end = "success" if episode.ends_in_success else lost
-        title = f"step {env_steps:,}, {end}, {episode.reward_name if is_learned else 'true reward'}"
-        file = folder / f"step_{env_steps:08d}_episode_{number}.mp4"
-        bounds = episode.reward_range if is_learned else None
-        write_video(file, draw(episode.snapshots, VIDEO_PX), rewards, title, episode.progress, bounds)
-        files.append(file)
-    return files

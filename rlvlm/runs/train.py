@@ -16,6 +16,7 @@ from rlvlm.core import metrics
 from rlvlm.core.console.panel import RunConsole
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
+from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, MachineError, NumericsError, RunError
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
@@ -26,19 +27,25 @@ from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, check_settings, label_store
 from rlvlm.runs.memory import MemoryWatch
 from rlvlm.runs.pages import write_judge_page
+from rlvlm.runs.plots import write_plots
 from rlvlm.runs.preflight import check_judge_knows
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.records import Recorder
 from rlvlm.runs.scores import DECODINGS, evaluation_rank, evaluation_row
 from rlvlm.runs.settings import differences, flat
-from rlvlm.runs.summary import NUM_VIDEOS, write_artifacts
+from rlvlm.runs.summary import run_card, summarise
 from rlvlm.runs.trackers import Trackers
+from rlvlm.runs.video import write_videos
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.monitoring import MeteredCache
 from rlvlm.vlms.config import ApiConfig
 
 SPEED_ROUNDS = 12
 """Rounds of training over which the speed shown is taken."""
+
+
+NUM_VIDEOS = 2
+"""Episodes of the last evaluation that are filmed."""
 
 
 class StoppedEarly(Exception):  # noqa: N818 - no error
@@ -152,7 +159,12 @@ class Training:
         Raises:
             MachineError, OSError: the disk refuses.
         """
-        self._folder.checkpoints.save(self.state, self._write_checkpoint, is_best)
+
+        def write(folder: Path) -> None:
+            self._algorithm.save_checkpoint(str(folder))
+            self._recorder.keep(self._algorithm.drain_records())  # of what was waited for to be saved
+
+        self._folder.checkpoints.save(self.state, write, is_best)
 
     def finish(self, exit_reason: str) -> None:
         """Writes summary, plots, videos and pages, and ends what counts along.
@@ -166,20 +178,17 @@ class Training:
             films = self._algorithm.rewarded(films)
         except JudgeUnavailable as error:
             self._console.line(f"the films show the true reward: {error}")
-        write_artifacts(
-            self._folder,
-            self._config,
-            self.state,
-            exit_reason,
-            films,
-            self._algorithm.draw,
-            self._write_pages,
-        )
+        folder, config, state = self._folder, self._config, self.state
+        summary = summarise(folder, config, state, exit_reason)
+        folder.write_summary(summary)
+        write_plots(folder, config.title)
+        write_videos(folder.videos, films, state.env_steps, self._algorithm.draw)
+        write_judge_page(folder, config)
+        write_episodes_page(folder, config, self._algorithm)
+        files = sorted(str(file.relative_to(folder.path)) for file in folder.path.rglob("*") if file.is_file())
+        card = run_card(config, summary, folder.environment(), folder.command(), files)
+        write_whole(folder.card, card)  # last, since it links to the others
         self._trackers.close()
-
-    def _write_pages(self) -> None:
-        write_judge_page(self._folder, self._config)
-        write_episodes_page(self._folder, self._config, self._algorithm)
 
     def _try_to_save(self, is_best: bool) -> None:
         """Saves a checkpoint. Should the disk refuse one, training goes on and the next is tried."""
@@ -217,10 +226,6 @@ class Training:
 
     def _crosses(self, period: int, before: int) -> bool:
         return self._algorithm.env_steps // period > before // period
-
-    def _write_checkpoint(self, folder: Path) -> None:
-        self._algorithm.save_checkpoint(str(folder))
-        self._recorder.keep(self._algorithm.drain_records())  # of what was waited for to be saved
 
 
 def _evaluation_metrics(row: dict[str, str]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Evaluation episodes as mp4 with the trace of the reward, and pages of captioned episodes."""
+"""Evaluation episodes as mp4: the scene above, below it the trace of the reward with a moving mark."""
 
 import math
 from collections.abc import Sequence
@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from rlvlm.algorithms.evaluation import PlayedEpisode
 from rlvlm.core.disk import replacing
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.runs.records import Draw
 
 TRACE_PX = 124
 """Height of the strip with the trace, in pixels."""
@@ -23,6 +25,26 @@ FPS = 30
 LEAST_S = 5.0
 """Shortest video, in seconds."""
 PAPER, INK, FAINT, ACCENT = (250, 250, 248), (38, 70, 83), (200, 206, 208), (231, 111, 81)
+
+
+VIDEO_PX = 300
+"""Side of the images."""
+
+
+def write_videos(folder: Path, episodes: Sequence[PlayedEpisode], env_steps: int, draw: Draw) -> list[Path]:
+    """Films episodes of the policy after `env_steps` into `folder`, and returns the files."""
+    files = []
+    for number, episode in enumerate(episodes, start=1):
+        is_learned = bool(np.isfinite(episode.learned_rewards).all())
+        rewards = episode.learned_rewards if is_learned else episode.env_rewards
+        lost = "success, undone at the end" if episode.is_success else "no success"
+        end = "success" if episode.ends_in_success else lost
+        title = f"step {env_steps:,}, {end}, {episode.reward_name if is_learned else 'true reward'}"
+        file = folder / f"step_{env_steps:08d}_episode_{number}.mp4"
+        bounds = episode.reward_range if is_learned else None
+        write_video(file, draw(episode.snapshots, VIDEO_PX), rewards, title, episode.progress, bounds)
+        files.append(file)
+    return files
 
 
 def write_video(

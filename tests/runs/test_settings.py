@@ -51,7 +51,7 @@ def test_differences_worked_by_hand() -> None:
         ("task: t\nalgo: {hidden: [a]}", r"algo.hidden\[0\] must be of type int", ""),
         ("task: t\nalgo: 3", "algo must be a mapping", ""),
         ("task: t\nsteps: 0", "steps must be >= 1, got 0", ""),
-        ("seed: 1", "lacks task", "add task"),
+        ("seed: 1", "task is missing", "add task"),
         ("task: [", "not YAML", ""),
         ("", "must be a mapping", ""),
     ],

@@ -37,7 +37,7 @@ def test_a_small_file_is_read() -> None:
         (SMALL + "task_settings: {soccer: {steps: 3}}", "not among the tasks", ""),
         (SMALL.replace("[0, 1]", "[1, 1]"), "seeds must name at least one, and none twice", ""),
         (SMALL.replace("  oracle:", "  a/b:"), "it names a folder", ""),
-        (SMALL.replace("title: Oracle, ", ""), "lacks sources.oracle.title", ""),
+        (SMALL.replace("title: Oracle, ", ""), "sources.oracle.title is missing", ""),
     ],
 )
 def test_what_is_wrong_is_named(text: str, what: str, fix: str) -> None:
