@@ -265,6 +265,8 @@ def _stamp(engine: Engine | AsyncEngine, config: JudgeConfig) -> Stamp:
         name, revision = name + (f"@{server}" if server else ""), config.revision
     else:
         traits = f" min_pixels={config.min_pixels} max_pixels={config.max_pixels} {engine.traits}"
+        if config.prompt == "two_stage" and not config.runs_elsewhere:
+            traits += " label=choice"  # held to the labels; answers from before that were free text
     sampling = f" top_p={TOP_P:g} seed={config.seed}" if config.temperature > 0 else ""
     return Stamp(
         judge=name,

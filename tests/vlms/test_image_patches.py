@@ -32,9 +32,9 @@ def test_one_grey_image_by_hand() -> None:
 def test_the_same_pixels_to_the_bit(processor) -> None:
     rng = np.random.default_rng(0)
     shapes = [(300, 300), (300, 300), (96, 96), (64, 200), (333, 77), (40, 40)]
-    images = [rng.integers(0, 256, (*shape, 3), np.uint8) for shape in shapes]
+    drawn = [rng.integers(0, 256, (*shape, 3), np.uint8) for shape in shapes]
     assert images.can_replace(processor)
-    made, wanted = images.process(images, processor), processor(images=images, return_tensors="pt")
+    made, wanted = images.process(drawn, processor), processor(images=drawn, return_tensors="pt")
     assert torch.equal(made["image_grid_thw"], wanted["image_grid_thw"])
     assert made["pixel_values"].dtype == wanted["pixel_values"].dtype
     assert torch.equal(made["pixel_values"], wanted["pixel_values"])

@@ -99,6 +99,17 @@ def test_sampling_repeats_with_the_seed_and_greedy_ignores_it(tiny_vlms):
     assert texts(seed=1) == texts(seed=2)
 
 
+def test_a_reply_with_choices_is_the_likeliest_of_them(tiny_vlms):
+    vlm = load_vlm(make_config(tiny_vlms["qwen3_vl"]))
+    model = TransformersEngine(vlm, make_config(tiny_vlms["qwen3_vl"]))
+    chats = [prompts.compare_messages("direct", query) for query in make_queries(3)]
+    likeliest = model.choice_log_p(chats, prompts.LABEL_TEXTS).argmax(axis=1)
+    replies = model.generate(chats, max_new_tokens=3, temperature=0.0, choices=prompts.LABEL_TEXTS)
+    assert [reply.text for reply in replies] == [prompts.LABEL_TEXTS[int(best)] for best in likeliest]
+    sampled = model.generate(chats, max_new_tokens=3, temperature=2.0, choices=prompts.LABEL_TEXTS)
+    assert {reply.text for reply in sampled} <= set(prompts.LABEL_TEXTS) and all(reply.is_whole for reply in sampled)
+
+
 def test_a_reply_torn_by_the_token_limit_loses_its_last_line(tiny_vlms):
     vlm = load_vlm(make_config(tiny_vlms["qwen3_vl"]))
     model = TransformersEngine(vlm, make_config(tiny_vlms["qwen3_vl"]))
