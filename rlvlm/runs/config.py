@@ -268,7 +268,7 @@ class RunConfig:
 
             open_folder(Path(self.sft.data).expanduser()).check_task(self.task)
         if self.feedback and self.feedback.measured:
-            from rlvlm.preferences.answers.measured import read_shares  # likewise
+            from rlvlm.preferences.teachers import read_shares  # likewise
 
             try:
                 read_shares(Path(self.feedback.measured))
