@@ -1,11 +1,11 @@
-"""Whichever library multiplies, products keep float32's precision, and outside nothing is changed."""
+"""Dense networks by hand: passes, parameter blocks, and products that keep float32's precision."""
 
 import pytest
 import torch
 from torch import nn
 
+from rlvlm.algorithms.sac_pebble import dense
 from rlvlm.algorithms.sac_pebble.dense import DenseStack, Layer, ParameterBlock, fast_products, flatten
-from rlvlm.algorithms.sac_pebble.update import products
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
 
@@ -188,11 +188,11 @@ CPUS = {
 def test_only_cpus_that_gain_change_and_only_inside(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     capabilities, inside = CPUS[cpu]
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    products._mkl_is_half_as_wide.cache_clear()
+    dense._mkl_is_half_as_wide.cache_clear()
     try:
         with pytest.raises(ZeroDivisionError), fast_products():
             assert torch.backends.mkldnn.matmul.fp32_precision == inside
             raise ZeroDivisionError
         assert torch.backends.mkldnn.matmul.fp32_precision == "none"
     finally:
-        products._mkl_is_half_as_wide.cache_clear()
+        dense._mkl_is_half_as_wide.cache_clear()
