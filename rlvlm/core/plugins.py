@@ -28,10 +28,12 @@ def load_object(reference: str, setting: str) -> Any:
     try:
         if module_name.endswith(".py"):
             path = Path(module_name).expanduser().resolve()
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec is not None and spec.loader is not None, "a .py file has a loader"
-            module = sys.modules.setdefault(path.stem, importlib.util.module_from_spec(spec))
-            spec.loader.exec_module(module)
+            module = sys.modules.get(path.stem)
+            if getattr(module, "__file__", None) != str(path):  # not loaded yet, or another file of that name
+                spec = importlib.util.spec_from_file_location(path.stem, path)
+                assert spec is not None and spec.loader is not None, "a .py file has a loader"
+                module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
         else:
             if (folder := str(Path.cwd())) not in sys.path:
                 sys.path.append(folder)

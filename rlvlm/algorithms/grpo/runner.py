@@ -65,7 +65,7 @@ class GroupRunner(BaseRunner):
 
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
-        self.env: ChunkEnv = make_env(config.task, config.env_settings, config.seed)
+        self.chunk_env: ChunkEnv = make_env(config.task, config.env_settings, config.seed)
         self._envs = self.chunk_env.many()
         self.begin()
         if worker_index > 0:
