@@ -33,7 +33,11 @@ def load_object(reference: str, setting: str) -> Any:
                 spec = importlib.util.spec_from_file_location(path.stem, path)
                 assert spec is not None and spec.loader is not None, "a .py file has a loader"
                 module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-                spec.loader.exec_module(module)
+                try:
+                    spec.loader.exec_module(module)
+                except BaseException:
+                    del sys.modules[path.stem]  # half a module would be found the next time
+                    raise
         else:
             if (folder := str(Path.cwd())) not in sys.path:
                 sys.path.append(folder)
