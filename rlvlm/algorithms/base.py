@@ -15,7 +15,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
@@ -481,6 +480,12 @@ class ManualLearner(TorchLearner):
         """
         raise RuntimeError(f"{type(self).__name__} is handed what it learns from; call `learn`")
 
+    def configure_torch(self, threads: int) -> None:
+        """Torch as this process needs it: `threads` CPU threads, and fresh memory left alone."""
+        torch.set_num_threads(threads)
+        # RLlib asks torch for determinism, which also writes NaN to all fresh memory, a replay's at once.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+
 
 def gpus_of_learner(device: str) -> int:
     """GPUs that RLlib is to give the learner of this process: 1 where `device` (auto, cpu or cuda) means one, else 0.
@@ -506,20 +511,6 @@ def quiet_rllib() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def configure_torch(threads: int) -> None:
-    """Torch as our learners want it in their process: `threads` CPU threads, and fresh memory left alone."""
-    torch.set_num_threads(threads)
-    # RLlib asks torch for determinism, which also writes NaN to all fresh memory, a replay's at once.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def only_learner(algorithm: Algorithm, threads: int) -> Any:
-    """The one learner that RLlib has built in this process, which will compute with `threads` CPU threads."""
-    configure_torch(threads)
-    learners: Any = algorithm.learner_group  # RLlib's types want a function of two
-    return next(iter(learners.foreach_learner(lambda learner: learner))).get()
-
-
 class Learners(Generic[Learner]):
     """All learners of an algorithm, as its own process sees them.
 
@@ -534,10 +525,10 @@ class Learners(Generic[Learner]):
         self.local: Learner | None = None
         """The one in this process; None where there are actors."""
         if self._group.is_local:
-            self.local = only_learner(algorithm, threads)
+            self.local = next(iter(self._group.foreach_learner(lambda learner: learner))).get()
         else:
             torch.set_num_threads(threads)
-            self._ask(_settle, threads=threads)
+        self.call_all("configure_torch", threads)
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         """What `method` returned to each learner, the first's first.
@@ -549,22 +540,20 @@ class Learners(Generic[Learner]):
         if self.local is not None:
             return [getattr(self.local, method)(*arguments)]
         sent = [ray.put(argument) for argument in arguments]  # once, however many learners read it
-        return self._ask(_call, method=method, arguments=sent)
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """What `method` returned to the first learner; all of them run it."""
-        return self.call_all(method, *arguments)[0]
-
-    def _ask(self, function: Callable[..., "_Answer"], **named: Any) -> list[Any]:
-        answers = [answer.get() for answer in self._group.foreach_learner(function, healthy_only=False, **named)]
-        if lost := [answer for answer in answers if not isinstance(answer, _Answer)]:
+        called = self._group.foreach_learner(_call, healthy_only=False, method=method, arguments=sent)
+        answers = [answer.get() for answer in called]
+        if lost := [answer for answer in answers if not isinstance(answer, tuple)]:
             raise MachineError(
                 f"{len(lost)} of {len(answers)} learners are gone: {type(lost[0]).__name__}",
                 "look for what ends them (memory?), then `rlvlm resume`",
             )
-        if raised := [answer for answer in answers if isinstance(answer.outcome, Exception)]:
-            raise min(raised, key=lambda answer: answer.time_s).outcome  # the others only missed this one in a sum
-        return [answer.outcome for answer in sorted(answers, key=lambda answer: answer.rank)]
+        if raised := [(time_s, outcome) for _, time_s, outcome in answers if isinstance(outcome, Exception)]:
+            raise min(raised, key=lambda one: one[0])[1]  # the others only missed this one in a sum
+        return [outcome for _, _, outcome in sorted(answers, key=lambda answer: answer[0])]
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What `method` returned to the first learner; all of them run it."""
+        return self.call_all(method, *arguments)[0]
 
 
 def check_learners(config: AlgorithmConfig, wanted: int, gpus_each: float, env_runners: int = 0) -> None:
@@ -653,23 +642,13 @@ def _are_several() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-def _rank() -> int:
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-
-
-def _settle(learner: Any, threads: int) -> "_Answer":
-    """Runs in a learner's actor, first of all."""
-    configure_torch(threads)
-    return _Answer(rank=_rank(), time_s=time.time(), outcome=None)
-
-
-def _call(learner: Any, method: str, arguments: Sequence[Any]) -> "_Answer":
-    """Runs in a learner's actor: what the method returned or raised.
+def _call(learner: Any, method: str, arguments: Sequence[Any]) -> tuple[int, float, Any]:
+    """Runs in a learner's actor: its rank, the wall clock's time at the end, and what the method returned or raised.
 
     Raised there, an exception would end the actor without saying why. The others may be waiting for this learner in the
     middle of a sum; without its process group they stop waiting.
     """
-    rank = _rank()
+    rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
     outcome: Any
     try:
         outcome = getattr(learner, method)(*ray.get(list(arguments)))
@@ -678,15 +657,4 @@ def _call(learner: Any, method: str, arguments: Sequence[Any]) -> "_Answer":
         outcome = error
         if distributed.is_initialized():
             distributed.destroy_process_group()
-    return _Answer(rank=rank, time_s=time.time(), outcome=outcome)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Answer:
-    """What became of a call to one learner."""
-
-    rank: int
-    time_s: float
-    """When it was over, by the wall clock."""
-    outcome: Any
-    """What was returned, or the exception."""
+    return rank, time.time(), outcome

@@ -21,7 +21,7 @@ import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from rlvlm.algorithms.base import BaseAlgorithm, BaseConfig, TrainingStats, Unset, gpus_of_learner, only_learner
+from rlvlm.algorithms.base import BaseAlgorithm, BaseConfig, Learners, TrainingStats, Unset, gpus_of_learner
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.evaluation import Evaluation, evaluate
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
@@ -111,7 +111,9 @@ class SACPebble(BaseAlgorithm):
             make_env(config.task, config.env_settings, config.seed).close()  # errors come once, not from every runner
         super().setup(config)
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
-        self._learner: SACLearner = only_learner(self, self.config.sac.threads)
+        learners: Learners[SACLearner] = Learners(self, self.config.sac.threads)
+        assert learners.local is not None, "`validate` wants it in this process"
+        self._learner = learners.local
         local: Any = self.env_runner_group.local_env_runner
         if local is None:
             self._runner_group = RemoteRunnerGroup(
