@@ -26,9 +26,9 @@ from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.store import LabelStore
-from rlvlm.preferences.answers.sessions import Answered, AsyncLabelling, Session, SyncLabelling
-from rlvlm.preferences.answers.teachers import JudgeTeacher
-from rlvlm.preferences.questions.queries import draw_pairs
+from rlvlm.preferences.loop import AsyncLabelling, Session, SyncLabelling
+from rlvlm.preferences.queries import draw_pairs
+from rlvlm.preferences.teachers import JudgeTeacher
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.recipes import recipe
 from rlvlm.serving.apps import start_judge
@@ -53,14 +53,14 @@ def sessions(found: list[Trajectory], size: int, rounds: int) -> list[Session]:
     ]
 
 
-def judge_s(answered: Answered) -> float:
+def judge_s(answered: Session) -> float:
     """Seconds in which the judge computed: one share per batch, told apart by their times."""
     return sum({verdict.latency_s for verdict in answered.answers})
 
 
-def hold_ahead(asking: AsyncLabelling, found: list[Trajectory], size: int, rounds: int) -> list[Answered]:
+def hold_ahead(asking: AsyncLabelling, found: list[Trajectory], size: int, rounds: int) -> list[Session]:
     """Holds `rounds` sessions with other work after each; two more at either end are left out."""
-    answered: list[Answered] = []
+    answered: list[Session] = []
     for session in sessions(found, size, rounds + 2):
         answered += asking.put(session)
         end = time.monotonic() + BUSY_S

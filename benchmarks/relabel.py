@@ -21,10 +21,9 @@ from rlvlm.algorithms.sac_pebble.replay import Replay
 from rlvlm.algorithms.sac_pebble.runner import StepEnvRunner
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env
-from rlvlm.preferences.answers.teachers import OracleTeacher
-from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
-from rlvlm.preferences.loop import FeedbackLoop
+from rlvlm.preferences.loop import FeedbackLoop, build_loop
+from rlvlm.preferences.teachers import OracleTeacher
 from rlvlm.rewards.config import RewardConfig
 
 ROWS, EPISODES, QUERIES = 200_000, 20, 200

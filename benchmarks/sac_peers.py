@@ -86,7 +86,7 @@ def measure_matmul() -> float:
     """GFLOPS of fp32 matrix products on this core now, the best of the shapes and by the library that SAC uses."""
     code = (
         "import torch, time; torch.set_num_threads(1); best = 0.0\n"
-        "from rlvlm.algorithms.sac_pebble.update.products import fast_products\n"
+        "from rlvlm.algorithms.sac_pebble.dense import fast_products\n"
         "with fast_products():\n"
         "    for n in (256, 512):\n"
         "        a = torch.randn(n, n)\n"

@@ -7,10 +7,9 @@ import numpy as np
 from tiny_episodes import BlockJudge, tiny_episodes
 
 from rlvlm.envs.images import FrameStore
-from rlvlm.preferences.answers.teachers import JudgeTeacher, Teacher
-from rlvlm.preferences.build import build_loop
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
-from rlvlm.preferences.loop import FeedbackLoop
+from rlvlm.preferences.loop import FeedbackLoop, build_loop
+from rlvlm.preferences.teachers import JudgeTeacher, Teacher
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.testing import TinyEnv
 

@@ -3,37 +3,47 @@
 A state tree is what the rooms' `get_state` methods return: dicts with string keys and lists, with arrays, numbers,
 strings, booleans or None at the leaves. The folder appears under its name only once it is complete and on disk, and
 every file in it carries a SHA-256 that is verified before anything is restored.
+
+torch is loaded by whoever reads or writes weights, not by whoever only looks for a sound checkpoint.
 """
 
 import errno
+import hashlib
 import json
 import math
 import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.lib import format as npy
 from safetensors import SafetensorError
-from safetensors.torch import load_file as load_safetensors
-from safetensors.torch import save_file
 
-from rlvlm.algorithms.manifest import CorruptCheckpoint, check_file, read_manifest, write_manifest
 from rlvlm.core.disk import replace_folder, sync_tree
-from rlvlm.core.errors import MachineError, NumericsError
+from rlvlm.core.errors import MachineError, NumericsError, RunError
+
+if TYPE_CHECKING:
+    import torch
 
 POLICY_FILE = "policy.safetensors"
 """The policy's weights alone, for evaluation and sharing."""
 _STATE, _ARRAYS, _CARD = "state.json", "arrays.npz", "policy.json"
 _FILES = (_STATE, _ARRAYS, POLICY_FILE, _CARD)
 _ARRAY_MARK = "__array__"
+MANIFEST = "manifest.json"
+_OLDER = "`rlvlm resume` goes on from the newest sound checkpoint of the run; others can be named as its folder"
+
+
+class CorruptCheckpoint(RunError):  # noqa: N818 - named for what is found, as in the other rooms
+    """A checkpoint's file is missing or differs from what was written."""
+
+    exit_code = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +52,7 @@ class PolicyFile:
 
     kind: str
     """What knows how to build it, e.g. `squashed_gaussian`."""
-    weights: Mapping[str, torch.Tensor]
+    weights: Mapping[str, "torch.Tensor"]
     """By name, as in a `state_dict`."""
     card: Mapping[str, Any] = field(default_factory=dict)
     """What the builder needs besides, as JSON."""
@@ -88,12 +98,14 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile) -> None:
         ) from error
 
 
-def write_tensors(weights: Mapping[str, torch.Tensor], file: Path) -> None:
+def write_tensors(weights: Mapping[str, "torch.Tensor"], file: Path) -> None:
     """Writes a safetensors file.
 
     Raises:
         OSError: the disk refused; safetensors has an error of its own for that, which nobody expects of a disk.
     """
+    from safetensors.torch import save_file
+
     try:
         save_file(dict(weights), file)
     except SafetensorError as error:
@@ -122,6 +134,8 @@ def load_policy_file(folder: Path) -> PolicyFile:
     Raises:
         CorruptCheckpoint: a file is missing, differs from what was written, or never was of a checkpoint.
     """
+    from safetensors.torch import load_file as load_safetensors
+
     folder = Path(folder)
     digests = _digests(folder)
     check_file(folder / POLICY_FILE, digests[POLICY_FILE])
@@ -182,7 +196,7 @@ def _flatten(node: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
         return {key: _flatten(value, f"{path}/{key}", arrays) for key, value in node.items()}
     if isinstance(node, list | tuple):
         return [_flatten(value, f"{path}/{index}", arrays) for index, value in enumerate(node)]
-    if isinstance(node, torch.Tensor):
+    if hasattr(node, "detach"):  # a tensor
         node = node.detach().cpu().numpy()
     if isinstance(node, np.generic):
         node = node.item()
@@ -215,3 +229,59 @@ def _digests(folder: Path) -> dict[str, str]:
     if not set(digests) <= {*_FILES}:
         raise CorruptCheckpoint(f"{folder} holds no checkpoint of ours: {sorted(digests)}", "use one that rlvlm wrote")
     return digests
+
+
+def write_manifest(folder: Path, names: Iterable[str]) -> None:
+    """Writes down the files `names` of `folder` as they are now; the caller syncs."""
+    (folder / MANIFEST).write_text(json.dumps({name: _digest(folder / name) for name in names}, indent=1))
+
+
+def read_manifest(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """SHA-256 by name of the files that `folder` was written with.
+
+    Args:
+        folder: of the manifest.
+        names: files that must be listed; others are listed in a folder that somebody else has written.
+
+    Raises:
+        CorruptCheckpoint: there is no manifest, or it lists other files.
+    """
+    file = folder / MANIFEST
+    try:
+        digests = json.loads(file.read_bytes())
+    except OSError as error:
+        raise CorruptCheckpoint(f"cannot read {file}: {error.strerror}", _OLDER) from error
+    except ValueError:
+        digests = None
+    if not isinstance(digests, dict) or not set(names) <= set(digests):
+        raise CorruptCheckpoint(f"{file} is not a manifest that lists the checkpoint's files", _OLDER)
+    return digests
+
+
+def check_file(path: Path, digest: str) -> None:
+    """Passes where a file is the one that was written.
+
+    Raises:
+        CorruptCheckpoint: it is missing, or another.
+    """
+    try:
+        found = _digest(path)
+    except OSError as error:
+        raise CorruptCheckpoint(f"cannot read {path}: {error.strerror}", _OLDER) from error
+    if found != digest:
+        raise CorruptCheckpoint(f"{path} is not what was written: its SHA-256 differs from the manifest's", _OLDER)
+
+
+def check_folder(folder: Path) -> None:
+    """Passes where every file that the manifest of `folder` lists is there as it was written.
+
+    Raises:
+        CorruptCheckpoint: says which is not.
+    """
+    for name, digest in read_manifest(folder, ()).items():
+        check_file(folder / name, digest)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -45,7 +45,7 @@ class PlayedEpisode:
         return bool(self.success[-1])
 
     def reaches(self, least_progress: float) -> bool:
-        """Whether progress was at least so much after any step: how an env's milestones are told."""
+        """Whether progress was at least so much after any step: how an env's milestones are counted."""
         return bool((self.progress >= np.float32(least_progress)).any())
 
     @property

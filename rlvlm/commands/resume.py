@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.algorithms.manifest import CorruptCheckpoint
+from rlvlm.algorithms.checkpoint import CorruptCheckpoint
 from rlvlm.commands.arguments import parse_settings
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, UsageError

@@ -25,7 +25,7 @@ class Transitions:
     env_rewards: FloatArray
     """[B] the env's true reward. For metrics and oracle teachers only."""
     success: FloatArray
-    """[B] 1 where the env's own success test held after the action. For the sparse reward only."""
+    """[B] 1 where the env's own success test held after the action. For the source `success` only."""
     snapshots: FloatArray
     """[B, S] of the state after the action; a StepEnv can draw it."""
 
@@ -65,6 +65,11 @@ class Trajectory:
 
     def __len__(self) -> int:
         return len(self.env_rewards)
+
+    def segment(self, start: int, num_steps: int) -> "Segment":
+        """A copy of the `num_steps` steps from `start` on; the trajectory itself can then be forgotten."""
+        steps = slice(start, start + num_steps)
+        return Segment(**{column.name: getattr(self, column.name)[steps].copy() for column in fields(Segment)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

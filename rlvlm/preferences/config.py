@@ -170,7 +170,7 @@ class RewardModelConfig:
     At 0 rewards grow until they reach their bound, where near and nearer are worth the same."""
     hold_out_every: int = 5
     """One score in this many never trains; a fit ends once these are met. 0 holds out none, and trusts every fit: else
-    the agent explores until so many answers were predicted, before they trained, that a coin would manage it in one run
+    the agent explores until so many answers were predicted, before they trained, that chance would manage it in one run
     of a hundred."""
 
     def __post_init__(self) -> None:

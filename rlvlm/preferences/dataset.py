@@ -1,4 +1,4 @@
-"""What a run was told: comparisons with labels, or frames with scores. Filled by the loop, read by the reward model."""
+"""The labels of a run: comparisons, or frames with scores. Filled by the loop, read by the reward model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +44,11 @@ class Steps:
 
 Example = tuple[tuple[Segment, ...], float]
 """Segments, and what was said about them."""
+
+
+def sides_of(question: Pair | Segment) -> tuple[Segment, ...]:
+    """The segments of a question: left and right, or the one to be scored."""
+    return (question.left, question.right) if isinstance(question, Pair) else (question,)
 
 
 def decided(pairs: Sequence[Pair], verdicts: Sequence[Verdict], ties: Literal["drop", "equal"]) -> list[Example]:

@@ -1,4 +1,7 @@
-"""What was asked and what came back: one record per query, the run's counts, and when a teacher is given up."""
+"""What was asked and what came back, with the truth beside it: one record per answer, and the run's counts.
+
+Filled by the loop, or by the log of a judge that rewards directly; written down by runs/.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,8 +10,10 @@ from typing import Any
 
 from rlvlm.core import metrics
 from rlvlm.core.judging import Label, Score, Status, Verdict
-from rlvlm.core.steps import Pair, Segment
+from rlvlm.core.steps import Pair, Segment, Trajectory
+from rlvlm.envs.images import FrameStore
 from rlvlm.judges.health import JudgeHealth
+from rlvlm.rewards.judged import JudgedReward, TimedScore
 
 _SMALLEST_GAP = 1e-6
 """Progress gap up to which the truth says nothing."""
@@ -167,3 +172,41 @@ class FeedbackCounts:
     def set_state(self, state: dict[str, Any]) -> None:
         self._counts = Counter({name: int(count) for name, count in state["counts"].items()})
         self._health.set_state(state["recent"])
+
+
+class ScoreLog:
+    """The records of `judged` rewards: waits until an episode ends that shows an image which was judged, for only then
+    is its true progress known.
+
+    Nothing of it is part of a checkpoint. A run that goes on has its images judged again, from the label store, and
+    so recorded again.
+
+    Args:
+        source: judges.
+        frames: names images.
+    """
+
+    def __init__(self, source: JudgedReward, frames: FrameStore) -> None:
+        self._source = source
+        self._frames = frames
+        self._waiting: dict[bytes, TimedScore] = {}
+        self._episodes: list[Trajectory] = []
+
+    def add(self, episode: Trajectory) -> None:
+        """Takes a finished episode."""
+        self._episodes.append(episode)
+
+    def drain(self, env_steps: int) -> list[ScoreRecord]:
+        """The records of answers whose image was shown in an episode since the last call."""
+        self._waiting |= self._source.drain_answers()
+        records: list[ScoreRecord] = []
+        for episode in self._episodes:
+            for step, key in enumerate(self._frames.keys(episode.snapshots)):
+                if key in self._waiting:
+                    answer = self._waiting.pop(key)
+                    records += record_scores(
+                        [episode.segment(step, 1)], [answer.score], env_step=env_steps, session=0,
+                        timestamp=answer.timestamp, first_index=len(records),
+                    )  # fmt: skip
+        self._episodes.clear()
+        return records

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from rlvlm.core.steps import FloatArray
-from rlvlm.preferences.answers.measured import SHARES
 from rlvlm.preferences.config import THEIR_TASKS
+from rlvlm.preferences.teachers import SHARES
 from rlvlm.reports.judge_answers import Answers
 from rlvlm.reports.judge_measures import (
     GIVEN,

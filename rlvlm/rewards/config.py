@@ -1,9 +1,34 @@
 """Which reward a run learns from; imports nothing heavy so that the command line starts at once."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Literal
 
+SOURCES = ("preference", "score", "judged", "environment", "success", "novelty")
+"""Sources of steps' rewards by their names, each of which means the same in all algorithms."""
+TEACHERS = (
+    *("judge", "oracle", "progress", "mistake", "stochastic", "skip", "equal", "myopic", "simulated"),
+    *("published", "measured", "random"),
+)
 _SCORERS = ("judge", "oracle", "random")
+_FORMER = {"sparse": "success"}
+
+
+def check_name(setting: str, value: str, names: Iterable[str]) -> None:
+    """Passes where `value` is one of `names`, or refers to an object of the user's own.
+
+    Raises:
+        ValueError: says which is meant.
+    """
+    names = list(names)
+    if value in names or ":" in value:
+        return
+    if value in _FORMER:
+        raise ValueError(f"{setting} {value} is called {_FORMER[value]} now")
+    near = get_close_matches(value, names, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ValueError(f"{setting} is {value!r}; {hint}use one of {', '.join(names)}, or my_file:NAME of your own")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,28 +64,17 @@ class ExplorationConfig:
 class RewardConfig:
     """Where the reward comes from."""
 
-    source: Literal["preference", "score", "judged", "environment", "sparse", "novelty"] = "preference"
+    source: str = "preference"
     """preference: learned from a teacher's comparisons; score: learned from a teacher's scores of single images;
-    judged: the judge's score of each image, as it stands; environment: the true reward; sparse: the success flag;
-    novelty: state entropy alone."""
-    teacher: Literal[
-        "judge",
-        "oracle",
-        "progress",
-        "mistake",
-        "stochastic",
-        "skip",
-        "equal",
-        "myopic",
-        "simulated",
-        "published",
-        "measured",
-        "random",
-    ] = "judge"
+    judged: the judge's score of each image, as it stands; environment: the true reward; success: 1 where the env's
+    own test holds; novelty: state entropy alone; my_file:NAME: a `RewardSource` of your own, or a function of
+    (images, goal) that gives scores."""
+    teacher: str = "judge"
     """judge: the VLM; oracle: compares true returns, or gives the true progress as score; progress: compares true
     progress; mistake, stochastic, skip, equal, myopic: B-Pref's, each with one human weakness; simulated: with those of
     feedback.simulated; published: right, wrong or undecided as often as the paper's VLM was on this task; measured: as
-    feedback.measured says; random: a coin, or a die. Scores come from judge, oracle or random."""
+    feedback.measured says; random: random labels, the negative control; my_file:NAME: a `Teacher` of your own. Scores
+    come from judge, oracle, random or your own."""
     model: Literal["image", "resnet18", "state"] = "image"
     """What the learned reward looks at. image: images, by a small CNN; resnet18: images, by a ResNet-18; state:
     observation and action."""
@@ -68,7 +82,9 @@ class RewardConfig:
     """What is added to a learned reward for a while, so that exploring does not end when it takes over."""
 
     def __post_init__(self) -> None:
-        if self.source == "score" and self.teacher not in _SCORERS:
+        check_name("reward.source", self.source, SOURCES)
+        check_name("reward.teacher", self.teacher, TEACHERS)
+        if self.source == "score" and self.teacher not in _SCORERS and ":" not in self.teacher:
             raise ValueError(
                 f"reward.teacher {self.teacher} compares and gives no scores; reward.source score needs "
                 f"one of {', '.join(_SCORERS)}"
@@ -96,9 +112,9 @@ class RewardConfig:
 
 
 FALSE_POSITIVES = 0.2
-"""Share of failures that the teacher biased takes for successes, unless it is told another."""
+"""Share of failures that the teacher biased takes for successes, unless another is set."""
 ScoreTeacher = Literal["judge", "random", "biased", "progress"]
-"""Who scores turns and episodes. judge: the VLM; random: a die, the control that must teach nothing; biased: the truth,
+"""Who scores turns and episodes. judge: the VLM; random: random scores, the negative control; biased: the truth,
 but for a share of failures that it takes for successes, the control that the monitor must catch; progress: the
 simulator's progress with noise, a judge as good as one wants, to study what graded scores teach."""
 
@@ -124,11 +140,11 @@ class MonitorConfig:
 
     def __post_init__(self) -> None:
         if min(self.controls, self.preflight) < 0 or self.window < 20:
-            told = f"{self.controls}, {self.preflight} and {self.window}"
-            raise ValueError(f"need monitor.controls and preflight >= 0 and window >= 20, got {told}")
+            got = f"{self.controls}, {self.preflight} and {self.window}"
+            raise ValueError(f"need monitor.controls and preflight >= 0 and window >= 20, got {got}")
         if not 0 <= self.most_false_positives <= 1 or not 0.5 <= self.least_auc <= 1:
-            told = f"{self.most_false_positives} and {self.least_auc}"
-            raise ValueError(f"need most_false_positives in [0, 1] and least_auc in [0.5, 1], got {told}")
+            got = f"{self.most_false_positives} and {self.least_auc}"
+            raise ValueError(f"need most_false_positives in [0, 1] and least_auc in [0.5, 1], got {got}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,31 +1,19 @@
-"""The env's own rewards, dense and sparse: the sources that a learned reward is compared with."""
+"""The env's own rewards: its true reward, and success alone. What learned and judged rewards are compared with."""
 
 from rlvlm.core.steps import FloatArray, Transitions
-from rlvlm.rewards.source import Labelling
+from rlvlm.rewards.source import RewardSource
 
 
-class EnvironmentReward:
+class EnvironmentReward(RewardSource):
     """The env's true reward, as the env gives it."""
-
-    labelling = Labelling.ON_ARRIVAL
-
-    @property
-    def version(self) -> int:
-        return 0
 
     def label(self, transitions: Transitions) -> FloatArray:
         """The true rewards `[B]`."""
         return transitions.env_rewards
 
 
-class SparseSuccess:
+class SuccessReward(RewardSource):
     """1 where the env's own success test holds after the action, else 0."""
-
-    labelling = Labelling.ON_ARRIVAL
-
-    @property
-    def version(self) -> int:
-        return 0
 
     def label(self, transitions: Transitions) -> FloatArray:
         """The success flags `[B]`, 0 or 1."""

@@ -1,18 +1,19 @@
-"""The judge's own score as reward: no model is learned, every new image is looked at once."""
+"""The judge's own score as reward, or that of a plain function: every new image is looked at once."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Clip, Score, Status
 from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.envs.images import FrameStore
 from rlvlm.judges.health import JudgeHealth
 from rlvlm.judges.judge import Judge
-from rlvlm.rewards.source import Labelling
+from rlvlm.rewards.source import Labelling, RewardSource, SourceContext
 
 _PICTURES_PER_CALL = 64
 """Drawn and held at once: 17 MB at 300 pixels."""
@@ -35,7 +36,7 @@ class TimedScore:
     """Unix time, seconds."""
 
 
-class JudgedReward:
+class JudgedReward(RewardSource):
     """What a judge says of the image after each step, in [-1, 1]; images that look the same are judged once.
 
     An image whose answer cannot be read has no reward, and transitions that lead to it do not train. One that was not
@@ -50,7 +51,7 @@ class JudgedReward:
     Args:
         judge: local or served.
         frames: draws images at the judge's size.
-        goal: what the judge is told.
+        goal: what the judge is asked about.
     """
 
     labelling = Labelling.WHERE_ANSWERED
@@ -63,9 +64,11 @@ class JudgedReward:
         self._rewards: dict[bytes, float] = {}
         self._answers: dict[bytes, TimedScore] = {}
 
-    @property
-    def version(self) -> int:
-        return 0
+    @classmethod
+    def build(cls, context: SourceContext) -> Self:
+        """Of the run's judge."""
+        assert context.judge is not None, "the config has checked that there is one"
+        return cls(context.judge, context.frames, context.goal)
 
     def label(self, transitions: Transitions) -> FloatArray:
         """Rewards `[B]`; NaN where the judge gave none.
@@ -98,3 +101,40 @@ class JudgedReward:
         self._health.note(scores)
         self._health.check(scores)
         return scores
+
+
+class FunctionReward(RewardSource):
+    """A plain function of images and a goal: `def reward(images, goal) -> scores`, asked once about each new image.
+
+    Args:
+        function: from images [N, H, W, 3] uint8 and the goal to [N] numbers, which are the rewards.
+        frames: draws the images.
+        goal: see `SourceContext`.
+    """
+
+    def __init__(self, function: Callable[..., Any], frames: FrameStore, goal: str) -> None:
+        self._function = function
+        self._frames = frames
+        self._goal = goal
+        self._known: dict[bytes, float] = {}
+
+    def label(self, transitions: Transitions) -> FloatArray:
+        """Rewards `[B]` for the image after each step.
+
+        Raises:
+            UsageError: the function gave something else than one number per image.
+        """
+        first, kind = self._frames.distinct(transitions.snapshots)
+        keys = self._frames.keys(transitions.snapshots[first])
+        new = [place for place, key in enumerate(keys) if key not in self._known]
+        if new:
+            images = self._frames.frames(transitions.snapshots[first[new]])
+            scores = np.asarray(self._function(images, self._goal), np.float32)
+            if scores.shape != (len(new),):
+                name = getattr(self._function, "__name__", "the function")
+                raise UsageError(
+                    f"{name} gave rewards of shape {scores.shape} for {len(new)} images",
+                    "return one number per image, in their order",
+                )
+            self._known |= {keys[place]: float(score) for place, score in zip(new, scores, strict=True)}
+        return np.array([self._known[key] for key in keys], np.float32)[kind]

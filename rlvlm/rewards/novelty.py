@@ -1,13 +1,13 @@
 """Novelty: how far a state lies from those visited before. Rewards exploration before the first labels come."""
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.rewards.growing import GrowingArray
-from rlvlm.rewards.source import Labelling
+from rlvlm.rewards.source import Labelling, RewardSource, SourceContext
 
 _ROWS_AT_ONCE = 512
 """Bounds the memory of all distances: 4 KB for each state visited so far."""
@@ -66,7 +66,7 @@ class RunningSpread:
         self._count, self._mean, self._squares = int(state["count"]), float(state["mean"]), float(state["squares"])
 
 
-class NoveltyReward:
+class NoveltyReward(RewardSource):
     """State entropy as reward: distance to the k-th nearest neighbour among all visited states, over its running std.
 
     Source: Lee et al. 2021 (PEBBLE), arXiv:2106.05091, sec. 4.1. Departures: the distance itself and not its
@@ -86,6 +86,11 @@ class NoveltyReward:
         self._states = GrowingArray((obs_size,), np.float64)
         self._spread = RunningSpread()
         self._version = 0
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Self:
+        """Of the task's observations."""
+        return cls(context.novelty_neighbour, context.env.observation_space.shape[0])
 
     @property
     def version(self) -> int:

@@ -190,10 +190,10 @@ class LastResortScorer:
 
 
 class RandomScorer(_SimulatedScorer):
-    """A die, thrown anew each time: the control that must teach nothing.
+    """Random scores, drawn anew each time: the negative control.
 
     Args:
-        seed: of the die.
+        seed: of the scores.
     """
 
     def __init__(self, seed: int) -> None:

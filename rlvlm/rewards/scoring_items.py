@@ -14,24 +14,24 @@ class ScoringItem:
     """One turn, or one episode."""
 
     goal: str
-    """What the judge is told, e.g. `reach the green goal square`."""
+    """What the judge is asked about, e.g. `reach the green goal square`."""
     snapshots: FloatArray
     """[L, S] moments in order of time; the env draws them."""
     action: str = ""
     """What was done between the first and the last moment, of a turn; empty where nobody could read it, and of
     episodes."""
     is_success: bool
-    """Whether the env's own test holds at the last moment, or held at one before it. The judge is never told."""
+    """Whether the env's own test holds at the last moment, or held at one before it. The judge never sees it."""
     is_undone: bool = False
     """Whether it held before and no longer does: then neither answer of a judge is an error."""
     progress: float
-    """The simulator's at the last moment, in [0, 1]. The judge is never told."""
+    """The simulator's at the last moment, in [0, 1]. The judge never sees it."""
 
     @property
     def key(self) -> bytes:
         """Equal for what is asked about the same moments in the same words."""
-        told = repr((self.goal, self.action, self.snapshots.shape)).encode()
-        return hashlib.sha256(told + np.ascontiguousarray(self.snapshots).tobytes()).digest()
+        about = repr((self.goal, self.action, self.snapshots.shape)).encode()
+        return hashlib.sha256(about + np.ascontiguousarray(self.snapshots).tobytes()).digest()
 
 
 def spread(snapshots: FloatArray, most: int) -> FloatArray:

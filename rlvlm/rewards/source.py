@@ -1,9 +1,16 @@
-"""What every source of reward has in common, and when its numbers are taken."""
+"""What every source of reward has in common, when its numbers are taken, and how one is made by its name.
 
+A source of your own is a class with `label`, or a plain function of images and a goal, in a file of yours; no fork and
+no registration: `--reward.source my_file:MySource`. One with a short name has a line in `build.py` and in `config.py`.
+"""
+
+from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Self
 
 from rlvlm.core.steps import FloatArray, Transitions
+from rlvlm.envs.images import FrameStore
+from rlvlm.judges.judge import Judge
 
 
 class Labelling(Enum):
@@ -20,24 +27,44 @@ class Labelling(Enum):
     """For each batch as it is drawn: the source moves with every step (novelty)."""
 
 
-class RewardSource(Protocol):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceContext:
+    """What a reward source may be made from."""
+
+    env: Any
+    """Of the task, and nobody trains in it: it has spaces, and draws."""
+    frames: FrameStore
+    """Draws images of `transitions.snapshots`, at the judge's size, and remembers them."""
+    goal: str
+    """Goal phrase of the task, or the user's own."""
+    judge: Judge | None = None
+    """Of the run, where one is asked."""
+    novelty_neighbour: int = 5
+    """k of the novelty reward."""
+
+
+class RewardSource:
     """Gives each transition its reward. Never falls back to the env's reward when a judge fails."""
 
-    labelling: Labelling
+    labelling = Labelling.ON_ARRIVAL
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Self:
+        """The source of a run; whoever needs something of `context` overrides this."""
+        return cls()
 
     @property
     def version(self) -> int:
         """Rises by one each time the source's numbers change."""
-        ...
+        return 0
 
     def label(self, transitions: Transitions) -> FloatArray:
         """Rewards `[B]` for a batch."""
-        ...
-
-
-class ChangingSource(RewardSource, Protocol):
-    """A source with `Labelling.ON_CHANGE`: what it said before has to be said anew, a piece at a time."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method label(transitions) that gives [B] rewards")
 
     def label_leading(self, transitions: Transitions) -> FloatArray:
-        """Rewards `[M]` of as many of the leading rows as can be labelled in a good half second on one core, M >= 1."""
-        ...
+        """Rewards `[M]` of as many of the leading rows as can be labelled in a good half second on one core, M >= 1.
+
+        What a source with `Labelling.ON_CHANGE` said before has to be said anew, a piece at a time.
+        """
+        return self.label(transitions)

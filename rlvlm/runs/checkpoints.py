@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlvlm.algorithms.manifest import MANIFEST, CorruptCheckpoint, check_folder, write_manifest
+from rlvlm.algorithms.checkpoint import MANIFEST, CorruptCheckpoint, check_folder, write_manifest
 from rlvlm.core.disk import sync_tree, write_whole
 from rlvlm.core.errors import MachineError
 

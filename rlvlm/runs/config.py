@@ -18,6 +18,7 @@ from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.core.errors import UsageError
+from rlvlm.core.plugins import is_reference, load_object
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, task_goal, task_goal_state
@@ -267,8 +268,12 @@ class RunConfig:
             from rlvlm.demonstrations.folder import open_folder  # numpy is not for those who only ask for help
 
             open_folder(Path(self.sft.data).expanduser()).check_task(self.task)
+        if isinstance(self.reward, RewardConfig):
+            for name in ("source", "teacher"):  # an object of the user's own breaks now, and not once Ray has started
+                if is_reference(reference := getattr(self.reward, name)):
+                    load_object(reference, f"reward.{name}")
         if self.feedback and self.feedback.measured:
-            from rlvlm.preferences.answers.measured import read_shares  # likewise
+            from rlvlm.preferences.teachers import read_shares  # likewise
 
             try:
                 read_shares(Path(self.feedback.measured))

@@ -14,8 +14,8 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
-from rlvlm.preferences.build import reward_input
-from rlvlm.preferences.model.reward_model import RewardModel
+from rlvlm.preferences.networks import reward_input
+from rlvlm.preferences.reward_model import RewardModel
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.checkpoints import newest_sound
 from rlvlm.runs.config import RunConfig

@@ -5,7 +5,7 @@ from rlvlm.algorithms.evaluation import evaluate
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
-from rlvlm.rewards.environment import SparseSuccess
+from rlvlm.rewards.environment import SuccessReward
 from rlvlm.testing import TinyEnv
 
 
@@ -31,7 +31,7 @@ def test_going_right_succeeds_and_standing_still_does_not():
 
 def test_the_source_labels_every_step_and_none_means_nan():
     env, policy = TinyEnv(EnvConfig(episode_steps=20)), steady_policy([0.999999, 0.0])
-    (episode,) = evaluate(StepsPlayer(policy, env, SparseSuccess()), 1)
+    (episode,) = evaluate(StepsPlayer(policy, env, SuccessReward()), 1)
     np.testing.assert_array_equal(episode.learned_rewards, episode.success)
     assert episode.learned_return == 15
     (unasked,) = evaluate(StepsPlayer(policy, env), 1)

@@ -11,7 +11,7 @@ import ray
 import torch
 from state_trees import assert_same
 
-from rlvlm.algorithms import life_cycle
+from rlvlm.algorithms import base
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.runner import StepEnvRunner
@@ -243,7 +243,7 @@ def test_how_long_the_first_runner_is_waited_for_is_rllibs_own_setting(build, pa
 
 @pytest.mark.parametrize("wanted", [1, 1_000])
 def test_a_runner_lost_in_rllib_s_set_up_is_replaced_a_few_times(local_ray, tmp_path, caplog, monkeypatch, wanted):
-    monkeypatch.setattr(life_cycle, "_SET_UP_TRIES", 2)
+    monkeypatch.setattr(base, "_SET_UP_TRIES", 2)
     config = (
         SACPebbleConfig()
         .envs(task="rlvlm.testing:TINY", env_settings=EnvConfig(episode_steps=EPISODE_STEPS))

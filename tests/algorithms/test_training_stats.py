@@ -1,6 +1,6 @@
 import numpy as np
 
-from rlvlm.algorithms.training_stats import TrainingStats
+from rlvlm.algorithms.base import TrainingStats
 from rlvlm.core import metrics
 
 
@@ -18,12 +18,24 @@ def test_counts_and_means_by_hand():
 
 def test_rewards_are_told_per_episode_and_what_has_none_is_counted():
     stats, lacking = TrainingStats(), np.array([1.0, np.nan, 2.0, np.nan], np.float32)
-    stats.note_rewards(np.array([1.0, 2.0, 3.0, 4.0], np.float32), episode_steps=2, leaves_out=True)
-    stats.note_rewards(lacking, episode_steps=2, leaves_out=True)
+    stats.note_rewards(np.array([1.0, 2.0, 3.0, 4.0], np.float32), num_ended=2, leaves_out=True)
+    stats.note_rewards(lacking, num_ended=2, leaves_out=True)
     assert stats.report()[metrics.TRAIN_LEARNED_RETURN] == 5 and stats.report()[metrics.TRAIN_LEFT_OUT] == 2
     still = TrainingStats()
-    still.note_rewards(lacking, episode_steps=2, leaves_out=False)
+    still.note_rewards(lacking, num_ended=2, leaves_out=False)
     assert not still.report().keys() & {metrics.TRAIN_LEARNED_RETURN, metrics.TRAIN_LEFT_OUT}
+
+
+def test_the_learned_return_is_that_of_episodes_however_short_they_are():
+    stats, ones = TrainingStats(), np.ones(100, np.float32)
+    stats.note_rewards(ones, num_ended=20, leaves_out=False)  # five steps each, of the 200 there could have been
+    assert stats.report()[metrics.TRAIN_LEARNED_RETURN] == 5
+    stats.note_rewards(ones[:30], num_ended=0, leaves_out=False)  # a long one goes on into the next round
+    again = TrainingStats()
+    again.set_state(stats.get_state())
+    for each in (stats, again):
+        each.note_rewards(ones[:20], num_ended=1, leaves_out=False)
+        assert each.report()[metrics.TRAIN_LEARNED_RETURN] == 50
 
 
 def test_a_restored_tally_is_the_same():
@@ -31,5 +43,5 @@ def test_a_restored_tally_is_the_same():
     stats.record(3, [(3.0, True)])
     stats.note({"reward_model/loss": 0.5})
     other.record(9, [(9.0, True)] * 4)  # what came meanwhile has never been
-    other.load_tree(stats.save_tree())
+    other.set_state(stats.get_state())
     assert other.report() == stats.report() and other.env_steps == 3

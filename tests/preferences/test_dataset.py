@@ -4,7 +4,7 @@ from tiny_episodes import one_step, pair_of, score, tiny_episodes, truth, verdic
 
 from rlvlm.core.judging import Label, Status
 from rlvlm.preferences.dataset import Examples, decided, scored
-from rlvlm.preferences.questions.queries import draw_pairs
+from rlvlm.preferences.queries import draw_pairs
 
 ANSWERS = [verdict(Label.LEFT), verdict(Label.TIE), verdict(Label.RIGHT), verdict(None), verdict(None, Status.FAILED)]
 

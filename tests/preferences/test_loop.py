@@ -1,6 +1,7 @@
 import dataclasses
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,14 @@ from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Label, Verdict
 from rlvlm.core.steps import Pair, Transitions
 from rlvlm.envs.images import FrameStore
-from rlvlm.preferences.answers.teachers import OracleTeacher, RandomTeacher, Teacher
-from rlvlm.preferences.loop import FeedbackLoop
-from rlvlm.preferences.questions.queries import look_alike
+from rlvlm.preferences.loop import AsyncLabelling, FeedbackLoop, Session, SyncLabelling
+from rlvlm.preferences.queries import draw_pairs, look_alike
+from rlvlm.preferences.teachers import OracleTeacher, RandomTeacher, Teacher
 from rlvlm.rewards.source import Labelling
 from rlvlm.testing import TinyEnv
 
 
-class Scripted:
+class Scripted(Teacher):
     """Answers as it is told to, and remembers what it was asked."""
 
     def __init__(self, answer: Any) -> None:
@@ -30,12 +31,6 @@ class Scripted:
     def answer(self, pairs: Sequence[Pair]) -> list[Verdict]:
         self.asked += pairs
         return self._answer(pairs)
-
-    def get_state(self) -> dict[str, Any]:
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        pass
 
 
 def all_transitions() -> Transitions:
@@ -142,10 +137,10 @@ def test_only_the_newest_episodes_are_asked_about() -> None:
 
 
 @pytest.mark.parametrize("sees", ["image", "state"])
-@pytest.mark.parametrize("kind", ["coin", "judge"])
+@pytest.mark.parametrize("kind", ["random", "judge"])
 def test_a_restored_loop_goes_on_exactly(sees: str, kind: str) -> None:
     def loop_of(seed: int) -> FeedbackLoop:
-        teacher = RandomTeacher(seed) if kind == "coin" else judge_teacher()
+        teacher = RandomTeacher(seed) if kind == "random" else judge_teacher()
         return build(teacher, dataclasses.replace(FEEDBACK, segment_steps=2, recent_episodes=5), sees, seed)
 
     one, other = loop_of(0), loop_of(99)
@@ -222,3 +217,76 @@ def test_the_true_reward_changes_nothing_for_a_judge_and_everything_for_an_oracl
     assert same_trees(model_after(judge_teacher(), False), model_after(judge_teacher(), True))
     assert same_trees(model_after(RandomTeacher(0), False), model_after(RandomTeacher(0), True))
     assert not same_trees(model_after(OracleTeacher(), False), model_after(OracleTeacher(), True))
+
+
+def session(number: int) -> Session:
+    pairs = draw_pairs(tiny_episodes(3), 5, 2, np.random.default_rng(number))
+    return Session(number=number, env_steps=100 * number, questions=pairs, num_look_alike=number)
+
+
+class SlowTeacher(Teacher):
+    """Draws in the thread that asks, and answers only once it is let."""
+
+    def __init__(self) -> None:
+        self.may_answer = threading.Event()
+        self.drawn_in: list[int] = []
+
+    def prepare(self, pairs: Sequence[Pair]) -> Callable[[], list[Verdict]]:
+        self.drawn_in.append(threading.get_ident())
+
+        def wait() -> list[Verdict]:
+            assert self.may_answer.wait(timeout=60)
+            return OracleTeacher().answer(pairs)
+
+        return wait
+
+
+def test_sessions_come_back_at_once_or_one_later() -> None:
+    at_once, ahead = SyncLabelling(OracleTeacher()), AsyncLabelling(OracleTeacher())
+    sessions = [session(number) for number in range(3)]
+    assert [[one.number for one in at_once.put(each)] for each in sessions] == [[0], [1], [2]]
+    assert [[one.number for one in ahead.put(each)] for each in sessions] == [[], [0], [1]]
+    assert ahead.num_pending == 5
+    (last,) = ahead.finish()
+    assert last.number == 2 and last.answers == OracleTeacher().answer(sessions[2].questions)
+    assert ahead.num_pending == 0 and ahead.finish() == []
+
+
+def test_asking_ahead_does_not_wait_and_draws_in_its_own_thread() -> None:
+    teacher = SlowTeacher()
+    ahead = AsyncLabelling(teacher)
+    assert ahead.put(session(0)) == []  # returns although no answer can have come
+    assert teacher.drawn_in == [threading.get_ident()]
+    teacher.may_answer.set()
+    assert len(ahead.finish()) == 1
+
+
+def test_what_is_pending_is_asked_again_after_a_restart_with_the_same_answers() -> None:
+    ahead = AsyncLabelling(RandomTeacher(seed=0))
+    ahead.put(session(0))
+    ahead.put(session(1))
+    restored = AsyncLabelling(RandomTeacher(seed=99))
+    restored.set_state(ahead.get_state())
+    (mine,), (theirs,) = ahead.finish(), restored.finish()
+    assert mine.answers == theirs.answers
+    assert same_trees(ahead.get_state()["teacher"], restored.get_state()["teacher"])
+    assert theirs.env_steps == 100 and theirs.num_look_alike == 1
+    for side in ("left", "right"):
+        left, right = (getattr(one.questions[3], side).snapshots for one in (mine, theirs))
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_loop_that_asks_ahead_fits_one_session_later_and_loses_nothing() -> None:
+    feedback = type(FEEDBACK)(first_step=10, every_steps=5, queries=8, max_queries=16, ahead=True)
+    loop = filled(judge_teacher(), feedback=feedback)
+    first = loop.run_session(10)
+    assert loop.source.version == 0 and first[metrics.QUERIES] == 0
+    restored = filled(judge_teacher(), feedback=feedback)
+    restored.set_state(loop.get_state())
+    for each in (loop, restored):
+        assert each.run_session(15)[metrics.QUERIES] == 8
+        assert each.source.version == 1
+        assert not each.is_due(20), "pending queries count against the budget"
+        each.finish()
+        assert [record.env_step for record in each.drain_records()] == [10] * 8 + [15] * 8
+    assert same_trees(loop.get_state(), restored.get_state())

@@ -1,13 +1,16 @@
 import numpy as np
 import pytest
-from tiny_episodes import numbered_trajectory, one_step, pair_of, verdict
+from stub_judge import StubJudge
+from tiny_episodes import numbered_trajectory, one_step, pair_of, tiny_episodes, verdict
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import JudgeUnavailable
-from rlvlm.core.judging import Label, Status, Verdict
-from rlvlm.core.steps import Pair
-from rlvlm.preferences.questions.queries import cut
-from rlvlm.preferences.records import FeedbackCounts, QueryRecord, is_correct, record_queries
+from rlvlm.core.judging import Clip, Label, Status, Verdict
+from rlvlm.core.steps import Pair, Trajectory, Transitions
+from rlvlm.envs.images import FrameStore
+from rlvlm.preferences.records import FeedbackCounts, QueryRecord, ScoreLog, is_correct, record_queries
+from rlvlm.rewards.judged import JudgedReward
+from rlvlm.testing import TinyEnv
 
 
 def records_of(verdicts: list[Verdict]) -> list[QueryRecord]:
@@ -24,7 +27,7 @@ def test_correctness_by_hand() -> None:
 
 
 def test_a_record_holds_the_truth_beside_the_answer() -> None:
-    left, right = (cut(numbered_trajectory(4, first), 1, 2) for first in (0.0, 10.0))
+    left, right = (numbered_trajectory(4, first).segment(1, 2) for first in (0.0, 10.0))
     answer = verdict(Label.RIGHT, text="1")
     (record,) = record_queries([Pair(left=left, right=right)], [answer], env_step=7, session=2, timestamp=1.5)
     assert (record.progress_left, record.progress_right) == (1.5, 11.5)
@@ -83,3 +86,39 @@ def test_a_restored_tally_goes_on() -> None:
     with pytest.raises(JudgeUnavailable, match="49 of the last 50"):
         other.check_teacher([])
     assert np.all([isinstance(count, int) for count in one.get_state()["counts"].values()])
+
+
+def transitions(episode: Trajectory) -> Transitions:
+    flat = np.zeros(len(episode), np.float32)
+    return Transitions(
+        obs=episode.obs,
+        actions=episode.actions,
+        next_obs=episode.next_obs,
+        terminated=flat,
+        env_rewards=episode.env_rewards,
+        success=flat,
+        snapshots=episode.snapshots,
+    )
+
+
+def test_every_image_is_recorded_once_with_its_truth_when_an_episode_has_shown_it() -> None:
+    frames = FrameStore(TinyEnv(), 16)
+    source = JudgedReward(StubJudge(), frames, "push")
+    log, (one, other) = ScoreLog(source, frames), tiny_episodes(2)
+    source.label(transitions(one))
+    source.label(transitions(other))
+    assert log.drain(20) == [], "no episode has ended"
+    log.add(one)
+    records = log.drain(40)
+    shown = [round(float(record.segment.snapshots[0, 2]), 3) for record in records]
+    assert sorted(shown) == sorted({round(float(block), 3) for block in one.snapshots[:, 2]})
+    for record in records:
+        image = TinyEnv().draw(record.segment.snapshots, 16)
+        assert [record.score] == StubJudge().score([Clip(goal="push", frames=image)])
+        assert record.progress == float(record.segment.progress[0]) and record.env_step == 40
+    assert [record.index for record in records] == list(range(len(records)))
+    log.add(one)
+    assert log.drain(60) == [], "known already"
+    log.add(other)
+    later = {round(float(record.segment.snapshots[0, 2]), 3) for record in log.drain(80)}
+    assert later == {round(float(block), 3) for block in other.snapshots[:, 2]} - set(shown)

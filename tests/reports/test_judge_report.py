@@ -12,8 +12,8 @@ from rlvlm.core.judging import Label, Query, Stamp, Status, Usage, Verdict
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin, Truth
 from rlvlm.labels.store import LabelStore
-from rlvlm.preferences.answers.measured import SHARES
 from rlvlm.preferences.config import THEIR_TASKS
+from rlvlm.preferences.teachers import SHARES
 from rlvlm.reports.judge_answers import read_sources
 from rlvlm.reports.judge_figures import REFERENCE, decided_accuracy
 from rlvlm.reports.judge_report import report_judges

@@ -1,7 +1,7 @@
 import numpy as np
 
 from rlvlm.core.steps import Transitions
-from rlvlm.rewards.environment import EnvironmentReward, SparseSuccess
+from rlvlm.rewards.environment import EnvironmentReward, SuccessReward
 from rlvlm.rewards.source import Labelling
 
 
@@ -17,6 +17,6 @@ def test_each_source_gives_its_own_column_and_never_changes() -> None:
         success=np.array([0.0, 1.0], np.float32),
     )
     np.testing.assert_array_equal(EnvironmentReward().label(batch), [0.5, 7.0])
-    np.testing.assert_array_equal(SparseSuccess().label(batch), [0.0, 1.0])
-    for source in (EnvironmentReward(), SparseSuccess()):
+    np.testing.assert_array_equal(SuccessReward().label(batch), [0.0, 1.0])
+    for source in (EnvironmentReward(), SuccessReward()):
         assert (source.labelling, source.version) == (Labelling.ON_ARRIVAL, 0)

@@ -17,14 +17,14 @@ def test_a_teacher_who_only_compares_gives_no_scores() -> None:
 def test_who_asks_a_judge_and_who_learns() -> None:
     told = {
         source: (RewardConfig(source=source).asks_judge, RewardConfig(source=source).is_learned)
-        for source in ("preference", "score", "judged", "environment", "sparse", "novelty")
+        for source in ("preference", "score", "judged", "environment", "success", "novelty")
     }
     assert told == {
         "preference": (True, True),
         "score": (True, True),
         "judged": (True, False),
         "environment": (False, False),
-        "sparse": (False, False),
+        "success": (False, False),
         "novelty": (False, False),
     }
 
@@ -42,8 +42,8 @@ def test_exploring_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="reward.exploration.decay must be in"):
         ExplorationConfig(decay=1.5)
     disagreement = ExplorationConfig(bonus="disagreement")
-    with pytest.raises(ValueError, match="reward.source sparse learns none"):
-        RewardConfig(source="sparse", exploration=disagreement)
+    with pytest.raises(ValueError, match="reward.source success learns none"):
+        RewardConfig(source="success", exploration=disagreement)
     with pytest.raises(ValueError, match="got reward_model.ensemble 1"):
         check_learning(RewardConfig(exploration=disagreement), FeedbackConfig(), RewardModelConfig(ensemble=1))
     check_learning(RewardConfig(exploration=disagreement), FeedbackConfig(), RewardModelConfig(ensemble=2))

@@ -107,7 +107,7 @@ def test_settings_of_a_scorer_go_with_one(words: str) -> None:
     with pytest.raises((UsageError, SystemExit)):
         parse_run(["number_line", *words.split()], "run")
     assert parse_run(["number_line", "--reward.source", "judged", "--reward.teacher", "random"], "run")
-    for source in ("environment", "judged", "sparse"):
+    for source in ("environment", "judged", "success"):
         with pytest.raises((UsageError, SystemExit)):
             parse_run(["drawer_open", "--reward.source", source, "--reward.teacher", "oracle"], "run")
 

@@ -53,8 +53,8 @@ def sac(device: torch.device, folder: Path, *, model: str, update: str = "by_han
         algorithm.train()
     learner = algorithm._learner
     where = {tensor.device for tensor in (*learner.networks.state_dict().values(), learner.replay.rewards)}
-    if algorithm._schedule.learned is not None:
-        where |= {weight.device for weight in algorithm._schedule._loop._model.ensemble.parameters()}
+    if algorithm._switch.learned is not None:
+        where |= {weight.device for weight in algorithm._switch._loop._model.ensemble.parameters()}
     assert where == {device}, where
     assert len(algorithm.evaluate_policy(2).episodes) == 2
     algorithm.save_checkpoint(str(folder / "saved"))

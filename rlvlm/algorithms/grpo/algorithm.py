@@ -25,9 +25,17 @@ import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from torch.nn.utils import parameters_to_vector
 
+from rlvlm.algorithms.base import (
+    UNCHANGED,
+    BaseAlgorithm,
+    BaseConfig,
+    Learners,
+    TrainingStats,
+    check_learners,
+    gpus_of_learner,
+)
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig, check_together
@@ -41,11 +49,7 @@ from rlvlm.algorithms.grpo.reward.preflight import preflight_scorer
 from rlvlm.algorithms.grpo.reward.scoring import EpisodeScorer, SuccessScorer, VideoScorer, shown_frames
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor, explored_dimensions
 from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner, join
-from rlvlm.algorithms.learners import Learners, check_learners
-from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, reject_unsupported_settings
-from rlvlm.algorithms.rllib import UNCHANGED, TaskConfig, gpus_of_learner, log_round
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
-from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.chunks import ChunkEpisode
 from rlvlm.core.steps import FloatArray, Frames
@@ -59,8 +63,10 @@ from rlvlm.rewards.scorers import Scorer, make_scorer
 from rlvlm.rewards.scoring_items import ScoredItem
 
 
-class VLAGRPOConfig(TaskConfig):
+class VLAGRPOConfig(BaseConfig):
     """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them."""
+
+    own_settings = ".learning(grpo=GRPOConfig(...))"
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or VLAGRPO, GroupRunner)
@@ -117,7 +123,6 @@ class VLAGRPOConfig(TaskConfig):
             ValueError: says which setting is wrong and what to do.
         """
         super().validate()
-        reject_unsupported_settings(self, ".learning(grpo=GRPOConfig(...))")
         env_runners = (self.num_env_runners or 0) if self.in_evaluation else self.grpo.env_runners
         check_learners(self, self.grpo.num_learners, self.grpo.gpus_per_learner, env_runners)
         if self.scores.asks_judge != (self.make_judge is not None):
@@ -140,7 +145,7 @@ class VLAGRPOConfig(TaskConfig):
         return GRPOLearner
 
 
-class VLAGRPO(CheckpointedAlgorithm):
+class VLAGRPO(BaseAlgorithm):
     """One `train()` is one update of the policy; evaluations and checkpoints come between."""
 
     config: VLAGRPOConfig  # pyright: ignore[reportIncompatibleVariableOverride] - RLlib's is any or none
@@ -197,11 +202,6 @@ class VLAGRPO(CheckpointedAlgorithm):
             lambda snapshots: shown_frames(self.draw(snapshots, scores.frame_px), scores),
             self.config.seed, remembers=False, flaw=scores.flaw, make_fallback_judge=self.config.make_fallback_judge,
         )  # fmt: skip
-
-    @property
-    def env_steps(self) -> int:
-        """Env steps so far, of all envs together; demonstrations are not among them."""
-        return self._stats.env_steps
 
     def prepare(self, log: Callable[[str], None]) -> bool:
         """The supervised start: the policy imitates demonstrations; not one that comes trained, or is another run's."""
@@ -263,7 +263,7 @@ class VLAGRPO(CheckpointedAlgorithm):
             self.prepare(logging.getLogger(__name__).info)
         assert self._scale is not None, "just set"
         self._learn_from(self._groups.next(self._scale))
-        self._log_round()
+        self.log_round()
 
     def _learn_from(self, groups: list[Group]) -> None:
         began = time.monotonic()
@@ -280,10 +280,6 @@ class VLAGRPO(CheckpointedAlgorithm):
         """[P] those of the policy that learn, as `GroupRunner.act` takes them."""
         return parameters_to_vector(trained_weights(self._policy).values()).cpu().numpy()
 
-    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
-        """Takes env runners back in that were lost and have been started again; RLlib asks before every round."""
-        return self._runner_group.revive()
-
     def _sync_weights(self) -> None:
         """Has the policy that plays in this process be the learners'."""
         if self._learner is None:
@@ -292,10 +288,6 @@ class VLAGRPO(CheckpointedAlgorithm):
     def _flush_pending(self) -> None:
         """Learns from what was played and is still being looked at, so that nothing is on its way."""
         self._learn_from(self._groups.rest())
-
-    def _log_round(self) -> None:
-        """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
-        log_round(self, self._stats, self.report())
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.core.metrics`; success is the newest update's."""
@@ -366,7 +358,7 @@ class VLAGRPO(CheckpointedAlgorithm):
             "learner": self._learners.call("save_tree"),
             "scale": self._scale.write("task"),
             "iteration": self._iteration,
-            "tally": self._stats.save_tree(),
+            "tally": self._stats.get_state(),
             "scorer": self._scorer.save_tree(),
             "scorer_noise": self._groups.scorer_noise,
             "critic": None if self._critic is None else self._critic.save_tree(),
@@ -388,18 +380,13 @@ class VLAGRPO(CheckpointedAlgorithm):
         self._sync_weights()
         self._scale = ActionScale.read(tree["scale"], "task")
         self._iteration = tree["iteration"]
-        self._stats.load_tree(tree["tally"])
+        self._stats.set_state(tree["tally"])
         self._groups.forget()
         self._scorer.load_tree(tree["scorer"])
         if self.config.grpo.advantage.scorer_noise == "measured":
             self._groups.scorer_noise = float(tree["scorer_noise"])
         if self._critic is not None:
             self._critic.load_tree(tree["critic"])
-
-    def cleanup(self) -> None:
-        """Closes the envs and lets RLlib stop the rest."""
-        super().cleanup()
-        self._viewer.close()
 
 
 def _without_memory(make_judge: Callable[[], Judge] | None) -> Judge:

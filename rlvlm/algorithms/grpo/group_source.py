@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from rlvlm.algorithms.base import TrainingStats
 from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig
 from rlvlm.algorithms.grpo.credit.groups import Group, filter_groups, group_episodes
 from rlvlm.algorithms.grpo.reward.scoring import EpisodeScorer
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
-from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.chunks import ChunkEpisode
 from rlvlm.policies.vla.tokens import ActionScale

@@ -1,7 +1,7 @@
 """Trains the policy on groups of episodes. RLlib builds the learner; the algorithm hands it each update.
 
 Log-probabilities are computed anew from exactly the observations and tokens that were stored. Several learners take
-each step together, see `algorithms.learners`.
+each step together, see `algorithms.base`.
 """
 # pyright: reportAttributeAccessIssue=false
 # RLlib types configs and modules by their base classes
@@ -15,16 +15,14 @@ from typing import Any, cast
 import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
+from rlvlm.algorithms.base import ManualLearner, add_up_gradients, all_reduce, check_weights, local_shard
 from rlvlm.algorithms.grpo.config import GRPOConfig
 from rlvlm.algorithms.grpo.credit.groups import UpdateBatch
 from rlvlm.algorithms.grpo.losses import kl_k3, token_weights, update_loss
 from rlvlm.algorithms.grpo.rollouts import ObsProcessor, seen_at_chunks
-from rlvlm.algorithms.learners import add_up_gradients, all_reduce, check_weights, local_shard
-from rlvlm.algorithms.rllib import ManualLearner
 from rlvlm.core import metrics
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.envs.chunk_env import ChunkEnv
@@ -52,14 +50,6 @@ class VLAModule(TorchRLModule):
     def setup(self) -> None:
         """Builds the policy; RLlib calls it once."""
         self.policy = self.model_config["make_policy"]()
-
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """RLlib's tools give snapshots, which are no images: they are told so.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(f"a VLA needs images and words, not {Columns.OBS}; play it with grpo.player")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

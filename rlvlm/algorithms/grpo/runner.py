@@ -8,8 +8,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.env.env_runner import EnvRunner
 
+from rlvlm.algorithms.base import BaseRunner
 from rlvlm.algorithms.grpo.rollouts import (
     Drawn,
     InitialStates,
@@ -47,7 +47,7 @@ def join(rollouts: Sequence[Rollout]) -> Rollout:
     return Rollout(episodes=episodes, images={key: image for one in rollouts for key, image in one.images.items()})
 
 
-class GroupRunner(EnvRunner):
+class GroupRunner(BaseRunner):
     """Envs side by side, persistent, each group from an initial state of its own.
 
     In the learner's process it plays with the very policy that is trained (`policy` and `obs_processor` are set from
@@ -138,14 +138,8 @@ class GroupRunner(EnvRunner):
     def make_module(self) -> None:
         """The policy is set from outside, or made with the runner."""
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """RLlib sends weights and connectors here; ours come with a turn, and there are no connectors."""
-
     def get_metrics(self) -> None:
         """The algorithm counts episodes itself."""
-
-    def assert_healthy(self) -> None:
-        """Nothing to check: a runner either lives or has raised."""
 
     def stop(self) -> None:
         """Closes the env."""

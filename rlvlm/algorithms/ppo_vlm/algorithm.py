@@ -24,11 +24,10 @@ import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
+from rlvlm.algorithms.base import UNCHANGED, BaseAlgorithm, BaseConfig, Learners, TrainingStats, check_learners
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file, load_tree, save_tree
 from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.evaluation import Evaluation
-from rlvlm.algorithms.learners import Learners, check_learners
-from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, reject_unsupported_settings
 from rlvlm.algorithms.ppo_vlm.config import HeadConfig, PPOConfig
 from rlvlm.algorithms.ppo_vlm.learner import ReplyLearner
 from rlvlm.algorithms.ppo_vlm.module import VLMModule
@@ -39,16 +38,14 @@ from rlvlm.algorithms.ppo_vlm.reward.known import known_episodes, known_turns
 from rlvlm.algorithms.ppo_vlm.reward.label import TurnLabeller, without_unknown
 from rlvlm.algorithms.ppo_vlm.runner import Rollout, TurnRunner
 from rlvlm.algorithms.ppo_vlm.update.objectives import build_objective
-from rlvlm.algorithms.rllib import UNCHANGED, TaskConfig, log_round
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.algorithms.sft.demonstrations import demonstrate
 from rlvlm.algorithms.sft.folders import check_sft_manifest, load_demonstrations, load_trained, sft_manifest_of
 from rlvlm.algorithms.sft.in_process import fine_tune
-from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.errors import RunError
 from rlvlm.core.sampling import ReplyTokens
-from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.steps import Frames
 from rlvlm.core.turns import TurnEpisode
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env
@@ -69,8 +66,10 @@ MakeEngine = Callable[[VLMPolicy, ReplyTokens, Frames], Engine]
 it must pickle."""
 
 
-class PPOVLMConfig(TaskConfig):
+class PPOVLMConfig(BaseConfig):
     """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them."""
+
+    own_settings = ".learning(ppo=PPOConfig(...))"
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or PPOVLM, TurnRunner)
@@ -132,7 +131,6 @@ class PPOVLMConfig(TaskConfig):
         super().validate()
         if self.make_policy is None:
             raise ValueError("there is no policy; call .acting(make_policy=...)")
-        reject_unsupported_settings(self, ".learning(ppo=PPOConfig(...))")
         check_learners(self, self.ppo.num_learners, self.ppo.gpus_per_learner)
         if self.reward.asks_judge != (self.make_judge is not None):
             raise ValueError(
@@ -149,7 +147,7 @@ class PPOVLMConfig(TaskConfig):
         return ReplyLearner
 
 
-class PPOVLM(CheckpointedAlgorithm):
+class PPOVLM(BaseAlgorithm):
     """One `train()` is one rollout and its update; evaluations and checkpoints come between."""
 
     config: PPOVLMConfig  # pyright: ignore[reportIncompatibleVariableOverride] - RLlib's is any or none
@@ -208,11 +206,6 @@ class PPOVLM(CheckpointedAlgorithm):
         engine = self.config.make_engine(self._policy, probe, frame)
         engine.take(0)
         return engine
-
-    @property
-    def env_steps(self) -> int:
-        """Turns so far, of all envs together."""
-        return self._stats.env_steps
 
     def prepare(self, log: Callable[[str], None] = logger.info) -> bool:
         """Demonstrations and the supervised start, once; PPO's reference is the policy after it.
@@ -330,7 +323,7 @@ class PPOVLM(CheckpointedAlgorithm):
         return self._labeller.label(rollout, self.env_steps + len(rollout))
 
     def _log_round(self, rollout: Rollout, rollout_s: float, update_s: float) -> None:
-        """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
+        """Counts what was played, and looks at the replies."""
         ended = [(float(one.env_rewards.sum()), bool(one.success.any())) for one in rollout.episodes]
         self._stats.record(len(rollout), ended)
         turns = [played for row in rollout.turns for played in row if played is not None]
@@ -338,14 +331,11 @@ class PPOVLM(CheckpointedAlgorithm):
         check_readable(watched, self.config.ppo.most_unreadable)
         self._stats.note(watched)
         self._stats.note({metrics.PPO_ROLLOUT_S: rollout_s, metrics.PPO_UPDATE_S: update_s})
-        log_round(self, self._stats, self.report())
+        self.log_round()
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.core.metrics`."""
         return self._stats.report() | self._learners.call("report") | self._engine.report() | self._labeller.report()
-
-    def finish(self) -> None:
-        """Nothing is waited for: replies are sampled in this process."""
 
     def drain_records(self) -> list[ScoredItem]:
         """What was scored since the last call, with the truth beside it."""
@@ -355,10 +345,6 @@ class PPOVLM(CheckpointedAlgorithm):
         """Episodes of the present policy, greedy and sampled, in envs of their own."""
         evaluation, self.last_played = self._player.evaluate(num_episodes)
         return evaluation
-
-    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images [N, H, W, 3] of `snapshots` [N, S], in the task's own size."""
-        return self._viewer.draw(snapshots)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes everything that an exact continuation needs; complete or not at all.
@@ -372,7 +358,7 @@ class PPOVLM(CheckpointedAlgorithm):
         tree = {
             "runner": self._runner.save_tree(),
             "learner": self._learners.call("save_tree"),
-            "tally": self._stats.save_tree(),
+            "tally": self._stats.get_state(),
             "labeller": self._labeller.save_tree(),
             "is_prepared": self._is_prepared,
             "version": self._engine.version,
@@ -392,7 +378,7 @@ class PPOVLM(CheckpointedAlgorithm):
         self._runner.load_tree(tree["runner"])
         self._learners.call_all("load_tree", tree["learner"])
         self._sync_weights()
-        self._stats.load_tree(tree["tally"])
+        self._stats.set_state(tree["tally"])
         self._labeller.load_tree(tree["labeller"])
         self._is_prepared = tree["is_prepared"]
         self._engine.take(tree["version"])
@@ -404,9 +390,8 @@ class PPOVLM(CheckpointedAlgorithm):
         self._learners.call_all("forget_images")
 
     def cleanup(self) -> None:
-        """Closes the envs and lets RLlib stop the rest."""
+        """Closes the engine, too."""
         super().cleanup()
-        self._viewer.close()
         self._engine.close()
 
 

@@ -1,7 +1,7 @@
 """Trains the policy on rollouts. RLlib builds the learner; the algorithm hands it each rollout.
 
 Log-probs and values are computed anew from exactly the prompt ids, images and reply ids that were stored. Several
-learners take each step together, see `algorithms.learners`.
+learners take each step together, see `algorithms.base`.
 """
 # pyright: reportAttributeAccessIssue=false
 # RLlib types configs and modules by their base classes
@@ -15,13 +15,12 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from torch import Tensor, nn
 
-from rlvlm.algorithms.learners import add_up_gradients, all_reduce, check_weights, local_shard
+from rlvlm.algorithms.base import ManualLearner, add_up_gradients, all_reduce, check_weights, local_shard
 from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.ppo_vlm.runner import Rollout
 from rlvlm.algorithms.ppo_vlm.update import losses
 from rlvlm.algorithms.ppo_vlm.update.objectives import Loss, Minibatch, Objective, build_objective
 from rlvlm.algorithms.ppo_vlm.update.train_batch import RolloutReader, TrainBatch, chunks
-from rlvlm.algorithms.rllib import ManualLearner
 from rlvlm.core import metrics
 from rlvlm.core.errors import NumericsError
 from rlvlm.core.sampling import ReplyTokens

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.torch import TorchRLModule
 
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -40,11 +39,3 @@ class VLMModule(TorchRLModule):
                 for name, value in state.items()
             }
         )
-
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """RLlib's tools give snapshots, which are no images: they are told so.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(f"a VLM policy needs images and words, not {Columns.OBS}; play it with ppo_vlm.play")

@@ -7,8 +7,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.env.env_runner import EnvRunner
 
+from rlvlm.algorithms.base import BaseRunner
 from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.ppo_vlm.play import Actor, PlayedTurn
 from rlvlm.core.steps import FloatArray
@@ -36,7 +36,7 @@ class Rollout:
         return sum(played is not None for row in self.turns for played in row)
 
 
-class TurnRunner(EnvRunner):
+class TurnRunner(BaseRunner):
     """W envs in turns, played side by side by the policy that is trained.
 
     Seeds of episodes and replies come from one generator of the runner's own.
@@ -128,12 +128,6 @@ class TurnRunner(EnvRunner):
         world = self.slots[0].env
         snapshots = gym.spaces.Box(-np.inf, np.inf, (world.snapshot_size,), np.float32)
         return {DEFAULT_MODULE_ID: (snapshots, gym.spaces.Discrete(len(world.action_names)))}
-
-    def assert_healthy(self) -> None:
-        """Nothing to check: a runner either lives or has raised."""
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """RLlib sends weights and connectors here; the policy is the learner's own, and there are no connectors."""
 
     def save_tree(self) -> dict[str, Any]:
         """Envs, running episodes and seeds to come: after `load_tree` the future is bit-identical."""

@@ -5,14 +5,14 @@ arXiv:2402.03681 (RL-VLM-F). Departures:
 
 1. Acting and learning take turns of `SACConfig.turn_steps` steps, so that new transitions are labelled in batches.
 2. The target critics move with every update (every second one in PEBBLE's code).
-3. Exploration by novelty goes on until the learned reward has predicted labels better than a coin would; with
+3. Exploration by novelty goes on until the reward model has predicted labels better than chance would; with
    `RewardConfig.exploration` a share of it, or of the ensemble's disagreement, goes on beside the learned reward.
 4. With `SACConfig.is_calibrated` networks see states scaled, and critics that start anew begin at the replay's mean.
 5. Replay, networks and, unless there are env runners, envs share one process; RLlib's episodes and connectors are not
    on the path. Env runners act with the policy of one turn before, except in the first turn of an episode.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -20,21 +20,18 @@ from typing import Any, Self
 import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
+from rlvlm.algorithms.base import BaseAlgorithm, BaseConfig, Learners, TrainingStats, Unset, gpus_of_learner
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.evaluation import Evaluation, evaluate
-from rlvlm.algorithms.life_cycle import CheckpointedAlgorithm, reject_unsupported_settings
-from rlvlm.algorithms.rllib import TaskConfig, Unset, gpus_of_learner, log_round, only_learner
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.algorithms.sac_pebble.player import KIND, StepsPlayer
+from rlvlm.algorithms.sac_pebble.reward_switch import RewardSetup, build_switch
 from rlvlm.algorithms.sac_pebble.runner import Sample, StepEnvRunner, join
-from rlvlm.algorithms.sac_pebble.schedule import RewardSetup, build_schedule
-from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
@@ -44,13 +41,16 @@ from rlvlm.preferences.records import Record
 from rlvlm.rewards.source import Labelling
 
 
-class SACPebbleConfig(TaskConfig):
+class SACPebbleConfig(BaseConfig):
     """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them."""
+
+    own_settings = ".learning(sac=SACConfig(...))"
+    taken_settings = ("gamma", "lr")
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or SACPebble, StepEnvRunner)
         self.sac = SACConfig()
-        self.rewarding = RewardSetup()
+        self.reward_setup = RewardSetup()
 
     def learning(self, *, sac: SACConfig) -> Self:
         """Chooses the hyperparameters of SAC, and with them where its envs are stepped."""
@@ -61,7 +61,7 @@ class SACPebbleConfig(TaskConfig):
 
     def rewards(self, **sections: Any) -> Self:
         """Chooses where the reward comes from: fields of `RewardSetup`; those left out keep what they are."""
-        self.rewarding = replace(self.rewarding, **sections)
+        self.reward_setup = replace(self.reward_setup, **sections)
         return self
 
     def validate(self) -> None:
@@ -71,21 +71,17 @@ class SACPebbleConfig(TaskConfig):
             ValueError: says which setting is wrong and what to do.
         """
         super().validate()
-        reject_unsupported_settings(self, ".learning(sac=SACConfig(...))", taken=("gamma", "lr"))
-        self._sync_weights()
+        # RLlib's own discount and step size, where somebody has set them (a Tuner, PBT), for all three optimisers
+        if not isinstance(self.gamma, Unset):
+            self.sac = replace(self.sac, gamma=self.gamma)
+        if not isinstance(self.lr, Unset):
+            self.sac = replace(self.sac, actor_lr=self.lr, critic_lr=self.lr, alpha_lr=self.lr)
         if not self.in_evaluation and (self.num_env_runners, self.num_learners) != (self.sac.env_runners, 0):
             raise ValueError(
                 f"num_env_runners is {self.num_env_runners}, that of SACConfig {self.sac.env_runners}: "
                 f"set both by .learning(sac=...); num_learners must be 0, got {self.num_learners}"
             )
-        self.rewarding.check()
-
-    def _sync_weights(self) -> None:
-        """RLlib's own discount and step size, where somebody has set them (a Tuner, PBT), for all three optimisers."""
-        if not isinstance(self.gamma, Unset):
-            self.sac = replace(self.sac, gamma=self.gamma)
-        if not isinstance(self.lr, Unset):
-            self.sac = replace(self.sac, actor_lr=self.lr, critic_lr=self.lr, alpha_lr=self.lr)
+        self.reward_setup.check()
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """The networks of SAC, sized by `sac`."""
@@ -97,7 +93,7 @@ class SACPebbleConfig(TaskConfig):
         return SACLearner
 
 
-class SACPebble(CheckpointedAlgorithm):
+class SACPebble(BaseAlgorithm):
     """One `train()` is one round of episodes; evaluations and checkpoints come between."""
 
     config: SACPebbleConfig  # pyright: ignore[reportIncompatibleVariableOverride] - RLlib's is any or none
@@ -112,10 +108,12 @@ class SACPebble(CheckpointedAlgorithm):
         assert isinstance(config, SACPebbleConfig), "what its default config is"
         if config.num_env_runners:
             check_places(config.num_env_runners, config.num_cpus_per_env_runner or 0)
-            make_env(config.task, config.env_settings, config.seed).close()  # told here, not from every runner
+            make_env(config.task, config.env_settings, config.seed).close()  # errors come once, not from every runner
         super().setup(config)
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
-        self._learner: SACLearner = only_learner(self, self.config.sac.threads)
+        learners: Learners[SACLearner] = Learners(self, self.config.sac.threads)
+        assert learners.local is not None, "`validate` wants it in this process"
+        self._learner = learners.local
         local: Any = self.env_runner_group.local_env_runner
         if local is None:
             self._runner_group = RemoteRunnerGroup(
@@ -129,100 +127,84 @@ class SACPebble(CheckpointedAlgorithm):
             local.policy = self._learner.networks.policy
             self._runner_group = LocalRunnerGroup(local)
         self._viewer = make_env(self.config.task, self.config.env_settings, self.config.seed)
-        self._schedule = build_schedule(
-            self.config.rewarding, self.config.task, self._viewer, self.config.sac.novelty_neighbour, self.config.seed
-        )
+        neighbour, setup = self.config.sac.novelty_neighbour, self.config.reward_setup
+        self._switch = build_switch(setup, self.config.task, self._viewer, neighbour, self.config.seed)
         self._relabelling = Relabelling(self._learner.replay)
         self._stats = TrainingStats()
 
-    @property
-    def env_steps(self) -> int:
-        """Env steps so far, of all envs together."""
-        return self._stats.env_steps
-
     def training_step(self) -> None:
         """One round of episodes: PEBBLE's algorithm 2, and plain SAC where the source never changes."""
-        rewards = []
+        rewards, num_ended = [], 0
+        switch, learner = self._switch, self._learner
         for sample in self._samples():
-            self._schedule.record(sample)
-            schedule = self._schedule
-            rewards.append(add_labelled(self._learner.replay, sample.transitions, schedule.source, schedule.bonus))
-            if self._schedule.is_feedback_due(self.env_steps):
-                self._learn_reward()
-            if self._schedule.learned is not None:
-                num_turns = self._turns_to_session(len(rewards[-1]))
-                self._relabelling.advance(self._schedule.learned, num_turns, self._schedule.bonus)
+            switch.record(sample)
+            rewards.append(add_labelled(learner.replay, sample.transitions, switch.source, switch.bonus))
+            num_ended += len(sample.episodes)
+            if switch.is_feedback_due(self.env_steps):
+                self._learn_reward()  # query, ask, store, fit
+            if switch.learned is not None:
+                steps_left = switch.steps_to_session(self.env_steps)
+                turns_left = None if steps_left is None else max(steps_left // len(rewards[-1]), 1)
+                self._relabelling.advance(switch.learned, turns_left, switch.bonus)
             num_updates = self.config.sac.updates_due(self.env_steps, len(rewards[-1]))
-            self._learner.learn(num_updates, self._schedule.source, self._schedule.bonus_weight(self.env_steps))
-        self._learner.check_weights()
-        self._log_round(np.concatenate(rewards))
+            learner.learn(num_updates, switch.source, switch.bonus_weight(self.env_steps))
+        learner.check_weights()
+        leaves_out = switch.source.labelling is Labelling.WHERE_ANSWERED
+        self._stats.note_rewards(np.concatenate(rewards), num_ended, leaves_out)
+        self.log_round()
 
     def _samples(self) -> Iterator[Sample]:
         """The turns of an episode of every env; env runners act all but the first while the caller learns."""
+
+        def start(num_steps: int) -> None:
+            is_seeding = self.env_steps < self.config.sac.seed_steps
+            self._runner_group.start({"num_steps": num_steps, "random_actions": is_seeding})
+
         turns = self.config.sac.turns(self.config.env_settings.episode_steps)
-        self._start(turns[0])
+        start(turns[0])
         for following in (*turns[1:], None):
             sample = self._runner_group.collect()
             episodes = ((float(one.env_rewards.sum()), bool(one.success.any())) for one in sample.episodes)
             self._stats.record(len(sample.transitions.env_rewards), episodes)
             if following:
-                self._start(following)
+                start(following)
             yield sample
-
-    def _start(self, num_steps: int) -> None:
-        is_seeding = self.env_steps < self.config.sac.seed_steps
-        self._runner_group.start({"num_steps": num_steps, "random_actions": is_seeding})
-
-    def _turns_to_session(self, steps_per_turn: int) -> int | None:
-        """Turns until the reward may change again, >= 1; None where it will not."""
-        steps = self._schedule.steps_to_session(self.env_steps)
-        return None if steps is None else max(steps // steps_per_turn, 1)
 
     def _learn_reward(self) -> None:
         """Asks, fits and has everything relabelled; the first learned reward finds critics without a past."""
-        was_learned, version = self._schedule.learned is not None, self._schedule.source.version
-        self._stats.note(self._schedule.hold_session(self.env_steps))
-        learned = self._schedule.learned
-        if learned is None or (was_learned and learned.version == version):
+        switch, learner = self._switch, self._learner
+        was_learned, version = switch.learned is not None, switch.source.version
+        self._stats.note(switch.hold_session(self.env_steps))
+        if switch.learned is None or (was_learned and switch.learned.version == version):
             return
         self._relabelling.start()
         if not was_learned:
-            self._relabelling.advance(learned, 1, self._schedule.bonus)
-            bonus_weight = self._schedule.bonus_weight(self.env_steps)
-            self._learner.restart_critics(bonus_weight)
-            self._learner.learn(self.config.sac.critic_reset_updates, learned, bonus_weight)
-
-    def _log_round(self, rewards: np.ndarray) -> None:
-        """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
-        leaves_out = self._schedule.source.labelling is Labelling.WHERE_ANSWERED
-        self._stats.note_rewards(rewards, self.config.env_settings.episode_steps, leaves_out)
-        log_round(self, self._stats, self.report())
+            self._relabelling.advance(switch.learned, 1, switch.bonus)
+            bonus_weight = switch.bonus_weight(self.env_steps)
+            learner.restart_critics(bonus_weight)
+            learner.learn(self.config.sac.critic_reset_updates, switch.learned, bonus_weight)
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.core.metrics`; returns and success are means of 10 episodes."""
-        told, replay = self._stats.report() | self._learner.report(), self._learner.replay
-        if self._schedule.learned is not None:
-            told[metrics.REPLAY_STALE] = self._relabelling.num_waiting / max(len(replay), 1)
-        if self._schedule.bonus is not None:
-            bonus_weight = self._schedule.bonus_weight(self.env_steps)
-            told[metrics.REPLAY_BONUS] = bonus_weight * float(replay.bonuses.mean())
-        return told
-
-    def prepare(self, log: Callable[[str], None]) -> bool:
-        """Nothing comes before the first round."""
-        return False
+        numbers, replay = self._stats.report() | self._learner.report(), self._learner.replay
+        if self._switch.learned is not None:
+            numbers[metrics.REPLAY_STALE] = self._relabelling.num_waiting / max(len(replay), 1)
+        if self._switch.bonus is not None:
+            bonus_weight = self._switch.bonus_weight(self.env_steps)
+            numbers[metrics.REPLAY_BONUS] = bonus_weight * float(replay.bonuses.mean())
+        return numbers
 
     def finish(self) -> None:
         """Waits for answers that are still to come; call it after the last step, before the last `drain_records`."""
-        self._schedule.finish_feedback()
+        self._switch.finish_feedback()
 
     def drain_records(self) -> list[Record]:
         """The queries asked since the last call; write them down before saving a checkpoint."""
-        return self._schedule.drain_records(self.env_steps)
+        return self._switch.drain_records(self.env_steps)
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Whole episodes of the deterministic policy, in an env of their own; training does not notice."""
-        source = self._schedule.source
+        source = self._switch.source
         asked = None if source.labelling is Labelling.ON_DRAW else source  # a moving source would move by being asked
         player = StepsPlayer(self._learner.networks.policy, self._viewer, asked)
         return Evaluation(episodes=evaluate(player, num_episodes))
@@ -230,10 +212,6 @@ class SACPebble(CheckpointedAlgorithm):
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images of the task's snapshots, `size_px` wide and high."""
         return FrameStore(self._viewer, size_px, capacity=1).frames(snapshots)
-
-    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
-        """Takes env runners back in that were lost and have been started again; RLlib asks before every round."""
-        return self._runner_group.revive()
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes everything that an exact continuation needs; complete or not at all.
@@ -244,10 +222,10 @@ class SACPebble(CheckpointedAlgorithm):
         tree = {
             "runner": self._runner_group.save_tree(),
             "learner": self._learner.save_tree(),
-            "schedule": self._schedule.save_tree(),
+            "schedule": self._switch.get_state(),
             "relabelling": self._relabelling.get_state(),
             "iteration": self._iteration,
-            **self._stats.save_tree(),
+            **self._stats.get_state(),
         }
         weights = self._learner.networks.policy.state_dict()
         save_tree(Path(checkpoint_dir), tree, PolicyFile(kind=KIND, weights=weights))
@@ -267,12 +245,7 @@ class SACPebble(CheckpointedAlgorithm):
             )
         self._runner_group.load_tree(tree["runner"])
         self._learner.load_tree(tree["learner"])
-        self._schedule.load_tree(tree["schedule"])
+        self._switch.set_state(tree["schedule"])
         self._relabelling.set_state(tree["relabelling"])
-        self._stats.load_tree(tree)
+        self._stats.set_state(tree)
         self._iteration = tree["iteration"]
-
-    def cleanup(self) -> None:
-        """Closes the envs and lets RLlib stop the rest."""
-        super().cleanup()
-        self._viewer.close()

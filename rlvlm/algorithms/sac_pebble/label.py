@@ -7,7 +7,7 @@ from torch import Tensor
 from rlvlm.algorithms.sac_pebble.replay import Replay
 from rlvlm.core.errors import NumericsError
 from rlvlm.core.steps import FloatArray, Transitions
-from rlvlm.rewards.source import ChangingSource, Labelling, RewardSource
+from rlvlm.rewards.source import Labelling, RewardSource
 
 _PIECE_ROWS = 16_384
 
@@ -68,7 +68,7 @@ class Relabelling:
         self._next_row = self._next_row if self.num_waiting else 0
         self._end = self.num_waiting = len(self._replay)
 
-    def advance(self, source: ChangingSource, num_turns: int | None = None, bonus: RewardSource | None = None) -> None:
+    def advance(self, source: RewardSource, num_turns: int | None = None, bonus: RewardSource | None = None) -> None:
         """Labels the next piece, if there is one; the env's rewards beside them stay.
 
         Args:

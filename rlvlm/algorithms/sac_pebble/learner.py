@@ -8,23 +8,19 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from torch import Tensor
 
-from rlvlm.algorithms.rllib import ManualLearner
+from rlvlm.algorithms.base import ManualLearner
+from rlvlm.algorithms.sac_pebble import losses
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.algorithms.sac_pebble.dense import ParameterBlock, fast_products, flatten
 from rlvlm.algorithms.sac_pebble.label import label_on_draw
 from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.algorithms.sac_pebble.replay import Batch, Replay
-from rlvlm.algorithms.sac_pebble.update.autograd import AutogradUpdate
-from rlvlm.algorithms.sac_pebble.update.block import ParameterBlock, flatten
-from rlvlm.algorithms.sac_pebble.update.by_hand import HandWrittenUpdate
-from rlvlm.algorithms.sac_pebble.update.products import fast_products
-from rlvlm.algorithms.sac_pebble.update.update import CriticStats, PolicyStats, Update
+from rlvlm.algorithms.sac_pebble.update import UPDATES, CriticValues, PolicyValues
 from rlvlm.core import metrics
 from rlvlm.core.errors import NumericsError
 from rlvlm.core.finite import check_finite
 from rlvlm.rewards.source import RewardSource
 
-UPDATES = {"by_hand": HandWrittenUpdate, "autograd": AutogradUpdate}
-"""By their names in `SACConfig.update`."""
 _FIX = "lower algo.actor_lr and algo.critic_lr in the run's config.yaml, then `rlvlm resume`"
 
 
@@ -55,7 +51,7 @@ class SACLearner(ManualLearner):
             "alpha": ParameterBlock([self.networks.log_alpha], sac.alpha_lr),
         }
         self._target_values = flatten(self.networks.target.parameters())
-        self._sac_update: Update = UPDATES[sac.update](self.networks, sac)
+        self._sac_update = UPDATES[sac.update](self.networks, sac)
 
     @property
     def policy_values(self) -> Tensor:
@@ -77,18 +73,23 @@ class SACLearner(ManualLearner):
             return
         if self._sac.is_calibrated and not self.num_updates:
             self.networks.calibrate(self.replay.obs)
-        critic_stats = policy_stats = batch = None
+        critic_values = policy_values = batch = None
         for _ in range(num_updates):
             rows = torch.randint(
                 len(self.replay), (self._sac.batch_size,), generator=self._generator, device=self.device
             )
             batch = self.replay.draw(rows, label_on_draw(self.replay, rows, source, bonus_weight))
             with fast_products():
-                critic_stats, moved = self._improve(batch)
-            policy_stats = moved or policy_stats
+                critic_values, moved = self._improve(batch)
+            policy_values = moved or policy_values
             self.num_updates += 1
-        for reading in (critic_stats, policy_stats):
-            self._latest |= reading.metrics() if reading else {}
+        if critic_values:
+            q, target = critic_values
+            self._latest |= {metrics.CRITIC_LOSS: losses.critic_loss(q, target).item(), metrics.Q_MEAN: q.mean().item()}
+        if policy_values:
+            q, log_density, alpha = policy_values
+            self._latest[metrics.ACTOR_LOSS] = losses.actor_loss(q, log_density, alpha).item()
+            self._latest |= {metrics.ALPHA: alpha.item(), metrics.ENTROPY: -log_density.mean().item()}
         if not torch.tensor(list(self._latest.values())).sum().isfinite():  # one such update spoils every weight
             assert batch is not None, "there was an update"
             raise NumericsError(
@@ -109,18 +110,18 @@ class SACLearner(ManualLearner):
         if not torch.stack([vector.sum() for vector in looked_at.values()]).sum().isfinite():
             check_finite(f"after {self.num_updates} updates", _FIX, looked_at)
 
-    def _improve(self, batch: Batch) -> tuple[CriticStats, PolicyStats | None]:
+    def _improve(self, batch: Batch) -> tuple[CriticValues, PolicyValues | None]:
         """One update of critics and target, and when it is their turn of policy and temperature."""
         noise = torch.randn(2, *batch.actions.shape, generator=self._generator, device=self.device)
-        critic_stats, policy_stats = self._sac_update.critic_gradients(batch, noise), None
+        critic_values, policy_values = self._sac_update.critic_gradients(batch, noise), None
         self._blocks["critic"].step()
         if self.num_updates % self._sac.actor_every == 0:
-            policy_stats = self._sac_update.policy_gradients(batch, noise)
+            policy_values = self._sac_update.policy_gradients(batch, noise)
             self._blocks["actor"].step()
             self._blocks["alpha"].step()
         with torch.no_grad():
             self._target_values.lerp_(self._blocks["critic"].values, self._sac.tau)
-        return critic_stats, policy_stats
+        return critic_values, policy_values
 
     def restart_critics(self, bonus_weight: float = 0.0) -> None:
         """Critics, targets and the critics' optimiser start anew; policy, temperature and replay stay.

@@ -12,7 +12,7 @@ ROWS = (
         format="",
         word="reward",
         is_rare=True,
-        says=("withheld: a coin's answers could be predicted as well", "in force"),
+        says=("exploring: the reward model is not yet better than chance", "in force"),
     ),
     PanelRow(label="answers predicted, newest session", metric=metrics.REWARD_FORETOLD, format=".0%", is_rare=True),
     PanelRow(label="queries", metric=metrics.QUERIES, format=",.0f", word="labels"),

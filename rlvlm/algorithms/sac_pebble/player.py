@@ -1,21 +1,84 @@
-"""Whole episodes of a squashed Gaussian's mode, for evaluations and `rlvlm eval`."""
+"""Episodes in envs that are stepped with a vector of numbers: cut out of what several envs do side by side, and played
+whole by a policy's mode for evaluations and `rlvlm eval`.
 
-from collections.abc import Sequence
+One step of N envs is a dict of float32 columns [N, ...]: obs, actions, next_obs (before a reset), terminated,
+env_rewards, success, snapshots and progress (after the actions).
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, load_policy_file
 from rlvlm.algorithms.evaluation import PlayedEpisode
-from rlvlm.algorithms.sac_pebble.episodes import VectorStep, to_trajectory, to_transitions
+from rlvlm.core.steps import FloatArray, Trajectory, Transitions
 from rlvlm.envs.step_env import StepEnv
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.source import RewardSource
 
 KIND = "squashed_gaussian"
 """Of the policy's file in a checkpoint."""
+Step = Mapping[str, FloatArray]
+"""Everything about one step of N envs that is kept."""
+
+
+def to_transitions(steps: Sequence[Step]) -> Transitions:
+    """K steps of N envs as K * N transitions, in the order they happened."""
+    return Transitions(
+        **{column.name: np.concatenate([step[column.name] for step in steps]) for column in fields(Transitions)}
+    )
+
+
+def to_trajectory(steps: Sequence[Step], place: int) -> Trajectory:
+    """The episode of the env at `place`, of N, in `steps`."""
+    columns = {
+        column.name: np.stack([step[column.name][place] for step in steps])
+        for column in fields(Trajectory)
+        if column.name not in ("success", "terminated")
+    }
+    success = np.stack([step["success"][place] for step in steps]) > 0
+    return Trajectory(**columns, success=success, terminated=bool(steps[-1]["terminated"][place]))
+
+
+class EpisodeBuffer:
+    """Keeps the steps of N envs from the start of the oldest running episode on, and cuts out episodes that end.
+
+    Args:
+        num_envs: N.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._steps: list[Step] = []
+        self._starts = np.zeros(num_envs, np.int64)
+
+    def record(self, step: Step, ended: NDArray[np.bool_]) -> list[Trajectory]:
+        """Keeps one step; returns the episodes that it ended (`ended` `[N]`)."""
+        self._steps.append(step)
+        finished = [to_trajectory(self._steps[self._starts[env] :], env) for env in np.flatnonzero(ended).tolist()]
+        self._starts[ended] = len(self._steps)
+        oldest = int(self._starts.min())
+        if oldest == len(self._steps) or oldest > 1000:  # seldom, so that dropping costs nothing per step
+            del self._steps[:oldest]
+            self._starts -= oldest
+        return finished
+
+    def get_state(self) -> dict[str, Any]:
+        """The kept steps stacked to `[K, N, ...]`, and where each env's episode began in them."""
+        names = self._steps[0] if self._steps else ()
+        columns = {name: np.stack([step[name] for step in self._steps]) for name in names}
+        return {"starts": self._starts.copy(), "columns": columns}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        columns = state["columns"]
+        count = len(columns["progress"]) if columns else 0
+        self._steps = [{name: values[k] for name, values in columns.items()} for k in range(count)]
+        self._starts = np.array(state["starts"], np.int64)
 
 
 class StepsPlayer:
@@ -23,13 +86,13 @@ class StepsPlayer:
 
     Args:
         policy: on any device.
-        env: not one that training uses.
+        world: not one that training uses.
         source: labels the episodes; it must not change by being asked. None: their learned rewards are NaN.
     """
 
-    def __init__(self, policy: SquashedGaussian, env: StepEnv, source: RewardSource | None = None) -> None:
+    def __init__(self, policy: SquashedGaussian, world: StepEnv, source: RewardSource | None = None) -> None:
         self._policy = policy
-        self._env = env
+        self._env = world
         self._source = source
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
@@ -39,7 +102,7 @@ class StepsPlayer:
     def _play(self, seed: int) -> PlayedEpisode:
         device = next(self._policy.parameters()).device
         obs, _ = self._env.reset(seed=seed)
-        steps: list[VectorStep] = []
+        steps: list[Step] = []
         is_over = False
         while not is_over:
             action = self._policy.act(torch.from_numpy(obs[None]).to(device))[0].cpu().numpy()
@@ -54,13 +117,12 @@ class StepsPlayer:
                 "snapshots": info["snapshot"],
                 "progress": info["progress"],
             }
-            rows = {column.name: np.asarray(columns[column.name], np.float32)[None] for column in fields(VectorStep)}
-            steps.append(VectorStep(**rows))
+            steps.append({name: np.asarray(value, np.float32)[None] for name, value in columns.items()})
             obs, is_over = next_obs, terminated or truncated
         learned = np.full(len(steps), np.nan, np.float32)
         if self._source is not None:
             learned = np.asarray(self._source.label(to_transitions(steps)), np.float32)
-        episode = to_trajectory(steps, env=0)
+        episode = to_trajectory(steps, 0)
         return PlayedEpisode(
             snapshots=episode.snapshots,
             env_rewards=episode.env_rewards,

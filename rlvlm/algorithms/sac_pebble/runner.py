@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.env.env_runner import EnvRunner
 
-from rlvlm.algorithms.sac_pebble.episodes import EpisodeBuffer, VectorStep, to_transitions
-from rlvlm.algorithms.sac_pebble.update.block import flatten
+from rlvlm.algorithms.base import BaseRunner
+from rlvlm.algorithms.sac_pebble.dense import flatten
+from rlvlm.algorithms.sac_pebble.player import EpisodeBuffer, Step, to_transitions
 from rlvlm.core.finite import check_finite
 from rlvlm.core.steps import FloatArray, Trajectory, Transitions
 from rlvlm.envs.registry import make_vector
@@ -40,7 +40,7 @@ def join(samples: Sequence[Sample]) -> Sample:
     return Sample(Transitions(**columns), [episode for sample in samples for episode in sample.episodes])
 
 
-class StepEnvRunner(EnvRunner):
+class StepEnvRunner(BaseRunner):
     """N envs in this process, stepped side by side; an episode that ends is followed by the next at once.
 
     In the learner's process it acts with the very policy that is trained (`policy` is set from outside). An actor has
@@ -106,7 +106,7 @@ class StepEnvRunner(EnvRunner):
         self._policy_values.copy_(torch.tensor(values))
         return self.sample(num_steps=num_steps, random_actions=random_actions)
 
-    def _step(self, actions: FloatArray) -> tuple[VectorStep, NDArray[np.bool_]]:
+    def _step(self, actions: FloatArray) -> tuple[Step, NDArray[np.bool_]]:
         """One step of all envs and which of their episodes `[N]` it ended."""
         obs, env_rewards, terminated, truncated, infos = self.env.step(actions)
         ended = terminated | truncated
@@ -121,16 +121,16 @@ class StepEnvRunner(EnvRunner):
                 np.where(ended.reshape(-1, *[1] * (now.ndim - 1)), final[name], now)
                 for name, now in (("snapshot", snapshots), ("progress", progress), ("success", success))
             )
-        step = VectorStep(
-            obs=self._obs,
-            actions=actions,
-            next_obs=next_obs,
-            terminated=terminated.astype(np.float32),
-            env_rewards=env_rewards.astype(np.float32),
-            success=success.astype(np.float32),
-            snapshots=snapshots.astype(np.float32),
-            progress=progress.astype(np.float32),
-        )
+        step = {
+            "obs": self._obs,
+            "actions": actions,
+            "next_obs": next_obs,
+            "terminated": terminated.astype(np.float32),
+            "env_rewards": env_rewards.astype(np.float32),
+            "success": success.astype(np.float32),
+            "snapshots": snapshots.astype(np.float32),
+            "progress": progress.astype(np.float32),
+        }
         self._obs = obs
         return step, ended
 
@@ -164,12 +164,6 @@ class StepEnvRunner(EnvRunner):
     def _spaces(self) -> tuple[gym.spaces.Box, gym.spaces.Box]:
         """Of observations and of actions, of a single env."""
         return self.env.single_observation_space, self.env.single_action_space
-
-    def assert_healthy(self) -> None:
-        """Nothing to check: a runner either lives or has raised."""
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """RLlib sends weights and connectors here; ours come with a turn, and there are no connectors."""
 
     def save_tree(self) -> dict[str, Any]:
         """Envs, running episodes and noise as a state tree: after `load_tree` the future is bit-identical."""

@@ -1,6 +1,7 @@
 import dataclasses
 import functools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def tree(algorithm):
     return {
         "runner": algorithm._runner_group.save_tree(),
         "learner": algorithm._learner.save_tree(),
-        "schedule": algorithm._schedule.save_tree(),
+        "schedule": algorithm._switch.get_state(),
         "steps": algorithm.env_steps,
         "iteration": algorithm.iteration,
     }
@@ -120,7 +121,7 @@ def test_one_round_is_one_episode_of_every_env(build):
     assert math.isfinite(result["score"]) and all(map(math.isfinite, algorithm.report().values()))
 
 
-@pytest.mark.parametrize(("source", "updates_per_step", "expected"), [("sparse", 0.25, 10), ("novelty", 1.3, 52)])
+@pytest.mark.parametrize(("source", "updates_per_step", "expected"), [("success", 0.25, 10), ("novelty", 1.3, 52)])
 def test_updates_per_step_may_be_a_fraction(build, source, updates_per_step, expected):
     algorithm = train(build(RewardConfig(source=source), updates_per_step=updates_per_step), 2)
     assert algorithm.report()[metrics.UPDATES] == expected
@@ -128,14 +129,14 @@ def test_updates_per_step_may_be_a_fraction(build, source, updates_per_step, exp
 
 def test_phases_of_a_run_on_preferences(build):
     algorithm = train(build(PREFERENCE), 2)  # 80 steps: novelty, labelled at the draw
-    assert algorithm._schedule.learned is None and algorithm.drain_records() == []
+    assert algorithm._switch.learned is None and algorithm.drain_records() == []
     assert torch.isnan(algorithm._learner.replay.rewards).all()
     train(algorithm, 1)  # the first session falls due at 100 steps
     records = algorithm.drain_records()
-    assert len(records) == 10 and algorithm._schedule.learned is not None
+    assert len(records) == 10 and algorithm._switch.learned is not None
     assert algorithm.report()[metrics.UPDATES] == 80 + 5  # and five to catch up
     train(algorithm, 4)  # 280 steps in a replay of 200: all rows carry the newest reward
-    replay, source = algorithm._learner.replay, algorithm._schedule.source
+    replay, source = algorithm._learner.replay, algorithm._switch.source
     assert len(replay) == 200 and source.version > 1
     np.testing.assert_allclose(replay.rewards.numpy(), source.label(replay.transitions(slice(0, 200))), atol=1e-5)
     assert algorithm.report()[metrics.QUERIES] == 10 * source.version
@@ -147,7 +148,7 @@ def exploring(**exploration):
 
 def test_what_is_trained_on_is_the_mean_of_the_members_and_a_falling_share_of_their_spread(build):
     algorithm = train(build(exploring(bonus="disagreement", weight=0.5, decay=0.01)), 2)
-    learner, schedule = algorithm._learner, algorithm._schedule
+    learner, schedule = algorithm._learner, algorithm._switch
     assert schedule.bonus is None and not learner.replay.bonuses.any()
     train(algorithm, 1)  # the session at 108 steps, a turn after 100, puts the learned reward in force
     trained_on = []
@@ -176,11 +177,11 @@ def test_what_is_trained_on_is_the_mean_of_the_members_and_a_falling_share_of_th
 
 def test_novelty_beside_the_learned_reward_still_knows_every_state(build):
     algorithm = train(build(exploring(bonus="novelty", weight=0.5, decay=0.0)), 4)
-    replay, schedule = algorithm._learner.replay, algorithm._schedule
+    replay, schedule = algorithm._learner.replay, algorithm._switch
     assert schedule.learned is not None and len(schedule.bonus.get_state()["states"]) == 160
     assert replay.bonuses.min() > 0, "those of before the session too"
     assert algorithm.report()[metrics.REPLAY_BONUS] == pytest.approx(0.5 * float(replay.bonuses.mean()))
-    assert train(build(exploring(bonus="none")), 4)._schedule.save_tree()["novelty"] is None
+    assert train(build(exploring(bonus="none")), 4)._switch.get_state()["novelty"] is None
 
 
 @pytest.mark.parametrize("bonus", ["disagreement", "novelty"])
@@ -297,7 +298,7 @@ def test_a_lost_reward_stops_the_run_and_leaves_the_checkpoint(build, tmp_path):
 def test_a_folder_that_cannot_be_written_is_a_machine_error(build, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="cannot write the checkpoint"):
-        build(RewardConfig(source="sparse")).save_checkpoint(str(tmp_path / "file" / "checkpoint"))
+        build(RewardConfig(source="success")).save_checkpoint(str(tmp_path / "file" / "checkpoint"))
 
 
 def test_building_says_nothing_on_the_terminal(build, capfd):
@@ -341,7 +342,7 @@ def calibrated(build, teacher):
 @pytest.mark.slow
 def test_a_reward_from_labels_as_wrong_as_the_papers_takes_over_with_critics_that_begin_at_its_mean(build, tmp_path):
     algorithm = calibrated(build, "published")
-    learner, schedule = algorithm._learner, algorithm._schedule
+    learner, schedule = algorithm._learner, algorithm._switch
     critics = []
     restart = learner.restart_critics
 
@@ -380,7 +381,23 @@ def test_a_coin_and_a_judge_of_places_never_reward_a_run(build, teacher):
     algorithm._learner.restart_critics = None  # would end the run
     for _ in range(7):
         algorithm.train()
-        assert algorithm._schedule.learned is None and torch.isnan(algorithm._learner.replay.rewards).all()
+        assert algorithm._switch.learned is None and torch.isnan(algorithm._learner.replay.rewards).all()
     told = algorithm.report()
     assert told[metrics.REWARD_IS_TRUSTED] == 0 and told[metrics.REWARD_NUM_FORETOLD] == 550
     assert told[metrics.UPDATES] == 600, "it explored to the end"
+
+
+@pytest.mark.parametrize("name", ["brightness", "Effort", "BrighterSide"])
+def test_the_example_of_a_reward_of_ones_own_trains(build, name):
+    own = f"{Path(__file__).parents[3] / 'examples' / 'own_reward.py'}:{name}"
+    reward = RewardConfig(teacher=own, model="state") if name == "BrighterSide" else RewardConfig(source=own)
+    algorithm = train(build(reward), 4)
+    replay = algorithm._learner.replay
+    assert algorithm.report()[metrics.UPDATES] > 0
+    if name == "BrighterSide":
+        records = algorithm.drain_records()
+        assert len(records) == 10 and {record.verdict.stamp.judge for record in records} == {"teacher"}
+    else:
+        fresh = algorithm._switch.source.label(replay.transitions(slice(0, len(replay))))
+        np.testing.assert_allclose(replay.rewards.numpy(), fresh, rtol=1e-6)
+        assert fresh.std() > 0

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+from rlvlm.algorithms.sac_pebble.dense import flatten
 from rlvlm.algorithms.sac_pebble.runner import Sample, StepEnvRunner, join
-from rlvlm.algorithms.sac_pebble.update.block import flatten
 from rlvlm.core.steps import Transitions
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.squashed_gaussian import SquashedGaussian

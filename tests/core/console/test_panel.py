@@ -55,7 +55,7 @@ def test_a_reward_that_is_withheld_says_so_until_it_is_in_force() -> None:
             console.update(latest, is_due=True)
     _, before, untrusted, trusted = stream.getvalue().splitlines()
     assert "reward" not in before
-    assert "reward withheld: a coin's answers could be predicted as well  labels" in untrusted
+    assert "reward exploring: the reward model is not yet better than chance  labels" in untrusted
     assert "reward in force  labels" in trusted
 
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rlvlm.algorithms.base import map_sharded
 from rlvlm.algorithms.env_slots import TurnObs
-from rlvlm.algorithms.learners import map_sharded
 from rlvlm.algorithms.ppo_vlm.config import PPOConfig
 from rlvlm.algorithms.ppo_vlm.play import PlayedTurn
 from rlvlm.algorithms.ppo_vlm.runner import Rollout

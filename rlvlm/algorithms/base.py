@@ -1,0 +1,660 @@
+"""RLlib's `Algorithm`, `AlgorithmConfig`, `EnvRunner`, `Learner` and `LearnerGroup` as all our algorithms use them.
+
+An algorithm of ours is trained in rounds, looked at, saved and gone on with by RLlib's public calls. It plays, labels
+and learns with its own code, so most of RLlib's settings have no effect: `reject_unused_settings` finds those that
+somebody has set all the same.
+
+Several learners hold equal weights and the same rollout. Each goes through its share of a minibatch, weighted by what
+it counts in the whole; the gradients are summed over all of them, and each takes the same step. So several learners
+have the gradient of one, however uneven their shares are.
+"""
+
+import logging
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.utils.from_config import NotProvided
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    EPISODE_RETURN_MEAN,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_EPISODES,
+)
+from torch import Tensor, distributed, nn
+
+from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
+from rlvlm.core import metrics
+from rlvlm.core.errors import MachineError, UsageError
+from rlvlm.core.finite import check_finite
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.config import EnvConfig
+from rlvlm.vlms.devices import pick_device
+
+logger = logging.getLogger(__name__)
+
+UNCHANGED: Any = NotProvided
+"""Of a setting that keeps its value."""
+_NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
+_QUIET = "ERROR"
+_SET_UP_TRIES = 5
+_RECENT_EPISODES = 10
+
+_USED_CALLBACKS = {"on_algorithm_init", "on_train_result", "on_evaluate_start", "on_evaluate_end"}
+"""Those of RLlib's that are called. The others belong to its episodes and its own restoring, which are not ours."""
+_USED_SETTINGS = {
+    *("algo_class", "framework_str", "seed", "log_level", "log_sys_usage", "stats_cls_lookup", "callbacks_class"),
+    *("evaluation_interval", "evaluation_duration", "in_evaluation"),
+    *("min_time_s_per_iteration", "min_train_timesteps_per_iteration", "min_sample_timesteps_per_iteration"),
+    # where it runs
+    *("placement_strategy", "num_cpus_for_main_process", "custom_resources_for_main_process", "local_gpu_idx"),
+    *("extra_python_environs_for_driver", "extra_python_environs_for_worker"),
+    *("num_learners", "num_cpus_per_learner", "num_gpus_per_learner", "custom_resources_per_learner"),
+    *("max_requests_in_flight_per_learner", "env_runner_cls", "num_env_runners", "create_local_env_runner"),
+    *("num_cpus_per_env_runner", "num_gpus_per_env_runner", "custom_resources_per_env_runner"),
+    # what happens when an env runner is lost
+    *("sample_timeout_s", "validate_env_runners_after_construction", "max_requests_in_flight_per_env_runner"),
+    *("restart_failed_env_runners", "ignore_env_runner_failures", "max_num_env_runner_restarts"),
+    *("delay_between_env_runner_restarts_s", "env_runner_health_probe_timeout_s", "env_runner_restore_timeout_s"),
+    "num_consecutive_env_runner_failures_tolerance",
+    # RLlib's own bookkeeping, which it changes as it likes
+    *("_is_frozen", "_validate_config", "policies", "simple_optimizer", "_prior_exploration_config"),
+}
+"""RLlib's settings that our algorithms read, or that RLlib's part of them does."""
+
+
+Learner = TypeVar("Learner")
+Row = TypeVar("Row")
+Answer = TypeVar("Answer")
+
+
+class Unset(float):
+    """RLlib's default of a hyperparameter that nobody has chosen: who chooses the same number chooses."""
+
+
+class BaseConfig(AlgorithmConfig):
+    """An RLlib config with a task and its envs. Ours hold frozen config sections, which a sweep may replace.
+
+    Args:
+        algo_class: the algorithm.
+        runner: what plays.
+    """
+
+    own_settings: ClassVar[str] = ".learning(...)"
+    """How our hyperparameters are set, for messages."""
+    taken_settings: ClassVar[tuple[str, ...]] = ()
+    """RLlib's own hyperparameters that the algorithm takes over."""
+
+    def __init__(self, algo_class: type[Algorithm], runner: type[EnvRunner]) -> None:
+        super().__init__(algo_class)
+        self.task = ""
+        self.env_settings = EnvConfig()
+        self.seed = 0
+        self.gamma, self.lr = Unset(self.gamma), Unset(self.lr)
+        self.env_runner_cls = runner
+        self.num_env_runners = self.num_learners = 0
+        self.create_local_env_runner = True
+        self.merge_env_runner_states = self.broadcast_env_runner_states = False  # there are no connectors
+        self.delay_between_env_runner_restarts_s = self.env_runner_health_probe_timeout_s = 1.0
+        self.env_runner_restore_timeout_s = 300.0  # longest wait for one when all are lost
+        self.min_time_s_per_iteration = None
+        self.sample_timeout_s = 600.0  # a turn of a slow env takes a minute; a runner that takes longer is replaced
+        self.log_level = _QUIET
+        self._dont_auto_sync_env_runner_states = True
+
+    def envs(self, *, task: str = UNCHANGED, env_settings: EnvConfig = UNCHANGED) -> Self:
+        """Chooses what is learned.
+
+        Args:
+            task: name in `rlvlm.envs.registry`, of a kind that the algorithm plays.
+            env_settings: rules, robot, length of episodes and number of envs.
+        """
+        return self._take(task=task, env_settings=env_settings)
+
+    def validate(self) -> None:
+        """Checks what can be checked before anything starts.
+
+        Raises:
+            ValueError: says which setting is wrong and what to do.
+        """
+        with quiet_rllib():
+            super().validate()
+        if not self.task:
+            raise ValueError("no task was chosen; call .envs(task=...), `rlvlm check-task --list` has their names")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed!r}; runs repeat, so there is no random one")
+        if not self.in_evaluation:  # RLlib's own copy, which it changes as it likes; nobody runs by it
+            reject_unused_settings(self)
+
+    def build_algo(self, *arguments: Any, **settings: Any) -> Algorithm:
+        """The algorithm, as RLlib builds it; what RLlib logs from then on is up to `log_level`, if that was chosen."""
+        with quiet_rllib():
+            algorithm = super().build_algo(*arguments, **settings)
+        if self.log_level != _QUIET:
+            logging.getLogger("ray.rllib").setLevel(self.log_level)
+        return algorithm
+
+    def _take(self, **chosen: Any) -> Self:
+        for name, value in chosen.items():
+            if value is not UNCHANGED:
+                setattr(self, name, value)
+        return self
+
+
+def reject_unused_settings(config: BaseConfig) -> None:
+    """Passes where all that somebody has set of RLlib is also read: what differs from a fresh config and is not.
+
+    Raises:
+        ValueError: names what would be ignored, and what to set instead.
+    """
+    make: Any = type(config)
+    fresh = make()  # what nobody has set anything of
+    used = {*_USED_SETTINGS, *config.taken_settings, *(f"callbacks_{name}" for name in _USED_CALLBACKS)}
+    for name in sorted(vars(AlgorithmConfig()).keys() - used):
+        value, default = getattr(config, name), getattr(fresh, name)
+        if name.startswith("callbacks_") and value is not None:
+            _reject_callback(name.removeprefix("callbacks_"))
+        if type(value) is not type(default) or value != default:  # of equal numbers, one may be `Unset`
+            raise ValueError(
+                f"{name.strip('_')} of RLlib's config is not used here, got {value!r}; leave it out: hyperparameters "
+                f"are set by {config.own_settings}, task and envs by .envs(task=..., env_settings=EnvConfig(...)), and "
+                "evaluations are whole episodes in this process, by .evaluation(evaluation_interval=..., "
+                "evaluation_duration=...)"
+            )
+    classes = config.callbacks_class if isinstance(config.callbacks_class, list) else [config.callbacks_class]
+    for name in sorted(name for name in dir(RLlibCallback) if name.startswith("on_") and name not in _USED_CALLBACKS):
+        if any(getattr(each, name, None) is not getattr(RLlibCallback, name) for each in classes):
+            _reject_callback(name)
+
+
+def _reject_callback(name: str) -> NoReturn:
+    raise ValueError(
+        f"the callback {name} would never be called: our env runners know no RLlib episodes; use on_train_result and "
+        "on_evaluate_end, which have the metrics"
+    )
+
+
+class TrainingStats:
+    """Counters, the newest facts and means of the last episodes."""
+
+    def __init__(self) -> None:
+        self.env_steps = 0
+        """Env steps so far, of all envs together."""
+        self._steps_taken = 0
+        self._num_episodes = 0
+        self._recent: deque[list[float]] = deque(maxlen=_RECENT_EPISODES)
+        self._facts: dict[str, float] = {}
+        self._rewards_of_running = 0.0
+
+    def record(self, new_steps: int, episodes: Iterable[tuple[float, bool]]) -> None:
+        """Counts steps, and the true return and success of the episodes that ended in them."""
+        ended = [[env_return, float(is_success)] for env_return, is_success in episodes]
+        self.env_steps += new_steps
+        self._num_episodes += len(ended)
+        self._recent.extend(ended)
+
+    def take_new_steps(self) -> int:
+        """Env steps since the last call, or since what was loaded."""
+        new, self._steps_taken = self.env_steps - self._steps_taken, self.env_steps
+        return new
+
+    def note(self, facts: Mapping[str, float]) -> None:
+        """Keeps numbers until newer ones of the same names come."""
+        self._facts |= facts
+
+    def note_rewards(self, rewards: NDArray[np.float32], num_ended: int, leaves_out: bool) -> None:
+        """Notes what a round's transitions were given; the learned return is a mean over episodes, however long.
+
+        Args:
+            rewards: [B] as they went into the replay; NaN where the source has given none.
+            num_ended: episodes that ended in the round. What others were given counts with those that end next.
+            leaves_out: whether those without stay without, and are counted.
+        """
+        if np.isfinite(rewards).all():
+            self._rewards_of_running += float(rewards.sum())
+            if num_ended:
+                self._facts[metrics.TRAIN_LEARNED_RETURN] = self._rewards_of_running / num_ended
+                self._rewards_of_running = 0.0
+        if leaves_out:
+            before = self._facts.get(metrics.TRAIN_LEFT_OUT, 0.0)
+            self._facts[metrics.TRAIN_LEFT_OUT] = before + float(np.isnan(rewards).sum())
+
+    def report(self) -> dict[str, float]:
+        """The newest numbers; returns and success are means of 10 episodes, and missing until the first has ended."""
+        numbers = {metrics.ENV_STEPS: float(self.env_steps), metrics.EPISODES: float(self._num_episodes)}
+        if self._recent:
+            means = np.mean(self._recent, axis=0)
+            numbers |= {metrics.TRAIN_EPISODE_RETURN: float(means[0]), metrics.TRAIN_EPISODE_SUCCESS: float(means[1])}
+        return numbers | self._facts
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything, for a checkpoint."""
+        return {
+            "recent": list(self._recent),
+            "facts": self._facts,
+            "env_steps": self.env_steps,
+            "num_episodes": self._num_episodes,
+            "rewards_of_running": self._rewards_of_running,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._recent = deque(state["recent"], maxlen=_RECENT_EPISODES)
+        self._facts = dict(state["facts"])
+        self._rewards_of_running = state.get("rewards_of_running", 0.0)  # older checkpoints have none
+        self.env_steps, self._num_episodes = state["env_steps"], state["num_episodes"]
+        self._steps_taken = self.env_steps
+
+
+class BaseAlgorithm(Algorithm):
+    """Everything of RLlib's life cycle that stands on `save_checkpoint`, `load_checkpoint` and `evaluate_policy`, and
+    what a run asks for besides (`RunAlgorithm`) where an algorithm has nothing to add.
+
+    A state is a whole checkpoint: what `get_state` returns and what `save_to_path` writes are the same files.
+    """
+
+    config: Any
+    _stats: "TrainingStats"
+    _viewer: Any
+    """An env that nobody plays in; it draws."""
+    _runner_group: Any = None
+    """Who acts, where the algorithm has a group of runners."""
+
+    def setup(self, config: AlgorithmConfig) -> None:
+        """Builds what RLlib builds; called by RLlib.
+
+        RLlib asks its first env runner for the spaces, once, and raises an IndexError where that call is lost or the
+        runner dies as it begins. Then it builds again, with new runners, which begin as those did.
+
+        Raises:
+            MachineError: no try got an answer.
+        """
+        for number in range(_SET_UP_TRIES):
+            try:
+                return super().setup(config)
+            except IndexError:
+                group = self.env_runner_group
+                if group is None or self.spaces is not None:
+                    raise  # somebody else's
+                group.stop()
+                logger.warning("set-up, try %d of %d: the first env runner was lost", number + 1, _SET_UP_TRIES)
+        raise MachineError(
+            f"the first env runner was lost in each of {_SET_UP_TRIES} tries to set up the algorithm",
+            "look for what ends it (memory? network?), then start again, with fewer of them",
+        )
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps so far, of all envs together; those of demonstrations do not count."""
+        return self._stats.env_steps
+
+    def prepare(self, log: Callable[[str], None]) -> bool:
+        """What comes before the first round: nothing, unless there is a supervised start. See `RunAlgorithm`."""
+        return False
+
+    def finish(self) -> None:
+        """Waits for answers that are still to come; there are none unless an algorithm asks ahead."""
+
+    def evaluate_policy(self, num_episodes: int) -> Evaluation:
+        """Episodes of the present policy on the true task."""
+        raise NotImplementedError("each algorithm has its own player")
+
+    def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
+        """`episodes` to be filmed, as they are: those that have a source to ask were given its rewards in play."""
+        return list(episodes)
+
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Images [N, H, W, 3] of `snapshots` [N, S], in the task's own size where it has one."""
+        return self._viewer.draw(snapshots)
+
+    def report(self) -> dict[str, float]:
+        """The newest numbers by their names in `rlvlm.core.metrics`."""
+        return self._stats.report()
+
+    def log_round(self) -> None:
+        """Hands a round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
+        steps, report = (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), self.report()
+        self.metrics.log_value(steps, self._stats.take_new_steps(), reduce="lifetime_sum", with_throughput=True)
+        for name, value in report.items():
+            self.metrics.log_value(tuple(name.split("/")), value, window=1)
+        self.metrics.log_value("score", report.get(metrics.TRAIN_EPISODE_SUCCESS, 0.0), window=1)
+
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        """Takes env runners back in that were lost and have been started again; RLlib asks before every round."""
+        return [] if self._runner_group is None else self._runner_group.revive()
+
+    def cleanup(self) -> None:
+        """Closes the envs and lets RLlib stop the rest."""
+        super().cleanup()
+        self._viewer.close()
+
+    def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
+        """`config.evaluation_duration` episodes of the present policy; training does not notice.
+
+        Returns:
+            Under RLlib's names: mean return and number of episodes; beside them `success_rate` and our own metrics.
+        """
+        self._call_back("on_evaluate_start")
+        evaluation = self.evaluate_policy(self.config.evaluation_duration)
+        results = {
+            ENV_RUNNER_RESULTS: {
+                EPISODE_RETURN_MEAN: float(np.mean([one.env_return for one in evaluation.episodes])),
+                NUM_EPISODES: len(evaluation.episodes),
+            },
+            "success_rate": float(np.mean([one.is_success for one in evaluation.episodes])),
+            **evaluation.metrics,
+        }
+        self._call_back("on_evaluate_end", evaluation_metrics=results)
+        return results
+
+    def get_state(
+        self, components: Any = None, *, not_components: Any = None, **kwargs: Any
+    ) -> dict[str, dict[str, bytes]]:
+        """The files of a checkpoint, by their names.
+
+        Raises:
+            UsageError: only some components were asked for.
+        """
+        if components is not None or not_components is not None:
+            raise UsageError("the state is one piece and has no components", "call get_state() without any")
+        with TemporaryDirectory() as folder:
+            self.save_checkpoint(folder)
+            files = [file for file in Path(folder).rglob("*") if file.is_file()]
+            return {"checkpoint": {str(file.relative_to(folder)): file.read_bytes() for file in files}}
+
+    def set_state(self, state: dict[str, dict[str, bytes]]) -> None:
+        """Restores what `get_state` returned.
+
+        Raises:
+            CorruptCheckpoint: it is damaged.
+        """
+        with TemporaryDirectory() as folder:
+            for name, content in state["checkpoint"].items():
+                file = Path(folder) / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+            self.load_checkpoint(folder)
+
+    def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
+        """Saves a checkpoint in the folder `path`, by default a new one; returns the folder.
+
+        Raises:
+            UsageError: something else than the present state is to be saved, or not on a disk of this machine.
+        """
+        if kwargs.get("state") is not None or kwargs.get("filesystem") is not None:
+            raise UsageError("only the present state is saved, on a disk", "call save_to_path(folder)")
+        folder = Path(path or mkdtemp(prefix="rlvlm-"))
+        folder.mkdir(parents=True, exist_ok=True)
+        self.save_checkpoint(str(folder))
+        return str(folder)
+
+    def restore_from_path(self, path: Any, **kwargs: Any) -> None:
+        """Goes on from what `save_to_path` or `save_checkpoint` wrote, with the same config.
+
+        Raises:
+            CorruptCheckpoint: it is damaged.
+            UsageError: only a component is to be restored, or not from a disk of this machine.
+        """
+        if kwargs.get("component") is not None or kwargs.get("filesystem") is not None:
+            raise UsageError("the state is one piece, on a disk", "call restore_from_path(folder)")
+        self.load_checkpoint(str(path))
+
+    @classmethod
+    def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: a checkpoint holds no config, since nothing is pickled and a config holds functions.
+
+        Raises:
+            UsageError: always, with what to do.
+        """
+        raise UsageError(
+            f"a checkpoint of {cls.__name__} holds no config, since nothing is pickled",
+            f"build the algorithm from its config and call restore_from_path({str(path)!r}); for the folder of a run, "
+            "`rlvlm resume DIR`",
+        )
+
+    def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> Any:
+        """The networks that are trained, as an `RLModule`; None for another name than the default."""
+        learners: Any = self.learner_group  # RLlib's types want a function of two
+
+        def module(learner: Any) -> Any:
+            return learner.module[module_id] if module_id in learner.module else None
+
+        return next(iter(learners.foreach_learner(module))).get()
+
+    @classmethod
+    def _should_create_evaluation_env_runners(cls, eval_config: AlgorithmConfig) -> bool:
+        return False
+
+    def _call_back(self, name: str, **more: Any) -> None:
+        make_callback(
+            name,
+            callbacks_objects=self.callbacks,  # pyright: ignore[reportArgumentType] - a list, or one of them
+            callbacks_functions=getattr(self.config, f"callbacks_{name}"),
+            kwargs={"algorithm": self, "metrics_logger": self.metrics, **more},
+        )
+
+
+class BaseRunner(EnvRunner):
+    """An env runner whose policy, settings and random numbers come with each call of our own."""
+
+    config: Any
+
+    def assert_healthy(self) -> None:
+        """Nothing to check: a runner either lives or has raised."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """RLlib sends weights and connectors here; ours come with a turn, and there are no connectors."""
+
+
+class ManualLearner(TorchLearner):
+    """A learner that is handed what it learns from by the algorithm, and takes its own steps."""
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
+        """Nothing to register: the learner's own optimiser takes the steps."""
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """Gradients are summed by `add_up_gradients`, so that shares may be uneven; RLlib's wrapper averages."""
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
+        """RLlib's own path from episodes to a loss, which our learners do not take.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"{type(self).__name__} is handed what it learns from; call `learn`")
+
+    def configure_torch(self, threads: int) -> None:
+        """Torch as this process needs it: `threads` CPU threads, and fresh memory left alone."""
+        torch.set_num_threads(threads)
+        # RLlib asks torch for determinism, which also writes NaN to all fresh memory, a replay's at once.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def gpus_of_learner(device: str) -> int:
+    """GPUs that RLlib is to give the learner of this process: 1 where `device` (auto, cpu or cuda) means one, else 0.
+
+    With it a Tuner's trial reserves a GPU, and the learner, its replay and its batches lie there.
+
+    Raises:
+        ModelUnavailable: `cuda` is wanted and there is none here.
+    """
+    return int(pick_device(device, "algo").type != "cpu")
+
+
+@contextmanager
+def quiet_rllib() -> Iterator[None]:
+    """While RLlib checks and builds it warns of its own ways; users cannot act on that. Afterwards all is as before."""
+    levels = {name: logging.getLogger(name).level for name in _NOISY_LOGGERS}
+    try:
+        for name in levels:
+            logging.getLogger(name).setLevel(_QUIET)
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+class Learners(Generic[Learner]):
+    """All learners of an algorithm, as its own process sees them.
+
+    Args:
+        algorithm: set up by RLlib.
+        threads: CPU threads of torch in each learner's process.
+    """
+
+    def __init__(self, algorithm: Algorithm, threads: int) -> None:
+        assert algorithm.learner_group is not None, "RLlib has set it up"
+        self._group: Any = algorithm.learner_group
+        self.local: Learner | None = None
+        """The one in this process; None where there are actors."""
+        if self._group.is_local:
+            self.local = next(iter(self._group.foreach_learner(lambda learner: learner))).get()
+        else:
+            torch.set_num_threads(threads)
+        self.call_all("configure_torch", threads)
+
+    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+        """What `method` returned to each learner, the first's first.
+
+        Raises:
+            MachineError: a learner is gone.
+            Exception: whatever a learner raised.
+        """
+        if self.local is not None:
+            return [getattr(self.local, method)(*arguments)]
+        sent = [ray.put(argument) for argument in arguments]  # once, however many learners read it
+        called = self._group.foreach_learner(_call, healthy_only=False, method=method, arguments=sent)
+        answers = [answer.get() for answer in called]
+        if lost := [answer for answer in answers if not isinstance(answer, tuple)]:
+            raise MachineError(
+                f"{len(lost)} of {len(answers)} learners are gone: {type(lost[0]).__name__}",
+                "look for what ends them (memory?), then `rlvlm resume`",
+            )
+        if raised := [(time_s, outcome) for _, time_s, outcome in answers if isinstance(outcome, Exception)]:
+            raise min(raised, key=lambda one: one[0])[1]  # the others only missed this one in a sum
+        return [outcome for _, _, outcome in sorted(answers, key=lambda answer: answer[0])]
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What `method` returned to the first learner; all of them run it."""
+        return self.call_all(method, *arguments)[0]
+
+
+def check_learners(config: AlgorithmConfig, wanted: int, gpus_each: float, env_runners: int = 0) -> None:
+    """Passes where the config's number of learners is `wanted` and the cluster has a place for each.
+
+    Args:
+        config: with RLlib's numbers.
+        wanted: learners, by the hyperparameters.
+        gpus_each: GPUs for each of them.
+        env_runners: likewise, processes that play.
+
+    Raises:
+        ValueError: RLlib has another number.
+        MachineError: the cluster has too few cores or GPUs; RLlib would wait for them without a word.
+    """
+    if (config.num_env_runners, config.num_learners) != (env_runners, wanted):
+        raise ValueError(
+            f"num_env_runners must be {env_runners} and num_learners what the hyperparameters say, {wanted}; got "
+            f"{config.num_env_runners} and {config.num_learners}: set them by .learning(...)"
+        )
+    if not (wanted and ray.is_initialized()):
+        return
+    has = ray.cluster_resources()
+    for resource, each in (("GPU", gpus_each), ("CPU", 0.0 if gpus_each else 1.0)):
+        total, there = wanted * each, has.get(resource, 0.0)
+        if total > there:
+            raise MachineError(
+                f"{wanted} learners ask for {total:g} {resource}, the Ray cluster has {there:g}",
+                "lower --algo.num-learners or --algo.gpus-per-learner, or use a cluster that has them",
+            )
+
+
+def local_shard(rows: Tensor) -> Tensor:
+    """The part of `rows` [B] that this process's learner goes through: all of them where it is the only one.
+
+    Shares differ by a row at most; with fewer rows than learners some are empty.
+    """
+    if not _are_several():
+        return rows
+    return rows.tensor_split(distributed.get_world_size())[distributed.get_rank()]
+
+
+def all_reduce(numbers: Tensor) -> Tensor:
+    """`numbers` summed over all learners, the same to the bit in each; themselves where there is one."""
+    if not _are_several():
+        return numbers
+    summed = numbers.clone()
+    distributed.all_reduce(summed)
+    return summed
+
+
+def add_up_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Sums the gradients of `parameters` over all learners, in place; where nobody has one there is 0."""
+    if not _are_several():
+        return
+    parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+    summed = all_reduce(torch.cat([part.float().reshape(-1) for part in parts]))
+    sizes = [part.numel() for part in parts]
+    for parameter, values in zip(parameters, summed.split(sizes), strict=True):
+        parameter.grad = values.reshape(parameter.shape).to(parameter.dtype)
+
+
+def check_weights(parameters: Sequence[nn.Parameter], fix: str) -> None:
+    """Passes where all of `parameters` are finite after a step; one may be broken that no loss of this step has seen.
+
+    Raises:
+        NumericsError: says how many are not.
+    """
+    sums = torch.stack([parameter.detach().float().sum() for parameter in parameters])
+    check_finite("after an update", fix, {"parameters' sums": sums})
+
+
+def map_sharded(rows: Sequence[Row], compute: Callable[[Sequence[Row]], list[Answer]]) -> list[Answer]:
+    """`compute`'s answers for all of `rows`, in their order; each learner computes a share and gets the rest."""
+    if not _are_several():
+        return compute(rows)
+    count, rank = distributed.get_world_size(), distributed.get_rank()
+    bounds = [len(rows) * place // count for place in range(count + 1)]
+    own = compute(rows[bounds[rank] : bounds[rank + 1]]) if bounds[rank] < bounds[rank + 1] else []
+    parts: list[Any] = [None] * count
+    distributed.all_gather_object(parts, own)
+    return [answer for part in parts for answer in part]
+
+
+def _are_several() -> bool:
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _call(learner: Any, method: str, arguments: Sequence[Any]) -> tuple[int, float, Any]:
+    """Runs in a learner's actor: its rank, the wall clock's time at the end, and what the method returned or raised.
+
+    Raised there, an exception would end the actor without saying why. The others may be waiting for this learner in the
+    middle of a sum; without its process group they stop waiting.
+    """
+    rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+    outcome: Any
+    try:
+        outcome = getattr(learner, method)(*ray.get(list(arguments)))
+    except Exception as error:
+        error.add_note(f"in learner {rank}:\n{traceback.format_exc()}")
+        outcome = error
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+    return rank, time.time(), outcome

@@ -1,0 +1,207 @@
+"""Which source rewards the agent now, and the feedback that moves it: novelty until a learned reward is trusted."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlvlm.algorithms.sac_pebble.runner import Sample
+from rlvlm.envs.images import FrameStore
+from rlvlm.envs.step_env import StepEnv
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.judge import Judge
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning
+from rlvlm.preferences.loop import FeedbackLoop, build_loop
+from rlvlm.preferences.records import Record, ScoreLog
+from rlvlm.preferences.reward_model import LearnedReward
+from rlvlm.preferences.teachers import build_teacher
+from rlvlm.rewards.build import build_source
+from rlvlm.rewards.config import ExplorationConfig, RewardConfig
+from rlvlm.rewards.judged import JudgedReward
+from rlvlm.rewards.novelty import NoveltyReward
+from rlvlm.rewards.source import RewardSource, SourceContext
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardSetup:
+    """Everything that decides where the reward comes from: the sections of a run's config, whole."""
+
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    goal: str = ""
+    """What the judge is asked about; empty takes the task's own."""
+    make_judge: Callable[[], Judge] | None = None
+    """Called once, in the process that asks, if a judge is asked; must pickle."""
+    total_steps: int | None = None
+    """Env steps of the whole run: nobody is asked at its end, where nothing would train on the answers. None asks for
+    as long as the budget lasts."""
+
+    def check(self) -> None:
+        """Passes where what is asked goes together with who is asked.
+
+        Raises:
+            ValueError: says which setting is wrong and what to do.
+        """
+        check_learning(self.reward, self.feedback, self.reward_model)
+        if self.reward.asks_judge and self.make_judge is None:
+            raise ValueError(
+                "a judge is to be asked and there is none; call .rewards(make_judge=...), "
+                "or choose teacher oracle or random"
+            )
+
+
+class RewardSwitch:
+    """The source in force. With a feedback loop, it gives way to the learned reward once that is trusted.
+
+    Args:
+        source: in force at the start.
+        novelty: is shown every visited state as long as it is in force; None when it plays no part.
+        loop: asks the teacher; None when the source never changes.
+        log: keeps what a judge says directly; None where none does.
+        exploration: what is earned beside the learned reward.
+    """
+
+    def __init__(
+        self,
+        source: RewardSource,
+        novelty: NoveltyReward | None = None,
+        loop: FeedbackLoop | None = None,
+        log: ScoreLog | None = None,
+        exploration: ExplorationConfig | None = None,
+    ) -> None:
+        self.source = self._first_source = source
+        self._novelty = novelty
+        self._loop = loop
+        self._log = log
+        self._exploration = exploration or ExplorationConfig()
+        self._learned_since = 0
+
+    @property
+    def learned(self) -> LearnedReward | None:
+        """The source learned from feedback, once it is in force."""
+        return self._loop.source if self._loop is not None and self.source is self._loop.source else None
+
+    @property
+    def bonus(self) -> RewardSource | None:
+        """What is earned beside the learned reward, without its weight; None as long as that is not in force."""
+        if self._loop is None or self.learned is None:
+            return None
+        return {"none": None, "disagreement": self._loop.disagreement, "novelty": self._novelty}[
+            self._exploration.bonus
+        ]
+
+    @property
+    def _novelty_in_use(self) -> NoveltyReward | None:
+        """The novelty, as long as it counts: until the learned reward takes over, or beside that as a bonus."""
+        return self._novelty if self.learned is None or self._exploration.bonus == "novelty" else None
+
+    def bonus_weight(self, env_steps: int) -> float:
+        """What the bonus counts now, >= 0."""
+        return 0.0 if self.learned is None else self._exploration.weight_after(env_steps - self._learned_since)
+
+    def record(self, sample: Sample) -> None:
+        """Remembers visited states and finished episodes for those who need them."""
+        if (novelty := self._novelty_in_use) is not None:
+            novelty.observe(sample.transitions.obs)
+        for listener in (self._loop, self._log):
+            if listener is not None:
+                for episode in sample.episodes:
+                    listener.add(episode)
+
+    def is_feedback_due(self, env_steps: int) -> bool:
+        """Whether the teacher is to be asked now."""
+        return self._loop is not None and self._loop.is_due(env_steps)
+
+    def steps_to_session(self, env_steps: int) -> int | None:
+        """Env steps until the teacher is asked again, >= 0; None where nobody will be."""
+        return None if self._loop is None else self._loop.steps_to_session(env_steps)
+
+    def hold_session(self, env_steps: int) -> dict[str, float]:
+        """Asks the teacher and fits the reward; the first fit that is trusted puts the learned reward in force."""
+        assert self._loop is not None, "sessions are only due where there is a feedback loop"
+        session_metrics = self._loop.run_session(env_steps)
+        if self._loop.source.is_trusted and self.learned is None:
+            logger.info("the learned reward is in force from step %d on", env_steps)
+            self._switch_to_learned(self._loop, env_steps)
+        elif self.learned is None:
+            logger.info("step %d: exploring goes on: the reward model is not yet better than chance", env_steps)
+        return session_metrics
+
+    def finish_feedback(self) -> None:
+        """Waits for answers that are still to come, so that their records are not lost."""
+        if self._loop is not None:
+            self._loop.finish()
+
+    def drain_records(self, env_steps: int) -> list[Record]:
+        """The records since the last call, of queries or of direct scores; none where nobody is asked."""
+        if self._log is not None:
+            return [*self._log.drain(env_steps)]
+        return [] if self._loop is None else self._loop.drain_records()
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of everything in it, as a state tree."""
+        novelty = self._novelty_in_use
+        return {
+            "is_learned": self.learned is not None,
+            "learned_since": self._learned_since,
+            "novelty": None if novelty is None else novelty.get_state(),
+            "loop": None if self._loop is None else self._loop.get_state(),
+        }
+
+    def set_state(self, tree: dict[str, Any]) -> None:
+        """Restores what `get_state` returned, in a switch built from the same config, however far it has come."""
+        self.source = self._first_source
+        if self._loop is not None:
+            self._loop.set_state(tree["loop"])
+            if tree["is_learned"]:
+                self._switch_to_learned(self._loop, tree.get("learned_since", 0))  # older ones have no bonus
+        if (novelty := self._novelty_in_use) is not None:
+            novelty.set_state(tree["novelty"])
+
+    def _switch_to_learned(self, loop: FeedbackLoop, env_steps: int) -> None:
+        """Puts the learned reward in force; unless novelty goes on beside it, its memory of states is given back."""
+        self.source, self._learned_since = loop.source, env_steps
+        if self._novelty is not None and self._novelty_in_use is None:
+            self._novelty.forget()
+
+
+def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbour: int, seed: int) -> RewardSwitch:
+    """The switch that `setup` describes.
+
+    Args:
+        setup: what the run is rewarded by; it has been checked.
+        task: name in the registry.
+        viewer: an env nobody trains in; it draws the images.
+        novelty_neighbour: k of the exploration reward.
+        seed: of whatever is drawn.
+    """
+    reward = setup.reward
+    judge = setup.make_judge() if reward.asks_judge and setup.make_judge else None
+    frames = FrameStore(viewer, setup.judge.picture_px, capacity=256)
+    goal = setup.goal or viewer.goal
+    context = SourceContext(env=viewer, frames=frames, goal=goal, judge=judge, novelty_neighbour=novelty_neighbour)
+    if not reward.is_learned:
+        source = build_source(reward.source, context)
+        return RewardSwitch(
+            source,
+            novelty=source if isinstance(source, NoveltyReward) else None,
+            log=ScoreLog(source, frames) if isinstance(source, JudgedReward) else None,
+        )
+    teacher = build_teacher(
+        reward.teacher, judge=judge, frames=frames, goal=goal, seed=seed, task=task, feedback=setup.feedback
+    )
+    loop = build_loop(
+        viewer,
+        teacher,
+        reward=reward,
+        feedback=setup.feedback,
+        reward_model=setup.reward_model,
+        seed=seed,
+        total_steps=setup.total_steps,
+    )
+    novelty = NoveltyReward.build(context)
+    return RewardSwitch(novelty, novelty, loop, exploration=reward.exploration)

@@ -1,1 +1,0 @@
-"""One gradient update of SAC: the losses, and two ways to their gradients. Used by the learner."""

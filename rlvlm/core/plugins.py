@@ -1,0 +1,51 @@
+"""Objects of a user's own that settings name: `package.module:NAME`, `file:NAME` or `path/file.py:NAME`."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlvlm.core.errors import UsageError
+
+
+def is_reference(name: str) -> bool:
+    """Whether `name` refers to an object of somebody's own, and is none of the names that ship."""
+    return ":" in name
+
+
+def load_object(reference: str, setting: str) -> Any:
+    """What `reference` refers to. Modules beside the working directory are found, whatever started this process.
+
+    Args:
+        reference: `module:NAME`; the module may be a path that ends in `.py`.
+        setting: that names it, for messages, e.g. `reward.source`.
+
+    Raises:
+        UsageError: there is no such module or no such name in it, or the module itself breaks; says where.
+    """
+    module_name, _, name = reference.partition(":")
+    try:
+        if module_name.endswith(".py"):
+            path = Path(module_name).expanduser().resolve()
+            module = sys.modules.get(path.stem)
+            if getattr(module, "__file__", None) != str(path):  # not loaded yet, or another file of that name
+                spec = importlib.util.spec_from_file_location(path.stem, path)
+                assert spec is not None and spec.loader is not None, "a .py file has a loader"
+                module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+                try:
+                    spec.loader.exec_module(module)
+                except BaseException:
+                    del sys.modules[path.stem]  # half a module would be found the next time
+                    raise
+        else:
+            if (folder := str(Path.cwd())) not in sys.path:
+                sys.path.append(folder)
+            module = importlib.import_module(module_name)
+        return getattr(module, name)
+    except Exception as error:  # a user's own file breaks in any way
+        raise UsageError(
+            f"{setting} {reference}: {type(error).__name__}: {error}",
+            "give it as my_file:NAME, of a file in this folder or a module that can be imported; mend the file if the "
+            "message is about its code",
+        ) from error

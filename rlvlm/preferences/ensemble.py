@@ -1,0 +1,191 @@
+"""K networks that read the same steps, each image but once and in passes of one size.
+
+Fitted by the reward model; read by the reward sources and by who chooses queries.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rlvlm.core.steps import FloatArray
+from rlvlm.preferences.dataset import Examples, Steps
+from rlvlm.preferences.networks import RewardInput
+
+
+@torch.no_grad()
+def read_in_passes(
+    read: Callable[[Tensor], Tensor], rows_of: Callable[[slice], Tensor], num: int, per_pass: int
+) -> Tensor:
+    """What a network makes of rows, in passes of one size whatever their number: the last one is filled up.
+
+    Matrix products choose their kernel by the number of rows, and kernels round differently. With one size, a row comes
+    out the same in whatever company it is read.
+
+    Args:
+        read: what the network makes of `[per_pass, ...]`.
+        rows_of: the rows in a part of 0 to `num`.
+        num: of rows, >= 1.
+        per_pass: rows read at once.
+
+    Returns:
+        [num, ...].
+    """
+    made = []
+    for first in range(0, num, per_pass):
+        rows = rows_of(slice(first, min(first + per_pass, num)))
+        filling = rows[-1:].expand(per_pass - len(rows), *rows.shape[1:])
+        made.append(read(torch.cat([rows, filling]))[: len(rows)])
+    return torch.cat(made)
+
+
+class PredictionCache:
+    """The readings of everything that has a name, until they are forgotten because the ensemble has changed.
+
+    A reading depends on its image alone, not on when or in what company it was read. So this only saves work: it is
+    no part of a run's state, and whoever looks in between changes nothing.
+
+    Args:
+        num_members: K.
+        capacity: readings kept, >= 1; when there are more, all are forgotten. With names of 32 bytes one takes some
+            250 bytes, Python's own included.
+    """
+
+    def __init__(self, num_members: int, capacity: int = 65_536) -> None:
+        self._capacity = capacity
+        self._values = np.empty((capacity, num_members), np.float32)
+        self._places: dict[bytes, int] = {}
+
+    def forget(self) -> None:
+        """Everything is to be read anew."""
+        self._places.clear()
+
+    def of(self, names: Sequence[bytes], read: Callable[[NDArray[np.int64]], FloatArray]) -> FloatArray:
+        """The readings of what `names` name.
+
+        Args:
+            names: U of them, no two alike.
+            read: gives `[M, K]` readings for places `[M]` in `names`; asked only for those that are not known.
+
+        Returns:
+            [U, K].
+        """
+        places = np.array([self._places.get(name, -1) for name in names], np.int64)
+        unknown = np.flatnonzero(places < 0)
+        values = self._values[places]  # the rows of the unknown are overwritten
+        if len(unknown):
+            values[unknown] = read(unknown)
+            if len(self._places) + len(unknown) > self._capacity:
+                self._places.clear()
+            first, kept = len(self._places), unknown[: self._capacity]
+            self._places.update((names[place], first + at) for at, place in enumerate(kept.tolist()))
+            self._values[first : first + len(kept)] = values[kept]
+        return values
+
+
+class Ensemble:
+    """K networks that differ in their first weights; steps that look the same are read once.
+
+    Whoever changes the weights calls `forget`, after which images are read anew.
+
+    Args:
+        inputs: what the networks look at.
+        num_members: K.
+        rng: of the first weights, on the CPU.
+        device: where the members compute; what they are given and what they say lies on the CPU.
+    """
+
+    def __init__(
+        self, inputs: RewardInput, num_members: int, rng: torch.Generator, device: torch.device | str = "cpu"
+    ) -> None:
+        self.inputs = inputs
+        self.device = torch.device(device)
+        self.members = [inputs.build_network(rng).to(self.device) for _ in range(num_members)]
+        self._predictions = PredictionCache(num_members)
+        self.train(False)
+
+    def train(self, is_training: bool) -> None:
+        """Switches all members between training and reading."""
+        for member in self.members:
+            member.train(is_training)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The weights of all members."""
+        return [weight for member in self.members for weight in member.parameters()]
+
+    def forget(self) -> None:
+        """Forgets what was read, since the weights change."""
+        self._predictions.forget()
+
+    def rewards(self, steps: Steps) -> FloatArray:
+        """The members' mean `[N]`."""
+        first, kind = self.inputs.distinct(steps)
+        return self._look_up(steps, first).mean(axis=1)[kind]
+
+    def leading_rewards(self, steps: Steps) -> FloatArray:
+        """`rewards` `[M]` of the leading steps, as many as are read within a good half second, M >= 1."""
+        first, kind = self.inputs.distinct(steps)
+        num_kinds = self.inputs.affordable_kinds
+        num_steps = len(steps) if len(first) <= num_kinds else int(first[num_kinds])
+        return self._look_up(steps, first[:num_kinds]).mean(axis=1)[kind[:num_steps]]
+
+    def predict(self, steps: Steps) -> FloatArray:
+        """Each member's reward of each step, `[K, N]`."""
+        first, kind = self.inputs.distinct(steps)
+        return self._look_up(steps, first)[kind].T
+
+    def features(self, steps: Steps) -> FloatArray:
+        """`[N, E]` what the first member sees in each step: its last layer's input, or its scaled state."""
+        first, kind = self.inputs.distinct(steps)
+        return self._read(lambda rows: self.members[0].features(rows.to(self.device)), steps, first)[kind]
+
+    def rows(self, examples: Examples) -> tuple[Tensor, Tensor]:
+        """What the networks read of all examples: rows `[U, ...]`, and `[N, S, L]` which one each step shows; both on
+        the members' device.
+        """
+        steps = examples.steps()
+        first, kind = self.inputs.distinct(steps)
+        places = torch.from_numpy(kind).view(len(examples), examples.num_sides, examples.segment_steps)
+        return self.inputs.rows(steps, first).to(self.device), places.to(self.device)
+
+    def mean_returns(self, rows: Tensor, places: Tensor) -> Tensor:
+        """The members' mean return `[N, S]` of sides of `rows` at `places` `[N, S, L]`."""
+        shown, place = places.unique(return_inverse=True)
+        rewards = read_in_passes(
+            self._every_member, lambda part: rows[shown[part]], len(shown), self.inputs.rows_per_pass
+        )
+        return rewards.mean(dim=1)[place].sum(-1)
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """Copies of the members' weights, as arrays."""
+        return [
+            {name: np.array(weight.cpu()) for name, weight in member.state_dict().items()} for member in self.members
+        ]
+
+    def set_state(self, state: list[dict[str, Any]]) -> None:
+        """Restores what `get_state` returned."""
+        for member, weights in zip(self.members, state, strict=True):
+            member.load_state_dict({name: torch.tensor(weight) for name, weight in weights.items()})
+        self.forget()
+
+    def _look_up(self, steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
+        """Each member's reward `[U, K]` of chosen steps `[U]`; images are read when first met after a fit."""
+        names = self.inputs.names(steps, chosen)
+        if names is None:
+            return self._read(self._every_member, steps, chosen)
+        return self._predictions.of(names, lambda places: self._read(self._every_member, steps, chosen[places]))
+
+    def _read(self, read: Callable[[Tensor], Tensor], steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
+        """`[M, ...]` what `read` makes of the chosen steps `[M]`."""
+        made = read_in_passes(
+            read, lambda part: self.inputs.rows(steps, chosen[part]), len(chosen), self.inputs.rows_per_pass
+        )
+        return made.cpu().numpy()
+
+    def _every_member(self, rows: Tensor) -> Tensor:
+        """`[M, K]` what each member makes of `rows` `[M, ...]`."""
+        rows = rows.to(self.device)
+        return torch.stack([member(rows) for member in self.members], dim=1)

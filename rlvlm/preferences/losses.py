@@ -1,0 +1,127 @@
+"""What an ensemble is fitted to, labels of pairs or scores: losses, when a fit is good enough, what it predicts.
+
+An objective stands between predicted returns `[..., B, S]` of the S sides of examples and their targets `[..., B]`.
+"""
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from rlvlm.core import metrics
+from rlvlm.preferences.config import RewardModelConfig
+from rlvlm.rewards.judged import to_reward
+
+_REWARD_PER_SCORE = to_reward(1.0) - to_reward(0.0)
+
+
+def preference_loss(returns_left: Tensor, returns_right: Tensor, p_right: Tensor) -> Tensor:
+    """Cross-entropy between labels and the Bradley-Terry model, in nats per comparison.
+
+    Args:
+        returns_left: [K, B] predicted undiscounted return of the left segments, reward units.
+        returns_right: [K, B] likewise, right segments.
+        p_right: [K, B] or [B] label in [0, 1]; 0.5 is a tie.
+
+    Returns:
+        [K] mean loss of each member.
+
+    Raises:
+        ValueError: the two returns differ in shape.
+
+    Source: Christiano et al. 2017, arXiv:1706.03741, sec. 2.2.3. Departure: no 10 % random-answer term.
+    """
+    if returns_left.shape != returns_right.shape:
+        raise ValueError(f"returns must share shape [K, B], got {returns_left.shape} and {returns_right.shape}")
+    margin = returns_right - returns_left  # [K, B]
+    return (softplus(margin) - p_right * margin).mean(-1)
+
+
+def score_loss(rewards: Tensor, scores: Tensor) -> Tensor:
+    """Mean squared distance of predicted rewards from what the scores say, `to_reward`.
+
+    Args:
+        rewards: [K, B] predicted, reward units.
+        scores: [K, B] or [B] in [0, 1].
+
+    Returns:
+        [K] of each member, in reward units squared.
+    """
+    return (rewards - to_reward(scores)).square().mean(-1)
+
+
+class PreferenceObjective:
+    """Labels of pairs by the Bradley-Terry model; a fit ends on training accuracy, as in PEBBLE's code."""
+
+    quality = metrics.REWARD_ACCURACY
+    """Metric that `grade` adds up to."""
+    ends_on_held_out = False
+    """Whether `is_reached` looks at answers that never train."""
+
+    def loss(self, returns: Tensor, targets: Tensor, config: RewardModelConfig) -> Tensor:
+        """[K] mean loss of each member, nats per comparison; `returns` are [K, B, 2], `targets` [K, B]."""
+        return preference_loss(returns[..., 0], returns[..., 1], targets + config.label_smoothing * (0.5 - targets))
+
+    def grade(self, returns: Tensor, targets: Tensor) -> tuple[float, int]:
+        """How many decided labels the members agree with, all together, and how many there are: their quotient is the
+        quality of an epoch.
+        """
+        is_decided = targets != 0.5
+        agrees = (returns[..., 1] > returns[..., 0]) == (targets > 0.5)
+        return int((agrees & is_decided).sum()), int(is_decided.sum())
+
+    def is_reached(self, quality: float, held_out: Callable[[], float], config: RewardModelConfig) -> bool:
+        """Whether a fit may end: the training accuracy is high enough.
+
+        Args:
+            quality: of the last epoch, on what it trained on.
+            held_out: gives the same of the members' mean now, on what never trains; NaN where nothing is held out.
+            config: says what is enough.
+        """
+        return quality > config.stop_accuracy
+
+    def predicted(self, returns: Tensor, targets: Tensor) -> list[bool]:
+        """Whether the members' mean `[N, 2]` gives the larger return to the side that is called better, for each of the
+        `targets` `[N]` that decide.
+
+        Of answers that have nothing to do with what is shown, half are right. A mean that says the same of both sides
+        is not right: else one that is constant would agree with a judge who looks at places alone.
+        """
+        margin, side = returns[:, 1] - returns[:, 0], targets - 0.5
+        return (margin * side > 0)[side != 0].tolist()
+
+
+class ScoreObjective:
+    """Scores by least squares; a fit ends on the error of held-out scores.
+
+    Source: the VLM Score baseline of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681. Departure: its code ends a fit when
+    a squared error, which should fall, exceeds 0.97.
+    """
+
+    quality = metrics.REWARD_TRAIN_ERROR
+    ends_on_held_out = True
+
+    def loss(self, returns: Tensor, targets: Tensor, config: RewardModelConfig) -> Tensor:
+        """[K] reward units squared."""
+        return score_loss(returns[..., 0], targets)
+
+    def grade(self, returns: Tensor, targets: Tensor) -> tuple[float, int]:
+        """Sum of squared errors in units of the score, and how many."""
+        errors = (returns[..., 0] - to_reward(targets)) / _REWARD_PER_SCORE
+        return float(errors.square().sum()), errors.numel()
+
+    def is_reached(self, quality: float, held_out: Callable[[], float], config: RewardModelConfig) -> bool:
+        """Whether held-out scores are missed by little enough; scores in training where none are held out."""
+        error = held_out()
+        return (quality if math.isnan(error) else error) < config.stop_error**2
+
+    def predicted(self, returns: Tensor, targets: Tensor) -> list[bool]:
+        """Whether each score and the next one, no score in two pairs, are in the order of their returns."""
+        even = len(targets) // 2 * 2
+        gains, rises = returns[:even, 0].view(-1, 2).diff().squeeze(1), targets[:even].view(-1, 2).diff().squeeze(1)
+        return (gains * rises > 0)[rises != 0].tolist()
+
+
+Objective = PreferenceObjective | ScoreObjective
+PREFERENCE, SCORE = PreferenceObjective(), ScoreObjective()

@@ -1,0 +1,269 @@
+"""The networks of a learned reward and what each looks at: images, or state and action. Used by the ensemble.
+
+All give one number in [-BOUND, BOUND] per step. A choice between them is a choice of `RewardInput`, nothing else.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from hashlib import blake2b
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from rlvlm.envs.images import FrameStore
+from rlvlm.envs.step_env import StepEnv
+from rlvlm.preferences.config import RewardModelConfig
+from rlvlm.preferences.dataset import Steps
+from rlvlm.rewards.config import RewardConfig
+
+_CONVOLUTIONS = ((16, 5, 4), (32, 3, 2), (64, 3, 2), (128, 3, 2))
+"""Channels out, kernel and stride of each layer."""
+_HIDDEN = (256, 256, 256)
+BOUND = 3.0
+"""Largest reward. Departure from 1 in both papers: within [-1, 1] the Bradley-Terry model can be at most 88 % sure, so
+every fit pushes all rewards to the two ends, and a quarter of the way is worth as much as all of it."""
+_SMALLEST_SCALE = 0.1
+
+
+def bounded(values: Tensor) -> Tensor:
+    """`values`, pressed smoothly into [-BOUND, BOUND]; small ones stay as they are."""
+    return BOUND * torch.tanh(values / BOUND)
+
+
+class RewardNetwork(nn.Module):
+    """From rows `[M, ...]` to rewards `[M]`."""
+
+    def calibrate(self, rows: Tensor, /) -> None:
+        """Gets the first rows that are fitted, before any update; pixels need nothing, for their range is known."""
+
+    def features(self, rows: Tensor, /) -> Tensor:
+        """`[M, E]` what it makes of them: the space in which rows are near or far."""
+        raise NotImplementedError
+
+
+class RewardInput(Protocol):
+    """Turns steps into rows that a network reads; steps that look the same share one row."""
+
+    affordable_kinds: int
+    """Rows that an ensemble of three reads in about half a second on one core, drawn images included."""
+    rows_per_pass: int
+    """Rows of every pass, filled up where there are fewer: more suit many rows, fewer the handful after a turn."""
+
+    def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`[U]` the first step of each kind, ascending, and `[N]` the kind of every step."""
+        ...
+
+    def names(self, steps: Steps, chosen: NDArray[np.int64]) -> list[bytes] | None:
+        """Equal names, equal rows: one for each of the chosen steps `[M]`. None where hardly a row comes twice."""
+        ...
+
+    def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
+        """`[M, ...]` what the network reads of the chosen steps `[M]`."""
+        ...
+
+    def build_network(self, rng: torch.Generator) -> RewardNetwork:
+        """A fresh network."""
+        ...
+
+
+def spread(layer: nn.Module, bound: float | None, rng: torch.Generator) -> nn.Module:
+    """`layer` with weights uniform in +-bound (None: +-1 / sqrt(inputs of a unit)) and no bias."""
+    if bound is None:
+        bound = 1 / math.sqrt(layer.get_parameter("weight")[0].numel())
+    with torch.no_grad():
+        layer.get_parameter("weight").uniform_(-bound, bound, generator=rng)
+        layer.get_parameter("bias").zero_()
+    return layer
+
+
+class ImageNetwork(RewardNetwork):
+    """Four convolutions, one linear layer, bounded by a tanh.
+
+    Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, its image reward: 16-32-64-128 channels, kernels 5-3-3-3,
+    and its initial weights. Departures, because our images have 64 pixels a side and not 300: the first stride is 4
+    and not 3, and borders are padded. Without padding the last layer would see only the upper left 47 pixels of 64;
+    with strides 4-2-2-2 the layers' sizes are 16, 8, 4 and 2, and only the last row and column are not seen.
+
+    Args:
+        picture_px: side of the images.
+        rng: of the initial weights.
+    """
+
+    def __init__(self, picture_px: int, rng: torch.Generator) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels, size = 3, picture_px
+        for channels_out, kernel, stride in _CONVOLUTIONS:
+            layer = skip_init(nn.Conv2d, channels, channels_out, kernel, stride=stride, padding=kernel // 2)
+            layers += [spread(layer, None, rng), nn.ReLU()]
+            channels, size = channels_out, (size - 1) // stride + 1
+        head = spread(skip_init(nn.Linear, channels * size**2, 1), 1e-3, rng)
+        self.layers = nn.Sequential(*layers, nn.Flatten(), head)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def features(self, pictures: Tensor) -> Tensor:
+        """`[M, E]` what the linear layer reads of `pictures` `[M, H, W, 3]` uint8."""
+        return self.layers[:-1](pictures.permute(0, 3, 1, 2).float() / 255)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Rewards `[M]` of `pictures` `[M, H, W, 3]` uint8."""
+        return bounded(self.layers[-1](self.features(pictures)).squeeze(-1))
+
+
+class ResNetNetwork(RewardNetwork):
+    """ResNet-18 with random weights and one linear layer, bounded by a tanh as the small CNN is.
+
+    Source: He et al. 2016, arXiv:1512.03385; as the image reward of the deformable tasks in Wang et al. 2024
+    (RL-VLM-F), arXiv:2402.03681. Departure from the latter: bounded, so that rewards of all models have one scale.
+
+    Batches are normalised by their own statistics in training, and by running ones otherwise.
+
+    Args:
+        rng: of the initial weights.
+    """
+
+    def __init__(self, rng: torch.Generator) -> None:
+        super().__init__()
+        from transformers import ResNetConfig, ResNetModel  # slow to load, and few want it
+
+        widths = [64, 128, 256, 512]
+        resnet18 = ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=widths)
+        seed = int(torch.randint(2**62, (), generator=rng))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.body = ResNetModel(resnet18)
+            self.head = spread(nn.Linear(widths[-1], 1), 1e-3, rng)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def features(self, pictures: Tensor) -> Tensor:
+        """`[M, 512]` means over the last map of `pictures` `[M, H, W, 3]` uint8."""
+        return self.body(pictures.permute(0, 3, 1, 2).float() / 255).pooler_output.flatten(1)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Rewards `[M]` of `pictures` `[M, H, W, 3]` uint8."""
+        return bounded(self.head(self.features(pictures)).squeeze(-1))
+
+
+class StateNetwork(RewardNetwork):
+    """Three hidden layers of 256 LeakyReLU units, bounded by a tanh.
+
+    Source: Lee et al. 2021 (PEBBLE), arXiv:2106.05091, app. B. Departure: inputs are centred and scaled by the first
+    rows that are fitted. Positions in metres differ by centimetres around offsets of half a metre; left as they are,
+    a fit of 100 updates orders far fewer held-out pairs.
+
+    Args:
+        num_inputs: length of a row.
+        rng: of the initial weights.
+    """
+
+    def __init__(self, num_inputs: int, rng: torch.Generator) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for size_in, size_out in zip((num_inputs, *_HIDDEN), _HIDDEN, strict=False):
+            layers += [spread(skip_init(nn.Linear, size_in, size_out), None, rng), nn.LeakyReLU()]
+        head = spread(skip_init(nn.Linear, _HIDDEN[-1], 1), None, rng)
+        self.layers = nn.Sequential(*layers, head)
+        self.centre = nn.Buffer(torch.zeros(num_inputs))
+        self.scale = nn.Buffer(torch.ones(num_inputs))
+
+    def calibrate(self, rows: Tensor) -> None:
+        """Centres and scales inputs by mean and standard deviation of `rows` `[M, D + A]`."""
+        self.centre.copy_(rows.mean(dim=0))
+        # What hardly moved yet may move far later on; the floor keeps it from drowning everything else then.
+        self.scale.copy_(rows.std(dim=0, correction=0).clamp_min(_SMALLEST_SCALE))
+
+    def features(self, rows: Tensor) -> Tensor:
+        """`[M, D + A]` the rows, centred and scaled."""
+        return (rows - self.centre) / self.scale
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rewards `[M]` of `rows` `[M, D + A]`."""
+        return bounded(self.layers(self.features(rows)).squeeze(-1))
+
+
+class ImageInput:
+    """The image after a step; steps whose images look the same are read once.
+
+    Args:
+        frames: draws and remembers images.
+        build: makes a network that reads them.
+        affordable_kinds: as in `RewardInput`.
+        rows_per_pass: likewise.
+    """
+
+    def __init__(
+        self,
+        frames: FrameStore,
+        build: Callable[[torch.Generator], RewardNetwork],
+        affordable_kinds: int = 512,
+        rows_per_pass: int = 32,
+    ) -> None:
+        self._frames = frames
+        self._build = build
+        self.affordable_kinds = affordable_kinds
+        self.rows_per_pass = rows_per_pass
+
+    def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return self._frames.distinct(steps.snapshots)
+
+    def names(self, steps: Steps, chosen: NDArray[np.int64]) -> list[bytes]:
+        # The key of a cloth has thousands of bytes; a digest does as well.
+        return [blake2b(key, digest_size=16).digest() for key in self._frames.keys(steps.snapshots[chosen])]
+
+    def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(self._frames.frames(steps.snapshots[chosen]))
+
+    def build_network(self, rng: torch.Generator) -> RewardNetwork:
+        return self._build(rng)
+
+
+class StateInput:
+    """Observation after a step, and the action that led to it.
+
+    Departure from PEBBLE, which takes the observation before the step: a judge is shown the image after it, and the
+    reward should see what was judged.
+
+    Args:
+        obs_size: D.
+        action_size: A.
+    """
+
+    affordable_kinds = 16_384
+    rows_per_pass = 64
+
+    def __init__(self, obs_size: int, action_size: int) -> None:
+        self._num_inputs = obs_size + action_size
+
+    def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        every = np.arange(len(steps))
+        return every, every
+
+    def names(self, steps: Steps, chosen: NDArray[np.int64]) -> None:
+        return None
+
+    def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(np.concatenate([steps.next_obs[chosen], steps.actions[chosen]], axis=1))
+
+    def build_network(self, rng: torch.Generator) -> StateNetwork:
+        return StateNetwork(self._num_inputs, rng)
+
+
+def affordable_pictures(picture_px: int) -> int:
+    """Images that an ensemble of three ResNets reads in about half a second on one core, >= 1."""
+    return max(200_000 // picture_px**2, 1)
+
+
+def reward_input(
+    env: StepEnv, frames: FrameStore, reward: RewardConfig, reward_model: RewardModelConfig
+) -> RewardInput:
+    """What `reward.model` looks at."""
+    if reward.model == "image":
+        return ImageInput(frames, partial(ImageNetwork, reward_model.picture_px))
+    if reward.model == "resnet18":
+        return ImageInput(frames, ResNetNetwork, affordable_pictures(reward_model.picture_px), rows_per_pass=16)
+    return StateInput(env.observation_space.shape[0], env.action_space.shape[0])

@@ -1,0 +1,263 @@
+"""What a teacher is asked: questions drawn from episodes, those worth asking, and the answers. Used by the loop.
+
+A question is a pair of segments to be compared, or a single frame to be scored. Sources of the sampling: Lee et al.
+2021 (PEBBLE), arXiv:2106.05091, sec. 4.2, and its code in Lee et al. 2021 (B-Pref), arXiv:2111.03026: disagreement,
+entropy and k-center over ten times as many candidates as there are questions. Departures: they work on images as
+well, and k-center runs in the space of the model's features where it looks at images, of its scaled inputs where it
+looks at states.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from rlvlm.core import metrics
+from rlvlm.core.judging import Score, Status, Verdict
+from rlvlm.core.steps import FloatArray, Pair, Segment, Trajectory
+from rlvlm.envs.images import FrameStore
+from rlvlm.preferences.config import FeedbackConfig, Sampling
+from rlvlm.preferences.dataset import Examples, Steps, decided, scored, sides_of
+from rlvlm.preferences.ensemble import Ensemble
+from rlvlm.preferences.records import record_queries, record_scores
+from rlvlm.preferences.reward_model import RewardModel
+
+Question = TypeVar("Question", Pair, Segment)
+
+_ROUNDS = 100
+"""How often questions that are not worth asking are replaced."""
+
+
+def draw_segments(lengths: Sequence[int], num: int, segment_steps: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Segments drawn uniformly, with replacement, from all there are; each episode's last frame included.
+
+    Args:
+        lengths: steps of each episode.
+        num: segments to draw.
+        segment_steps: L, >= 1.
+        rng: drawn from once.
+
+    Returns:
+        [num, 2] index of the episode and first step of each segment.
+
+    Raises:
+        ValueError: no episode is as long as a segment.
+    """
+    starts = np.maximum(np.asarray(lengths, np.int64) - segment_steps + 1, 0)
+    ends = starts.cumsum()
+    if not starts.sum():
+        raise ValueError(f"need an episode of at least {segment_steps} steps to draw a segment from, got {lengths}")
+    drawn = rng.integers(ends[-1], size=num)
+    episodes = ends.searchsorted(drawn, side="right")
+    return np.stack([episodes, drawn - (ends - starts)[episodes]], axis=1)
+
+
+def draw_pairs(
+    trajectories: Sequence[Trajectory], num: int, segment_steps: int, rng: np.random.Generator
+) -> list[Pair]:
+    """Pairs whose two sides are independent uniform draws from all segments of `trajectories`.
+
+    Raises:
+        ValueError: no trajectory is as long as a segment.
+
+    Source: Lee et al. 2021 (PEBBLE), arXiv:2106.05091, sec. 4.2, uniform sampling. Departures from the code of
+    RL-VLM-F: each frame is equally likely, the last one of an episode too, and not first an episode, then a frame.
+    """
+    drawn = draw_segments([len(trajectory) for trajectory in trajectories], 2 * num, segment_steps, rng)
+    sides = [trajectories[episode].segment(start, segment_steps) for episode, start in drawn]
+    return [Pair(left=left, right=right) for left, right in zip(sides[:num], sides[num:], strict=True)]
+
+
+def look_alike(pairs: Sequence[Pair], frames: FrameStore) -> NDArray[np.bool_]:
+    """[N] whether left and right of each pair show the same images, step by step: nothing there to compare."""
+    if not pairs:
+        return np.zeros(0, np.bool_)
+    snapshots = np.array([(pair.left.snapshots, pair.right.snapshots) for pair in pairs])  # [N, 2, L, S]
+    _, image = frames.distinct(snapshots.reshape(-1, snapshots.shape[-1]))
+    left, right = image.reshape(snapshots.shape[:3]).swapaxes(0, 1)
+    return (left == right).all(axis=1)
+
+
+def disagreement(returns: FloatArray) -> NDArray[np.float64]:
+    """How far the members are apart about each candidate.
+
+    Args:
+        returns: [K, N, S] predicted returns of its sides.
+
+    Returns:
+        [N] standard deviation over the members, of P(right is better) for pairs and of the reward for single segments.
+    """
+    values = returns.astype(np.float64)
+    # Bradley-Terry: P(right is better) = sigmoid(return of the right side - return of the left side)
+    return (expit(values[..., 1] - values[..., 0]) if values.shape[-1] == 2 else values[..., 0]).std(axis=0)
+
+
+def entropy(returns: FloatArray) -> NDArray[np.float64]:
+    """[N] how unsure the members are about each pair, nats: the mean of their entropies; `returns` are [K, N, 2]."""
+    p = np.clip(expit((returns[..., 1] - returns[..., 0]).astype(np.float64)), 1e-12, 1 - 1e-12)
+    return -(p * np.log(p) + (1 - p) * np.log(1 - p)).mean(axis=0)
+
+
+def farthest_first(points: FloatArray, centres: FloatArray, num: int) -> NDArray[np.int64]:
+    """A greedy k-center: one after the other the point that is farthest from everything chosen so far.
+
+    Args:
+        points: [N, E] candidates.
+        centres: [M, E] chosen before; M may be 0, then the first point comes first.
+        num: <= N.
+
+    Returns:
+        [num] places in `points`, ascending.
+
+    Source: Sener and Savarese 2018, arXiv:1708.00489, algorithm 1.
+    """
+
+    def squared_distances(centre: FloatArray) -> NDArray[np.float64]:
+        return np.square(points - centre).sum(axis=1, dtype=np.float64)
+
+    nearest = np.full(len(points), np.inf)
+    for centre in centres:
+        nearest = np.minimum(nearest, squared_distances(centre))
+    chosen: list[int] = []
+    for _ in range(num):
+        chosen.append(int(nearest.argmax()))
+        nearest = np.minimum(nearest, squared_distances(points[chosen[-1]]))
+        nearest[chosen] = -1.0  # never twice, not even where points coincide
+    return np.sort(np.array(chosen, np.int64))
+
+
+def choose(
+    candidates: list[Question], num: int, *, sampling: Sampling, ensemble: Ensemble, known: Examples
+) -> list[Question]:
+    """The `num` candidates to ask about, in the order in which they were drawn; all where there are no more.
+
+    Args:
+        candidates: segments of one length.
+        num: >= 1.
+        sampling: uniform takes the first ones.
+        ensemble: fitted at least once unless sampling is uniform; each distinct image is read once.
+        known: what was answered before.
+    """
+    if len(candidates) <= num or sampling == "uniform":
+        return candidates[:num]
+    num_sides = known.num_sides
+
+    def embed(steps: Steps) -> FloatArray:  # [N, S * E] a point per question: the mean features of each side's steps
+        features = ensemble.features(steps)
+        num_questions = len(steps) // (num_sides * len(sides_of(candidates[0])[0]))
+        means = features.reshape(num_questions, num_sides, -1, features.shape[-1]).mean(axis=2)
+        return means.reshape(num_questions, -1)
+
+    steps = Steps.of_segments([side for candidate in candidates for side in sides_of(candidate)])
+    if sampling == "k_center":
+        places = farthest_first(embed(steps), embed(known.steps()), num)
+    else:
+        returns = ensemble.predict(steps)
+        returns = returns.reshape(len(returns), len(candidates), num_sides, -1).sum(axis=-1)
+        values = {"disagreement": disagreement, "entropy": entropy}[sampling](returns)
+        places = np.sort(np.argsort(-values, kind="stable")[:num])  # among equals the earlier ones
+    return [candidates[place] for place in places]
+
+
+class PairQueries:
+    """Pairs of segments that a teacher compares: draws those whose sides look different, keeps the decided ones.
+
+    Args:
+        frames: finds which snapshots look alike; any size will do.
+        model: says which candidates are worth asking about, where `config.sampling` wants that.
+        config: how pairs are drawn and what becomes of ties.
+    """
+
+    count = metrics.COMPARISONS
+    make_records = staticmethod(record_queries)
+
+    def __init__(self, frames: FrameStore, model: RewardModel, config: FeedbackConfig) -> None:
+        self._frames = frames
+        self._model = model
+        self._config = config
+        self.examples = Examples(num_sides=2)
+
+    def draw(self, recent: Sequence[Trajectory], num: int, rng: np.random.Generator) -> tuple[list[Pair], int]:
+        """Up to `num` pairs worth asking about, and how many were drawn that look alike."""
+        config = self._config
+        wanted = num * config.pool_factor(self._model.num_fits)
+        kept: list[Pair] = []
+        num_drawn = 0
+        for _ in range(_ROUNDS):
+            drawn = draw_pairs(recent, wanted - len(kept), config.segment_steps, rng)
+            num_drawn += len(drawn)
+            kept += [pair for pair, is_dull in zip(drawn, look_alike(drawn, self._frames), strict=True) if not is_dull]
+            if len(kept) == wanted:
+                break
+        num_look_alike = num_drawn - len(kept)
+        ensemble = self._model.ensemble
+        return choose(kept, num, sampling=config.sampling, ensemble=ensemble, known=self.examples), num_look_alike
+
+    def add(self, questions: Sequence[Pair], answers: Sequence[Verdict]) -> int:
+        """Keeps the labels that train; returns how many these are."""
+        return self.examples.add(decided(questions, answers, self._config.ties))
+
+    def get_state(self) -> dict[str, Any]:
+        return {"examples": self.examples.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.examples.set_state(state["examples"])
+
+
+class ScoreQueries:
+    """Single frames that a teacher scores: draws those whose image was not scored before, keeps the scored ones.
+
+    Source: the VLM Score baseline of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681. Departures: frames are drawn one by
+    one, and not as pairs of which one side is thrown away; no image is scored twice, since a judge would say the
+    same again, and each new image is as likely as any other, however often it was met.
+
+    Args:
+        frames, model, config: as in `PairQueries`.
+    """
+
+    count = metrics.SCORES
+    make_records = staticmethod(record_scores)
+
+    def __init__(self, frames: FrameStore, model: RewardModel, config: FeedbackConfig) -> None:
+        self._frames = frames
+        self._model = model
+        self._config = config
+        self._asked: set[bytes] = set()
+        self.examples = Examples(num_sides=1)
+
+    def draw(self, recent: Sequence[Trajectory], num: int, rng: np.random.Generator) -> tuple[list[Segment], int]:
+        """Up to `num` frames whose images are new, each image equally likely; nothing is drawn in vain (0)."""
+        config = self._config
+        snapshots = np.concatenate([trajectory.snapshots for trajectory in recent])
+        first, _ = self._frames.distinct(snapshots)
+        names = self._frames.keys(snapshots[first])
+        new = [row for row, name in zip(first, names, strict=True) if name not in self._asked]
+        rows = rng.permutation(new)[: num * config.pool_factor(self._model.num_fits)].astype(np.int64)
+        ends = np.cumsum([len(trajectory) for trajectory in recent])
+        episodes = ends.searchsorted(rows, side="right")
+        steps = rows - (ends - [len(trajectory) for trajectory in recent])[episodes]
+        frames = [recent[episode].segment(int(step), 1) for episode, step in zip(episodes, steps, strict=True)]
+        ensemble = self._model.ensemble
+        frames = choose(frames, num, sampling=config.sampling, ensemble=ensemble, known=self.examples)
+        self._asked.update(self._keys(frames))
+        return frames, 0
+
+    def add(self, questions: Sequence[Segment], answers: Sequence[Score]) -> int:
+        """Keeps the scores that train, and returns how many these are; what was not answered may be asked again."""
+        failed = [frame for frame, score in zip(questions, answers, strict=True) if score.status is Status.FAILED]
+        self._asked.difference_update(self._keys(failed))
+        return self.examples.add(scored(questions, answers))
+
+    def get_state(self) -> dict[str, Any]:
+        asked = np.frombuffer(b"".join(sorted(self._asked)), np.uint8)
+        asked = asked.reshape(len(self._asked), len(asked) // max(len(self._asked), 1))
+        return {"examples": self.examples.get_state(), "asked": asked}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.examples.set_state(state["examples"])
+        self._asked = {row.tobytes() for row in state["asked"]}
+
+    def _keys(self, frames: Sequence[Segment]) -> list[bytes]:
+        return self._frames.keys(np.concatenate([frame.snapshots for frame in frames])) if frames else []

@@ -1,0 +1,325 @@
+"""An ensemble fitted to what a teacher says about steps, whether that can be predicted, and the rewards made of it.
+
+Fitted by the loop, handed to algorithms as the source `LearnedReward`.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import betaincc, betaln
+from torch import Tensor
+
+from rlvlm.core import metrics
+from rlvlm.core.errors import NumericsError
+from rlvlm.core.finite import check_finite
+from rlvlm.core.steps import FloatArray, Transitions
+from rlvlm.preferences.config import RewardModelConfig
+from rlvlm.preferences.dataset import Examples, Steps
+from rlvlm.preferences.ensemble import Ensemble
+from rlvlm.preferences.losses import PREFERENCE, Objective
+from rlvlm.preferences.networks import RewardInput
+from rlvlm.rewards.source import Labelling, RewardSource
+
+_FIX = "lower reward_model.lr in the run's config.yaml, then `rlvlm resume`"
+
+
+ENOUGH = math.log(100)
+"""Log of the odds at which answers count as better than chance: random ones ever get there in one run of a hundred."""
+
+
+def log_odds(num_right: int, num: int) -> float:
+    """Log of how much likelier `num_right` of `num` are with answers that can be predicted than with random ones.
+
+    Answers that can be predicted are right with a probability drawn uniformly from (1/2, 1]. Against random ones the
+    odds are a martingale that starts at 1, so that they ever reach 100 has a probability of at most 1 / 100, however
+    often one looks.
+
+    In statistics' words: a test martingale (an e-process) of the null hypothesis that the answers are random.
+
+    Source: Ville's inequality; Shafer 2021, "Testing by betting", sec. 2.
+    """
+    upper_half = float(betaincc(num_right + 1, num - num_right + 1, 0.5))  # underflows where chance is far likelier
+    if upper_half == 0:
+        return -math.inf
+    return (num + 1) * math.log(2) + float(betaln(num_right + 1, num - num_right + 1)) + math.log(upper_half)
+
+
+class Evidence:
+    """Counts how many answers were predicted, each by a model that had not seen it, and remembers that it was enough.
+
+    Once it was enough it stays so: later answers can be harder without being random.
+    """
+
+    def __init__(self) -> None:
+        self.num_right = self.num = 0
+        self.is_enough = False
+
+    def add(self, is_right: Iterable[bool]) -> None:
+        """Takes in whether each of some answers was predicted."""
+        for right in is_right:
+            self.num_right, self.num = self.num_right + bool(right), self.num + 1
+            self.is_enough = self.is_enough or log_odds(self.num_right, self.num) >= ENOUGH
+
+    def get_state(self) -> dict[str, Any]:
+        """The counts."""
+        return {"num_right": self.num_right, "num": self.num, "is_enough": self.is_enough}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self.num_right, self.num = int(state["num_right"]), int(state["num"])
+        self.is_enough = bool(state["is_enough"])
+
+
+@dataclass(frozen=True, slots=True)
+class _ExampleTensors:
+    """Examples as tensors."""
+
+    rows: Tensor
+    """[U, ...] what the networks read."""
+    places: Tensor
+    """[N, S, L] which row each step of each side shows."""
+    targets: Tensor
+    """[N]."""
+
+    def part(self, chosen: Tensor) -> "_ExampleTensors":
+        """Those examples where `chosen` `[N]` is true."""
+        return _ExampleTensors(self.rows, self.places[chosen], self.targets[chosen])
+
+
+class RewardModel:
+    """Fits an ensemble whose members see the same examples in different orders, and says whether it can be trusted.
+
+    Weights and Adam's state live on from fit to fit.
+
+    Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, and the code of Lee et al. 2021 (PEBBLE): early stop on
+    training accuracy, no bootstrap samples. Departures:
+
+    1. A fit is also bounded in gradient steps, from above and from below. The lower bound matters when the teacher is
+       good: its labels are ordered right within an epoch or two, and a fit that stops there leaves all rewards within a
+       thousandth of one another, too flat for SAC to see.
+    2. It is trusted only once it has predicted answers: random labels can be fitted, and would send the agent
+       after a reward that means nothing. Each answer is predicted once, by the model as it was before it trained on it
+       (a prequential test), so that asking again in every session does not make chance likelier to pass.
+    3. Of the first session one half is predicted by a fit to the other, from which the fit to all goes on: the first
+       labels are few, and with half the steps the rewards were too flat to learn from on one of the drawer's seeds
+       (docs/experiments/).
+
+    Args:
+        inputs: what the networks look at.
+        config: ensemble, optimiser, when to stop.
+        seed: of weights and shuffling; the global generator is not touched.
+        objective: what the examples say about rewards.
+        device: where it fits and reads.
+    """
+
+    def __init__(
+        self,
+        inputs: RewardInput,
+        config: RewardModelConfig,
+        seed: int,
+        objective: Objective = PREFERENCE,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._config = config
+        self._objective = objective
+        self._rng = torch.Generator().manual_seed(seed)
+        self.ensemble = Ensemble(inputs, config.ensemble, self._rng, device)
+        self._adam = torch.optim.Adam(self.ensemble.parameters(), config.lr)
+        self.num_fits = 0
+        self.evidence = Evidence()
+        self._num_seen = 0
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether its rewards say something about what the teacher will say, more than chance would."""
+        return self.num_fits > 0 and (self.evidence.is_enough or not self._config.hold_out_every)
+
+    def fit(self, examples: Examples) -> dict[str, float]:
+        """Predicts the examples that are new, then trains on all, at least one, but those that are held out.
+
+        Returns:
+            What the last epoch gave, and how much was predicted.
+
+        Raises:
+            NumericsError: the loss is not finite.
+        """
+        targets = torch.from_numpy(examples.targets).to(self.ensemble.device)
+        whole = _ExampleTensors(*self.ensemble.rows(examples), targets)
+        every, numbers = self._config.hold_out_every, torch.arange(len(examples))
+        is_held_out = torch.zeros(len(examples), dtype=torch.bool)
+        if every and self._objective.ends_on_held_out:
+            # By its place in the list, so an example that is held out once is held out in every later fit.
+            is_held_out = numbers % every == every - 1
+        if self.num_fits:
+            report = self._predict(whole.part(numbers >= self._num_seen))
+        else:
+            for member in self.ensemble.members:
+                member.calibrate(whole.rows)
+            report = {}
+            if every and len(examples) > 1:
+                is_even, nothing = numbers % 2 == 0, whole.part(numbers < 0)
+                self._train(whole.part(is_even & ~is_held_out), held_out=nothing)
+                report = self._predict(whole.part(~is_even))
+        self.ensemble.forget()
+        held_out = whole.part(is_held_out)
+        report |= self._train(whole.part(~is_held_out), held_out)
+        weights = {f"weights {number}": one for number, one in enumerate(self.ensemble.parameters())}
+        check_finite("the fitted reward model", _FIX, weights)
+        if len(held_out.targets):
+            report[metrics.REWARD_HELD_OUT_ERROR] = math.sqrt(self._quality(held_out))
+        self.num_fits += 1
+        self._num_seen = len(examples)
+        return report | {
+            metrics.REWARD_IS_TRUSTED: float(self.is_trusted),
+            metrics.REWARD_NUM_FORETOLD: float(self.evidence.num),
+            metrics.REWARD_NUM_FORETOLD_RIGHT: float(self.evidence.num_right),
+        }
+
+    def get_state(self) -> dict[str, Any]:
+        """Weights, Adam's state and generator, as arrays and numbers."""
+        adam = self._adam.state_dict()["state"]
+        return {
+            "members": self.ensemble.get_state(),
+            "adam": {
+                str(at): {name: np.array(value.cpu()) for name, value in slot.items()} for at, slot in adam.items()
+            },
+            "rng": self._rng.get_state().numpy().copy(),
+            "num_fits": self.num_fits,
+            "evidence": self.evidence.get_state(),
+            "num_seen": self._num_seen,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self.ensemble.set_state(state["members"])
+        slots = {
+            int(at): {name: torch.tensor(value) for name, value in slot.items()} for at, slot in state["adam"].items()
+        }
+        self._adam.load_state_dict({**self._adam.state_dict(), "state": slots})
+        self._rng.set_state(torch.tensor(state["rng"]))
+        self.num_fits = int(state["num_fits"])
+        self.evidence.set_state(state["evidence"])
+        self._num_seen = int(state["num_seen"])
+
+    def _train(self, given: _ExampleTensors, held_out: _ExampleTensors) -> dict[str, float]:
+        """Epochs over `given` until the objective has enough or they are used up; returns what the last one gave."""
+        config, losses, is_reached, quality, updates, epoch = self._config, [], False, 0.0, 0, 0
+        while updates < config.min_updates or (
+            epoch < config.max_epochs and updates < config.max_updates and not is_reached
+        ):
+            losses, quality = self._run_epoch(given, config.max_updates - updates)
+            updates += len(losses)
+            epoch += 1
+            is_reached = self._objective.is_reached(quality, partial(self._quality, held_out), config)
+        return {
+            metrics.REWARD_LOSS: float(np.mean(losses)),
+            self._objective.quality: quality,
+            metrics.REWARD_EPOCHS: float(epoch),
+        }
+
+    def _predict(self, unseen: _ExampleTensors) -> dict[str, float]:
+        """Counts which answers of `unseen` the members' mean gets right; returns their share, where any was decided."""
+        if not len(unseen.targets):
+            return {}
+        is_right = self._objective.predicted(self.ensemble.mean_returns(unseen.rows, unseen.places), unseen.targets)
+        self.evidence.add(is_right)
+        return {metrics.REWARD_FORETOLD: sum(is_right) / len(is_right)} if is_right else {}
+
+    def _quality(self, given: _ExampleTensors) -> float:
+        """The objective's quality of the members' mean on `given`; NaN where that is empty."""
+        if not len(given.targets):
+            return math.nan
+        total, num = self._objective.grade(self.ensemble.mean_returns(given.rows, given.places), given.targets)
+        return total / num if num else math.nan
+
+    def _run_epoch(self, given: _ExampleTensors, max_updates: int) -> tuple[list[float], float]:
+        """One pass over the examples, each member in its own order.
+
+        Returns:
+            The members' mean loss of each update, and the epoch's quality, each batch's taken before its update.
+        """
+        members = self.ensemble.members
+        self.ensemble.train(True)
+        orders = torch.stack([torch.randperm(len(given.targets), generator=self._rng) for _ in members])  # [K, N]
+        epoch_losses, total, counted = [], 0.0, 0
+        for chosen in orders.split(self._config.batch_size, dim=1)[:max_updates]:
+            returns = []
+            for member, which in zip(members, chosen, strict=True):
+                # Each row that the batch shows is read once, in however many steps it is shown.
+                shown, place = given.places[which].unique(return_inverse=True)  # [V], [B, S, L]
+                rewards = member(given.rows[shown])
+                returns.append(rewards.index_select(0, place.flatten()).view(place.shape).sum(-1))
+            predicted, targets = torch.stack(returns), given.targets[chosen]  # [K, B, S], [K, B]
+            losses = self._objective.loss(predicted, targets, self._config)  # [K]
+            epoch_losses.append(float(losses.detach().mean()))
+            if not math.isfinite(epoch_losses[-1]):
+                raise NumericsError(
+                    f"the reward model's loss is {epoch_losses[-1]}", _FIX, {"targets": targets.cpu().numpy()}
+                )
+            self._adam.zero_grad(set_to_none=True)
+            losses.sum().backward()
+            self._adam.step()
+            grade, num_graded = self._objective.grade(predicted.detach(), targets)
+            total, counted = total + grade, counted + num_graded
+        self.ensemble.train(False)
+        return epoch_losses, total / max(counted, 1)
+
+
+class LearnedReward(RewardSource):
+    """Mean prediction of a reward model's members. Changes with every fit.
+
+    Args:
+        model: fitted elsewhere. Before its first fit the numbers mean nothing, and `version` is 0.
+    """
+
+    labelling = Labelling.ON_CHANGE
+
+    def __init__(self, model: RewardModel) -> None:
+        self._model = model
+
+    @property
+    def version(self) -> int:
+        return self._model.num_fits
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the model has predicted enough answers to reward anybody."""
+        return self._model.is_trusted
+
+    def label(self, transitions: Transitions) -> FloatArray:
+        """Rewards `[B]`."""
+        return self._model.ensemble.rewards(Steps.of(transitions))
+
+    def label_leading(self, transitions: Transitions) -> FloatArray:
+        """Rewards `[M]` of as many of the leading rows as can be labelled within a good half second, M >= 1."""
+        return self._model.ensemble.leading_rewards(Steps.of(transitions))
+
+
+class Disagreement(RewardSource):
+    """Standard deviation of a reward model's members, over all K: large where nothing like it was asked about.
+
+    Comparisons leave a constant of each member's reward open, so that a part of it says nothing about the step.
+
+    Source: Liang et al. 2022 (RUNE), arXiv:2205.12401, sec. 4, the intrinsic reward.
+
+    Args:
+        model: fitted elsewhere; K >= 2.
+    """
+
+    labelling = Labelling.ON_CHANGE
+
+    def __init__(self, model: RewardModel) -> None:
+        self._model = model
+
+    @property
+    def version(self) -> int:
+        return self._model.num_fits
+
+    def label(self, transitions: Transitions) -> FloatArray:
+        """Bonuses `[B]`, >= 0, in reward units."""
+        return self._model.ensemble.predict(Steps.of(transitions)).std(axis=0)

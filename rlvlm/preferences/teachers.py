@@ -1,0 +1,366 @@
+"""Who answers: a judge that looks at images, teachers who know the truth and err as people or judges do, chance.
+
+A question is a pair to be compared, which is answered with a verdict, or a segment to be scored, with a score. All
+questions of one call are of one kind. Built by `build_teacher`, asked by the loop.
+"""
+
+import csv
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from scipy.special import expit
+
+from rlvlm.core.errors import UsageError
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.core.plugins import is_reference, load_object
+from rlvlm.core.steps import FloatArray, Pair, Segment, Trajectory
+from rlvlm.envs.images import FrameStore
+from rlvlm.judges.judge import Judge
+from rlvlm.preferences.config import FeedbackConfig, SimulatedTeacherConfig, published_name, simulated_config
+from rlvlm.preferences.dataset import sides_of
+
+
+class Teacher:
+    """Answers questions. One of your own overrides `answer`, and what else it needs."""
+
+    _stamp = Stamp(judge="teacher", revision="", prompt="", decoding="")
+    """Who answers, for the records; `judge` is the name."""
+    _rng: Any = None
+    """Generator that is drawn from while answering, where there is one; it is part of the state."""
+
+    @classmethod
+    def build(cls, *, judge: Judge | None, frames: FrameStore, goal: str, seed: int) -> Self:
+        """The teacher of a run; one of your own overrides this if it needs any of these, see `build_teacher`."""
+        return cls()
+
+    def answer(self, questions: Sequence[Any], /) -> list[Any]:
+        """One verdict per pair, or one score per segment, in order."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method answer(questions)")
+
+    def prepare(self, questions: Sequence[Any], /) -> Callable[[], list[Any]]:
+        """Does now what only this thread may do; what it returns gives the answers, in any thread."""
+        return partial(self.answer, questions)
+
+    def prefer(self, margin: float) -> Verdict:
+        """The verdict of who finds the right side better by `margin`; at 0 there is no preference."""
+        label = Label.RIGHT if margin > 0 else Label.LEFT if margin < 0 else Label.TIE
+        status = Status.NO_PREFERENCE if label is Label.TIE else Status.OK
+        return Verdict(status=status, label=label, stamp=self._stamp)
+
+    def inform(self, recent: Sequence[Trajectory]) -> None:
+        """Looks at the newest finished episodes, oldest first; called before every session."""
+
+    def get_state(self) -> dict[str, Any]:
+        """What a restored teacher needs to give the same answers from here on."""
+        return {} if self._rng is None else {"rng": self._rng.bit_generator.state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        if self._rng is not None:
+            self._rng.bit_generator.state = state["rng"]
+
+
+class JudgeTeacher(Teacher):
+    """Draws what is asked about, and asks a judge: which side is closer to the goal, or how close one segment is.
+
+    Args:
+        judge: local or served.
+        frames: draws and remembers images at the judge's size.
+        goal: what the judge is asked about.
+    """
+
+    def __init__(self, judge: Judge, frames: FrameStore, goal: str) -> None:
+        self._judge = judge
+        self._frames = frames
+        self._goal = goal
+
+    def answer(self, questions: Sequence[Any]) -> list[Any]:
+        """One answer per question, in order.
+
+        Raises:
+            JudgeUnavailable: the judge answers nothing at all.
+        """
+        return self.prepare(questions)()
+
+    def prepare(self, questions: Sequence[Any]) -> Callable[[], list[Any]]:
+        """Draws the images now, in the thread that owns the renderer; what it returns asks the judge."""
+        snapshots = np.array([[side.snapshots for side in sides_of(question)] for question in questions])
+        frames = self._frames.frames(snapshots.reshape(-1, snapshots.shape[-1]))
+        sides = frames.reshape(*snapshots.shape[:3], *frames.shape[1:])  # [N, S, L, H, W, 3] of S sides
+        if sides.shape[1] == 1:
+            return partial(self._judge.score, [Clip(goal=self._goal, frames=clip) for clip in sides[:, 0]])
+        queries = [Query(goal=self._goal, left=left, right=right) for left, right in sides]
+        return partial(self._judge.compare, queries)
+
+
+class OracleTeacher(Teacher):
+    """Prefers the side with the larger true return; gives a segment the true progress at its end.
+
+    Source: Lee et al. 2021 (B-Pref), arXiv:2111.03026, sec. 3.1, the oracle. Departure: exactly equal returns are no
+    preference, and not called left.
+
+    Args:
+        by_progress: compares the true progress at the end, as a perfect judge of images would. The two are different
+            truths: a return also counts what no image shows.
+    """
+
+    _stamp = Stamp(judge="oracle", revision="", prompt="", decoding="")
+
+    def __init__(self, by_progress: bool = False) -> None:
+        self._by_progress = by_progress
+
+    def answer(self, questions: Sequence[Any]) -> list[Any]:
+        """One answer per question, in order."""
+        if questions and isinstance(questions[0], Segment):
+            progress = [float(segment.progress[-1]) for segment in questions]
+            return [Score(status=Status.OK, value=value, stamp=self._stamp) for value in progress]
+        verdicts = []
+        for pair in questions:
+            left, right = (
+                side.progress[-1] if self._by_progress else side.env_rewards.sum() for side in (pair.left, pair.right)
+            )
+            verdicts.append(self.prefer(float(right) - float(left)))
+        return verdicts
+
+
+class RandomTeacher(Teacher):
+    """Random labels, left or right, and random scores in [0, 1): the negative control, which must not teach anything.
+
+    Args:
+        seed: of the answers.
+    """
+
+    _stamp = Stamp(judge="random", revision="", prompt="", decoding="")
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def answer(self, questions: Sequence[Any]) -> list[Any]:
+        """One answer per question, in order."""
+        drawn = self._rng.random(len(questions))
+        if questions and isinstance(questions[0], Segment):
+            return [Score(status=Status.OK, value=float(value), stamp=self._stamp) for value in drawn]
+        labels = [Label.RIGHT if value < 0.5 else Label.LEFT for value in drawn]
+        return [Verdict(status=Status.OK, label=label, stamp=self._stamp) for label in labels]
+
+
+class SimulatedTeacher(Teacher):
+    """Compares true returns with the weaknesses that `config` names, in the order skip, myopia, choice, mistake, equal,
+    left.
+
+    Two uniform draws are spent on every query whatever its answer, so that teachers of one seed differ by their
+    weaknesses alone.
+
+    Source: Lee et al. 2021 (B-Pref), arXiv:2111.03026, sec. 3.1 and 4. Departures:
+
+    1. A threshold is a share of what a segment of the current policy is worth, and that share enters once. In B-Pref's
+       code it enters twice from the second session on, so that a tenth becomes a hundredth.
+    2. Two exactly equal returns are no preference for a perfectly rational teacher, where B-Pref calls them left.
+    3. A skipped query is answered with no preference and the word `skipped`; B-Pref drops it. It is of no use with
+       `FeedbackConfig.ties` equal, which is refused.
+    4. `left` is no weakness of people, but of VLMs that prefer a place: it is not in B-Pref.
+
+    Args:
+        config: the weaknesses; without any this is the oracle.
+        seed: of choice and mistakes.
+    """
+
+    RECENT_EPISODES = 10
+    """Episodes whose mean reward gives what a segment of the current policy is worth, as in B-Pref."""
+    SKIPPED = "skipped: neither side is good enough to judge"
+
+    def __init__(self, config: SimulatedTeacherConfig, seed: int) -> None:
+        self._config = config
+        self._rng = np.random.default_rng(seed)
+        self._reward_per_step = 0.0
+        names = ("mistake", "left", "beta", "gamma", "skip", "equal")
+        weaknesses = " ".join(f"{name}={getattr(config, name):g}" for name in names)
+        self._stamp = Stamp(judge="simulated", revision="", prompt="", decoding=weaknesses)
+
+    def inform(self, recent: Sequence[Trajectory]) -> None:
+        """Learns what the current policy's rewards are like."""
+        newest = list(recent)[-self.RECENT_EPISODES :]
+        rewards = np.concatenate([episode.env_rewards for episode in newest]) if newest else np.zeros(1)
+        self._reward_per_step = float(rewards.mean(dtype=np.float64))
+
+    def prepare(self, pairs: Sequence[Pair]) -> Callable[[], list[Verdict]]:
+        """Answers now: what it knows of the policy may change before another thread would get to it."""
+        verdicts = self.answer(pairs)
+        return lambda: verdicts
+
+    def answer(self, pairs: Sequence[Pair]) -> list[Verdict]:
+        """One verdict per pair, in order."""
+        if not pairs:
+            return []
+        config = self._config
+        rewards = np.array([(pair.left.env_rewards, pair.right.env_rewards) for pair in pairs])  # [N, 2, L]
+        num_steps = rewards.shape[-1]
+        left, right = rewards.sum(-1, dtype=np.float64).T  # [N] plain returns, which thresholds are compared with
+        average = self._reward_per_step * num_steps  # return of a segment of the current policy
+
+        # Myopia: step t of a segment weighs gamma^(L - 1 - t), so the end counts most.
+        weights = config.gamma ** np.arange(num_steps - 1, -1, -1)
+        seen_left, seen_right = (side.astype(np.float64) @ weights for side in rewards.swapaxes(0, 1))
+        gain = seen_right - seen_left
+        # Bradley-Terry: P(right is preferred) = sigmoid(beta * gain); a rational teacher takes the larger return.
+        p_right = (np.sign(gain) + 1) / 2 if np.isinf(config.beta) else expit(config.beta * gain)
+
+        choice_draws, mistake_draws = self._rng.random((2, len(pairs)))
+        says_right = (choice_draws < p_right) ^ (mistake_draws < config.mistake)
+        is_tied = np.abs(right - left) < config.equal * average
+        if np.isinf(config.beta):
+            is_tied |= gain == 0
+        is_skipped = (np.maximum(left, right) <= config.skip * average) & (config.skip * average > 0)
+        # The largest draws name the left side whatever is shown; the smallest are mistakes, so no answer is both.
+        is_left = mistake_draws >= 1 - config.left
+        verdicts = []
+        for right_one, tied, skipped, biased in zip(says_right, is_tied, is_skipped, is_left, strict=True):
+            if (skipped or tied) and not biased:
+                text = self.SKIPPED if skipped else ""
+                verdict = Verdict(status=Status.NO_PREFERENCE, label=Label.TIE, stamp=self._stamp, text=text)
+            else:
+                label = Label.RIGHT if right_one and not biased else Label.LEFT
+                verdict = Verdict(status=Status.OK, label=label, stamp=self._stamp)
+            verdicts.append(verdict)
+        return verdicts
+
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "reward_per_step": self._reward_per_step}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self._reward_per_step = float(state["reward_per_step"])
+
+
+NUM_BINS = 10
+"""Difficulty bins: equal parts of the gap in true progress; the first has the hardest pairs."""
+_SHARES = {
+    "CartPole": "24/13/62 29/5/66 35/1/64 37/1/62 52/1/47 69/1/30 86/0/14 93/2/6 100/0/0 100/0/0",
+    "Drawer": "42/28/30 47/42/11 53/46/1 51/49/1 57/43/0 54/43/3 61/39/0 65/33/3 68/32/0 80/19/1",
+    "Soccer": "45/45/9 42/39/18 48/41/11 51/44/5 56/42/2 64/30/6 76/21/3 84/16/0 100/0/0 100/0/0",
+    "Sweep": "24/16/60 38/20/42 42/16/43 42/38/20 14/35/51 46/10/44 54/26/19 60/25/15 58/9/33 79/8/13",
+    "Cloth": "27/25/49 33/20/47 31/19/49 46/12/43 37/10/52 42/20/38 40/13/47 58/4/38 50/0/50 55/9/36",
+    "Rope": "27/25/47 32/10/59 44/16/40 51/17/31 65/15/20 67/14/19 71/11/18 80/15/4 87/2/10 69/19/11",
+    "Water": "51/43/6 56/43/1 65/35/0 65/34/1 60/38/2 62/31/7 59/34/7 63/29/8 57/22/22 72/14/14",
+}
+SHARES: dict[str, FloatArray] = {
+    task: np.array([[float(share) for share in one.split("/")] for one in bins.split()], np.float32)
+    for task, bins in _SHARES.items()
+}
+"""[10, 3] correct, incorrect, undecided answers of a real VLM, in percent, the pairs with the smallest gaps first.
+
+Source: RL-VLM-F, Wang et al. 2024, arXiv:2402.03681, and its website, read off the figure by eye (so sums may miss 100
+by one or two). The VLM was Gemini-Pro-Vision, for the cloth GPT-4V, asked in two stages.
+"""
+_SMALLEST_GAP = 1e-6
+
+
+def read_shares(path: Path) -> FloatArray:
+    """[10, 3] counts of correct, incorrect and undecided answers from the judge_report.csv of `rlvlm judge-report`.
+
+    Raises:
+        ValueError: the file is not there, is about several judges, or lacks a column or a bin.
+    """
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        if len({row.get("source") for row in rows}) > 1:
+            raise ValueError("it is about several judges; keep the rows of one")
+        none = ("no_preference", "invalid", "failed")
+        counts = {
+            int(row["bin"]): [float(row["correct"]), float(row["incorrect"]), sum(float(row[name]) for name in none)]
+            for row in rows
+        }
+        shares = np.array([counts[place + 1] for place in range(NUM_BINS)], np.float32)
+    except (OSError, KeyError, TypeError, ValueError, csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"feedback.measured {path} is no table of a judge ({type(error).__name__}: {error}); it needs the columns "
+            "bin (1 to 10), correct, incorrect, no_preference, invalid and failed, as judge_report.csv has them"
+        ) from None
+    if not (np.isfinite(shares).all() and (shares >= 0).all() and shares.any()):
+        raise ValueError(f"feedback.measured {path} needs counts >= 0, and one that is not")
+    return shares
+
+
+class MeasuredTeacher(Teacher):
+    """Compares true progress, and is right, wrong or undecided as often as a table says for gaps of that width.
+
+    Two uniform draws are spent on every pair. A bin in which nothing was measured takes the shares of the whole table.
+
+    Args:
+        shares: [10, 3] correct, incorrect, undecided, in any unit, smallest gaps first.
+        seed: of the draws.
+        name: of the judge that was measured.
+    """
+
+    def __init__(self, shares: FloatArray, seed: int, name: str) -> None:
+        shares = np.where(shares.sum(1, keepdims=True) > 0, shares, shares.sum(0))
+        self._ends = (shares / shares.sum(1, keepdims=True)).cumsum(1)  # [10, 3]
+        self._rng = np.random.default_rng(seed)
+        self._stamp = Stamp(judge=f"measured {name}", revision="", prompt="", decoding="")
+
+    def answer(self, pairs: Sequence[Pair]) -> list[Verdict]:
+        """One verdict per pair, in order; where both sides are as far, decided answers are random."""
+        verdicts = []
+        for pair, (draw, side_draw) in zip(pairs, self._rng.random((len(pairs), 2)), strict=True):
+            gain = float(pair.right.progress[-1] - pair.left.progress[-1])
+            correct, decided, _ = self._ends[min(int(abs(gain) * NUM_BINS), NUM_BINS - 1)]
+            if draw >= decided:
+                verdicts.append(Verdict(status=Status.NO_PREFERENCE, label=Label.TIE, stamp=self._stamp))
+                continue
+            says_right = side_draw < 0.5 if abs(gain) <= _SMALLEST_GAP else (gain > 0) == (draw < correct)
+            label = Label.RIGHT if says_right else Label.LEFT
+            verdicts.append(Verdict(status=Status.OK, label=label, stamp=self._stamp))
+        return verdicts
+
+
+def build_teacher(
+    kind: str,
+    *,
+    judge: Judge | None,
+    frames: FrameStore,
+    goal: str,
+    seed: int,
+    task: str = "",
+    feedback: FeedbackConfig | None = None,
+) -> Teacher:
+    """The teacher that `RewardConfig.teacher` names.
+
+    Args:
+        kind: which; `my_file:MyTeacher` is a `Teacher` of the user's own.
+        judge: who looks; only a judge teacher needs one.
+        frames: draws images at the judge's size.
+        goal: what the judge is asked about.
+        seed: of chance and of simulated weaknesses.
+        task: whose published table is meant.
+        feedback: weaknesses of a simulated teacher, table of a measured one; None takes the defaults.
+
+    Raises:
+        ValueError: a judge teacher without a judge, a table that cannot be read, a task that was not published.
+        UsageError: there is no such teacher of the user's own.
+    """
+    feedback = feedback or FeedbackConfig()
+    if is_reference(kind):
+        own = load_object(kind, "reward.teacher")
+        if not (isinstance(own, type) and issubclass(own, Teacher)):
+            raise UsageError(
+                f"reward.teacher {kind} is no Teacher", "derive it from rlvlm.preferences.teachers.Teacher"
+            )
+        return own.build(judge=judge, frames=frames, goal=goal, seed=seed)
+    simulated = simulated_config(kind, feedback)
+    if simulated is not None:
+        return SimulatedTeacher(simulated, seed)
+    if kind == "published":
+        return MeasuredTeacher(SHARES[published_name(task)], seed, task)
+    if kind == "measured":
+        return MeasuredTeacher(read_shares(Path(feedback.measured)), seed, feedback.measured)
+    if kind in ("oracle", "progress"):
+        return OracleTeacher(by_progress=kind == "progress")
+    if kind == "random":
+        return RandomTeacher(seed)
+    if judge is None:
+        raise ValueError("a judge teacher needs a judge, got none; pass one, or choose teacher oracle or random")
+    return JudgeTeacher(judge, frames, goal)

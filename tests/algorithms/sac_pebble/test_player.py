@@ -1,0 +1,53 @@
+import numpy as np
+
+from rlvlm.algorithms.sac_pebble.player import EpisodeBuffer, to_transitions
+
+
+def step(number, num_envs=2):
+    """A step of which every number says when it was and, in tenths, in which env."""
+    value = (number + np.arange(num_envs) / 10).astype(np.float32)
+    wide = np.stack([value, value], 1)
+    flat = np.zeros(num_envs, np.float32)
+    return {
+        **{"obs": wide, "actions": wide, "next_obs": wide + 1, "snapshots": wide},
+        **{"terminated": flat, "success": flat, "env_rewards": value, "progress": value},
+    }
+
+
+def ended(*flags):
+    return np.array(flags, bool)
+
+
+def test_two_envs_whose_episodes_end_at_different_steps():
+    buffer = EpisodeBuffer(2)
+    assert buffer.record(step(0), ended(False, False)) == []
+    (first,) = buffer.record(step(1), ended(True, False))
+    assert first.env_rewards.tolist() == [0, 1]
+    second = buffer.record(step(2), ended(True, True))
+    np.testing.assert_allclose(second[0].env_rewards, [2])
+    np.testing.assert_allclose(second[1].env_rewards, [0.1, 1.1, 2.1])
+    assert buffer.get_state()["columns"] == {}
+
+
+def test_transitions_come_in_the_order_they_happened():
+    flat = to_transitions([step(0), step(1)])
+    np.testing.assert_allclose(flat.env_rewards, [0, 0.1, 1, 1.1])
+    np.testing.assert_allclose(flat.next_obs[:, 0], [1, 1.1, 2, 2.1])
+
+
+def test_a_restored_tape_cuts_the_same_episodes():
+    original, restored = EpisodeBuffer(2), EpisodeBuffer(2)
+    for number in range(3):
+        original.record(step(number), ended(number == 1, False))
+    restored.set_state(original.get_state())
+    for buffer in (original, restored):
+        one, other = buffer.record(step(3), ended(True, True))
+        np.testing.assert_allclose(one.env_rewards, [2, 3])
+        np.testing.assert_allclose(other.env_rewards, [0.1, 1.1, 2.1, 3.1])
+
+
+def test_the_tape_forgets_steps_that_no_running_episode_needs():
+    buffer = EpisodeBuffer(2)
+    for number in range(5000):
+        buffer.record(step(number), ended(number % 7 == 0, number % 5 == 0))
+    assert len(buffer.get_state()["columns"]["progress"]) <= 1100

@@ -1,0 +1,171 @@
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_episodes import score, tiny_episode, tiny_episodes
+from tiny_loops import FEEDBACK, SMALL, same_trees
+
+from rlvlm.core import metrics
+from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Score, Status
+from rlvlm.core.steps import Segment
+from rlvlm.envs.images import FrameStore
+from rlvlm.preferences.loop import FeedbackLoop, build_loop
+from rlvlm.preferences.teachers import JudgeTeacher, OracleTeacher, RandomTeacher, Teacher
+from rlvlm.rewards.config import RewardConfig
+from rlvlm.testing import FakeJudge, TinyEnv
+
+
+class Scripted(OracleTeacher):
+    """Knows the truth, but answers the first questions as it is told; remembers what it was asked."""
+
+    def __init__(self, *answers: Score) -> None:
+        self._answers = list(answers)
+        self.asked: list[Segment] = []
+
+    def answer(self, segments: Sequence[Segment]) -> list[Score]:
+        self.asked += segments
+        return [self._answers.pop(0) if self._answers else super(Scripted, self).answer([one])[0] for one in segments]
+
+
+def loop_of(scorer: Teacher, seed: int = 0, num_episodes: int = 12, **feedback: Any) -> FeedbackLoop:
+    loop = build_loop(
+        TinyEnv(),
+        scorer,
+        reward=RewardConfig(source="score"),
+        feedback=dataclasses.replace(FEEDBACK, **feedback),
+        reward_model=SMALL,
+        seed=seed,
+    )
+    for episode in tiny_episodes(num_episodes):
+        loop.add(episode)
+    return loop
+
+
+def block(segment: Segment) -> int:
+    """What the image shows of a segment of TinyEnv."""
+    return round(float(segment.snapshots[-1, 2]) / 1e-3)
+
+
+def test_a_session_scores_frames_records_the_truth_and_fits() -> None:
+    loop = loop_of(OracleTeacher())
+    told = loop.run_session(10)
+    assert told[metrics.QUERIES] == 8 == told[metrics.QUERIES_OK] == told[metrics.SCORES]
+    assert metrics.LABEL_ACCURACY not in told and metrics.REWARD_TRAIN_ERROR in told and loop.source.version == 1
+    records = loop.drain_records()
+    assert [(record.env_step, record.session, record.index) for record in records] == [(10, 0, at) for at in range(8)]
+    for record in records:
+        assert len(record.segment) == 1 and record.score.value == record.progress == float(record.segment.progress[0])
+        assert record.env_return == float(record.segment.env_rewards[0])
+
+
+@pytest.mark.slow
+def test_no_image_is_scored_twice_and_a_rare_one_is_as_likely_as_a_common_one() -> None:
+    scorer = Scripted()
+    loop = loop_of(scorer, queries=30)
+    told = [loop.run_session(step) for step in (10, 15, 20)][-1]
+    blocks = [block(segment) for segment in scorer.asked]
+    assert len(set(blocks)) == len(blocks) == told[metrics.QUERIES] > 8 and told[metrics.QUERIES_LOOK_ALIKE] == 0
+    still = dataclasses.replace(tiny_episode(0), snapshots=np.full((20, 3), 0.4, np.float32))
+    drawn = []
+    for seed in range(40):
+        loop = loop_of(Scripted(), seed, num_episodes=0, queries=1)
+        for episode in [still] * 50 + [tiny_episode(0)]:
+            loop.add(episode)
+        loop.run_session(10)
+        drawn += [block(record.segment) for record in loop.drain_records()]
+    assert drawn.count(400) < 15, "one image of ten, although it fills fifty episodes"
+
+
+def test_once_everything_is_scored_nothing_is_asked_and_nothing_fitted() -> None:
+    scorer = Scripted()
+    loop = loop_of(scorer, num_episodes=1, queries=100)
+    loop.run_session(10)
+    assert len(scorer.asked) == len({block(segment) for segment in scorer.asked}) == 10
+    before = len(scorer.asked)
+    assert metrics.REWARD_LOSS not in loop.run_session(15) and len(scorer.asked) == before and loop.source.version == 1
+    loop.add(tiny_episode(16))
+    assert loop.run_session(20)[metrics.QUERIES] > before
+
+
+def test_only_scores_train_and_only_what_was_not_answered_is_asked_again() -> None:
+    scorer = Scripted(score(None), score(None, Status.FAILED))
+    loop = loop_of(scorer, num_episodes=1, queries=100)
+    told = loop.run_session(10)
+    num = len(scorer.asked)
+    assert (told[metrics.QUERIES_INVALID], told[metrics.QUERIES_FAILED], told[metrics.SCORES]) == (1, 1, num - 2)
+    told = loop.run_session(15)
+    assert told[metrics.SCORES] == num - 1 and [block(one) for one in scorer.asked[num:]] == [block(scorer.asked[1])]
+
+
+def test_an_outage_leaves_the_session_due() -> None:
+    scorer = Scripted(*[score(None, Status.FAILED)] * 8)
+    loop = loop_of(scorer)
+    with pytest.raises(JudgeUnavailable, match="none of 8 queries was answered"):
+        loop.run_session(10)
+    assert loop.is_due(10) and len(loop.drain_records()) == 8
+    assert loop.run_session(10)[metrics.SCORES] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scorer", ["judge", "random"])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"sampling": "disagreement"}, {"sampling": "k_center"}, {"ahead": True}],
+    ids=lambda change: str(next(iter(change.values()), "plain")),
+)
+def test_a_restored_loop_goes_on_exactly(scorer: str, change: dict[str, Any]) -> None:
+    def build(seed: int, num_episodes: int) -> FeedbackLoop:
+        judge = JudgeTeacher(FakeJudge(), FrameStore(TinyEnv(), 16), "push")
+        return loop_of(judge if scorer == "judge" else RandomTeacher(seed), seed, num_episodes, queries=20, **change)
+
+    one, other = build(0, 12), build(99, 0)
+    one.run_session(10)
+    one.drain_records()
+    other.set_state(one.get_state())
+    assert same_trees(one.get_state(), other.get_state())
+    told = []
+    for loop in (one, other):
+        loop.add(tiny_episode(50))
+        told.append({name: value for name, value in loop.run_session(15).items() if not name.endswith("_s")})
+    assert told[0] == told[1] and same_trees(one.get_state(), other.get_state())
+    for left, right in zip(one.drain_records(), other.drain_records(), strict=True):
+        assert left.score == right.score and block(left.segment) == block(right.segment)
+
+
+def test_a_loop_that_has_not_asked_yet_can_be_saved_and_restored() -> None:
+    one, other = loop_of(OracleTeacher()), loop_of(OracleTeacher(), seed=5, num_episodes=0)
+    other.set_state(one.get_state())
+    told = [
+        {name: value for name, value in loop.run_session(10).items() if not name.endswith("_s")}
+        for loop in (one, other)
+    ]
+    assert told[0] == told[1] and same_trees(one.get_state(), other.get_state())
+
+
+def test_informed_frames_are_chosen_among_ten_times_as_many() -> None:
+    chosen = {}
+    for sampling in ("uniform", "disagreement"):
+        scorer = Scripted()
+        loop = loop_of(scorer, num_episodes=60, sampling=sampling)
+        loop.run_session(10)
+        first = [block(segment) for segment in scorer.asked]
+        loop.run_session(15)
+        chosen[sampling] = first, [block(segment) for segment in scorer.asked[8:]]
+    assert chosen["uniform"][0] == chosen["disagreement"][0], "uniform before the first fit"
+    assert chosen["uniform"][1] != chosen["disagreement"][1] and len(chosen["disagreement"][1]) == 8
+
+
+def test_the_true_reward_changes_nothing_for_a_judge() -> None:
+    models = []
+    for scramble in (False, True):
+        loop = loop_of(JudgeTeacher(FakeJudge(), FrameStore(TinyEnv(), 16), "push"), num_episodes=0)
+        for episode in tiny_episodes(12):
+            noise = np.random.default_rng(7).normal(size=len(episode)).astype(np.float32)
+            truth = {"env_rewards": noise, "progress": np.abs(noise) % 1} if scramble else {}
+            loop.add(dataclasses.replace(episode, **truth))
+        loop.run_session(10)
+        models.append(loop.get_state()["model"])
+    assert same_trees(*models)

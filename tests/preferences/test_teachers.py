@@ -1,0 +1,384 @@
+import csv
+import dataclasses
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_episodes import BlockJudge, numbered_trajectory, one_step, pair_of, tiny_episodes
+
+from rlvlm.core import metrics
+from rlvlm.core.judging import Label, Status, Verdict
+from rlvlm.core.steps import Pair, Segment, Trajectory
+from rlvlm.envs.images import FrameStore
+from rlvlm.preferences.config import (
+    BPREF_TEACHERS,
+    FeedbackConfig,
+    RewardModelConfig,
+    SimulatedTeacherConfig,
+    published_name,
+    simulated_config,
+)
+from rlvlm.preferences.loop import build_loop
+from rlvlm.preferences.queries import draw_pairs
+from rlvlm.preferences.teachers import (
+    SHARES,
+    JudgeTeacher,
+    MeasuredTeacher,
+    OracleTeacher,
+    RandomTeacher,
+    SimulatedTeacher,
+    build_teacher,
+    read_shares,
+)
+from rlvlm.rewards.config import RewardConfig
+from rlvlm.runs.config import RunConfig
+from rlvlm.testing import FakeJudge, TinyEnv
+
+
+def frames() -> FrameStore:
+    return FrameStore(TinyEnv(), 24)
+
+
+def swapped(pairs: list[Pair]) -> list[Pair]:
+    return [Pair(left=pair.right, right=pair.left) for pair in pairs]
+
+
+def test_the_oracle_prefers_the_larger_return_and_calls_only_equals_a_tie() -> None:
+    verdicts = OracleTeacher().answer([pair_of(0.1, 0.2), pair_of(0.7, 0.2), pair_of(0.5, 0.5)])
+    assert [verdict.label for verdict in verdicts] == [Label.RIGHT, Label.LEFT, Label.TIE]
+    assert [verdict.status for verdict in verdicts] == [Status.OK, Status.OK, Status.NO_PREFERENCE]
+
+
+def test_an_oracle_of_progress_looks_at_the_end_and_not_at_the_return() -> None:
+    pair = pair_of(0.2, 0.7)
+    left, right = (replace(side, env_rewards=-side.env_rewards) for side in (pair.left, pair.right))
+    by_return, by_progress = (
+        build_teacher(kind, judge=None, frames=frames(), goal="", seed=0) for kind in ("oracle", "progress")
+    )
+    assert by_progress.answer([Pair(left=left, right=right)])[0].label is Label.RIGHT
+    assert by_return.answer([Pair(left=left, right=right)])[0].label is Label.LEFT
+
+
+@pytest.mark.parametrize("kind", ["oracle", "judge"])
+def test_swapping_the_sides_swaps_the_label(kind: str) -> None:
+    teacher = build_teacher(kind, judge=BlockJudge(), frames=frames(), goal="push", seed=0)
+    pairs = draw_pairs(tiny_episodes(4), 60, 1, np.random.default_rng(0))
+    mirror = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT, Label.TIE: Label.TIE}
+    answers = teacher.answer(pairs)
+    assert {verdict.label for verdict in answers} == set(mirror)
+    assert [mirror[verdict.label] for verdict in answers] == [v.label for v in teacher.answer(swapped(pairs))]
+
+
+def test_a_judge_sees_both_sides_drawn_in_order() -> None:
+    seen = []
+
+    class Watching(FakeJudge):
+        def compare(self, queries):
+            seen.extend(queries)
+            return super().compare(queries)
+
+    pairs = draw_pairs(tiny_episodes(3), 6, 2, np.random.default_rng(0))
+    JudgeTeacher(Watching(), frames(), "push the block").answer(pairs)
+    env = TinyEnv()
+    for query, pair in zip(seen, pairs, strict=True):
+        np.testing.assert_array_equal(query.left, env.draw(pair.left.snapshots, 24))
+        np.testing.assert_array_equal(query.right, env.draw(pair.right.snapshots, 24))
+        assert query.goal == "push the block"
+
+
+def test_random_labels_are_even_and_a_restored_one_goes_on() -> None:
+    pairs = [pair_of(0.1, 0.9)] * 1000
+    one, other = RandomTeacher(seed=3), RandomTeacher(seed=4)
+    labels = [verdict.label for verdict in one.answer(pairs)]
+    assert abs(labels.count(Label.RIGHT) - 500) < 60
+    other.set_state(one.get_state())
+    assert [v.label for v in one.answer(pairs)] == [v.label for v in other.answer(pairs)] != labels
+
+
+def test_a_judge_teacher_needs_a_judge() -> None:
+    with pytest.raises(ValueError, match="needs a judge"):
+        build_teacher("judge", judge=None, frames=frames(), goal="push", seed=0)
+
+
+def test_the_oracle_gives_the_true_progress_at_the_end() -> None:
+    (episode,) = tiny_episodes(1)
+    scores = OracleTeacher().answer([one_step(0.25), episode.segment(3, 5)])
+    assert [score.value for score in scores] == [0.25, pytest.approx(float(episode.progress[7]))]
+    assert all(score.status is Status.OK for score in scores)
+
+
+def test_a_judge_that_scores_sees_every_segment_drawn_in_order() -> None:
+    seen = []
+
+    class Watching(FakeJudge):
+        def score(self, clips):
+            seen.extend(clips)
+            return super().score(clips)
+
+    segments = [episode.segment(2, 3) for episode in tiny_episodes(4)]
+    scores = JudgeTeacher(Watching(), frames(), "push the block").answer(segments)
+    for clip, segment, score in zip(seen, segments, scores, strict=True):
+        expected = TinyEnv().draw(segment.snapshots, 24)
+        np.testing.assert_array_equal(clip.frames, expected)
+        assert clip.goal == "push the block" and score.value == pytest.approx(expected[-1].mean() / 255)
+
+
+def test_random_scores_are_even_and_a_restored_one_goes_on() -> None:
+    one, other = RandomTeacher(0), RandomTeacher(9)
+    values = [score.value for score in one.answer([one_step(0.5)] * 4_000)]
+    assert np.histogram(values, bins=4, range=(0, 1))[0] == pytest.approx([1_000] * 4, abs=120)
+    other.set_state(one.get_state())
+    assert one.answer([one_step(0.5)] * 5) == other.answer([one_step(0.5)] * 5)
+
+
+def segment(*rewards: float) -> Segment:
+    column = np.array(rewards, np.float32)
+    wide = np.repeat(column[:, None], 2, axis=1)
+    return Segment(obs=wide, actions=wide, next_obs=wide, snapshots=wide, env_rewards=column, progress=column)
+
+
+def simulated(seed: int = 0, **weaknesses: float) -> SimulatedTeacher:
+    return SimulatedTeacher(SimulatedTeacherConfig(**weaknesses), seed)
+
+
+def labels(verdicts: list[Verdict]) -> list[Label | None]:
+    return [verdict.label for verdict in verdicts]
+
+
+def flat_episode(reward: float, num_steps: int = 20) -> Trajectory:
+    rewards = np.full(num_steps, reward, np.float32)
+    return dataclasses.replace(numbered_trajectory(num_steps), env_rewards=rewards)
+
+
+def test_somebody_myopic_weighs_the_end_most() -> None:
+    # By hand: 0.5^2 * 4 + 0.5 * 2 + 1 = 3 and 0.25 * 0 + 0.5 * 0 + 4 = 4, though the plain sums are 7 and 4.
+    pair = Pair(left=segment(4, 2, 1), right=segment(0, 0, 4))
+    assert labels(simulated(gamma=0.5).answer([pair])) == [Label.RIGHT]
+    assert labels(simulated().answer([pair])) == [Label.LEFT]
+
+
+def test_a_judge_of_places_names_the_left_side_of_anything() -> None:
+    pairs = [Pair(left=segment(0), right=segment(1)), Pair(left=segment(1), right=segment(1))]
+    assert labels(simulated(left=1.0).answer(pairs)) == [Label.LEFT] * 2, "ties too"
+    swapped = [Pair(left=pair.right, right=pair.left) for pair in pairs]
+    assert labels(simulated(left=1.0).answer(swapped)) == [Label.LEFT] * 2
+    told = Counter(labels(simulated(left=0.3, mistake=0.2).answer([pairs[0]] * 4_000)))
+    assert told[Label.LEFT] / 4_000 == pytest.approx(0.5, abs=0.03), "a fifth by mistake, three tenths by place"
+    assert labels(simulated().answer([pairs[0]] * 4_000)) == [Label.RIGHT] * 4_000
+
+
+def test_without_a_weakness_it_is_the_oracle() -> None:
+    pairs = draw_pairs(tiny_episodes(4), 200, 3, np.random.default_rng(0))
+    answers = labels(simulated().answer(pairs))
+    assert answers == labels(OracleTeacher().answer(pairs)) and len(set(answers)) == 3
+    assert simulated().answer([]) == []
+
+
+@pytest.mark.parametrize(("p_mistake", "num_wrong"), [(0.0, 0), (0.1, 1_000), (0.5, 5_000), (1.0, 10_000)])
+def test_mistakes_come_as_often_as_they_are_meant_to(p_mistake: float, num_wrong: int) -> None:
+    pairs = [pair_of(0.1, 0.9), pair_of(0.9, 0.1)] * 5_000
+    answers = simulated(seed=1, mistake=p_mistake).answer(pairs)
+    truth = OracleTeacher().answer(pairs)
+    wrong = sum(one.label is not other.label for one, other in zip(answers, truth, strict=True))
+    assert abs(wrong - num_wrong) <= 4 * math.sqrt(10_000 * p_mistake * (1 - p_mistake))
+
+
+def test_a_stochastic_teacher_prefers_by_how_much_better() -> None:
+    answers = simulated(seed=2, beta=2.0).answer([pair_of(0.0, 0.5)] * 10_000)
+    num_right = Counter(labels(answers))[Label.RIGHT]
+    assert abs(num_right - 7_311) <= 4 * math.sqrt(10_000 * 0.7311 * 0.2689)
+
+
+def test_shares_are_taken_of_an_average_segment_and_only_once() -> None:
+    # Episodes of reward 2 per step: a segment of 3 steps is worth 6, a tenth of it is 0.6; twice the tenth is 0.06.
+    worse, better = segment(0.1, 0.2, 0.2), segment(0.2, 0.3, 0.2)  # worth 0.5 and 0.7
+    for config, pair, expected in [
+        ({"skip": 0.1}, Pair(left=worse, right=worse), Label.TIE),
+        ({"skip": 0.1}, Pair(left=worse, right=better), Label.RIGHT),
+        ({"equal": 0.1}, Pair(left=worse, right=better), Label.TIE),
+        ({"equal": 0.01}, Pair(left=better, right=worse), Label.LEFT),
+    ]:
+        one = simulated(**config)
+        for _ in range(5):  # the share stays the same from session to session
+            one.inform([flat_episode(2.0)] * 12)
+            (verdict,) = one.answer([pair])
+            assert verdict.label is expected, config
+            assert verdict.text == (SimulatedTeacher.SKIPPED if "skip" in config and expected is Label.TIE else "")
+
+
+def test_only_the_newest_ten_episodes_count() -> None:
+    pair = Pair(left=segment(0.0), right=segment(0.15))
+    one = simulated(equal=0.1)
+    assert labels(one.answer([pair])) == [Label.RIGHT]  # nothing is known yet, so nothing is alike
+    one.inform([flat_episode(100.0)] * 3 + [flat_episode(1.0)] * 10)
+    assert labels(one.answer([pair])) == [Label.RIGHT]  # 0.15 > 0.1 * 1
+    one.inform([flat_episode(1.0)] * 3 + [flat_episode(2.0)] * 10)
+    assert labels(one.answer([pair])) == [Label.TIE]  # 0.15 < 0.1 * 2
+
+
+def test_what_is_too_close_to_call_outweighs_a_mistake_and_what_is_too_bad_outweighs_both() -> None:
+    one = simulated(mistake=1.0, equal=0.1, skip=0.5)
+    one.inform([flat_episode(1.0)])
+    pairs = [pair_of(0.9, 0.95), pair_of(0.1, 0.9), pair_of(0.4, 0.1)]
+    verdicts = one.answer(pairs)
+    assert labels(verdicts) == [Label.TIE, Label.LEFT, Label.TIE]
+    assert [verdict.text for verdict in verdicts] == ["", "", SimulatedTeacher.SKIPPED]
+    assert [verdict.status for verdict in verdicts] == [Status.NO_PREFERENCE, Status.OK, Status.NO_PREFERENCE]
+
+
+def test_a_restored_teacher_gives_the_same_answers() -> None:
+    pairs = draw_pairs(tiny_episodes(4), 50, 2, np.random.default_rng(0))
+    one, other = simulated(3, mistake=0.3, beta=1.0, equal=0.1), simulated(4, mistake=0.3, beta=1.0, equal=0.1)
+    one.inform(tiny_episodes(3))
+    one.answer(pairs)
+    other.set_state(one.get_state())
+    assert labels(one.answer(pairs)) == labels(other.answer(pairs))
+    assert labels(one.prepare(pairs)()) == labels(other.prepare(pairs)())
+
+
+def test_teachers_of_one_seed_differ_by_their_weakness_alone() -> None:
+    pairs = draw_pairs(tiny_episodes(4), 300, 1, np.random.default_rng(0))
+    often, rarely = (simulated(5, mistake=p).answer(pairs) for p in (0.4, 0.1))
+    truth = labels(OracleTeacher().answer(pairs))
+    wrong = [{at for at, label in enumerate(labels(answers)) if label is not truth[at]} for answers in (often, rarely)]
+    assert wrong[1] < wrong[0]
+
+
+@pytest.mark.parametrize("name", BPREF_TEACHERS)
+def test_each_of_b_prefs_teachers_is_built_by_its_name(name: str) -> None:
+    config = simulated_config(name, FeedbackConfig())
+    built = build_teacher(name, judge=None, frames=FrameStore(TinyEnv(), 8), goal="push", seed=0)
+    assert isinstance(built, SimulatedTeacher)
+    weak = [f.name for f in dataclasses.fields(SimulatedTeacherConfig) if getattr(config, f.name) != f.default]
+    assert len(weak) == 1
+    (verdict,) = built.answer([pair_of(0.1, 0.9)])
+    assert f"{weak[0]}={getattr(config, weak[0]):g}" in verdict.stamp.decoding
+
+
+@pytest.mark.parametrize("name", [*BPREF_TEACHERS, "simulated"])
+def test_a_session_of_the_loop_learns_from_it(name: str) -> None:
+    weak = SimulatedTeacherConfig(mistake=0.2, beta=20.0, gamma=0.9, skip=0.05, equal=0.05)
+    feedback = FeedbackConfig(first_step=10, every_steps=5, queries=40, segment_steps=2, simulated=weak)
+    frames = FrameStore(TinyEnv(), 16)
+    built = build_teacher(name, judge=None, frames=frames, goal="push", seed=0, feedback=feedback)
+    fit = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
+    loop = build_loop(TinyEnv(), built, feedback=feedback, reward_model=fit, reward=RewardConfig(model="state"), seed=0)
+    for episode in tiny_episodes(6):
+        loop.add(episode)
+    told = loop.run_session(10)
+    assert told[metrics.COMPARISONS] > 10
+    records = loop.drain_records()
+    assert len(records) == 40 and {record.verdict.stamp.judge for record in records} == {"simulated"}
+    wrong = [record for record in records if record.verdict.status is Status.OK and record.correct is False]
+    assert bool(wrong) == (name in ("mistake", "stochastic", "simulated"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mistake", 1.1),
+        ("mistake", -0.1),
+        ("left", 1.1),
+        ("left", -0.1),
+        ("left", math.nan),
+        ("beta", 0.0),
+        ("beta", -1.0),
+        ("beta", math.nan),
+        ("gamma", 0.0),
+        ("gamma", 1.5),
+        ("skip", -0.1),
+        ("equal", math.inf),
+        ("equal", math.nan),
+    ],
+)
+def test_an_impossible_weakness_is_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"feedback.simulated.{field}"):
+        SimulatedTeacherConfig(**{field: value})
+
+
+def test_skipping_and_training_ties_do_not_go_together() -> None:
+    ties = FeedbackConfig(ties="equal")
+    for name in ("equal", "mistake", "oracle", "judge"):
+        RunConfig(task="tiny", reward=RewardConfig(teacher=name), feedback=ties)
+    with pytest.raises(ValueError, match="needs feedback.ties drop"):
+        RunConfig(task="tiny", reward=RewardConfig(teacher="skip"), feedback=ties)
+
+
+def shares_of(teacher: MeasuredTeacher, pair: Pair, count: int = 4_000) -> list[float]:
+    """Right, wrong, undecided; the right side of `pair` is the better one."""
+    labels = [verdict.label for verdict in teacher.answer([pair] * count)]
+    return [labels.count(label) / count for label in (Label.RIGHT, Label.LEFT, Label.TIE)]
+
+
+def write_table(path: Path, rows: list[dict[str, object]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def row(place: int, **counts: int) -> dict[str, object]:
+    none = dict.fromkeys(("correct", "incorrect", "no_preference", "invalid", "failed"), 0)
+    return {"source": "one", "bin": place} | none | counts
+
+
+def test_it_is_as_often_right_as_the_paper_s_vlm_at_each_gap() -> None:
+    teacher = MeasuredTeacher(SHARES[published_name("drawer_open")], seed=0, name="drawer_open")
+    for gap, place in ((0.05, 0), (0.55, 5), (0.97, 9)):
+        expected = SHARES["Drawer"][place] / SHARES["Drawer"][place].sum()
+        np.testing.assert_allclose(shares_of(teacher, pair_of(0.0, gap)), expected, atol=0.03)
+    decided = shares_of(teacher, pair_of(0.4, 0.4))
+    assert decided[0] == pytest.approx(decided[1], abs=0.05), "nobody is right where nothing differs"
+
+
+def test_it_goes_on_where_it_was_saved_and_says_ties_apart() -> None:
+    pairs = [pair_of(0.1, 0.4)] * 50
+    one, other = (MeasuredTeacher(SHARES["Sweep"], seed, "x") for seed in (1, 2))
+    other.set_state(one.get_state())
+    assert one.answer(pairs) == other.answer(pairs)
+    assert {(verdict.status, verdict.label is Label.TIE) for verdict in one.answer(pairs)} == {
+        (Status.OK, False),
+        (Status.NO_PREFERENCE, True),
+    }
+
+
+def test_a_judge_that_was_measured_is_played_from_its_report(tmp_path: Path) -> None:
+    rows = [row(place, correct=3, incorrect=1, invalid=2, failed=2, no_preference=2) for place in range(1, 10)]
+    path = write_table(tmp_path / "judge_report.csv", [*rows, row(10)])
+    teacher = build_teacher(
+        "measured",
+        judge=None,
+        frames=FrameStore(TinyEnv(), 8),
+        goal="",
+        seed=0,
+        feedback=FeedbackConfig(measured=str(path)),
+    )
+    assert isinstance(teacher, MeasuredTeacher)
+    np.testing.assert_allclose(shares_of(teacher, pair_of(0.0, 0.3)), [0.3, 0.1, 0.6], atol=0.03)
+    np.testing.assert_allclose(shares_of(teacher, pair_of(0.0, 1.0)), [0.3, 0.1, 0.6], atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row(place, correct=1) for place in range(1, 10)], "KeyError: 10"),
+        ([row(place) | {"source": str(place)} for place in range(1, 11)], "several judges"),
+        ([{"bin": 1, "correct": 2}], "incorrect"),
+        ([row(place) for place in range(1, 11)], "one that is not"),
+        ([row(place, correct=-1) for place in range(1, 11)], "counts >= 0"),
+    ],
+)
+def test_a_table_that_says_nothing_is_refused_with_what_it_needs(tmp_path: Path, rows: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_shares(write_table(tmp_path / "table.csv", rows))
+
+
+def test_a_file_or_a_task_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="FileNotFoundError"):
+        read_shares(tmp_path / "none.csv")
+    with pytest.raises(ValueError, match="published knows cartpole, drawer_open"):
+        published_name("metaworld/window-close-v3")
