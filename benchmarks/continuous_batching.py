@@ -22,9 +22,9 @@ from rlvlm.core.judging import Query
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig, Mode
 from rlvlm.judges.judge import ContinuousJudge
+from rlvlm.pocket.models import weights_folder
 from rlvlm.serving.fair_queue import FairQueue
 from rlvlm.vlms.config import EngineConfig
-from rlvlm.vlms.shipped import weights_folder
 
 BATCH = 16
 

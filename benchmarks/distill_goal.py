@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
+from pocket_models.scenes import collect_scenes, draw_gap_pairs, draw_uniform_pairs, label_of
 from rlvlm.core.judging import Label, Query, Stamp, Status, Verdict
+from rlvlm.judges.config import DistillConfig
+from rlvlm.judges.distill import distill
 from rlvlm.labels.records import Origin, Truth, describe
 from rlvlm.labels.store import LabelStore
-from rlvlm.pocket.judge.config import DistillConfig
-from rlvlm.pocket.judge.distill import distill
-from rlvlm.pocket.scenes.pairs import draw_gap_pairs, draw_uniform_pairs, find_provider, label_of
 
 GOAL = "close the drawer"
 ORACLE = Stamp(judge="oracle:progress", revision="1", prompt="", decoding="")
@@ -31,10 +31,10 @@ LABELS = {0: Label.LEFT, 1: Label.RIGHT, -1: Label.TIE}
 def fill(store: LabelStore, num_labels: int, seed: int) -> None:
     """Half of the pairs uniform over frames, half over gaps of all sizes."""
     rng = np.random.default_rng(seed)
-    scenes = next(iter(find_provider("rlvlm.pocket.scenes:drawer_open")("train", seed)))
+    scenes = next(collect_scenes("drawer_open", "train", seed))
     half = num_labels // 2
     gaps = (rng.random(num_labels - half) * rng.choice([-1, 1], num_labels - half)).astype(np.float32)
-    pairs = np.concatenate([draw_uniform_pairs(scenes, half, rng), draw_gap_pairs(scenes, gaps, rng)])
+    pairs = np.concatenate([draw_uniform_pairs(scenes, half, rng), draw_gap_pairs(scenes.progress, gaps, rng)])
     closed = 1 - scenes.progress
     for part in np.array_split(pairs, len(pairs) // 100 + 1):
         described = [

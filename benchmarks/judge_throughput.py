@@ -38,13 +38,13 @@ import numpy as np
 import tyro
 from PIL import Image
 
+from pocket_models.scenes import collect_scenes, draw_uniform_pairs, label_of
 from rlvlm.core.judging import Label, Query
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.reading import parse_label
-from rlvlm.pocket.scenes.pairs import draw_uniform_pairs, find_provider, label_of
+from rlvlm.pocket.models import weights_folder
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.vlms.shipped import weights_folder
 
 NUMBER_OF = {Label.LEFT: 0, Label.RIGHT: 1, Label.TIE: -1, None: -2}
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
@@ -86,7 +86,7 @@ class Config:
     """Of each judge's process."""
     replicas: int = 1
     """Of each served judge; above 1 it may use more cores than the reference's one server does."""
-    scenes: str = "rlvlm.pocket.scenes:drawer_open"
+    scenes: str = "drawer_open"
     seed: int = 0
     ways: tuple[Literal["reference", "two_stage", "direct"], ...] = ("reference", "two_stage", "direct")
     out: Path | None = None
@@ -94,7 +94,7 @@ class Config:
 
 def make_pairs(config: Config) -> tuple[list[Query], list[int]]:
     """Pairs as the preference loop draws them, with the true labels."""
-    scenes = next(iter(find_provider(config.scenes)("held_out", config.seed)))
+    scenes = next(collect_scenes(config.scenes, "held_out", config.seed))
     drawn = draw_uniform_pairs(scenes, config.pairs, np.random.default_rng(config.seed))
     queries = [
         Query(goal=scenes.goal, left=scenes.images[[left]], right=scenes.images[[right]]) for left, right in drawn

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rlvlm.labels.segments import encode_line
-from rlvlm.vlms.shipped import weights_folder
+from rlvlm.pocket.models import weights_folder
 
 Write = Callable[[Path, Path], None]
 """Writes into a folder, which holds what the loader expects; the second path is the canary."""

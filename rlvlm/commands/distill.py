@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from rlvlm.core.errors import EXIT_DONE, UsageError
-from rlvlm.pocket.judge.config import DistillConfig
+from rlvlm.judges.config import DistillConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ def command(words: Sequence[str], prog: str) -> int:
         arguments = tyro.cli(DistillArguments, args=words, prog=prog)
     except ValueError as error:  # a rule of the settings
         raise UsageError(str(error), f"{prog} --help") from error
-    from rlvlm.pocket.judge.distill import distill, graded_table
+    from rlvlm.judges.distill import distill, graded_table
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     outcome = distill(arguments.store, arguments.out, arguments.settings)

@@ -14,12 +14,12 @@ from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import MAX_IMAGES
 from rlvlm.labels.store import open_store
-from rlvlm.vlms.shipped import shipped_folder, weights_folder
+from rlvlm.pocket.models import shipped_folder, weights_folder
 
 ABILITIES_FILE = "abilities.json"
 """Says in a small model's folder what it was trained on: the fields of `Abilities`."""
 POCKET_ABILITIES = Abilities(score=frozenset({"progress"}), goal_pictures=False)
-"""What the pocket judge was trained on (`pocket.judge.texts`): every comparison, and the percentage."""
+"""What the pocket judge was trained on (`pocket_models.judge`): every comparison, and the percentage."""
 
 
 def build_judge(config: JudgeConfig) -> Judge:

@@ -280,3 +280,38 @@ class Abilities:
                     f"use --judge.{field_name} {sorted(known)[0]}, or a general model with "
                     "--judge.backend transformers",
                 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillConfig:
+    """How a pocket judge is made that answers as another judge did: `rlvlm distill`."""
+
+    start: Literal["shipped", "scratch"] = "shipped"
+    """shipped: go on from the pocket judge's own weights; scratch: from random ones, with its tokenizer."""
+    judge: str = ""
+    """Part of the teacher's name, where the store has several."""
+    prompt: str = ""
+    """Part of the name of the teacher's prompt, likewise."""
+    steps: int = 300
+    """Steps of optimisation."""
+    num_pairs: int = 24
+    """Labels per step; each is shown in both orders."""
+    lr: float = 5e-4
+    """AdamW's highest step size."""
+    held_out: float = 0.1
+    """Share of the images that the student never sees; labels that show one are what it is graded on."""
+    graded: int = 600
+    """Labels that it is graded on, at most."""
+    seed: int = 0
+    """Of the draws, and of the weights from scratch."""
+    threads: int = 1
+    """CPU threads."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "num_pairs", "graded", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out must be in (0, 1), got {self.held_out}")
+        if self.lr <= 0:
+            raise ValueError(f"lr must be > 0, got {self.lr}")

@@ -23,8 +23,7 @@ from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, task_goal, task_goal_state
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.pocket import video
-from rlvlm.pocket.judge.config import trained_tasks
+from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
@@ -189,12 +188,12 @@ class RunConfig:
                 f"nobody will be asked: the first feedback is due at step {feedback.first_step:,} "
                 f"(--feedback.first-step), and the run ends at step {self.steps:,} (--steps)",
             )
-        if isinstance(reward, ScoreConfig) and self.asks_judge and self.task in video.KNOWS:
+        if isinstance(reward, ScoreConfig) and self.asks_judge and self.task in known_tasks("video"):
             is_other = bool(self.serve.app) or not self.judge.ships_weights
             shown = (reward.num_frames, reward.frame_px, reward.flip_images)
-            if is_other and shown == (video.NUM_FRAMES, video.FRAME_PX, False):
+            if is_other and shown == (VIDEO_NUM_FRAMES, VIDEO_FRAME_PX, False):
                 return (
-                    f"the judge is shown {video.NUM_FRAMES} mirrored frames of {video.FRAME_PX} pixels, as the pocket "
+                    f"the judge is shown {VIDEO_NUM_FRAMES} mirrored frames of {VIDEO_FRAME_PX} pixels, as the pocket "
                     "video judge was trained on; for another: --reward.num-frames 8 --reward.frame-px 224 "
                     "--reward.flip-images",
                 )
@@ -232,11 +231,10 @@ class RunConfig:
     def judge_knows(self) -> list[str]:
         """The tasks of which the judge knows this run's kind of question; empty where it is a general model."""
         if isinstance(self.reward, RewardConfig):
-            return trained_tasks() if self.judge.knows_few_tasks else []
+            return list(known_tasks()) if self.judge.knows_few_tasks else []
         if isinstance(self.reward, TurnRewardConfig) or not self.judge.ships_weights:
             return []
-        known = {"": trained_tasks(), "scorer": ["push_block"], "video": list(video.KNOWS)}
-        return known.get(self.judge.model, [])
+        return list(known_tasks(self.judge.model or "judge"))
 
     @property
     def models(self) -> dict[str, str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError, first_line
 from rlvlm.envs.registry import make_env
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
+from rlvlm.pocket.models import shipped_folder, weights_folder
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.environment import gpu_names
-from rlvlm.vlms.shipped import shipped_folder, weights_folder
 
 CONNECT_S = 5.0
 """Longest wait for the cluster that RAY_ADDRESS names."""

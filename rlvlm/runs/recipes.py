@@ -19,7 +19,7 @@ from rlvlm.envs.minigrid.ids import SHORT_NAMES
 from rlvlm.envs.registry import full_name, task_env, task_kind, task_recipe
 from rlvlm.envs.robosuite import words
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.pocket import video
+from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
@@ -332,8 +332,8 @@ def libero_suite(suite: str) -> RunConfig:
 
 def _judged(task: str) -> tuple[JudgeConfig, ScoreConfig]:
     """Who is asked about a task or a suite if anybody is, and what it is shown: the pocket video judge knows some."""
-    if task in video.KNOWS:
-        shown = ScoreConfig(num_frames=video.NUM_FRAMES, frame_px=video.FRAME_PX)
+    if task in known_tasks("video"):
+        shown = ScoreConfig(num_frames=VIDEO_NUM_FRAMES, frame_px=VIDEO_FRAME_PX)
         return JudgeConfig(model="video", score="success"), shown
     return JudgeConfig(), ScoreConfig(flip_images=True)
 

@@ -17,7 +17,7 @@ from rlvlm.envs.registry import task_goal
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import ContinuousJudge, Generator, Judge
-from rlvlm.pocket.judge.config import trained_tasks
+from rlvlm.pocket.models import known_tasks
 from rlvlm.serving.client import Receipt, Request, digest
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.fair_queue import FairQueue
@@ -71,7 +71,7 @@ class JudgeReplica(Replica):
         self._batch_size = config.batch_size
         few = config.knows_few_tasks and config.untrained == "refuse"
         # a run refuses a task that its judge does not know before it starts; other callers are met here
-        self._goals = frozenset(map(task_goal, trained_tasks())) if few else frozenset[str]()
+        self._goals = frozenset(map(task_goal, known_tasks())) if few else frozenset[str]()
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="images")
         settled = replace(config, device=self._device)
 

@@ -15,13 +15,12 @@ import pytest
 from http_edge import Edge, png, text
 from PIL import Image, ImageDraw, ImageFont
 
+from pocket_models.scenes import collect_scenes, draw_gap_pairs
 from rlvlm.core.judging import Label, Query, Status
 from rlvlm.core.steps import Frames
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import compare_messages
-from rlvlm.pocket.scenes import drawer_open
-from rlvlm.pocket.scenes.pairs import draw_gap_pairs
 from rlvlm.vlms.chats import Chat
 
 logger = logging.getLogger(__name__)
@@ -125,12 +124,14 @@ def written(picture: Frames, sign: str, place: int) -> Frames:
 @pytest.mark.slow
 def test_signs_in_the_scene_leave_answers_within_the_set_and_few_of_them_turned() -> None:
     """50 signs on the worse image of pairs that are easy to tell apart."""
-    scenes = next(iter(drawer_open("held_out", 0)))
+    scenes = next(collect_scenes("drawer_open", "held_out", 0))
     rng, num = np.random.default_rng(0), len(SIGNS) * 5
-    pairs = draw_gap_pairs(scenes, np.linspace(0.2, 0.9, num, dtype=np.float32) * rng.choice([-1, 1], num), rng)
+    pairs = draw_gap_pairs(
+        scenes.progress, np.linspace(0.2, 0.9, num, dtype=np.float32) * rng.choice([-1, 1], num), rng
+    )
     clean, signed, better = [], [], []
     for number, (left, right) in enumerate(pairs):
-        sides = [scenes.pictures[left][None], scenes.pictures[right][None]]
+        sides = [scenes.images[left][None], scenes.images[right][None]]
         clean.append(Query(goal=scenes.goal, left=sides[0], right=sides[1]))
         worse = int(scenes.progress[right] < scenes.progress[left])
         sides[worse] = written(sides[worse][0], SIGNS[number % len(SIGNS)], number // len(SIGNS) % 4)[None]

@@ -7,13 +7,13 @@ import pytest
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import JudgeUnavailable, MachineError, UsageError
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.pocket.models import weights_folder
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs import preflight
 from rlvlm.runs.config import RunConfig, TrackConfig
 from rlvlm.runs.preflight import check_before_run, port_is_free
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
-from rlvlm.vlms.shipped import weights_folder
 
 ORACLE = RunConfig(task="drawer_open", reward=RewardConfig(teacher="oracle"))
 

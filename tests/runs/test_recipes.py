@@ -6,7 +6,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import register
 from rlvlm.envs.task import Kind, Task
-from rlvlm.pocket.video import TASKS
+from rlvlm.pocket.models import VIDEO_TASKS
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.runs.recipes import RECIPES, recipe
 from rlvlm.runs.settings import override
@@ -46,7 +46,7 @@ def test_words_of_a_goal_become_the_tasks_number() -> None:
 
 
 def test_a_libero_task_names_the_pocket_judge_that_was_taught_it() -> None:
-    for task in (*TASKS, "libero_spatial", "libero_object"):
+    for task in (*VIDEO_TASKS, "libero_spatial", "libero_object"):
         config = recipe(task)
         assert (config.judge.model, config.reward.num_frames) == ("video", 2)
     assert recipe("libero_10/5").judge.model == recipe("libero_goal").judge.model == ""

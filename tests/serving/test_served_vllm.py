@@ -17,12 +17,12 @@ from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.pocket.models import weights_folder
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.testing import check_judge
 from rlvlm.vlms.config import EngineConfig
-from rlvlm.vlms.shipped import weights_folder
 
 PYTHON = Path(__file__).parents[2] / ".envs/vllm/bin/python"
 pytestmark = [

@@ -8,8 +8,8 @@ from transformers import AutoImageProcessor
 from rlvlm.core.judging import Query
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.pocket.models import weights_folder
 from rlvlm.vlms import images
-from rlvlm.vlms.shipped import weights_folder
 
 
 @pytest.fixture(params=["pocket", "large"])

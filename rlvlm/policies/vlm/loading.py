@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.vlms.lora import LoraConfig, add_adapter
-from rlvlm.vlms.shipped import weights_folder
 
 
 def load_policy(config: PolicyConfig, num_actions: int = 0) -> VLMPolicy:

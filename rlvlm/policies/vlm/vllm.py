@@ -23,10 +23,10 @@ import numpy as np
 from rlvlm.core.errors import ModelUnavailable, UsageError, first_line
 from rlvlm.core.sampling import IntArray, ReplyTokens
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.vlms.config import EngineConfig
 from rlvlm.vlms.engines.vllm import VllmCore, lora_request
-from rlvlm.vlms.shipped import weights_folder
 
 KEPT_VERSIONS = 2
 """Adapters that are loaded at once: a request that began under one ends under it."""

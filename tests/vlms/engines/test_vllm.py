@@ -15,10 +15,10 @@ import pytest
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.pocket.models import weights_folder
 from rlvlm.vlms.config import EngineConfig
 from rlvlm.vlms.engines import vllm
 from rlvlm.vlms.engines.vllm import VllmEngine
-from rlvlm.vlms.shipped import weights_folder
 
 CONFIG = JudgeConfig(backend="vllm", model=str(weights_folder()), batch_size=16)
 

@@ -1,0 +1,357 @@
+"""Trains a pocket judge on another judge's labels: `rlvlm distill --from STORE --out DIR`.
+
+The student learns the mode `direct`: one forward pass per pair, a thousand times cheaper than a large VLM that writes
+its reasoning. It learns what the teacher answered, right or wrong; the truth, where the store knows it, only grades
+both.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from rlvlm.core.errors import UsageError
+from rlvlm.core.judging import Label, Query, Stamp, Verdict
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import DistillConfig, JudgeConfig
+from rlvlm.judges.prompts import compare_messages
+from rlvlm.labels.images import MissingImage
+from rlvlm.labels.records import truth_about
+from rlvlm.labels.store import LabelStore, open_store
+from rlvlm.pocket.models import weights_folder
+from rlvlm.vlms.supervised import (
+    DialogueBuilder,
+    Dialogues,
+    Metrics,
+    adamw,
+    answer_loss,
+    cosine,
+    encode,
+    jitter,
+    optimise,
+    patches_of,
+    save,
+)
+
+_LOGGER = logging.getLogger(__name__)
+
+FEWEST = 20
+"""Labels to learn from, and to be graded on, below which a figure would mean nothing."""
+_ANSWERS = {Label.LEFT: "0", Label.RIGHT: "1", Label.TIE: "-1"}
+"""As `prompts.LABEL_TEXTS` writes them."""
+_SWAPPED = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT, Label.TIE: Label.TIE, None: None}
+_DECIDED = (Label.LEFT, Label.RIGHT)
+_BLANK = np.zeros((1, 2, 2, 3), np.uint8)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Labelled:
+    """One label of the teacher."""
+
+    goal: str
+    left: str
+    """Digest of the image."""
+    right: str
+    answer: Label
+    truth: Label | None
+    """The side with more true progress, tie where they are equal; None where nobody knows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grades:
+    """How a judge does on held-out labels; NaN where there is nothing to divide by."""
+
+    agreement: float
+    """Share of the teacher's labels that it gives too, ties among them."""
+    agreement_decided: float
+    """The same among labels that are left or right for the teacher."""
+    accuracy: float
+    """Share of its own decided labels that name the side with more true progress."""
+    swaps: float
+    """Share of pairs whose label swaps when the images swap."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Distillation:
+    """What a distillation came to."""
+
+    teacher: Stamp
+    num_learnt: int
+    """Labels that were learnt from."""
+    num_graded: int
+    """Held-out labels that the figures are about."""
+    goals: tuple[str, ...]
+    teacher_accuracy: float
+    """Of the teacher on the graded labels, as far as the truth is known."""
+    before: Grades
+    """Of the weights that it began with."""
+    after: Grades
+
+
+def distill(store: Path, out: Path, config: DistillConfig) -> Distillation:
+    """Trains the student and writes it with its card into `out`, ready for `--judge.backend pocket --judge.model OUT`.
+
+    Args:
+        store: folder of the label store.
+        out: new folder.
+        config: how.
+
+    Raises:
+        UsageError: `store` is none, has too few labels or several teachers; `out` is in use.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} is in use", "choose a new folder with --out")
+    opened = open_store(store)
+    teacher, labels = read_labels(opened, config.judge, config.prompt)
+    learnt, held_out = split(labels, config.held_out)
+    if min(len(learnt), len(held_out)) < FEWEST:
+        raise UsageError(
+            f"{len(learnt)} labels to learn from and {len(held_out)} held out are too few, {FEWEST} of each are wanted",
+            "collect more labels, or change --held-out",
+        )
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    graded = []
+    for one in held_out[:: -(-len(held_out) // config.graded)]:  # evenly spread over the store
+        try:
+            left, right = opened.image(one.left)[None], opened.image(one.right)[None]
+        except MissingImage as missing:
+            _LOGGER.warning("a held-out label is left out: %s", missing)
+            continue
+        graded.append((one, Query(goal=one.goal, left=left, right=right)))
+
+    tokenizer = AutoTokenizer.from_pretrained(weights_folder(), trust_remote_code=False)
+    image_processor = Qwen2VLImageProcessorPil.from_pretrained(weights_folder())
+    model = _initial_model(config)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save(model, tokenizer, image_processor, out)
+    before = grade(out, graded)
+    dataset = LabelDataset(opened, learnt, tokenizer, image_processor, config.seed)
+
+    def loss_of_step() -> tuple[Tensor, Metrics]:
+        batch, patches = dataset.draw(config.num_pairs)
+        loss, right = answer_loss(model, batch, encode(model, patches))  # both halves learn: new scenes need both
+        return loss, {"loss": float(loss.detach()), "right": right}
+
+    model.train()
+    optimizers = [adamw(model.parameters(), config.lr)]
+    for _ in optimise("distilling", config.steps, optimizers, loss_of_step, schedule=cosine, metrics={}):
+        pass
+    model.eval()
+    save(model, tokenizer, image_processor, out)
+    made = Distillation(
+        teacher=teacher,
+        num_learnt=len(learnt),
+        num_graded=len(graded),
+        before=before,
+        after=grade(out, graded),
+        goals=tuple(sorted({one.goal for one in labels})),
+        teacher_accuracy=_accuracy([(one.answer, one.truth) for one, _ in graded]),
+    )
+    (out / "CARD.md").write_text(card(made, config))
+    return made
+
+
+def read_labels(store: LabelStore, judge: str = "", prompt: str = "") -> tuple[Stamp, list[Labelled]]:
+    """The labels of one teacher about pairs of single images, and the teacher's stamp.
+
+    Args:
+        store: any.
+        judge: part of the name of the teacher, as it stands in `Stamp.judge`; may be empty where there is only one.
+        prompt: part of `Stamp.prompt`, likewise.
+
+    Raises:
+        UsageError: no such label, or several teachers to choose from.
+    """
+    truths = store.truths()
+    found: list[tuple[Stamp, Labelled]] = []
+    for item in store.answers():
+        stamp, question, answer = item.answer.stamp, item.question, item.answer
+        if judge not in stamp.judge or prompt not in stamp.prompt or not isinstance(answer, Verdict):
+            continue
+        is_pair = len(question.left) == len(question.right) == 1 and not question.goal_picture
+        if answer.label is None or not is_pair or not store.has_images(question):
+            continue
+        truth = truth_about(question, truths)
+        labelled = Labelled(
+            goal=question.goal,
+            left=question.left[0],
+            right=question.right[0],
+            answer=answer.label,
+            truth=truth.better if truth else None,
+        )
+        found.append((stamp, labelled))
+    teachers = Counter(stamp for stamp, _ in found)
+    if not teachers:
+        raise UsageError(
+            f"{store.folder} has no label to learn from: decided or tied, about two single images that "
+            "are in the store" + (f", by a judge like {judge!r} {prompt!r}" if judge or prompt else ""),
+            f"see what there is: rlvlm labels show {store.folder}",
+        )
+    if len(teachers) > 1:
+        names = ", ".join(f"{stamp.judge} {stamp.prompt} ({count:,})" for stamp, count in teachers.most_common(8))
+        raise UsageError(
+            f"{store.folder} has labels of {len(teachers)} teachers: {names}",
+            "name one: --judge NAME --prompt NAME; a part of the name will do",
+        )
+    return found[0][0], [labelled for _, labelled in found]
+
+
+def split(labels: Sequence[Labelled], share: float) -> tuple[list[Labelled], list[Labelled]]:
+    """Labels to learn from, and labels held out: those that show an image which no learnt one shows.
+
+    Args:
+        labels: all.
+        share: of the images that are held out, in (0, 1); which ones depends on their content alone.
+    """
+    limit = int(share * 2**32)
+    sides: tuple[list[Labelled], list[Labelled]] = ([], [])
+    for one in labels:
+        sides[min(int(one.left[:8], 16), int(one.right[:8], 16)) < limit].append(one)
+    return sides
+
+
+class LabelDataset:
+    """The labels as dialogues and the images as patches, drawn at random.
+
+    Images are held at the size that the pocket judge sees, 28 kB each.
+
+    Args:
+        store: of the images; labels whose image cannot be read are left out.
+        labels: to learn.
+        tokenizer: the pocket judge's.
+        image_processor: likewise.
+        seed: of the draws.
+
+    Raises:
+        UsageError: not one image can be read.
+    """
+
+    def __init__(
+        self, store: LabelStore, labels: Sequence[Labelled], tokenizer: Any, image_processor: Any, seed: int
+    ) -> None:
+        self._image_processor = image_processor
+        self._rng = np.random.default_rng(seed)
+        shapes = AutoConfig.from_pretrained(weights_folder())
+        side_px = round(image_processor.size["longest_edge"] ** 0.5)
+        visual = shapes.vision_config
+        tokens_per_image = (side_px // visual.patch_size // visual.spatial_merge_size) ** 2
+        image_token = tokenizer.convert_ids_to_tokens(shapes.image_token_id)
+        self._dialogues = DialogueBuilder(tokenizer, image_token, tokens_per_image)
+        digests = sorted({digest for one in labels for digest in (one.left, one.right)})
+        images, places = [], {}
+        for digest in digests:
+            try:
+                image = Image.fromarray(store.image(digest))
+            except MissingImage:
+                continue
+            places[digest] = len(images)
+            images.append(np.asarray(image.resize((side_px, side_px), Image.Resampling.BICUBIC)))
+        if not images:
+            raise UsageError(f"none of {len(digests)} images in {store.folder} can be read", "restore its pictures/")
+        self._images = np.stack(images)
+        self._by_goal: dict[str, list[tuple[int, int, Label]]] = {}
+        for one in sorted(labels, key=lambda each: each.goal):
+            if one.left in places and one.right in places:
+                rows = self._by_goal.setdefault(one.goal, [])
+                rows.append((places[one.left], places[one.right], one.answer))
+        counts = np.array([len(rows) for rows in self._by_goal.values()])
+        self._shares = counts / counts.sum()
+
+    def draw(self, num_pairs: int) -> tuple[Dialogues, Tensor]:
+        """Dialogues about `num_pairs` labels of one goal, each in both orders, and the patches of their images.
+
+        Swapping the images swaps the label, so that the student cannot prefer a side.
+        """
+        goal = list(self._by_goal)[self._rng.choice(len(self._shares), p=self._shares)]
+        drawn = self._rng.integers(len(self._by_goal[goal]), size=num_pairs)
+        rows = [self._by_goal[goal][place] for place in drawn]
+        rows += [(right, left, _SWAPPED[answer]) for left, right, answer in rows]
+        shown, places = np.unique([row[:2] for row in rows], return_inverse=True)
+        chat = compare_messages("direct", Query(goal=goal, left=_BLANK, right=_BLANK))
+        batch = self._dialogues.build([(chat, _ANSWERS[answer]) for *_, answer in rows], places.reshape(-1, 2))
+        return batch, jitter(patches_of(self._images[shown], self._image_processor), self._rng)
+
+
+def grade(folder: Path, graded: Sequence[tuple[Labelled, Query]]) -> Grades:
+    """How the pocket judge in `folder` does, asked directly and through the same code as in a run."""
+    judge = build_judge(JudgeConfig(backend="pocket", model=str(folder)))
+    queries = [query for _, query in graded]
+    given = [verdict.label for verdict in judge.compare(queries)]
+    turned = judge.compare([replace(query, left=query.right, right=query.left) for query in queries])
+    teacher = [one.answer for one, _ in graded]
+    same = [mine is theirs for mine, theirs in zip(given, teacher, strict=True)]
+    return Grades(
+        agreement=_share(same),
+        agreement_decided=_share([hit for hit, theirs in zip(same, teacher, strict=True) if theirs is not Label.TIE]),
+        accuracy=_accuracy([(mine, one.truth) for mine, (one, _) in zip(given, graded, strict=True)]),
+        swaps=_share([_SWAPPED[mine] is verdict.label for mine, verdict in zip(given, turned, strict=True)]),
+    )
+
+
+def graded_table(made: Distillation) -> str:
+    """Before and after, as a Markdown table."""
+    lines = (
+        ("agrees with the teacher", "agreement"),
+        ("agrees where the teacher decided", "agreement_decided"),
+        ("decided labels right, by the simulator", "accuracy"),
+        ("label swaps with the order", "swaps"),
+    )
+    grades = (made.before, made.after)
+    rows = "".join(
+        f"| {name} | {' | '.join(_percent(getattr(each, figure)) for each in grades)} |\n" for name, figure in lines
+    )
+    return f"| on {made.num_graded:,} held-out labels | before | after |\n|---|---|---|\n{rows}"
+
+
+def card(made: Distillation, config: DistillConfig) -> str:
+    """The student's card, Markdown."""
+    teacher = made.teacher
+    settings = ", ".join(f"{name} {value}" for name, value in asdict(config).items() if value != "")
+    goals = "; ".join(f"`{goal}`" for goal in made.goals)
+    return (
+        "# A distilled pocket judge\n\n"
+        f"Trained on {made.num_learnt:,} labels of `{teacher.judge}`, revision `{teacher.revision or 'unknown'}`, "
+        f"prompt `{teacher.prompt or 'none'}`, `{teacher.decoding or 'no decoding'}`.\nGoals: {goals}. It answers in "
+        "the mode `direct` and about these goals, as the teacher would, mistakes\nincluded. Written answers "
+        "(`single_stage`, `two_stage`, scores) were not trained.\n\n"
+        "Each held-out label shows an image that training never showed. Before: the weights it began with "
+        f"({config.start}).\n\n{graded_table(made)}\n"
+        f"The teacher's own decided labels are right in {_percent(made.teacher_accuracy)}.\n\n"
+        f"Settings: {settings}.\n\nUse: `--judge.backend pocket --judge.model DIR --judge.prompt direct`\n"
+    )
+
+
+def _initial_model(config: DistillConfig) -> Any:
+    """The float32 model to go on from: the pocket judge's weights, or random ones of its shapes."""
+    folder = weights_folder()
+    if config.start == "shipped":
+        return AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
+    shapes = AutoConfig.from_pretrained(folder)
+    model: Any = AutoModelForImageTextToText.from_config(shapes, dtype=torch.float32)
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model
+
+
+def _accuracy(pairs: Sequence[tuple[Label | None, Label | None]]) -> float:
+    """Share of decided labels that are the true ones, where the truth decides too."""
+    return _share([given is truth for given, truth in pairs if given in _DECIDED and truth in _DECIDED])
+
+
+def _share(hits: Sequence[bool]) -> float:
+    return sum(hits) / len(hits) if hits else float("nan")
+
+
+def _percent(share: float) -> str:
+    return "unknown" if share != share else f"{100 * share:.1f} %"
