@@ -396,7 +396,7 @@ def test_the_example_of_a_reward_of_ones_own_trains(build, name):
     assert algorithm.report()[metrics.UPDATES] > 0
     if name == "BrighterSide":
         records = algorithm.drain_records()
-        assert len(records) == 10 and {record.verdict.stamp.judge for record in records} == {"teacher"}
+        assert len(records) == 20 and {record.verdict.stamp.judge for record in records} == {"teacher"}
     else:
         fresh = algorithm._switch.source.label(replay.transitions(slice(0, len(replay))))
         np.testing.assert_allclose(replay.rewards.numpy(), fresh, rtol=1e-6)
