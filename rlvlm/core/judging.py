@@ -127,3 +127,5 @@ class Score:
     usage: Usage | None = None
     question: str = field(default="", compare=False)
     """As of a `Verdict`."""
+    num_frames: int | None = field(default=None, compare=False)
+    """Frames of the clip that the judge was shown; None where it does not say."""

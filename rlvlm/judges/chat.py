@@ -52,7 +52,8 @@ class ChatJudge:
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order. Raises as `compare` does."""
-        return [self._score(outcome) for outcome in self._ask(clips, self._score_dialogue)]
+        outcomes = self._ask(clips, self._score_dialogue)
+        return [self._score(clip, outcome) for clip, outcome in zip(clips, outcomes, strict=True)]
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
         """The model's reply to each chat, in order.
@@ -70,7 +71,7 @@ class ChatJudge:
 
     async def score_one(self, clip: Clip) -> Score:
         """The score of one clip, likewise."""
-        return self._score(await self._ask_one(clip, self._score_dialogue))
+        return self._score(clip, await self._ask_one(clip, self._score_dialogue))
 
     async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
         """The model's reply to one chat, likewise."""
@@ -117,7 +118,7 @@ class ChatJudge:
             usage=outcome.usage,
         )
 
-    def _score(self, outcome: Outcome) -> Score:
+    def _score(self, clip: Clip, outcome: Outcome) -> Score:
         value = outcome.value if isinstance(outcome.value, float) else None
         status = Status.INVALID if value is None else Status.OK
         return Score(
@@ -127,6 +128,7 @@ class ChatJudge:
             text=outcome.text,
             latency_s=outcome.latency_s,
             usage=outcome.usage,
+            num_frames=0 if outcome.has_failed else prompts.num_shown(self._config.score, clip),
         )
 
     async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue]) -> Outcome:

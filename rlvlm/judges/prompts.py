@@ -259,6 +259,11 @@ def score_messages(mode: ScoreMode, clip: Clip, sentences: Mapping[str, str] = S
     return [{"role": "user", "content": [*opening, *image_parts(thin(clip.frames)), text_part(request)]}]
 
 
+def num_shown(mode: ScoreMode, clip: Clip) -> int:
+    """How many of a clip's frames `score_messages` shows."""
+    return min(len(clip.frames), 2 if mode == "utility" else MAX_FRAMES_OF.get(mode, MAX_FRAMES))
+
+
 def thin(frames: Frames, most: int = MAX_FRAMES) -> Frames:
     """At most `most` of the frames `[L, H, W, 3]`, evenly spread, the first and the last among them."""
     if len(frames) <= most:

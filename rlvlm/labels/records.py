@@ -149,7 +149,8 @@ def to_record(item: StoredAnswer | Truth) -> dict[str, Any]:
     if isinstance(item, Truth):
         return {"kind": "truth", **_without_empty(asdict(item))}
     answer = asdict(item.answer)
-    answer.pop("question")
+    for name in ("question", "num_frames"):  # stands elsewhere; of the way it was asked, which the stamp says
+        answer.pop(name, None)
     if not all(map(math.isfinite, answer.get("probabilities") or ())):
         answer["probabilities"] = None  # a broken network's; JSON has no such numbers
     return {

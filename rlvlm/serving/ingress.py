@@ -167,7 +167,7 @@ class Routes:
             model_output=answer.text,
             backend=name,
             status=answer.status,
-            frames_used=len(frames),
+            frames_used=len(frames) if answer.num_frames is None else answer.num_frames,
             latency_s=answer.latency_s,
         )
 

@@ -208,6 +208,7 @@ class VideoScoreAnswer(WireModel):
     backend: str
     status: Status
     frames_used: int
+    """Frames that the judge was shown: it may take fewer than `nframes`."""
     latency_s: float
 
 

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,6 +108,16 @@ def test_score_takes_a_video_below_the_media_root_by_any_of_its_names(edge):
 def test_a_judge_is_named_as_the_reference_clients_do(edge, sent, answers):
     got = edge.post("/score", {"task_text": "open it", "frames": [LIGHT]} | sent)
     assert got.status_code == 200 and got.json()["backend"] == answers, got.text
+
+
+def test_frames_used_are_those_that_the_judge_was_shown(tmp_path):
+    class Sparing(FakeLine):
+        async def score(self, clips):
+            return [replace(score, num_frames=8) for score in self.judge.score(clips)]
+
+    frames = {"task_text": "open it", "frames": [LIGHT] * 16}
+    assert Edge(tmp_path / "a", line=Sparing()).post("/score", frames).json()["frames_used"] == 8
+    assert Edge(tmp_path / "b").post("/score", frames).json()["frames_used"] == 16, "where it does not say, all"
 
 
 def test_a_callers_own_words_are_put_to_the_model(edge):
