@@ -101,6 +101,7 @@ class ReadingHeads(nn.Module):
     def loss(self, encoded: Tensor, rows: Rows) -> tuple[Tensor, Metrics]:
         """Cross-entropies in nats, over values summed and divided by the root of their number, summed over groups."""
         total, metrics = torch.zeros(()), {}
+        # sum / sqrt(V): a group with many values counts more, but does not drown the others
         for group, _, columns in self._read(encoded, rows):
             losses = torch.stack([functional.cross_entropy(logits, wanted) for logits, wanted in columns])
             total = total + losses.sum() / len(columns) ** 0.5
@@ -123,7 +124,7 @@ class ReadingHeads(nn.Module):
         found = []
         for group, reader in zip(self._groups, self.readers, strict=True):
             inside = (rows >= group.start) & (rows < group.start + len(group.values))
-            if inside.any():
+            if inside.any():  # a small batch may have no image of a group
                 logits = reader(encoded[torch.from_numpy(inside)][:, -1].flatten(1))
                 values = torch.from_numpy(group.values[rows[inside] - group.start])
                 found.append(

@@ -74,7 +74,7 @@ class JudgeDataset:
         self.abilities: dict[str, Any] = {}
         self._setups: list[Scenes] = []
         image_processor = build_image_processor(PATCH_PX)
-        frames = []
+        frames = []  # only what the model sees is kept: at full size all scenes would be some gigabytes
         for each in scenes:
             _LOGGER.info("%s, %s: %d images, %d frames", each.task, each.name, len(each.images), len(each.frames))
             frames += [resize(image, image_processor) for image in each.images]
@@ -102,6 +102,7 @@ class JudgeDataset:
         """[num_pairs, 2] images, both of one set-up: gaps of all sizes, small ones more often."""
         shares = np.array([each.share for each in self._setups])
         setups = rng.choice(len(shares), size=num_pairs, p=shares / shares.sum())
+        # half of the gaps are small: a run's judge is mostly asked about images that are nearly alike
         sizes = np.where(rng.random(num_pairs) < 0.5, rng.random(num_pairs), 0.3 * rng.random(num_pairs) ** 2)
         gaps = (sizes * rng.choice([-1, 1], size=num_pairs)).astype(np.float32)
         pairs = np.empty((num_pairs, 2), np.int64)
@@ -120,7 +121,7 @@ class JudgeDataset:
         batches = {}
         for form, share in FORMS.items():
             pairs = self.draw_pairs(max(1, round(share * num)), rng)
-            pairs = np.concatenate([pairs, pairs[:, ::-1]])
+            pairs = np.concatenate([pairs, pairs[:, ::-1]])  # both orders, or it would learn to prefer a side
             batches[form] = self.dialogues(form, pairs, np.maximum(TIE_GAP, errors[pairs].sum(1)))
         return batches
 
@@ -155,6 +156,7 @@ class ProgressHead(nn.Module):
         """Squared error of the amount, and cross-entropy of the percentage, over the tokens of every layer."""
         progress = self._progress[rows]
         places = torch.arange(_PERCENTS) / (_PERCENTS - 1)
+        # a soft target over percentages: a miss by one percent is nearly right
         soft = torch.softmax(-(((places - progress[:, None]) / 0.01) ** 2), dim=-1)  # [B, 101]
         tokens = encoded.flatten(1, -2)
         surprise = -(soft[:, None] * torch.log_softmax(self.percent(tokens), dim=-1)).sum(-1).mean()

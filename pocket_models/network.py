@@ -104,7 +104,7 @@ def build_model(tokenizer: Any, patch_px: int) -> Any:
         "initializer_range": 0.05,
     }
     text = {
-        "vocab_size": -(-len(tokenizer) // 8) * 8,
+        "vocab_size": -(-len(tokenizer) // 8) * 8,  # rounded up: matrix products like multiples of 8
         "hidden_size": 128,
         "intermediate_size": 384,
         "num_hidden_layers": 4,

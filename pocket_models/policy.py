@@ -170,10 +170,11 @@ class PolicyDataset:
         for task in self._tasks:
             env, moments = collect_moments(task, round(config.moments * task.share), seed)
             _, unseen = collect_moments(task, round(config.held_out * task.share), seed + _HELD_OUT_SEED)
+            # each image is drawn and encoded once, however many moments look alike
             distinct = {moment.image: moment for moment in [*moments, *unseen]}
             row_of = {image: len(frames) + place for place, image in enumerate(distinct)}
             keys = np.stack([moment.key for moment in distinct.values()])
-            columns, sizes = readable_columns(keys)
+            columns, sizes = readable_columns(keys)  # what never differs cannot be read
             group = ImageGroup(task=task.name, start=len(frames), values=keys[:, columns], sizes=sizes)
             frames += [resize(env.draw(one.snapshot[None])[0], image_processor) for one in distinct.values()]
             self._groups.append(group)
@@ -268,6 +269,7 @@ class Replies:
         """One reply: a legal action, each as likely, with a plan that says nothing about what is wise here."""
         action = int(rng.choice(moment.legal))
         before, _, after = self._split(moment)
+        # borrowed plans must fit the drawn action, or thought and action would contradict each other
         make = self._tasks[moment.task].plans
         plans = make(moment.key) if make else self._by_action.get((moment.task, action)) or self._by_task[moment.task]
         return env.action_text(action, f"{before}{plans[rng.integers(len(plans))]}{after}")

@@ -135,11 +135,12 @@ def collect(task: SceneTask, split: Split, seed: int) -> Iterator[Scenes]:
         progress = np.array([value for _, value in played], np.float32)
         _, first, looks = np.unique(env.image_key(snapshots), axis=0, return_index=True, return_inverse=True)
         count = setup.max_images // shrink
+        # half of the images as a run meets them, half spread over progress: most frames show very little of it
         met = rng.choice(looks.ravel(), size=min(len(looks), count // 2), replace=False)
         kept = np.union1d(met, _spread(progress[first], count - len(np.unique(met)), rng))
         images, progress = env.draw(snapshots[first[kept]], IMAGE_PX), progress[first[kept]]
         env.close()
-        if split == "train":
+        if split == "train":  # what is held out stays as a run would draw it
             images = np.concatenate([images, *(np.flip(images, axes) for axes in task.mirrors)])
             progress = np.tile(progress, 1 + len(task.mirrors))
         yield Scenes(
@@ -216,7 +217,7 @@ def draw_gap_pairs(progress: FloatArray, gaps: FloatArray, rng: np.random.Genera
     ranked = progress[order]
     low, high = ranked[0] - np.minimum(gaps, 0), ranked[-1] - np.maximum(gaps, 0)
     left_target = low + rng.random(len(gaps)) * np.maximum(high - low, 0)
-    grain = 1.0 / len(ranked)
+    grain = 1.0 / len(ranked)  # noise of one rank, or the same few images would be met again and again
     ends = [target + grain * rng.standard_normal(len(gaps)) for target in (left_target, left_target + gaps)]
     met = [ranked[np.clip(np.searchsorted(ranked, end), 0, len(ranked) - 1)] for end in ends]
     ranks = [rng.integers(np.searchsorted(ranked, one), np.searchsorted(ranked, one, side="right")) for one in met]

@@ -205,6 +205,7 @@ class ScorerDataset:
         self.frames = np.stack(frames)
         kinds = [(turn.task, turn.rating) for turn, _ in self.turns]
         counts = Counter(kinds)
+        # by the inverse of how often a rating occurs: most turns by chance change nothing
         weights = np.array([_WEIGHTS[rating] / counts[task, rating] for task, rating in kinds])
         self._weights = weights / weights.sum()
         self._goals = tuple(dict.fromkeys(turn.goal for turn, _ in self.turns))
@@ -334,7 +335,7 @@ def collect_pushes(count: int, split: Split, seed: int) -> list[Push]:
         seen[pushes_other, table.OTHER] = states[pushes_other, table.ASKED]
         seen[:, table.PAD] += beside.astype(np.float32)
         moves = table.scripted_moves(seen) + noise * rng.standard_normal((count, 2))
-        moves[stops <= step] = 0.0
+        moves[stops <= step] = 0.0  # stopped half way: the block was on its course, and yet it is no success
         states = table.moved(states, (np.clip(moves, -1, 1) * table.MAX_STEP).astype(np.float32))
         history.append(states)
         ends = np.where(table.is_solved(states), np.minimum(ends, step + 1), ends)

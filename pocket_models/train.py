@@ -142,7 +142,7 @@ class Trainer:
         else:
             self.model = AutoModelForImageTextToText.from_pretrained(config.start, dtype=torch.float32)
             flatten_patch_embedding(self.model)
-        if config.vision_from is not None:
+        if config.vision_from is not None:  # reading images is what takes long, and carries over between tasks
             trained: Any = AutoModelForImageTextToText.from_pretrained(config.vision_from, dtype=torch.float32)
             self.model.model.visual.load_state_dict(trained.model.visual.state_dict())
         self.heads = self.data.build_heads(self.model.config.text_config.hidden_size)

@@ -168,6 +168,7 @@ class VideoDataset:
         task, mostly of the same suite. Successes and failures come equally often.
         """
         clips = self._clips
+        # the script succeeds in 61 %; drawn evenly, `yes` is no safer a guess than `no`
         row = int(rng.choice(np.flatnonzero(clips.success == (rng.random() < 0.5))))
         last = MOMENTS - 1 if rng.random() < _P_WHOLE else int(rng.integers(1, MOMENTS - 1))
         moments = np.linspace(0, last, num_frames).round().astype(int)
@@ -267,7 +268,7 @@ def _episode(
     while not is_over:
         chunk = env.scripted_chunk(noise, rng)
         assert chunk is not None, "these tasks have a script"
-        if len(found) > lets_go:
+        if len(found) > lets_go:  # misses and drops, as by a policy that learns
             chunk[:, -1] = OPEN
         obs, _, terminated, truncated, info = env.step(chunk)
         snapshots.append(obs.snapshots[0])

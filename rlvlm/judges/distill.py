@@ -213,7 +213,7 @@ def split(labels: Sequence[Labelled], share: float) -> tuple[list[Labelled], lis
         labels: all.
         share: of the images that are held out, in (0, 1); which ones depends on their content alone.
     """
-    limit = int(share * 2**32)
+    limit = int(share * 2**32)  # digests are uniform, so a share of their range is a share of the images
     sides: tuple[list[Labelled], list[Labelled]] = ([], [])
     for one in labels:
         sides[min(int(one.left[:8], 16), int(one.right[:8], 16)) < limit].append(one)
