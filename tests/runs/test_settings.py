@@ -100,5 +100,5 @@ def test_what_is_printed_explains_each_setting_and_reads_back() -> None:
     config = recipe("number_line")
     text = commented(config_text(config), config)
     assert "\nsteps: 10240  # Env steps of the run\n" in text
-    assert "    clip: 0.2  # Largest change of a token's ratio that is still rewarded, > 0\n" in text
+    assert "\n  every_steps: 5120  # Env steps between evaluations\n" in text
     assert read_config_text(text) == config
