@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import ray
 import tyro
 
-from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import ScoreConfig
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
+from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig
 from rlvlm.core import metrics
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.rewards.config import MonitorConfig
@@ -69,22 +69,22 @@ def main(trial: Trial) -> None:
     assert own.algorithm == "grpo", f"{own.task} is no task in chunks"
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     for parts, ahead in itertools.product(trial.parts, (False, True)):
-        scores = ScoreConfig(
+        reward = EpisodeRewardConfig(
             source="judged", num_frames=2, frame_px=32, parts=parts, ahead=ahead,
             monitor=MonitorConfig(preflight=0, controls=0),
         )  # fmt: skip
         algorithm = (
-            VLAGRPOConfig()
+            GRPOAlgorithmConfig()
             .envs(task=own.task, env_settings=own.env)
+            .acting(policy=own.policy)
             .learning(
-                policy=own.policy,
                 sft=replace(own.sft, demonstrations=trial.demonstrations, steps=50),
-                grpo=replace(own.algo, groups=trial.groups, rounds=1),
+                algo=replace(own.algo, groups=trial.groups, rounds=1),
             )
-            .rewards(scores=scores, make_judge=functools.partial(SlowJudge, trial))
+            .rewards(reward=reward, make_judge=functools.partial(SlowJudge, trial))
             .build_algo()
         )
-        assert isinstance(algorithm, VLAGRPO)
+        assert isinstance(algorithm, PolicyGradient)
         algorithm.prepare(lambda line: None)
         waits, wall = 0.0, 0.0
         for step in range(trial.steps):

@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from vla_grpo import Trial, set_up, supervised, told
 
-from rlvlm.algorithms.grpo.config import AdvantageConfig, CriticConfig
-from rlvlm.algorithms.grpo.credit.critic import Critic
-from rlvlm.algorithms.grpo.credit.groups import UpdateBatch, filter_groups, group_episodes, make_update
-from rlvlm.algorithms.grpo.learner import GRPOLearner
+from rlvlm.algorithms.policy_gradient.batch import BatchMaker
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, CriticConfig, PolicyGradientConfig
+from rlvlm.algorithms.policy_gradient.critic import Critic
+from rlvlm.algorithms.policy_gradient.learner import TokenLearner
+from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
+from rlvlm.algorithms.policy_gradient.source import informative_groups
+from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray
-from rlvlm.policies.vla.sampling import log_probs_of
 
 BLOCK = 64
 TRACES = (0.0, 0.5, 0.9, 1.0)
@@ -29,28 +31,26 @@ TRACES = (0.0, 0.5, 0.9, 1.0)
 def main(task: str, trial: Trial) -> None:
     trial = replace(trial, grpo=replace(trial.grpo, groups=BLOCK // trial.grpo.group_size))
     runner, learner, viewer = set_up(task, trial)
-    scale, _ = supervised(task, runner.policy, runner.obs_processor, viewer, trial)
-    critics = {
-        f"critic, trace {trace:g}": Critic(
-            AdvantageConfig(baseline="critic", critic=CriticConfig(trace=trace)), viewer, trial.seed
-        )
-        for trace in TRACES
+    scale, _ = supervised(task, runner.policy, viewer, trial)
+    labeller, critic = RewardLabeller(trial.reward, None), Critic(CriticConfig(), viewer, trial.seed)
+    plain = AdvantageConfig(estimator="grpo")
+    credits = {"groups": plain} | {
+        f"critic, lambda {trace:g}": AdvantageConfig(gamma=1.0, gae_lambda=trace, values="state") for trace in TRACES
     }
-    gradients: dict[str, list[FloatArray]] = {name: [] for name in ("groups", *critics)}
+    gradients: dict[str, list[FloatArray]] = {name: [] for name in credits}
     successes: list[float] = []
     num_blocks = trial.most_episodes // BLOCK
     for block in range(num_blocks):
-        episodes = runner.sample(num_groups=trial.grpo.groups, scale=scale).episodes
-        groups = group_episodes(episodes, np.array([episode.success for episode in episodes], np.float32))
-        updates = {name: critic.weigh(groups) for name, critic in critics.items()}
-        plain = AdvantageConfig()
-        mixed = filter_groups(groups, plain, 0.0)
-        updates["groups"] = make_update(mixed, plain) if mixed else None
-        successes.append(float(np.mean([episode.success for episode in episodes])))
+        played, _ = runner.sample(num_groups=trial.grpo.groups, scale=scale)
+        episodes = labeller.label(played, 0)
+        filled = critic.fill(episodes)
+        successes.append(float(np.mean([episode.is_success for episode in episodes])))
         sys.stderr.write(f"\rblock {block + 1} of {num_blocks}, success {np.mean(successes):.2f}")
         if 2 * block >= num_blocks:
-            for name, update in updates.items():
-                gradients[name] += [] if update is None else [gradient(learner, update, trial.grpo.temperature)]
+            for name, credit in credits.items():
+                used = informative_groups(episodes, plain, 0.0) if name == "groups" else filled
+                algo = replace(trial.grpo, advantage=credit)
+                gradients[name] += [gradient(learner, used, algo)] if used else []
     sys.stderr.write("\n")
     for name, found in gradients.items():
         if not found:  # groups of one episode, or all alike
@@ -62,12 +62,13 @@ def main(task: str, trial: Trial) -> None:
         )
 
 
-def gradient(learner: GRPOLearner, update: UpdateBatch, temperature: float) -> FloatArray:
+def gradient(learner: TokenLearner, episodes: list[TokenEpisode], algo: PolicyGradientConfig) -> FloatArray:
     """[P] of the loss where ratios are 1."""
-    batch = learner._train_batch(update)
-    logits = learner.policy(batch.images[batch.drawn], batch.words, batch.proprio)
-    worth = log_probs_of(logits, batch.bins, temperature) * batch.weights * batch.advantages[:, None]
-    parts = torch.autograd.grad(-worth.sum(), list(learner.policy.parameters()))
+    batches = BatchMaker(learner.policy, learner.batches.env, algo)
+    batch = batches.make(episodes)
+    now = learner.policy.log_probs(batch.obs, batch.tokens, temperature=algo.temperature)
+    worth = now.log_probs * batch.weights * batch.advantages[:, None]
+    parts = torch.autograd.grad(-worth.sum(), learner.policy.acting_parameters())
     return torch.cat([part.flatten() for part in parts]).numpy()
 
 

@@ -39,8 +39,8 @@ import tyro
 from ray import serve
 from ray.serve.context import _get_global_client
 
-from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig, make_slot
-from rlvlm.algorithms.ppo_vlm.play import Actor
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig, TokenConfig, make_slot
+from rlvlm.algorithms.policy_gradient.rollouts import Actor
 from rlvlm.core import metrics
 from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.steps import Frames
@@ -159,13 +159,13 @@ class GenerateEngine(PolicyEngine):
         )
 
 
-def algorithm_of(config: Config, run: RunConfig) -> PPOVLMConfig:
+def algorithm_of(config: Config, run: RunConfig) -> TokenConfig:
     return (
-        PPOVLMConfig()
+        PPOAlgorithmConfig()
         .envs(task=run.task, env_settings=run.env)
         .acting(make_policy=partial(make_policy, run.policy))
         .learning(
-            ppo=replace(run.algo, rollout_turns=config.turns),
+            algo=replace(run.algo, rollout_turns=config.turns),
             sft=replace(run.sft, updates=config.sft_updates),
             total_steps=run.steps,
         )
@@ -186,9 +186,9 @@ def contest(config: Config, task: str) -> dict[str, Any]:
     assert run.algorithm == "ppo", f"{task} is no env in turns"
     with contextlib.ExitStack() as stack:
         algorithm = stack.enter_context(built(algorithm_of(config, run)))
-        assert isinstance(algorithm, PPOVLM)
+        assert isinstance(algorithm, PolicyGradient)
         algorithm.prepare(lambda line: None)
-        policy, runner = algorithm._policy, algorithm._runner
+        policy, runner = algorithm._policy, algorithm._runner_group
         ways: dict[str, tuple[Engine, int, Sequence[psutil.Process]]] = {
             "generate": (GenerateEngine(policy), max(1, config.turns // 16 // run.algo.num_envs), ()),
             "engine": (PolicyEngine(policy, run.algo.num_envs), config.turns // run.algo.num_envs, ()),
@@ -218,56 +218,57 @@ def contest(config: Config, task: str) -> dict[str, Any]:
 
 
 def rollout_rates(
-    config: Config, algorithm: PPOVLM, ways: dict[str, tuple[Engine, int, Sequence[psutil.Process]]]
+    config: Config, algorithm: PolicyGradient, ways: dict[str, tuple[Engine, int, Sequence[psutil.Process]]]
 ) -> dict[str, dict[str, float]]:
     """Medians over rounds, of env steps per second."""
-    ppo, runner = algorithm.config.ppo, algorithm._runner
+    ppo, runner = algorithm.config.algo, algorithm._runner_group
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for number in range(config.rounds + 1):
         for name, (engine, turns, processes) in ways.items():
             runner.actor = Actor(engine, ppo.max_reply_tokens, ppo.temperature)
             clock = Clock(processes)
             with clock.around("all"):
-                steps = len(runner.sample(num_turns=turns))
+                steps = sum(map(len, runner.sample(num_turns=turns)))
             if number:  # the first warms up
                 found[name].append((steps / clock.cpu_s["all"], steps / clock.wall_s["all"]))
-    runner.actor = algorithm._actor
+    runner.actor = Actor(algorithm._engine, ppo.max_reply_tokens, ppo.temperature)
     return {name: medians(pairs) for name, pairs in found.items()}
 
 
-def update_rates(config: Config, algorithm: PPOVLM) -> dict[str, float]:
+def update_rates(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
     """Env steps learned from per second, all epochs together."""
     pairs = []
     for number in range(config.rounds + 1):
-        rollout, clock = algorithm._play(), Clock()
+        episodes, clock = algorithm._source._labelled(algorithm._source._played(), 0), Clock()
+        steps = sum(map(len, episodes))
         with clock.around("all"):
-            algorithm._learners.call_all("learn", rollout, 0.0)
+            algorithm._learners.call_all("learn", episodes, 0.0)
         if number:
-            pairs.append((len(rollout) / clock.cpu_s["all"], len(rollout) / clock.wall_s["all"]))
+            pairs.append((steps / clock.cpu_s["all"], steps / clock.wall_s["all"]))
     return medians(pairs)
 
 
-_PASSES = ("_values", "reference_log_probs", "_token_values")
-_TIMED = ("reply", "_step", "show", *_PASSES)
+_PASSES = ("_values", "_log_probs", "_token_values")
+_TIMED = ("reply", "_backward", "show", *_PASSES)
 
 
-def step_parts(config: Config, algorithm: PPOVLM) -> dict[str, float]:
+def step_parts(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
     """Shares of a PPO step's processor time, engine in process."""
     clock, learner = Clock(), algorithm._learners.local
     assert learner is not None, "the algorithm has one learner, in this process"
     clock.wrap(algorithm._engine, "reply", "sampling replies")
-    clock.wrap(learner, "_step", "gradient steps")
+    clock.wrap(learner, "_backward", "gradients")
     clock.wrap(algorithm._policy, "show", "encoding images")
     for method in _PASSES:
-        clock.wrap(learner.reader, method, "other passes of the model")
+        clock.wrap(learner.batches, method, "other passes of the model")
     began, steps = clock.now(), 0.0
     for _ in range(config.rounds):
         algorithm.train()
-        steps += algorithm.report()[metrics.PPO_STEPS]
+        steps += algorithm.report()[metrics.UPDATE_STEPS]
     total = clock.now() - began
     parts = {name: seconds / total for name, seconds in clock.cpu_s.items()}
     shares = {name: round(share, 4) for name, share in (parts | {"the rest": 1 - sum(parts.values())}).items()}
-    for owner in (algorithm._engine, algorithm._policy, learner, learner.reader):
+    for owner in (algorithm._engine, algorithm._policy, learner, learner.batches):
         for method in [name for name in vars(owner) if name in _TIMED]:
             delattr(owner, method)
     return shares | {"gradient steps of an update": steps / config.rounds}
@@ -275,8 +276,8 @@ def step_parts(config: Config, algorithm: PPOVLM) -> dict[str, float]:
 
 def reply_tokens(runner: Any) -> float:
     """Mean length of a reply."""
-    turns = [one for row in runner.sample(num_turns=2).turns for one in row]
-    return round(float(np.mean([len(one.output.tokens.reply_ids) for one in turns])), 1)
+    replies = [ids for one in runner.sample(num_turns=2) for ids in one.tokens]
+    return round(float(np.mean([len(ids) for ids in replies])), 1)
 
 
 def medians(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:

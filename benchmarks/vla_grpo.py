@@ -20,22 +20,29 @@ import torch
 import tyro
 
 from rlvlm.algorithms.evaluation import FIRST_SEED
-from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig, check_together
-from rlvlm.algorithms.grpo.credit.critic import Critic
-from rlvlm.algorithms.grpo.credit.groups import Group, filter_groups, group_episodes, make_update
-from rlvlm.algorithms.grpo.imitation import demonstrate, imitate, read_demonstrations
-from rlvlm.algorithms.grpo.learner import GRPOLearner
-from rlvlm.algorithms.grpo.player import ChunkPlayer
-from rlvlm.algorithms.grpo.reward.scoring import EpisodeScorer, SuccessScorer, VideoScorer
-from rlvlm.algorithms.grpo.rollouts import ObsProcessor
-from rlvlm.algorithms.grpo.runner import IMAGE_BYTES, GroupRunner
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import (
+    EpisodeRewardConfig,
+    PolicyGradientConfig,
+    SFTConfig,
+    TokenRewardConfig,
+)
+from rlvlm.algorithms.policy_gradient.critic import Critic
+from rlvlm.algorithms.policy_gradient.imitation import demonstrate, imitate, read_demonstrations
+from rlvlm.algorithms.policy_gradient.learner import TokenLearner
+from rlvlm.algorithms.policy_gradient.player import chunk_player
+from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
+from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
+from rlvlm.algorithms.policy_gradient.runner import ChunkRunner
+from rlvlm.algorithms.policy_gradient.source import informative_groups
 from rlvlm.core import metrics
+from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.chunk_env import ChunkEnv
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vla.observe import ObsProcessor
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.rewards.scorers import make_scorer
 from rlvlm.runs.recipes import recipe
@@ -65,34 +72,35 @@ class Trial:
     env: EnvConfig
     policy: VLAConfig
     sft: SFTConfig
-    grpo: GRPOConfig
-    reward: ScoreConfig
+    grpo: PolicyGradientConfig
+    reward: TokenRewardConfig
     """Without a judge: success, or one of the simulated teachers."""
 
 
 def main(task: str, trial: Trial) -> None:
     runner, learner, viewer = set_up(task, trial)
-    policy, obs_processor = runner.policy, runner.obs_processor
-    scorer: EpisodeScorer = SuccessScorer()
+    policy, scorer = runner.policy, None
     noise = trial.grpo.advantage.scorer_noise
     if noise == "measured":
         raise SystemExit("error: a trial gives its noise as a number; `python -m rlvlm.run` measures it")
     if trial.reward.source == "judged":
-        teacher = make_scorer(
+        scorer = make_scorer(
             trial.reward.teacher, None, lambda snapshots: viewer.draw(snapshots, 64), trial.seed, remembers=False,
             flaw=trial.reward.flaw,
         )  # fmt: skip
-        scorer = VideoScorer(teacher, trial.reward)
-    critic = None
-    if trial.grpo.advantage.baseline == "critic":
-        critic = Critic(trial.grpo.advantage, viewer, trial.seed)
+    labeller, critic = RewardLabeller(trial.reward, scorer), None
+    if trial.grpo.advantage.values == "state":
+        critic = Critic(trial.grpo.advantage.critic, viewer, trial.seed)
     start, looked = time.process_time(), 0.0
 
-    scale, row = supervised(task, policy, obs_processor, viewer, trial)
+    scale, row = supervised(task, policy, viewer, trial)
     learner.begin()
 
     def success(temperature: float | None) -> float:
-        player = ChunkPlayer(policy, viewer, scale, temperature, trial.grpo.least_range)
+        sampler = ChunkSampler(
+            policy=policy, env=viewer, scale=scale, temperature=temperature, least_range=trial.grpo.least_range
+        )  # fmt: skip
+        player = chunk_player(sampler, greedy=temperature is None)
         return float(np.mean([one.is_success for one in player.play(range(FIRST_SEED, FIRST_SEED + trial.episodes))]))
 
     episodes, env_steps, updates = 0, 0, 0
@@ -116,61 +124,60 @@ def main(task: str, trial: Trial) -> None:
         if is_over:
             break
         before, row = time.process_time(), {}
-        found, successes, num_steps = rolled(runner, scale, trial.grpo, scorer, noise)
+        found, successes, num_steps = rolled(runner, scale, trial.grpo, labeller, noise)
         episodes, env_steps = episodes + len(successes), env_steps + num_steps
-        row |= {"train": round(float(successes.mean()), 3), "found": len(found)}
+        row |= {"train": round(float(successes.mean()), 3), "found": len(found) // trial.grpo.group_size}
         rollouts_s += time.process_time() - before
         before = time.process_time()
-        made = critic.weigh(found) if critic else make_update(found, trial.grpo.advantage) if found else None
+        made = critic.fill(found) if critic else found
         row |= critic.report() if critic else {}
-        if made is not None:
+        if made:
             learner.learn(made, max(cpu_s / trial.cpu_s, episodes / trial.most_episodes))
             updates += 1
         update_s += time.process_time() - before
 
 
-def set_up(task: str, trial: Trial) -> tuple[GroupRunner, GRPOLearner, ChunkEnv]:
+def set_up(task: str, trial: Trial) -> tuple[ChunkRunner, TokenLearner, ChunkEnv]:
     """Who plays, who learns, and an env for everything else; all of one policy."""
     torch.set_num_threads(trial.grpo.threads)
     torch.manual_seed(trial.seed)
     config = (
-        VLAGRPOConfig()
+        GRPOAlgorithmConfig()
         .envs(task=task, env_settings=trial.env)
-        .learning(policy=trial.policy, sft=trial.sft, grpo=trial.grpo)
+        .acting(policy=trial.policy)
+        .learning(sft=trial.sft, algo=trial.grpo)
         .debugging(seed=trial.seed)
     )
-    runner = GroupRunner(config=config)
-    learner = GRPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
+    runner = ChunkRunner(config=config)
+    learner = TokenLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
     learner.build()
     viewer = make_env(task, trial.env.for_evaluation(), trial.seed)
+    learner.watch(viewer)
     policy: Any = learner.policy
-    obs_processor = ObsProcessor(policy, viewer, IMAGE_BYTES)
-    learner.watch(obs_processor, viewer)
-    runner.policy, runner.obs_processor = policy, obs_processor
+    runner.policy = policy
     return runner, learner, viewer
 
 
 def rolled(
-    runner: GroupRunner, scale: ActionScale, grpo: GRPOConfig, scorer: EpisodeScorer, noise: float
-) -> tuple[list[Group], FloatArray, int]:
-    """Groups that teach something, successes of all episodes, and how many env steps they took."""
-    found: list[Group] = []
+    runner: ChunkRunner, scale: ActionScale, algo: PolicyGradientConfig, labeller: RewardLabeller, noise: float
+) -> tuple[list[TokenEpisode], FloatArray, int]:
+    """Episodes of groups that teach something, successes of all, and how many env steps they took."""
+    found: list[TokenEpisode] = []
     successes: list[FloatArray] = []
     num_steps = 0
-    for _ in range(grpo.rounds):
-        played = runner.sample(num_groups=grpo.groups, scale=scale).episodes
-        successes.append(np.array([episode.success for episode in played], np.float32))
-        num_steps += sum(len(episode) for episode in played)
-        scorer.begin(played)
-        found += filter_groups(group_episodes(played, scorer.collect(len(played), 0)), grpo.advantage, noise)
-        if len(found) >= grpo.groups:
+    for _ in range(algo.rounds):
+        played, _ = runner.sample(num_groups=algo.groups, scale=scale)
+        successes.append(np.array([episode.is_success for episode in played], np.float32))
+        num_steps += sum(episode.num_steps for episode in played)
+        labeller.show(played)
+        known = known_episodes_of(labeller.label(played, 0))
+        found += known if algo.advantage.values == "state" else informative_groups(known, algo.advantage, noise)
+        if len(found) >= algo.groups * algo.group_size:
             break
     return found, np.concatenate(successes), num_steps
 
 
-def supervised(
-    task: str, policy: Any, obs_processor: ObsProcessor, world: ChunkEnv, trial: Trial
-) -> tuple[ActionScale, dict[str, Any]]:
+def supervised(task: str, policy: Any, world: ChunkEnv, trial: Trial) -> tuple[ActionScale, dict[str, Any]]:
     if trial.start is not None and trial.start.exists():
         kept = torch.load(trial.start)
         policy.load_state_dict(kept["policy"])
@@ -184,7 +191,7 @@ def supervised(
     actions = shown.actions.reshape(-1, shown.actions.shape[-1])
     scale = ActionScale.of_actions(actions, world.scaled_actions)
     shown_s = time.process_time() - began
-    loss = imitate(policy, obs_processor, shown, scale, trial.sft, rng, lambda line: None)
+    loss = imitate(policy, ObsProcessor(policy, world), shown, scale, trial.sft, rng, lambda line: None)
     if trial.start is not None:
         save(policy, scale, trial.start)
     return scale, {"demonstrations_s": round(shown_s, 1), metrics.SFT_LOSS: round(loss, 3)}
@@ -194,9 +201,8 @@ def told(task: str, args: list[str]) -> tuple[str, Trial]:
     """A task by its full name, and its recipe's settings but for those of the command line."""
     own = recipe(task)
     assert own.algorithm == "grpo", f"{own.task} is no task in chunks"
-    default = Trial(env=own.env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=ScoreConfig())
+    default = Trial(env=own.env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=EpisodeRewardConfig())
     trial = tyro.cli(Trial, default=default, args=args)
-    check_together(trial.reward, trial.grpo, trial.sft, trial.policy)
     if trial.sft.start_from:
         raise SystemExit("error: a trial begins with --start, not with a run's checkpoint")
     if trial.reward.asks_judge:

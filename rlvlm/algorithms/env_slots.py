@@ -117,6 +117,10 @@ class EnvSlot:
             episode=self._episode(bool(terminated)) if is_end else None,
         )
 
+    def episode(self) -> TurnEpisode:
+        """The running episode as far as it has come, of one turn at least."""
+        return self._episode(terminated=False)
+
     def _check(self, came: dict[str, Any]) -> None:
         """Passes where what came from the env is finite.
 

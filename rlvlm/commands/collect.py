@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.algorithms.grpo.config import SFTConfig
+from rlvlm.algorithms.policy_gradient.config import SFTConfig
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, full_name, make_env, task_kind, task_summary

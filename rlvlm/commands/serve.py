@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 import rlvlm
-from rlvlm.algorithms.ppo_vlm.config import PPOConfig
+from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.core.console.boxes import EXIT_INTERRUPTED
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
@@ -304,7 +304,7 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
             f"{folder.path} has no policy that looks at an image and answers: its algorithm is {config.algorithm}",
             "serve a run such as number_line's; others are played by rlvlm eval",
         )
-    from rlvlm.algorithms.ppo_vlm.algorithm import make_slot
+    from rlvlm.algorithms.policy_gradient.algorithm import make_slot
     from rlvlm.runs.evaluate import choose_checkpoint
 
     checkpoint = choose_checkpoint(folder, path, print).algorithm.absolute()
@@ -339,9 +339,9 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
 
 def trained_policy(config: PolicyConfig, num_actions: int, *, checkpoint: Path) -> Any:
     """The policy with the weights of `checkpoint`."""
-    from rlvlm.algorithms.ppo_vlm.algorithm import load_trained_policy
+    from rlvlm.algorithms.policy_gradient.player import load_vlm
     from rlvlm.policies.vlm.loading import load_policy
 
     policy = load_policy(config, num_actions)
-    load_trained_policy(policy, checkpoint)
+    load_vlm(policy, checkpoint)
     return policy

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from rlvlm.algorithms.ppo_vlm.config import PPOConfig
+from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.sft.config import JobConfig, SFTConfig
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.turns import TurnEpisode
@@ -73,7 +73,7 @@ def command(words: Sequence[str], prog: str) -> int:
     folder.check_task(task)
     where = arguments.policy.device if not os.environ.get("RAY_ADDRESS") else "auto"  # else a worker may be elsewhere
     check_network("policy", where, arguments.policy.model, arguments.policy.revision)
-    from rlvlm.algorithms.ppo_vlm.algorithm import make_slot
+    from rlvlm.algorithms.policy_gradient.algorithm import make_slot
     from rlvlm.algorithms.sft.demonstrations import check_actions, split
     from rlvlm.algorithms.sft.folders import read_sft_manifest, sft_manifest_of, write_sft_manifest
     from rlvlm.algorithms.sft.trainer import TrainLoopConfig, make_policy, run_sft

@@ -49,6 +49,8 @@ class SampledReply:
     """False where the reply was cut at the token limit."""
     version: int
     """Of the weights that gave it."""
+    action: int | None = None
+    """What an action head picked, in place of a reply; None where the action is read in the text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

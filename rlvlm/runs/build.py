@@ -20,32 +20,42 @@ from ray.tune.trainable import trainable
 from rlvlm.algorithms.contract import RunAlgorithm
 from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.evaluation import Player
-from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig
-from rlvlm.algorithms.grpo.config import SFTConfig as ChunkSFTConfig
-from rlvlm.algorithms.grpo.panel import ROWS as GRPO_ROWS
-from rlvlm.algorithms.grpo.player import ChunkPlayer
-from rlvlm.algorithms.grpo.player import load_policy as load_vla
-from rlvlm.algorithms.grpo.reward.scoring import shown_frames
-from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig, load_start, load_trained_policy, make_slot
-from rlvlm.algorithms.ppo_vlm.config import PPOConfig
-from rlvlm.algorithms.ppo_vlm.panel import ROWS as PPO_ROWS
-from rlvlm.algorithms.ppo_vlm.play import Actor
-from rlvlm.algorithms.ppo_vlm.player import ScriptPlayer, TurnsPlayer, stands_still
+from rlvlm.algorithms.policy_gradient.algorithm import (
+    GRPOAlgorithmConfig,
+    PolicyGradient,
+    PPOAlgorithmConfig,
+    make_slot,
+)
+from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, PPOConfig, TokenRewardConfig
+from rlvlm.algorithms.policy_gradient.config import SFTConfig as ChunkSFTConfig
+from rlvlm.algorithms.policy_gradient.panel import CHUNK_ROWS, TURN_ROWS
+from rlvlm.algorithms.policy_gradient.player import (
+    ScriptPlayer,
+    TokenPlayer,
+    chunk_player,
+    load_start,
+    load_vla,
+    load_vlm,
+    stands_still,
+    turn_player,
+)
+from rlvlm.algorithms.policy_gradient.rewards import shown_frames
+from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.panel import ROWS as SAC_ROWS
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
 from rlvlm.algorithms.sft.config import SFTConfig
-from rlvlm.core.chunks import ChunkEpisode
 from rlvlm.core.console.panel import PanelRow
 from rlvlm.core.disk import write_whole
+from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.players import RandomPlayer, ScriptedExpert
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import check_unused, make_env
+from rlvlm.envs.turn_env import TurnEnv
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vla.config import VLAConfig
@@ -53,7 +63,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.rewards.config import RewardConfig, TurnRewardConfig
+from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.pages import Caption, ShownEpisode, episodes_page
@@ -64,7 +74,7 @@ from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.engine import ServedEngine
 
 MakeJudge = Callable[[], Judge]
-PANEL_ROWS: dict[str, Sequence[PanelRow]] = {"sac": SAC_ROWS, "ppo": PPO_ROWS, "grpo": GRPO_ROWS}
+PANEL_ROWS: dict[str, Sequence[PanelRow]] = {"sac": SAC_ROWS, "ppo": TURN_ROWS, "grpo": CHUNK_ROWS}
 """What the live panel shows, by algorithm."""
 _PAGE_EPISODES, _PAGE_PX = 24, 128
 """Episodes on a page, at most, and the side of images that have no size of their own."""
@@ -111,12 +121,12 @@ def sac_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitSta
 
 def ppo_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitStack) -> AlgorithmConfig:
     """PPO of a policy that looks, thinks and acts in text; the Serve app of its engine lasts as long as `stack`."""
-    assert isinstance(config.algo, PPOConfig) and isinstance(config.reward, TurnRewardConfig)
+    assert isinstance(config.algo, PPOConfig) and isinstance(config.reward, TokenRewardConfig)
     assert isinstance(config.policy, PolicyConfig) and isinstance(config.sft, SFTConfig) and config.engine
     torch.set_num_threads(config.algo.threads)
     makes_policy = partial(make_policy, config.policy.in_run(config.seed))
     settings = (
-        PPOVLMConfig()
+        PPOAlgorithmConfig()
         .envs(task=config.task, env_settings=config.env)
         .acting(make_policy=makes_policy)
         .rewards(
@@ -125,7 +135,7 @@ def ppo_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitSta
             make_judge=make_judge,
             make_fallback_judge=fallback_judge(config.reward.fallback_judge),
         )
-        .learning(ppo=config.algo, sft=config.sft, total_steps=config.steps)
+        .learning(algo=config.algo, sft=config.sft, total_steps=config.steps)
         .debugging(seed=config.seed)
     )
     engine = config.engine
@@ -149,15 +159,16 @@ def ppo_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitSta
 
 def grpo_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitStack) -> AlgorithmConfig:
     """GRPO of a policy that acts in chunks."""
-    assert isinstance(config.algo, GRPOConfig) and isinstance(config.reward, ScoreConfig)
+    assert isinstance(config.algo, GRPOConfig) and isinstance(config.reward, EpisodeRewardConfig)
     assert isinstance(config.policy, VLAConfig) and isinstance(config.sft, ChunkSFTConfig)
     torch.set_num_threads(config.algo.threads)
     return (
-        VLAGRPOConfig()
+        GRPOAlgorithmConfig()
         .envs(task=config.task, env_settings=config.env)
-        .learning(policy=config.policy, sft=config.sft, grpo=config.algo, total_steps=config.steps)
+        .acting(policy=config.policy)
+        .learning(algo=config.algo, sft=config.sft, total_steps=config.steps)
         .rewards(
-            scores=config.reward,
+            reward=config.reward,
             make_judge=make_judge,
             make_fallback_judge=fallback_judge(config.reward.fallback_judge),
         )
@@ -165,9 +176,9 @@ def grpo_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitSt
     )
 
 
-def make_policy(config: PolicyConfig, num_actions: int) -> VLMPolicy:
-    """The policy of `config`, for an env with so many actions; `partial(make_policy, config)` pickles."""
-    return load_policy(config, num_actions)
+def make_policy(config: PolicyConfig, env: TurnEnv) -> VLMPolicy:
+    """The policy of `config`, for the actions of `env`; `partial(make_policy, config)` pickles."""
+    return load_policy(config, len(env.action_names))
 
 
 def fallback_judge(app: str) -> MakeJudge | None:
@@ -193,7 +204,7 @@ def _answering(app: str) -> Judge:
 def draw_examples(config: RunConfig, draw: Draw) -> Draw:
     """Draws the examples of the judge's page as the judge sees them."""
     reward = config.reward
-    if not isinstance(reward, ScoreConfig):
+    if not isinstance(reward, EpisodeRewardConfig):
         return draw
     return lambda snapshots, size_px: shown_frames(draw(snapshots, size_px), reward)
 
@@ -249,12 +260,12 @@ def ppo_players(config: RunConfig, checkpoint: Path) -> Players:
     held_out = config.env.for_evaluation()
     slots = partial(make_slot, config.task, held_out)
     world = slots().env
-    policy, start = (make_policy(policy_config, len(world.action_names)) for _ in range(2))
-    load_trained_policy(policy, checkpoint)
+    policy, start = (make_policy(policy_config, world) for _ in range(2))
+    load_vlm(policy, checkpoint)
 
-    def plays(who: VLMPolicy, greedy: bool, slots: Callable[[], EnvSlot] = slots) -> TurnsPlayer:
+    def plays(who: VLMPolicy, greedy: bool, slots: Callable[[], EnvSlot] = slots) -> TokenPlayer:
         actor = Actor(PolicyEngine(who, algo.num_envs), algo.max_reply_tokens, algo.temperature)
-        return TurnsPlayer(actor, slots, algo.num_envs, greedy)
+        return turn_player(actor, slots, algo.num_envs, greedy)
 
     others: dict[str, Player] = {"policy, sampled": plays(policy, False)}
     if config.env.split != held_out.split:
@@ -281,9 +292,11 @@ def grpo_players(config: RunConfig, checkpoint: Path) -> Players:
     torch.set_num_threads(algo.threads)
     world = make_env(config.task, config.env.for_evaluation(), config.seed)
     policy, scale = load_vla(checkpoint, world)
-    sampled = ChunkPlayer(policy, world, scale, algo.temperature, algo.least_range)
-    own = ChunkPlayer(policy, world, scale)
-    return Players(own=own, name="policy, greedy", draw=world.draw, others={"policy, sampled": sampled})
+    sampler = ChunkSampler(
+        policy=policy, env=world, scale=scale, temperature=algo.temperature, least_range=algo.least_range
+    )  # fmt: skip
+    others = {"policy, sampled": chunk_player(sampler, greedy=False)}
+    return Players(own=chunk_player(sampler), name="policy, greedy", draw=world.draw, others=others)
 
 
 def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: RunAlgorithm) -> None:
@@ -291,9 +304,11 @@ def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: RunAlgo
     chunks also `success_by_instruction.csv`.
     """
     rows: list[dict[str, str | int]] = []
-    if isinstance(algorithm, PPOVLM) and algorithm.last_played:
+    if not isinstance(algorithm, PolicyGradient) or not algorithm.last_played:
+        return
+    if config.algorithm == "ppo":
         shown, note = turn_episodes(config, algorithm)
-    elif isinstance(algorithm, VLAGRPO) and algorithm.last_played:
+    else:
         played, rows = algorithm.last_played, success_by_instruction(algorithm.last_played)
         CsvTable(folder.path / "success_by_instruction.csv", list(rows[0]), "").write(rows)
         shown = [chunk_episode(episode, algorithm.draw_all) for episode in played[:_PAGE_EPISODES]]
@@ -301,12 +316,10 @@ def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: RunAlgo
             f"The first {len(shown)} of {len(played)} greedy episodes of the last evaluation, from initial states that "
             "training never saw. The table counts all of them, with intervals of 95 %."
         )
-    else:
-        return
     write_whole(folder.path / "episodes.html", episodes_page(shown, config.title, note, rows))
 
 
-def turn_episodes(config: RunConfig, algorithm: PPOVLM) -> tuple[list[ShownEpisode], str]:
+def turn_episodes(config: RunConfig, algorithm: PolicyGradient) -> tuple[list[ShownEpisode], str]:
     """The episodes of the page, image by image, and the sentence above them."""
     assert isinstance(config.algo, PPOConfig)
     scale = config.algo.reward_scale
@@ -320,22 +333,22 @@ def turn_episodes(config: RunConfig, algorithm: PPOVLM) -> tuple[list[ShownEpiso
                     thought=reply.thought,
                     action=reply.text[slice(*reply.action_span)] if reply.action_span else reply.text,
                     reward=float(reward),
-                    value=output.value / scale,
+                    value=float(value) / scale,
                 )
-                for reply, reward, output in zip(episode.replies, episode.env_rewards, outputs, strict=True)
+                for reply, reward, value in zip(episode.replies, episode.env_rewards, episode.values, strict=True)
             ],
             is_success=bool(episode.success.any()),
             episode_return=float(episode.env_rewards.sum()),
             steps=len(episode.env_rewards),
             seed=episode.seed,
         )
-        for episode, outputs in played[:_PAGE_EPISODES]
+        for episode in played[:_PAGE_EPISODES]
     ]
     note = (
         f"The first {len(shown)} of {len(played)} greedy episodes of the last evaluation; the thought is everything "
         "that the reply says before its action."
     )
-    if still := [episode for episode, outputs in played if stands_still(episode, outputs)]:
+    if still := [episode for episode in played if stands_still(episode)]:
         unreadable = sum(episode.replies[-1].action is None for episode in still)
         note += (
             f" In {len(still)} of all {len(played)} the policy was stuck at the end: it saw the same image again and "
@@ -344,11 +357,11 @@ def turn_episodes(config: RunConfig, algorithm: PPOVLM) -> tuple[list[ShownEpiso
     return shown, note
 
 
-def success_by_instruction(episodes: Sequence[ChunkEpisode]) -> list[dict[str, str | int]]:
+def success_by_instruction(episodes: Sequence[TokenEpisode]) -> list[dict[str, str | int]]:
     """Of each instruction: how many of its episodes succeed, and Wilson's interval of the rate at 95 %."""
     rows = []
-    for instruction in sorted({episode.instruction for episode in episodes}):
-        outcomes = [episode.success for episode in episodes if episode.instruction == instruction]
+    for instruction in sorted({episode.goals[0] for episode in episodes}):
+        outcomes = [episode.is_success for episode in episodes if episode.goals[0] == instruction]
         low, high = wilson_interval(sum(outcomes), len(outcomes))
         rates = {"rate": sum(outcomes) / len(outcomes), "low": low, "high": high}
         counts = {"instruction": instruction, "episodes": len(outcomes), "successes": sum(outcomes)}
@@ -356,22 +369,18 @@ def success_by_instruction(episodes: Sequence[ChunkEpisode]) -> list[dict[str, s
     return rows
 
 
-def chunk_episode(episode: ChunkEpisode, draw: Draw) -> ShownEpisode:
+def chunk_episode(episode: TokenEpisode, draw: Draw) -> ShownEpisode:
     """An episode for people: what the policy saw before each chunk, by all cameras, and how it ended."""
-    ends = episode.steps.cumsum()
-    rewards = [
-        float(episode.env_rewards[end - steps : end].sum()) for end, steps in zip(ends, episode.steps, strict=True)
-    ]
     captions = [
-        Caption(action=f"chunk {number}: {steps} steps", reward=reward)
-        for number, (steps, reward) in enumerate(zip(episode.steps.tolist(), rewards, strict=True), start=1)
+        Caption(action=f"chunk {number}: {steps} steps", reward=float(reward))
+        for number, (steps, reward) in enumerate(zip(episode.steps, episode.turn_rewards, strict=True), start=1)
     ]
     return ShownEpisode(
-        title=episode.instruction,
-        frames=draw(episode.snapshots[[0, *ends]], _PAGE_PX),
+        title=episode.goals[0],
+        frames=draw(episode.snapshots[[0, *episode.ends]], _PAGE_PX),
         captions=[*captions, Caption(action="the end")],
-        is_success=episode.success,
-        episode_return=float(episode.env_rewards.sum()),
-        steps=int(episode.steps.sum()),
-        seed=episode.state_id,
+        is_success=episode.is_success,
+        episode_return=episode.env_return,
+        steps=episode.num_steps,
+        seed=episode.seed,
     )

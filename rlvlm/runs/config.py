@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import tyro
 
-from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, check_together
-from rlvlm.algorithms.grpo.config import SFTConfig as ChunkSFTConfig
-from rlvlm.algorithms.ppo_vlm.config import PPOConfig
+from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, PPOConfig, TokenRewardConfig
+from rlvlm.algorithms.policy_gradient.config import SFTConfig as ChunkSFTConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.core.errors import UsageError
@@ -27,7 +26,7 @@ from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
-from rlvlm.rewards.config import RewardConfig, TurnRewardConfig
+from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.settings import read_like, to_yaml
 from rlvlm.serving.config import EngineConfig, PlacementConfig
 
@@ -75,8 +74,8 @@ ALGORITHMS: dict[str, type] = {"sac": SACConfig, "ppo": PPOConfig, "grpo": GRPOC
 """By the name that stands first in `config.yaml`."""
 SECTIONS: dict[str, dict[str, type]] = {
     "sac": {"reward": RewardConfig, "feedback": FeedbackConfig, "reward_model": RewardModelConfig},
-    "ppo": {"reward": TurnRewardConfig, "policy": PolicyConfig, "engine": EngineConfig, "sft": SFTConfig},
-    "grpo": {"reward": ScoreConfig, "policy": VLAConfig, "sft": ChunkSFTConfig},
+    "ppo": {"reward": TokenRewardConfig, "policy": PolicyConfig, "engine": EngineConfig, "sft": SFTConfig},
+    "grpo": {"reward": EpisodeRewardConfig, "policy": VLAConfig, "sft": ChunkSFTConfig},
 }
 """What a run has beside the sections of all runs, by its algorithm; those of other algorithms are None."""
 _FORMER = {"preference": "sac", "policy": "ppo", "vla": "grpo"}
@@ -107,7 +106,7 @@ class RunConfig:
     """Seeds env, networks, sampling and queries."""
     out: Path | None = None
     """The run's folder; by default runs/TASK/<time>."""
-    reward: RewardConfig | TurnRewardConfig | ScoreConfig = None  # pyright: ignore[reportAssignmentType] - see below
+    reward: RewardConfig | TokenRewardConfig | EpisodeRewardConfig = None  # pyright: ignore[reportAssignmentType] - see below
     """Where the reward comes from; None takes the defaults of the algorithm's own."""
     feedback: FeedbackConfig | None = None
     """How a teacher is asked, of whose answers a reward is learned."""
@@ -188,7 +187,7 @@ class RunConfig:
                 f"nobody will be asked: the first feedback is due at step {feedback.first_step:,} "
                 f"(--feedback.first-step), and the run ends at step {self.steps:,} (--steps)",
             )
-        if isinstance(reward, ScoreConfig) and self.asks_judge and self.task in known_tasks("video"):
+        if isinstance(reward, EpisodeRewardConfig) and self.asks_judge and self.task in known_tasks("video"):
             is_other = bool(self.serve.app) or not self.judge.ships_weights
             shown = (reward.num_frames, reward.frame_px, reward.flip_images)
             if is_other and shown == (VIDEO_NUM_FRAMES, VIDEO_FRAME_PX, False):
@@ -205,12 +204,17 @@ class RunConfig:
         all the same; whoever sets one on the command line gets an error.
         """
         found, reward, algo = _unused_of_sft(self.sft), self.reward, self.algo
-        if isinstance(reward, TurnRewardConfig) and not self.asks_judge:
+        if isinstance(algo, PPOConfig) and not self.asks_judge:
+            assert isinstance(reward, TokenRewardConfig), "what the algorithm goes with"
             found |= dict.fromkeys(("judge.*", "serve.*"), f"the reward {reward.name}, which asks no judge")
-        if isinstance(algo, GRPOConfig) and reward.source == "success":
+            if not reward.scores:
+                found["reward.monitor.*"] = f"the reward {reward.name}, which nobody scores"
+        if isinstance(reward, EpisodeRewardConfig) and isinstance(algo, GRPOConfig) and not reward.scores:
             frames = ("reward.num_frames", "reward.frame_px", "reward.flip_images")
-            found |= dict.fromkeys(("judge.*", "serve.*", "reward.monitor.*", *frames), "reward.source success")
-            if algo.advantage.baseline == "critic":
+            found |= dict.fromkeys(
+                ("judge.*", "serve.*", "reward.monitor.*", *frames), f"reward.source {reward.source}"
+            )
+            if (algo.advantage.estimator, algo.advantage.values) == ("gae", "state"):
                 found["algo.rounds"] = "a critic, to whom all groups teach something"
         elif isinstance(algo, GRPOConfig) and not self.asks_judge:
             why = f"reward.teacher {reward.teacher}"
@@ -232,7 +236,7 @@ class RunConfig:
         """The tasks of which the judge knows this run's kind of question; empty where it is a general model."""
         if isinstance(self.reward, RewardConfig):
             return list(known_tasks()) if self.judge.knows_few_tasks else []
-        if isinstance(self.reward, TurnRewardConfig) or not self.judge.ships_weights:
+        if isinstance(self.algo, PPOConfig) or not self.judge.ships_weights:
             return []
         return list(known_tasks(self.judge.model or "judge"))
 
@@ -304,9 +308,8 @@ class RunConfig:
         """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
         reward = self.reward
         marked = " (random weights)" if self.asks_judge and self.judge.is_random else ""
-        if isinstance(reward, TurnRewardConfig):
-            assert isinstance(self.algo, PPOConfig), "what the reward goes with"
-            return f"{self.algo.objective.choice}, {reward.name}{marked}"
+        if isinstance(self.algo, PPOConfig):
+            return f"{self.algo.advantage.estimator}, {reward.name}{marked}"
         if isinstance(reward, RewardConfig):
             if reward.source == "judged":
                 return f"{self.judge_name} score{marked}"
@@ -314,8 +317,8 @@ class RunConfig:
                 return f"{reward.source} reward"
             answers = {"preference": "labels", "score": "scores"}[reward.source]
             return f"{reward.teacher}{marked} {answers}, {reward.model} reward"
-        if reward.source == "success":
-            return "env success"
+        if reward.source != "judged" or reward.per == "turn":
+            return reward.name
         who, bound = self.judge_name if self.asks_judge else reward.teacher, reward.threshold
         kind = "score" if bound is None else f"score >= {bound if isinstance(bound, str) else format(bound, 'g')}"
         added = f" + {reward.success_weight:g} env success" if reward.success_weight else ""
@@ -363,11 +366,11 @@ class RunConfig:
             return replace(
                 at_most(self, steps=256),
                 sft=at_most(self.sft, turns=64, updates=10),
-                algo=replace(algo, num_envs=16, rollout_turns=128, objective=self.algo.objective),
+                algo=replace(algo, num_envs=16, rollout_turns=128),
                 eval=at_most(self.eval, every_steps=128, episodes=max(2, int(8 * share))),
                 track=at_most(self.track, checkpoint_every_steps=128, log_every_steps=128),
             )
-        assert isinstance(self.reward, ScoreConfig), "what GRPO goes with"
+        assert isinstance(self.reward, EpisodeRewardConfig), "what GRPO goes with"
         return replace(
             at_most(self, steps=int(30_000 * share)),
             sft=at_most(self.sft, demonstrations=int(100 * share), scenes=200, steps=300),
@@ -411,12 +414,7 @@ def _check_sac(run: RunConfig) -> None:
 def _check_ppo(run: RunConfig) -> None:
     """Raises ValueError where settings of a run of a VLM contradict each other."""
     policy, algo, reward = run.policy, run.algo, run.reward
-    assert isinstance(policy, PolicyConfig) and isinstance(algo, PPOConfig) and isinstance(reward, TurnRewardConfig)
-    if (policy.acts == "head") != (algo.objective.choice == "head"):
-        raise ValueError(
-            f"policy.acts is {policy.acts} and algo.objective is {algo.objective.choice}: an action head goes with the "
-            "objective head, and text with any other"
-        )
+    assert isinstance(policy, PolicyConfig) and isinstance(algo, PPOConfig) and isinstance(reward, TokenRewardConfig)
     is_about_turns = reward.per == "turn"
     if run.asks_judge and is_about_turns != (run.judge.score == "utility"):
         wanted = "utility" if is_about_turns else "progress, success, rating or video"
@@ -430,15 +428,24 @@ def _check_grpo(run: RunConfig) -> None:
     """Raises ValueError where settings of a run of a VLA contradict each other."""
     policy, algo, reward, sft = run.policy, run.algo, run.reward, run.sft
     assert isinstance(policy, VLAConfig) and isinstance(algo, GRPOConfig)
-    assert isinstance(reward, ScoreConfig) and isinstance(sft, ChunkSFTConfig)
-    if run.asks_judge and run.judge.score == "utility":
+    assert isinstance(reward, EpisodeRewardConfig) and isinstance(sft, ChunkSFTConfig)
+    if run.asks_judge and (run.judge.score == "utility") != (reward.per == "turn"):
         raise ValueError(
-            "judge.score utility is that of one turn; an episode's video is asked about with judge.score success, "
-            "progress, rating or video"
+            "judge.score utility is that of one turn or chunk (reward.per turn); an episode's video is asked about "
+            "with judge.score success, progress, rating or video"
         )
     if run.goal:
         raise ValueError("goal has no effect: policy and judge take the env's own instruction; leave it out")
-    check_together(reward, algo, sft, policy)
+    if sft.scenes and not (policy.model or policy.pocket.ways):
+        raise ValueError(
+            f"sft.scenes {sft.scenes} has no effect on a policy that does not learn to tell ways; set "
+            "--policy.pocket.ways, or --sft.scenes 0"
+        )
+    if reward.ahead and algo.rounds > 1:
+        raise ValueError(
+            f"algo.rounds {algo.rounds} has no effect with reward.ahead, which learns from one rollout at a time; set "
+            "--algo.rounds 1"
+        )
     for name, value in (("data", sft.data), ("start_from", sft.start_from)):
         if value and policy.model:
             raise ValueError(f"sft.{name} has no effect on policy.model, which comes trained; leave one out")

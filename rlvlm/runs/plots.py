@@ -38,7 +38,7 @@ COLOURS = ("#2a9d8f", "#e76f51", "#457b9d", "#e9a23b", "#8d6e97", "#264653", "#9
 """Of the things compared, in the order in which they are named."""
 HEALTH = {
     "replies nobody can read": (metrics.REPLY_INVALID, "#e76f51"),
-    "groups that teach something": (metrics.GRPO_KEPT, "#457b9d"),
+    "groups that teach something": (metrics.GROUP_KEPT, "#457b9d"),
 }
 """Shares of a rollout that tell how training fares, by the label shown."""
 NUM_BINS = 10

@@ -8,9 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from rlvlm.algorithms.grpo.config import AdvantageConfig, GRPOConfig, ScoreConfig
-from rlvlm.algorithms.grpo.config import SFTConfig as ChunkSFTConfig
-from rlvlm.algorithms.ppo_vlm.config import HeadConfig, PPOConfig, TokenPPOConfig
+from rlvlm.algorithms.policy_gradient.config import (
+    AdvantageConfig,
+    EpisodeRewardConfig,
+    GRPOConfig,
+    LossConfig,
+    PPOConfig,
+)
+from rlvlm.algorithms.policy_gradient.config import SFTConfig as ChunkSFTConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.envs.config import EnvConfig
@@ -218,7 +223,7 @@ def pick_place_can() -> RunConfig:
     """
     steps = 15_360
     base = _turns(
-        "pick_place_can", steps=steps,
+        "pick_place_can", steps=steps, gamma=0.97,
         world=replace(
             task_env("pick_place_can"), second_view=True, view_px=96, shows_text=True, physics="fast",
         ),
@@ -228,7 +233,7 @@ def pick_place_can() -> RunConfig:
         base,
         policy=PolicyConfig(acts="head", train_vision=True, min_pixels=2 * 96 * 96, new_words=words.SENTENCES),
         algo=replace(
-            base.algo, objective=HeadConfig(gamma=0.97), num_envs=48, rollout_turns=768, minibatch_turns=128,
+            base.algo, loss=LossConfig(entropy_weight=0.01), num_envs=48, rollout_turns=768, minibatch_turns=128,
             epochs=3, lr=1e-4, final_lr=0.2, keeps_vision=True,
         ),
         eval=replace(base.eval, every_steps=steps),
@@ -255,7 +260,8 @@ def _turns(
         judge=JudgeConfig(model="scorer", score="utility"),
         sft=sft,
         algo=PPOConfig(
-            objective=TokenPPOConfig(gamma=gamma, kl_weight=0.02),
+            advantage=AdvantageConfig(gamma=gamma),
+            loss=LossConfig(kl_weight=0.02),
             reward_scale=reward_scale,
             lr=2e-4,
             final_lr=final_lr,
@@ -272,7 +278,7 @@ def push_block() -> RunConfig:
         steps=6_000_000,
         env=task_env("push_block"),
         judge=JudgeConfig(model="scorer", score="success"),
-        reward=ScoreConfig(num_frames=2, frame_px=144),
+        reward=EpisodeRewardConfig(num_frames=2, frame_px=144),
         sft=ChunkSFTConfig(p_perturb=0.1, label_width=0.08),
         algo=GRPOConfig(draws="chunk"),
         eval=EvalConfig(every_steps=250_000, episodes=200),
@@ -306,7 +312,7 @@ def libero(task: str) -> RunConfig:
             lr=5e-4,
             warm_up=4,
             final_lr=0.3,
-            advantage=AdvantageConfig(baseline="critic"),
+            advantage=AdvantageConfig(gamma=1.0, gae_lambda=0.5, values="state"),
         ),
         eval=EvalConfig(every_steps=150_000, episodes=100),
         track=TrackConfig(log_every_steps=10_000, checkpoint_every_steps=50_000),
@@ -330,12 +336,12 @@ def libero_suite(suite: str) -> RunConfig:
     )
 
 
-def _judged(task: str) -> tuple[JudgeConfig, ScoreConfig]:
+def _judged(task: str) -> tuple[JudgeConfig, EpisodeRewardConfig]:
     """Who is asked about a task or a suite if anybody is, and what it is shown: the pocket video judge knows some."""
     if task in known_tasks("video"):
-        shown = ScoreConfig(num_frames=VIDEO_NUM_FRAMES, frame_px=VIDEO_FRAME_PX)
+        shown = EpisodeRewardConfig(num_frames=VIDEO_NUM_FRAMES, frame_px=VIDEO_FRAME_PX)
         return JudgeConfig(model="video", score="success"), shown
-    return JudgeConfig(), ScoreConfig(flip_images=True)
+    return JudgeConfig(), EpisodeRewardConfig(flip_images=True)
 
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {

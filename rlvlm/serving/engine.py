@@ -148,7 +148,7 @@ class ServedEngine:
         values: list[float] = []
         for begin in range(0, len(answers), _VALUED_AT_ONCE):
             part = [answer.tokens for answer in answers[begin : begin + _VALUED_AT_ONCE]]
-            values += self._policy.values(part).tolist()
+            values += self._policy.values_of(part).tolist()
         return [
             replace(answer, text=self._policy.text_of(answer.tokens.reply_ids), value=value)
             for answer, value in zip(answers, values, strict=True)

@@ -14,16 +14,15 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN, EVALUATION_RESULTS, NUM_EPISODES
 
-from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import GRPOConfig
-from rlvlm.algorithms.grpo.config import SFTConfig as ChunkSFTConfig
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig, SFTConfig
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.rewards.config import RewardConfig
-from tests.algorithms.ppo_vlm.tiny_runs import build as build_ppo
+from tests.algorithms.policy_gradient.tiny_runs import build as build_ppo
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 SMALL = SACConfig(hidden=(16, 16), batch_size=16, seed_steps=20, turn_steps=10)
@@ -80,12 +79,12 @@ def test_a_state_goes_on_as_if_there_had_been_no_stop(build: Any, tmp_path: Path
 
 def build_grpo(folder: Path) -> Any:
     return (
-        VLAGRPOConfig()
+        GRPOAlgorithmConfig()
         .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
+        .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
         .learning(
-            policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
-            sft=ChunkSFTConfig(demonstrations=4, steps=4),
-            grpo=GRPOConfig(groups=3, group_size=3, rounds=1),
+            sft=SFTConfig(demonstrations=4, steps=4),
+            algo=GRPOConfig(groups=3, group_size=3, rounds=1),
         )
         .evaluation(evaluation_interval=1, evaluation_duration=2)
         .debugging(seed=0)
@@ -97,7 +96,7 @@ def build_vlm(folder: Path) -> Any:
     return build_ppo(folder / "model", rollout_turns=8)
 
 
-@pytest.fixture(params=[build_grpo, build_vlm], ids=["VLAGRPO", "PPOVLM"])
+@pytest.fixture(params=[build_grpo, build_vlm], ids=["GRPO", "PPO"])
 def make_other(request: Any, tmp_path: Path) -> Iterator[Any]:
     """Builds one of the algorithms that act in chunks or in text, and stops it after the test."""
     built: list[Any] = []
@@ -258,10 +257,12 @@ def test_what_would_be_ignored_is_refused_by_name(change: Any, says: str) -> Non
 
 
 def test_grpo_takes_over_nothing_of_rllib_s_training() -> None:
-    with pytest.raises(ValueError, match=r"gamma of RLlib's .*GRPOConfig"):
-        VLAGRPOConfig().envs(task="push_block").training(gamma=0.5).validate()
-    with pytest.raises(ValueError, match=r"lr of RLlib's .*GRPOConfig"):
-        VLAGRPOConfig().envs(task="push_block").training(lr=AlgorithmConfig().lr).validate()
+    with pytest.raises(ValueError, match=r"gamma of RLlib's .*PolicyGradientConfig"):
+        GRPOAlgorithmConfig().envs(task="push_block").acting(policy=VLAConfig()).training(gamma=0.5).validate()
+    with pytest.raises(ValueError, match=r"lr of RLlib's .*PolicyGradientConfig"):
+        GRPOAlgorithmConfig().envs(task="push_block").acting(policy=VLAConfig()).training(
+            lr=AlgorithmConfig().lr
+        ).validate()
 
 
 @pytest.mark.full

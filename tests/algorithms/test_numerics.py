@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig
-from rlvlm.algorithms.grpo.config import SFTConfig as ChunkSFTConfig
-from rlvlm.algorithms.ppo_vlm.config import HeadConfig
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, SFTConfig, TokenRewardConfig
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.errors import NumericsError
@@ -21,9 +19,9 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
-from rlvlm.rewards.config import MonitorConfig, RewardConfig, TurnRewardConfig
+from rlvlm.rewards.config import MonitorConfig, RewardConfig
 from rlvlm.testing import FakeJudge
-from tests.algorithms.ppo_vlm.tiny_runs import build as build_ppo
+from tests.algorithms.policy_gradient.tiny_runs import build as build_ppo
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -69,30 +67,30 @@ def build_sac(folder: Path) -> Any:
 
 def build_grpo(folder: Path) -> Any:
     return (
-        VLAGRPOConfig()
+        GRPOAlgorithmConfig()
         .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
+        .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
         .learning(
-            policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
-            sft=ChunkSFTConfig(demonstrations=4, steps=4),
-            grpo=GRPOConfig(groups=2, group_size=4),
+            sft=SFTConfig(demonstrations=4, steps=4),
+            algo=GRPOConfig(groups=2, group_size=4),
         )
-        .rewards(scores=ScoreConfig(source="judged", monitor=MonitorConfig(preflight=0)), make_judge=the_judge)
+        .rewards(reward=EpisodeRewardConfig(source="judged", monitor=MonitorConfig(preflight=0)), make_judge=the_judge)
         .debugging(seed=0)
         .build_algo()
     )
 
 
 def build_vlm(folder: Path) -> Any:
-    reward = TurnRewardConfig(source="judged", monitor=MonitorConfig(preflight=0))
-    acts = {"objective": HeadConfig(), "policy": {"acts": "head"}}  # every turn is one that a judge can be asked about
+    reward = TokenRewardConfig(source="judged", monitor=MonitorConfig(preflight=0))
+    acts = {"policy": {"acts": "head"}}  # every turn is one that a judge can be asked about
     return build_ppo(folder / "model", reward=reward, make_judge=the_judge, **acts)
 
 
-@pytest.fixture(scope="module", params=["sac_pebble", "grpo", "ppo_vlm"])
+@pytest.fixture(scope="module", params=["sac_pebble", "grpo", "ppo"])
 def trained(request: Any, local_ray: Any, tmp_path_factory: Any) -> Iterator[tuple[str, Any, Path]]:
     """An algorithm after its first round, and the checkpoint of then."""
     folder = tmp_path_factory.mktemp(request.param)
-    algorithm = {"sac_pebble": build_sac, "grpo": build_grpo, "ppo_vlm": build_vlm}[request.param](folder)
+    algorithm = {"sac_pebble": build_sac, "grpo": build_grpo, "ppo": build_vlm}[request.param](folder)
     algorithm.train()
     algorithm.save_checkpoint(str(folder / "good"))
     yield request.param, algorithm, folder
@@ -123,9 +121,9 @@ def odd_step(step: Callable[..., Any], place: str, odd: float) -> Callable[..., 
 
 
 def break_env(name: str, algorithm: Any, place: str, odd: float, patch: pytest.MonkeyPatch) -> None:
-    runner = algorithm._runner if name == "ppo_vlm" else algorithm.env_runner_group.local_env_runner
+    runner = algorithm.env_runner_group.local_env_runner
     if name == "grpo":
-        worlds = [runner._envs]
+        worlds = [runner._many]
     else:
         worlds = runner._envs if name == "sac_pebble" else [slot.env for slot in runner.slots]
     for world in worlds:
@@ -169,7 +167,7 @@ def test_it_is_met_within_the_round(
         break_env(name, algorithm, place, odd, monkeypatch)
     elif place == "label":
         monkeypatch.setattr(JUDGE, "odd", odd)
-        if name == "ppo_vlm":  # which remembers what was said of a turn
+        if name == "ppo":  # which remembers what was said of a turn
             algorithm._labeller._scorer._known.clear()
     else:
         break_learner(name, algorithm, place, odd, monkeypatch)

@@ -15,8 +15,8 @@ from ray import serve
 from stub_judge import StubJudge, stub
 from tiny_run import table
 
-from rlvlm.algorithms.grpo.algorithm import VLAGRPO, VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import GRPOConfig, ScoreConfig, SFTConfig
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
+from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, SFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.judging import Clip
 from rlvlm.envs.config import EnvConfig
@@ -34,17 +34,17 @@ FRAME_PX = 16
 PLACEMENT = PlacementConfig(num_replicas=2, num_cpus=0.1, timeout_s=30.0, stall_s=3.0)
 
 
-def build(app: str) -> VLAGRPO:
+def build(app: str) -> PolicyGradient:
     algorithm = (
-        VLAGRPOConfig()
+        GRPOAlgorithmConfig()
         .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
+        .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
         .learning(
-            policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)),
             sft=SFTConfig(demonstrations=8, steps=10),
-            grpo=GRPOConfig(groups=8, group_size=4, rounds=1),
+            algo=GRPOConfig(groups=8, group_size=4, rounds=1),
         )
         .rewards(
-            scores=ScoreConfig(
+            reward=EpisodeRewardConfig(
                 source="judged", frame_px=FRAME_PX, num_frames=3, monitor=MonitorConfig(preflight=0, controls=0)
             ),
             make_judge=partial(ServedJudge, app, timeout_s=30.0, retries=6, batch_size=4, in_flight=8),
@@ -52,7 +52,7 @@ def build(app: str) -> VLAGRPO:
         .debugging(seed=0)
         .build_algo()
     )
-    assert isinstance(algorithm, VLAGRPO)
+    assert isinstance(algorithm, PolicyGradient)
     return algorithm
 
 

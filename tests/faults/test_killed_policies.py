@@ -50,4 +50,4 @@ def test_ten_kills_in_a_run_change_nothing(tmp_path: Path) -> None:
             kills += send(rng.choice(targets), signal.SIGKILL)
     assert child.returncode == 0 and kills == KILLS, (child.returncode, kills)
     assert rows(killed) == rows(calm)
-    assert max(row.get("ppo/first_ratio_error", 0.0) for row in rows(killed)) <= 1e-4
+    assert max(row.get("update/first_ratio_error", 0.0) for row in rows(killed)) <= 1e-4

@@ -86,7 +86,7 @@ def test_a_batch_reads_as_its_rows_do(policy: VLMPolicy) -> None:
             torch.testing.assert_close(many[row, :count], alone[0], atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(batch.values[row], single.values[0], atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(batch.token_values[row, 0], batch.values[row], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(policy.values([one])[0], single.values[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(policy.values_of([one])[0], single.values[0], atol=1e-4, rtol=1e-4)
 
 
 def test_the_image_and_every_earlier_token_matter(policy: VLMPolicy) -> None:

@@ -97,7 +97,7 @@ def test_a_policy_is_drawn_under_both_decodings_from_before_its_training_on() ->
     assert lines["sampled, return above 0"] == pytest.approx([50, 90])
     assert [line.get_label() for line in returns.get_lines()] == ["evaluation", "training"]
     assert np.asarray(health.get_lines()[0].get_ydata())[1] == 25
-    rows[1] |= {"replies/invalid_share": 0.0, "grpo/kept_groups": 1.0}
+    rows[1] |= {"replies/invalid_share": 0.0, "groups/kept_share": 1.0}
     assert len(draw_learning_curve(evaluations, [], rows, "t").axes) == 2, "shares that are always none or all"
 
 

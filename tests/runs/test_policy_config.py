@@ -4,26 +4,19 @@ from typing import Any
 import pytest
 import torch
 
-from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLMConfig
-from rlvlm.algorithms.ppo_vlm.config import GiGPOConfig, HeadConfig, PPOConfig
+from rlvlm.algorithms.policy_gradient.algorithm import TokenConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, PPOConfig, TokenRewardConfig
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.runs import build
 from rlvlm.runs.config import config_text, read_config_text
 from rlvlm.runs.recipes import recipe
 
 
-def test_a_run_of_another_objective_comes_back_whole() -> None:
-    config = replace(recipe("number_line"), algo=PPOConfig(objective=GiGPOConfig(group_size=4)))
+def test_a_run_of_another_estimator_comes_back_whole() -> None:
+    config = replace(recipe("number_line"), algo=PPOConfig(advantage=AdvantageConfig(estimator="gigpo"), group_size=4))
     assert read_config_text(config_text(config)) == config
-
-
-def test_a_head_and_text_are_not_mixed() -> None:
-    with pytest.raises(ValueError, match="action head goes with the objective head"):
-        replace(recipe("number_line"), policy=PolicyConfig(acts="head"))
-    both = replace(recipe("number_line"), policy=PolicyConfig(acts="head"), algo=PPOConfig(objective=HeadConfig()))
-    assert both.reward_name == "head, env reward"
 
 
 @pytest.mark.parametrize(
@@ -33,7 +26,7 @@ def test_every_recipe_is_cut_to_minutes(task: str) -> None:
     whole = recipe(task)
     assert whole.env == recipe(task).env
     small = whole.smoke()
-    assert small.steps <= 256 and small.sft.updates <= 10 and small.algo.objective == whole.algo.objective
+    assert small.steps <= 256 and small.sft.updates <= 10 and small.algo.loss == whole.algo.loss
     assert replace(small, steps=whole.steps).task == task
 
 
@@ -44,15 +37,15 @@ def test_what_was_held_out_of_training_is_what_evaluations_play() -> None:
 
 
 def test_a_turn_is_asked_about_by_its_utility_and_an_episode_is_not() -> None:
-    turns = replace(recipe("number_line"), reward=TurnRewardConfig(source="judged"))
+    turns = replace(recipe("number_line"), reward=TokenRewardConfig(source="judged"))
     assert turns.asks_judge and turns.max_queries == turns.steps
-    assert turns.reward_name == "token_ppo, judge per turn"
+    assert turns.reward_name == "gae, judge per turn"
     assert read_config_text(config_text(turns)) == turns
     with pytest.raises(ValueError, match="judge.score progress, success, rating or video, got utility"):
-        replace(turns, reward=TurnRewardConfig(source="judged", per="episode"))
+        replace(turns, reward=TokenRewardConfig(source="judged", per="episode"))
     with pytest.raises(ValueError, match="judge.score utility, got progress"):
         replace(turns, judge=JudgeConfig())
-    assert not replace(turns, reward=TurnRewardConfig(source="judged", teacher="random")).asks_judge
+    assert not replace(turns, reward=TokenRewardConfig(source="judged", teacher="random")).asks_judge
 
 
 @pytest.mark.parametrize(
@@ -74,9 +67,13 @@ def test_the_seed_of_a_run_reaches_what_is_drawn_of_its_policy(monkeypatch: pyte
 
     drawn: list[torch.Tensor] = []
 
-    def look(settings: PPOVLMConfig) -> Any:
+    def look(settings: TokenConfig) -> Any:
         assert settings.make_policy is not None
-        drawn.append(settings.make_policy(2).value_head.state_dict()["0.weight"])
+        drawn.append(
+            settings.make_policy(make_env("number_line", task_env("number_line"), 0)).value_head.state_dict()[
+                "0.weight"
+            ]
+        )
         raise EnoughSeen
 
     monkeypatch.setattr(build, "built", look)

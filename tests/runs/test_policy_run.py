@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 from tiny_run import table
 
-from rlvlm.algorithms.ppo_vlm.algorithm import load_trained_policy, make_slot
+from rlvlm.algorithms.policy_gradient.algorithm import make_slot
+from rlvlm.algorithms.policy_gradient.player import load_vlm
 from rlvlm.core.sampling import ReplyRequest
 from rlvlm.envs.registry import task_env
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -64,7 +65,7 @@ def test_a_run_is_killed_goes_on_to_the_bit_and_is_played(tmp_path: Path) -> Non
     card = (whole / "README.md").read_text()
     assert "| 2 episodes each | greedy | sampled |" in card and "| return above 0, at step 0, before training |" in card
     rows = [json.loads(line) for line in open(whole / "metrics.jsonl")]
-    assert rows[-1]["ppo/first_ratio_error"] <= 1e-4
+    assert rows[-1]["update/first_ratio_error"] <= 1e-4
     assert rows[-1]["eval/sampled_strict_success_low"] <= rows[-1]["eval/sampled_strict_success"]
     page = (whole / "episodes.html").read_text()
     assert "current number" in page and "data:image" in page
@@ -106,10 +107,10 @@ def assert_served(run: Path, token_file: Path) -> None:
     assert child.returncode == 0
     assert not Path(curl.split("-d @")[1].split()[0]).exists()
 
-    policy = make_policy(PolicyConfig(device="cpu"), 2)
+    policy = make_policy(PolicyConfig(device="cpu"), slot.env)
     best = find_folder(run).checkpoints.best()
     assert best is not None
-    load_trained_policy(policy, best.algorithm)
+    load_vlm(policy, best.algorithm)
     policy.show([b"it"], frame)
     asked = [ReplyRequest(prompt=prompt, image=b"it", seed=7)]
     engine = PolicyEngine(policy)

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from rlvlm.algorithms.grpo.config import ScoreConfig
+from rlvlm.algorithms.policy_gradient.config import TokenRewardConfig
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.runs.config import RunConfig, config_text, read_config_text
@@ -23,10 +23,10 @@ def test_a_round_trip_changes_nothing() -> None:
     assert read_config_text(config_text(config)) == config
     assert read_config_text(config_text(replace(config, out=None))).out is None
     for threshold in (0.25, "calibrated", None):
-        scores = ScoreConfig(source="judged", threshold=threshold)
-        assert from_yaml(ScoreConfig, to_yaml(scores)) == scores
+        scores = TokenRewardConfig(source="judged", threshold=threshold)
+        assert from_yaml(TokenRewardConfig, to_yaml(scores)) == scores
     with pytest.raises(UsageError, match="must be of type float"):
-        from_yaml(ScoreConfig, "{source: judged, threshold: guessed}")
+        from_yaml(TokenRewardConfig, "{source: judged, threshold: guessed}")
 
 
 def test_differences_worked_by_hand() -> None:
@@ -100,5 +100,5 @@ def test_what_is_printed_explains_each_setting_and_reads_back() -> None:
     config = recipe("number_line")
     text = commented(config_text(config), config)
     assert "\nsteps: 10240  # Env steps of the run\n" in text
-    assert "\n  every_steps: 5120  # Env steps between evaluations\n" in text
+    assert "    clip_low: 0.2  # A ratio below 1 - clip_low no longer pays; in (0, 1)\n" in text
     assert read_config_text(text) == config

@@ -14,7 +14,7 @@ from ray import serve
 from stub_judge import stub
 from tiny_run import table
 
-from rlvlm.algorithms.grpo.config import ScoreConfig, SFTConfig
+from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, SFTConfig
 from rlvlm.core.errors import EXIT_PREEMPTED, JudgeUnavailable, UsageError
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
@@ -55,11 +55,11 @@ def test_long_episodes_make_a_smoke_run_of_fewer() -> None:
 
 
 def test_a_video_is_not_asked_about_as_a_turn() -> None:
-    judged = replace(recipe("push_block"), reward=ScoreConfig(source="judged"))
+    judged = replace(recipe("push_block"), reward=EpisodeRewardConfig(source="judged"))
     assert judged.asks_judge
     with pytest.raises(ValueError, match="utility is that of one turn"):
         replace(judged, judge=JudgeConfig(model="scorer", score="utility"))
-    biased = replace(judged, reward=ScoreConfig(source="judged", teacher="biased"))
+    biased = replace(judged, reward=EpisodeRewardConfig(source="judged", teacher="biased"))
     assert not biased.asks_judge and biased.reward_name == "biased score of the video"
 
 
@@ -70,7 +70,7 @@ def test_only_the_judge_that_learned_mirrored_images_is_shown_them() -> None:
 
 
 def test_rounds_that_nobody_would_play_are_refused() -> None:
-    judged = replace(recipe("push_block"), reward=ScoreConfig(source="judged"))
+    judged = replace(recipe("push_block"), reward=EpisodeRewardConfig(source="judged"))
     assert judged.algo.rounds == 3
     with pytest.raises(ValueError, match="algo.rounds 3 has no effect with reward.ahead"):
         replace(judged, reward=replace(judged.reward, ahead=True))
@@ -87,8 +87,8 @@ def test_settings_that_nobody_would_heed_are_refused() -> None:
     with pytest.raises(ValueError, match="goal has no effect"):
         replace(recipe("push_block"), goal="eat the cake")
     for odd in ({"false_positives": 0.5}, {"parts": 9}):
-        with pytest.raises(ValueError, match=f"{next(iter(odd))} goes with|have no effect unless source"):
-            ScoreConfig(**odd)
+        with pytest.raises(ValueError, match=f"{next(iter(odd))} goes with|have no effect unless somebody"):
+            EpisodeRewardConfig(**odd)
     with pytest.raises(ValueError, match=r"in \[0, 1\), got 1.0"):
         SFTConfig(p_perturb=1.0)
 

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlvlm.algorithms.grpo.algorithm import VLAGRPOConfig
-from rlvlm.algorithms.grpo.config import GRPOConfig, SFTConfig
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig, SFTConfig
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.testing import FakeJudge
@@ -69,11 +70,12 @@ def sac(device: torch.device, folder: Path, *, model: str, update: str = "by_han
 def grpo(device: torch.device, folder: Path) -> None:
     """The supervised start, two updates, both kinds of evaluation, a checkpoint."""
     algorithm: Any = (
-        VLAGRPOConfig()
+        GRPOAlgorithmConfig()
         .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
+        .acting(policy=VLAConfig())
         .learning(
             sft=SFTConfig(demonstrations=4, steps=4),
-            grpo=GRPOConfig(groups=2, group_size=4),
+            algo=GRPOConfig(groups=2, group_size=4),
         )
         .debugging(seed=0)
         .build_algo()

@@ -17,7 +17,7 @@ import torch
 from chaos import Killer, replica_pids, wait_until
 from ray import serve
 
-from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, check_versions
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, check_versions
 from rlvlm.core import metrics
 from rlvlm.core.errors import ModelUnavailable, RunError, UsageError
 from rlvlm.core.sampling import ReplyRequest, ReplyTokens
@@ -30,7 +30,7 @@ from rlvlm.serving.config import EngineConfig, PlacementConfig
 from rlvlm.serving.engine import ServedEngine
 from rlvlm.serving.policy_replica import PolicyReplica, ReplyCall, Sampling
 from rlvlm.serving.weights import load_weights, pack_weights
-from tests.algorithms.ppo_vlm.tiny_runs import build
+from tests.algorithms.policy_gradient.tiny_runs import build
 from tests.tiny_policy import requests, tiny_policy
 from tests.tiny_vlm import save_tiny_vlm
 
@@ -204,12 +204,12 @@ def test_ppo_learns_from_a_served_policy(local_ray: None, tmp_path: Path) -> Non
     save_tiny_vlm(model, "qwen3_vl")
     config = PolicyConfig(model=str(model), device="cpu", learns="all", seed=1)
     with running_policy(config, 0, PLACEMENT, "ppo", batch_size=2) as app:
-        algorithm: PPOVLM = build(model, make_engine=partial(ServedEngine, app, config=SERVED))
+        algorithm: PolicyGradient = build(model, make_engine=partial(ServedEngine, app, config=SERVED))
         for number in (1, 2):
             algorithm.train()
             report = algorithm.report()
-            assert report[metrics.PPO_FIRST_RATIO_ERROR] <= 1e-4, "trained on what was sampled"
-            assert report[metrics.ENGINE_SYNC_ERROR] <= 1e-4 and report[metrics.PPO_UPDATES] == number
+            assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "trained on what was sampled"
+            assert report[metrics.ENGINE_SYNC_ERROR] <= 1e-4 and report[metrics.UPDATES] == number
         assert algorithm.evaluate_policy(2).episodes
         rollout = algorithm._play()
         check_versions(rollout, algorithm._engine.version)

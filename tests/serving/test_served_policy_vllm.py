@@ -14,8 +14,8 @@ import ray
 import torch
 from chaos import replica_pids
 
-from rlvlm.algorithms.ppo_vlm.algorithm import PPOVLM, PPOVLMConfig
-from rlvlm.algorithms.ppo_vlm.config import PPOConfig, TokenPPOConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.sft.config import SFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.errors import ModelUnavailable, UsageError
@@ -26,6 +26,7 @@ from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import check_policy, collapsed
+from rlvlm.runs.build import make_policy
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import EngineConfig, PolicyVllmConfig
 from rlvlm.serving.engine import ServedEngine
@@ -177,25 +178,23 @@ class TestServed:
         assert not config.has_adapter
         with running_policy(config, 0, ENGINE.placement, "ppo", batch_size=8, vllm=ENGINE.vllm) as app:
             settings = (
-                PPOVLMConfig()
+                PPOAlgorithmConfig()
                 .envs(task="number_line", env_settings=task_env("number_line"))
-                .acting(make_policy=partial(load_policy, config), make_engine=partial(ServedEngine, app, config=ENGINE))
+                .acting(make_policy=partial(make_policy, config), make_engine=partial(ServedEngine, app, config=ENGINE))
                 .learning(
-                    ppo=PPOConfig(
-                        objective=TokenPPOConfig(), num_envs=8, rollout_turns=32, minibatch_turns=16, lr=3e-4
-                    ),
+                    algo=PPOConfig(num_envs=8, rollout_turns=32, minibatch_turns=16, lr=3e-4),
                     sft=SFTConfig(turns=0),
                     total_steps=128,
                 )
                 .debugging(seed=0)
             )
             algorithm = settings.build_algo()
-            assert isinstance(algorithm, PPOVLM)
+            assert isinstance(algorithm, PolicyGradient)
             for number in (1, 2, 3):
                 algorithm.train()
                 report = algorithm.report()
-                assert report[metrics.PPO_FIRST_RATIO_ERROR] <= 1e-3, "trained on what was sampled"
-                assert report[metrics.ENGINE_SYNC_ERROR] <= 1e-3 and report[metrics.PPO_UPDATES] == number
+                assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-3, "trained on what was sampled"
+                assert report[metrics.ENGINE_SYNC_ERROR] <= 1e-3 and report[metrics.UPDATES] == number
                 assert algorithm._engine._measured == number  # type: ignore[attr-defined]
             algorithm.stop()
 

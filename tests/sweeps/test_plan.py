@@ -115,8 +115,8 @@ def test_runs_that_ask_the_same_judge_share_one_app(tmp_path: Path) -> None:
 def test_the_command_of_a_run_makes_the_same_run() -> None:
     settings = {"feedback.ahead": True, "algo.hidden": [32, 16], "reward.teacher": "mistake"}
     sweep = replace(SWEEP, sources={"odd": SourceConfig(title="odd", settings=settings)}, smoke=True)
-    member = {"algo.objective.choice": "gigpo", "algo.objective.group_size": 4, "policy.lora_rank": 8}
-    head = {"algo.objective.choice": "head", "policy.acts": "head"}  # neither goes without the other
+    member = {"algo.advantage.estimator": "gigpo", "algo.group_size": 4, "policy.lora_rank": 8}
+    head = {"algo.loss.entropy_weight": 0.01, "policy.acts": "head"}
     sources = {name: SourceConfig(title=name, settings=own) for name, own in (("gigpo", member), ("head", head))}
     acting = replace(sweep, tasks=("number_line",), sources=sources)
     for plan in expand(sweep) + expand(acting):

@@ -21,6 +21,8 @@ class PocketVLAConfig:
     """Whether it learns, beside its actions, to tell the ways from the hand to the things of the task (an auxiliary
     task, Jaderberg et al. 2016, arXiv:1611.05397). The simulator gives them with the demonstrations; it acts on images
     alone."""
+    has_values: bool = False
+    """Whether it has a value head, for estimators with a critic."""
     hidden: int = 256
     """Width of the trunk."""
     token_width: int = 32
@@ -72,7 +74,7 @@ class OpenVLAConfig:
     """Regular expression on the full names of the layers that a fresh adapter is put beside."""
     at_once: int = 64
     """Observations that go through it at once where nothing is learned, >= 1: rollouts and evaluations hold all of
-    theirs, and a smaller GPU less. Updates have `algo.micro_batch`."""
+    theirs, and a smaller GPU less. Updates have `algo.microbatch_turns`."""
     recompute: bool = False
     """Compute the language model's layers a second time in the update and keep less in memory."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlvlm.policies.vla.config import PocketVLAConfig
+from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.tokens import NUM_BINS
 
 _WORDS = 32
 """Words and pairs of words that count; a longer instruction is cut."""
 
 
-class PocketVLA(nn.Module):
+class PocketVLA(VLAPolicy):
     """Images, words and proprioception to logits of all action tokens of a chunk in one forward pass.
 
     Args:
@@ -31,7 +32,6 @@ class PocketVLA(nn.Module):
         num_ways: numbers in the ways from the hand to the things of the task, see `ChunkEnv.ways`.
     """
 
-    scale = None
     places: Tensor
 
     def __init__(
@@ -66,6 +66,10 @@ class PocketVLA(nn.Module):
         self.predicts_offsets = config.ways and num_ways > 0
         if self.predicts_offsets:
             self.ways = nn.Linear(config.hidden, num_ways)
+        if config.has_values:
+            self.value_head = nn.Sequential(
+                nn.Linear(config.hidden, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 1)
+            )
 
     def read(self, instructions: Sequence[str]) -> Tensor:
         """[B, 32] rows of the table of words: of each word and each pair of neighbours, lower-cased."""
@@ -81,6 +85,12 @@ class PocketVLA(nn.Module):
     def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
         """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `words` [B, 32] and `proprio` [B, P]."""
         return self._act(self._see(images, words, proprio))
+
+    def with_values(self, images: Tensor, words: Tensor, proprio: Tensor, detach: bool) -> tuple[Tensor, Tensor]:
+        """The logits, and [B] the value head's values; `detach` keeps its loss from the body."""
+        assert self.value_head is not None, "asked of a policy with one"
+        hidden = self._see(images, words, proprio)
+        return self._act(hidden), self.value_head(hidden.detach() if detach else hidden)[:, 0]
 
     def forward_with_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
         """The logits, and [B, num_ways] the ways from the hand to the things of the task, as it sees them."""

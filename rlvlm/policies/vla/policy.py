@@ -1,69 +1,188 @@
-"""What rollouts and learners need of a VLA, whatever its size."""
+"""What all VLAs have in common: images, an instruction and proprioception in, the action tokens of a chunk out."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import Parameter
 
+from rlvlm.core.episodes import Observations
+from rlvlm.core.finite import check_finite
+from rlvlm.core.sampling import IntArray
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.policies.images import SeenImages
+from rlvlm.policies.protocol import Prediction
+from rlvlm.policies.vla.sampling import draw_bins, entropy, likeliest_bins, log_probs_of
 from rlvlm.policies.vla.tokens import ActionScale
 
+_IMAGE_BYTES = 256 * 2**20
+"""Of the images that a rollout looked at, kept for its update."""
+_FEW = 64
+"""Answers of a minibatch of which the entropy is told where it is not learned from: all cost a sixth of an update."""
 
-class VLAPolicy(Protocol):
-    """A network from images, an instruction and proprioception to the action tokens of a chunk, all at once."""
+
+class VLAPolicy(nn.Module):
+    """A network that gives a distribution over bins for each dimension of each action of a chunk, all at once.
+
+    A member has `forward(images, words, proprio)`: logits [B, L * A, 256], action after action, of images [B, cameras,
+    H, W, 3] uint8, H = W = `image_px`, words [B, W] as `read` gives them, and proprio [B, P] float32, in env units.
+    """
 
     image_px: int
     """Side of the square images it looks at."""
-
-    predicts_offsets: bool
+    predicts_offsets: bool = False
     """Whether it learns to tell the ways from the hand to the things of the task, as a pocket VLA may."""
+    scale: ActionScale | None = None
+    """Of its actions, where it comes trained; None where the run's demonstrations give it one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value_head: nn.Module | None = None
+        self.images: SeenImages[Frames] = SeenImages(_IMAGE_BYTES)
 
     @property
-    def scale(self) -> ActionScale | None:
-        """Of its actions, where it comes trained; None where the run's demonstrations give it one."""
-        ...
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return next(self.parameters()).device
+
+    @property
+    def has_values(self) -> bool:
+        """Whether it has a value head."""
+        return self.value_head is not None
 
     def read(self, instructions: Sequence[str]) -> Tensor:
         """`[B, W]` int64: the instructions as the network takes them, on its device."""
-        ...
+        raise NotImplementedError("each VLA has its own words")
 
-    def __call__(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
-        """Logits [B, L * A, 256] in one forward pass: a distribution over bins for each dimension of each action.
+    def with_values(self, images: Tensor, words: Tensor, proprio: Tensor, detach: bool) -> tuple[Tensor, Tensor]:
+        """The logits, and [B] the value head's values; `detach` keeps its loss from the body."""
+        raise NotImplementedError(f"{type(self).__name__} has no value head")
 
-        They stand action after action, each with its A dimensions.
+    def draw(self, env: Any, snapshots: FloatArray) -> Frames:
+        """[N, cameras, H, W, 3] the images of `snapshots` [N, D] by every camera."""
+        return np.stack([env.draw(snapshots, self.image_px, camera) for camera in env.cameras], axis=1)
+
+    def show(self, keys: Sequence[bytes], frames: Frames) -> None:
+        """Keeps `frames` [N, cameras, H, W, 3] under `keys`."""
+        for key, frame in zip(keys, frames, strict=True):
+            self.images.add(key, frame)
+
+    def forget_stale_images(self) -> None:
+        """Pixels stay what they are, whatever is learned."""
+
+    def inputs(self, obs: Observations) -> tuple[Tensor, Tensor, Tensor]:
+        """Images, words and proprioception of `obs`, whose images it was shown, on its device."""
+        images = torch.from_numpy(np.stack(self.images.get(obs.images))).to(self.device)
+        return images, self.read(obs.texts), torch.from_numpy(obs.proprio).to(self.device)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        obs: Observations,
+        *,
+        temperature: float | None,
+        generator: torch.Generator | None = None,
+        shared: int = 1,
+        explored: NDArray[np.bool_] | None = None,
+    ) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Bins [N, L * A] of a chunk for each of `obs`, their log-probs, and values [N].
 
         Args:
-            images: [B, cameras, H, W, 3] uint8, H = W = `image_px`.
-            words: [B, W] as `read` gives them.
-            proprio: [B, P] float32, in the env's units.
+            obs: whose images it was shown.
+            temperature: > 0, or None for the likeliest token of each distribution, whose log-prob is then 0.
+            generator: of the draws, on the CPU.
+            shared: see `draw_bins`.
+            explored: [A] dimensions of an action that are drawn; of the others the likeliest is taken. None: all.
+
+        Raises:
+            NumericsError: the policy's numbers are not finite.
         """
-        ...
+        inputs, values = self.inputs(obs), torch.zeros(len(obs))
+        if self.has_values:
+            logits, values = self.with_values(*inputs, detach=True)
+        else:
+            logits = self(*inputs)
+        if temperature is None:
+            bins = likeliest_bins(logits)
+            log_probs = torch.zeros(bins.shape)
+        else:
+            mask = None if explored is None else torch.from_numpy(np.tile(explored, logits.shape[-2] // len(explored)))
+            generator = generator or torch.Generator().manual_seed(0)
+            bins, log_probs = draw_bins(logits, temperature, generator, shared, mask)
+            # groups of a broken policy may all end alike: nothing would be learned from them, and nobody would know
+            check_finite(
+                "the policy, sampled", "go on from the last checkpoint: `rlvlm resume`", {"log-probs": log_probs}
+            )
+        return bins.cpu().numpy(), log_probs.cpu().numpy(), values.cpu().numpy()
 
-    def parameters(self) -> Iterator[Parameter]:
-        """All weights, frozen ones too."""
-        ...
+    def log_probs(
+        self,
+        obs: Observations,
+        tokens: Sequence[IntArray],
+        *,
+        temperature: float = 1.0,
+        detach_values: bool = False,
+        with_entropies: bool = False,
+        with_token_values: bool = False,
+    ) -> Prediction:
+        """See `TokenPolicy`; a chunk's tokens share one value, and entropies are of a few answers unless asked for."""
+        inputs, values = self.inputs(obs), None
+        if self.has_values:
+            logits, values = self.with_values(*inputs, detach=detach_values)
+        else:
+            logits = self(*inputs)
+        bins = torch.from_numpy(np.stack(tokens).astype(np.int64)).to(logits.device)
+        chosen = log_probs_of(logits, bins, temperature)
+        with torch.set_grad_enabled(with_entropies and torch.is_grad_enabled()):
+            entropies = entropy(logits if with_entropies else logits[:_FEW], temperature)
+        return Prediction(
+            log_probs=chosen,
+            mask=torch.ones_like(chosen, dtype=torch.bool),
+            values=values,
+            entropies=entropies,
+            token_values=None if values is None or not with_token_values else values[:, None].expand_as(chosen),
+        )
 
+    def values(self, obs: Observations) -> Tensor:
+        """[B] the value head before any answer."""
+        return self.with_values(*self.inputs(obs), detach=True)[1]
 
-def trained_weights(policy: nn.Module) -> dict[str, Tensor]:
-    """The weights that learn, by name: all of a pocket VLA, the adapter of a large one."""
-    return {name: value.detach() for name, value in policy.named_parameters() if value.requires_grad}
+    def acting_parameters(self) -> list[nn.Parameter]:
+        """What learns, but for the value head."""
+        own = {id(parameter) for parameter in self.value_parameters()}
+        return [one for one in self.parameters() if one.requires_grad and id(one) not in own]
 
+    def value_parameters(self) -> list[nn.Parameter]:
+        """What learns of the value head."""
+        return [] if self.value_head is None else list(self.value_head.parameters())
 
-def take_weights(policy: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Gives `policy` what `trained_weights` told of an equal one, as tensors or arrays.
+    def trained_state(self) -> dict[str, Tensor]:
+        """The weights that learn, by name: all of a pocket VLA, the adapter of a large one."""
+        return {name: value.detach() for name, value in self.named_parameters() if value.requires_grad}
 
-    Raises:
-        ValueError: they belong to another policy.
-    """
-    own = trained_weights(policy)
-    if set(own) != set(weights):
-        odd = sorted(set(own) ^ set(weights))
-        raise ValueError(f"the weights are another policy's: {len(odd)} names differ, such as {odd[0]}")
-    with torch.no_grad():
+    @torch.no_grad()
+    def load_trained_state(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `trained_state` of an equal policy gave, as tensors or arrays.
+
+        Raises:
+            ValueError: they belong to another policy.
+        """
+        own = self.trained_state()
+        if odd := sorted(own.keys() ^ state.keys()):
+            raise ValueError(f"the weights are another policy's: {len(odd)} names differ, such as {odd[0]}")
         for name, value in own.items():
-            given = weights[name]
-            value.copy_(
-                given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
-            )  # theirs is read only
+            given = state[name]
+            value.copy_(given if isinstance(given, Tensor) else torch.from_numpy(np.array(given)))  # may be read-only
+
+    @contextmanager
+    def with_weights(self, state: Mapping[str, Any]) -> Iterator[None]:
+        """See `TokenPolicy`."""
+        now = {name: value.clone() for name, value in self.trained_state().items()}
+        self.load_trained_state(state)
+        try:
+            yield
+        finally:
+            self.load_trained_state(now)

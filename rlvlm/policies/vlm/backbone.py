@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.sampling import IntArray
-from rlvlm.policies.vlm.images import SeenImage
+from rlvlm.policies.images import SeenImage
 from rlvlm.policies.vlm.padding import Padded
 
 Grid = tuple[int, int, int]

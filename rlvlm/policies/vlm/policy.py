@@ -5,7 +5,6 @@ Algorithms train it; `engine` samples from it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,35 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import UsageError
 from rlvlm.core.sampling import IntArray, ReplyTokens
-from rlvlm.core.steps import Frames
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.policies.images import SeenImage, SeenImages
+from rlvlm.policies.protocol import Prediction
 from rlvlm.policies.vlm.backbone import Backbone
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.policies.vlm.images import SeenImage, SeenImages
 from rlvlm.policies.vlm.padding import Padded, pad
 from rlvlm.policies.vlm.spans import decode, tokens_of_span
 
 NO_REPLY: IntArray = np.zeros(0, np.int64)
 _SHOWN_AT_ONCE = 64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadReplies:
-    """What a policy now says about stored replies; everything carries gradients."""
-
-    log_probs: Tensor
-    """[B, N] of each token, float32; 0 where there is none."""
-    mask: Tensor
-    """[B, N] True where there is a token."""
-    values: Tensor
-    """[B] when the prompt was read."""
-    entropies: Tensor | None
-    """[B, N] of the distribution that each token was drawn from, nats; where asked for."""
-    token_values: Tensor | None
-    """[B, N] the value head before each token; where asked for. The first is that of `values`."""
-    actions: Tensor | None = None
-    """[B, A] log-probs of an action head's actions; where asked for."""
 
 
 class VLMPolicy(nn.Module):
@@ -68,7 +51,7 @@ class VLMPolicy(nn.Module):
         self.processor = processor
         self.config = config
         self.num_actions = num_actions
-        self.images = SeenImages(config.cache_mib << 20)
+        self.images: SeenImages[SeenImage] = SeenImages(config.cache_mib << 20)
         self.backbone = Backbone(model.get_base_model() if hasattr(model, "get_base_model") else model, processor)
         width = self.backbone.text_config.hidden_size
         self.value_head = _head(2 * width, config.head_width, 1).to(self.device)
@@ -123,6 +106,19 @@ class VLMPolicy(nn.Module):
         """What learns of the chat VLM: all of its language model, or its adapter."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
+    @property
+    def has_values(self) -> bool:
+        """A chat VLM that is trained here always has a value head."""
+        return True
+
+    def acting_parameters(self) -> list[nn.Parameter]:
+        """What learns, but for the value head."""
+        return [*self.backbone_parameters(), *([] if self.action_head is None else self.action_head.parameters())]
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """What learns of the value head."""
+        return list(self.value_head.parameters())
+
     def head_parameters(self) -> list[nn.Parameter]:
         """What learns of the value head and the action head."""
         heads = [self.value_head] if self.action_head is None else [self.value_head, self.action_head]
@@ -132,7 +128,7 @@ class VLMPolicy(nn.Module):
         """Name and value of everything that learns, detached: what a checkpoint and a sync of weights carry."""
         return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
 
-    def load_trained_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_trained_state(self, state: Mapping[str, Any]) -> None:
         """Takes over what `trained_state` of a policy of the same kind gave.
 
         Raises:
@@ -143,7 +139,7 @@ class VLMPolicy(nn.Module):
             self.images.clear()
 
     @contextmanager
-    def with_weights(self, state: Mapping[str, Tensor]) -> Iterator[None]:
+    def with_weights(self, state: Mapping[str, Any]) -> Iterator[None]:
         """Within, the policy has the weights that `trained_state` gave at another time: PPO's reference is read so.
 
         Images keep the features they have, also where the vision encoder learns.
@@ -158,15 +154,15 @@ class VLMPolicy(nn.Module):
         finally:
             self._fill(now)
 
-    def _fill(self, state: Mapping[str, Tensor]) -> None:
+    def _fill(self, state: Mapping[str, Any]) -> None:
         own = self.trained_state()
         odd = sorted(own.keys() ^ state.keys()) + sorted(
-            name for name in own.keys() & state.keys() if own[name].shape != state[name].shape
+            name for name in own.keys() & state.keys() if tuple(own[name].shape) != tuple(state[name].shape)
         )
         if odd:
             raise ValueError(f"these weights are of another policy: {len(odd)} tensors differ, such as {odd[0]}")
         for name, value in state.items():
-            own[name].copy_(value)
+            own[name].copy_(torch.as_tensor(value))
 
     def forget_stale_images(self) -> None:
         """Forgets the features of all images where the vision encoder learns: call it after it has changed."""
@@ -240,7 +236,7 @@ class VLMPolicy(nn.Module):
         with_entropies: bool = False,
         with_token_values: bool = False,
         with_actions: bool = False,
-    ) -> ReadReplies:
+    ) -> Prediction:
         """What the policy now says about stored replies.
 
         Args:
@@ -263,7 +259,7 @@ class VLMPolicy(nn.Module):
             scenes = self._scenes(hidden, padded)[:, None].expand_as(before)
             token_values = self._value(before[mask], scenes[mask], detach_values)
         entropies = -(log_probs.exp() * log_probs).sum(-1) if with_entropies else None
-        return ReadReplies(
+        return Prediction(
             log_probs=zeros.masked_scatter(mask, chosen),
             mask=mask,
             values=self.prompt_values(hidden, padded, detach_values),
@@ -272,8 +268,50 @@ class VLMPolicy(nn.Module):
             actions=self._actions(hidden, padded) if with_actions else None,
         )
 
-    def values(self, asked: Sequence[ReplyTokens]) -> Tensor:
-        """[B] the value head when each prompt was read; replies are not looked at."""
+    def draw(self, env: Any, snapshots: FloatArray) -> Frames:
+        """[N, H, W, 3] the images of `snapshots` [N, D], in the env's own size."""
+        return env.draw(snapshots)
+
+    def asked(self, obs: Observations, tokens: Sequence[IntArray] | None = None) -> list[ReplyTokens]:
+        """What the policy stores of `obs`, whose images it was shown, with the answers `tokens`; None: without any."""
+        seen, answers = self.images.get(obs.images), tokens or [NO_REPLY] * len(obs)
+        return [
+            ReplyTokens(prompt_ids=self.encode(text, image.size_px), image=key, reply_ids=ids)
+            for text, image, key, ids in zip(obs.texts, seen, obs.images, answers, strict=True)
+        ]
+
+    def log_probs(
+        self,
+        obs: Observations,
+        tokens: Sequence[IntArray],
+        *,
+        temperature: float = 1.0,
+        detach_values: bool = False,
+        with_entropies: bool = False,
+        with_token_values: bool = False,
+    ) -> Prediction:
+        """See `TokenPolicy`; the action of an action head counts as an answer of one token."""
+        if self.action_head is None:
+            return self.read(
+                self.asked(obs, tokens), temperature=temperature, detach_values=detach_values,
+                with_entropies=with_entropies, with_token_values=with_token_values,
+            )  # fmt: skip
+        table, values = self.act_log_probs(self.asked(obs), detach_values=detach_values)
+        chosen = table.gather(-1, torch.tensor(np.stack(tokens), device=table.device))
+        return Prediction(
+            log_probs=chosen,
+            mask=torch.ones_like(chosen, dtype=torch.bool),
+            values=values,
+            entropies=-(table.exp() * table).sum(-1, keepdim=True) if with_entropies else None,
+            token_values=values[:, None] if with_token_values else None,
+        )
+
+    def values(self, obs: Observations) -> Tensor:
+        """[B] the value head when each prompt was read."""
+        return self.values_of(self.asked(obs))
+
+    def values_of(self, asked: Sequence[ReplyTokens]) -> Tensor:
+        """[B] likewise, of prompts that were stored; replies are not looked at."""
         padded, hidden = self._read_prompts(asked)
         return self.prompt_values(hidden, padded)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rlvlm.policies.vla.config import OpenVLAConfig
 from rlvlm.policies.vla.openvla.images import to_pixels
+from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.tokens import ActionScale
 
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
@@ -20,7 +21,7 @@ _PAD = -1
 """Stands in `words` where there is no word."""
 
 
-class OpenVLAPolicy(nn.Module):
+class OpenVLAPolicy(VLAPolicy):
     """A network with its tokenizer and scales.
 
     Args:
@@ -46,7 +47,6 @@ class OpenVLAPolicy(nn.Module):
     ) -> None:
         super().__init__()
         self.network = network
-        self.predicts_offsets = False
         self.image_px = config.image_px
         self.scale = scale
         self._proprio_scale = proprio_scale
@@ -55,11 +55,6 @@ class OpenVLAPolicy(nn.Module):
         self._encoder_px = encoder_px
         self._num_tokens = num_tokens
         self._prompts: dict[str, list[int]] = {}
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights lie."""
-        return next(self.network.parameters()).device
 
     def read(self, instructions: Sequence[str]) -> Tensor:
         """[B, W] ids of the prompts, the start token first; shorter ones are filled up behind it with -1."""

@@ -17,7 +17,6 @@ from rlvlm.policies.vla.openvla.images import to_pixels
 from rlvlm.policies.vla.openvla.loading import load_openvla
 from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vla.openvla.policy import EMPTY_ID, START_ID, OpenVLAPolicy
-from rlvlm.policies.vla.policy import take_weights, trained_weights
 from rlvlm.policies.vla.sampling import draw_bins, log_probs_of
 from rlvlm.vlms.lora import save_adapter
 from tests.oracles import openvla_oft as oracle
@@ -207,7 +206,7 @@ def test_actions_and_log_probs_are_of_exactly_the_action_tokens(folder: Path) ->
 
 def test_an_adapter_learns_goes_on_and_leaves_the_weights_alone(folder: Path, tmp_path: Path) -> None:
     policy = load(folder, lora_rank=2)
-    learns = trained_weights(policy)
+    learns = policy.trained_state()
     assert learns and all("lora_" in name for name in learns)
     assert not any("attn_pool.q" in name or "lm_head" in name for name in learns)
     before = {name: value.clone() for name, value in policy.named_parameters()}
@@ -224,12 +223,12 @@ def test_an_adapter_learns_goes_on_and_leaves_the_weights_alone(folder: Path, tm
     changed = {name for name, value in policy.named_parameters() if not torch.equal(value, before[name])}
     assert changed and changed <= set(learns)
     other = load(folder, lora_rank=2)
-    take_weights(other, {name: value.numpy() for name, value in trained_weights(policy).items()})
+    other.load_trained_state({name: value.numpy() for name, value in policy.trained_state().items()})
     torch.testing.assert_close(other(images, words, proprio), moved)
     save_adapter(policy.network, tmp_path / "adapter")
     torch.testing.assert_close(load(folder, adapter=str(tmp_path / "adapter"))(images, words, proprio), moved)
     with pytest.raises(ValueError, match="another policy's"):
-        take_weights(other, {"nothing": 1})
+        other.load_trained_state({"nothing": 1})
 
 
 def test_all_weights_learn_in_full_precision(folder: Path) -> None:

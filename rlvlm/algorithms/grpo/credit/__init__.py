@@ -1,1 +1,0 @@
-"""What an episode, or a chunk of it, was worth: within its group, or against what a critic expected."""

@@ -1,1 +1,0 @@
-"""What an episode is worth: success, or a judge's word on its video, once it has been tried on known episodes."""

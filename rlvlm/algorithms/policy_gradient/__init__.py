@@ -1,0 +1,1 @@
+"""Policies that answer in tokens and learn by policy gradients: PPO, GRPO, RLOO, GiGPO are presets of one algorithm."""

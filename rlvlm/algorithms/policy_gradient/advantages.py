@@ -1,0 +1,294 @@
+"""What each turn or token was worth: estimators of advantages by name, as pure functions. The learner calls `estimate`.
+
+An estimator is one function with `@estimator`: it reads `Trajectories` and an `AdvantageConfig` and returns raw
+advantages. `estimate` adds the critic's targets and, where the config says so, centres and scales what a critic gave.
+
+Letters: T turns (or chunks) of an episode, E episodes or pieces of them, N tokens of an answer (padded). A turn's value
+is the critic's answer before it; `ends` marks turns after which the episode was over. What comes after a turn is given
+by `next_values`: 0 after an end for good, the critic's value of the last state after a time limit.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
+from rlvlm.core.errors import UsageError
+
+_TINY = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectories:
+    """What came of a rollout; the part of it that decides advantages."""
+
+    rewards: Tensor
+    """[T, E] as they are learned from, 0 where nothing was played."""
+    ends: Tensor
+    """[T, E] bool, whether the episode ended with the turn."""
+    is_live: Tensor
+    """[T, E] bool, turns that were played."""
+    groups: Tensor
+    """[E] episodes with the same number began alike and are compared."""
+    values: Tensor
+    """[T, E] the critic before each answer; zeros without a critic."""
+    next_values: Tensor
+    """[T, E] the critic after each turn: 0 after an end for good, of the last state after a time limit."""
+    token_values: Tensor | None = None
+    """[T, E, N] the critic before each token, where the estimator asks for it."""
+    is_token: Tensor | None = None
+    """[T, E, N] bool, with `token_values`."""
+    states: Tensor | None = None
+    """[T, E] integers >= 0, equal where the policy saw the very same, where the estimator asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """An estimator and what it asks of a rollout."""
+
+    compute: Callable[[Trajectories, AdvantageConfig], Tensor]
+    """Raw advantages, [T, E] or, with token values, [T, E, N]."""
+    needs: frozenset[str]
+    """Of `values` (a critic), `token_values` (a critic before every token), `groups` and `states`."""
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether values are learned."""
+        return bool(self.needs & {"values", "token_values"})
+
+
+ESTIMATORS: dict[str, Estimator] = {}
+"""By name, as `algo.advantage.estimator` has it."""
+
+
+def estimator(
+    name: str, *needs: str
+) -> Callable[[Callable[[Trajectories, AdvantageConfig], Tensor]], Callable[[Trajectories, AdvantageConfig], Tensor]]:
+    """Registers the decorated function under `name`; `needs` are those of `Estimator`."""
+
+    def register(
+        compute: Callable[[Trajectories, AdvantageConfig], Tensor],
+    ) -> Callable[[Trajectories, AdvantageConfig], Tensor]:
+        ESTIMATORS[name] = Estimator(compute, frozenset(needs))
+        return compute
+
+    return register
+
+
+def find_estimator(name: str) -> Estimator:
+    """The estimator of that name; `module:FUNCTION` imports the module, in which `@estimator` has registered FUNCTION.
+
+    Raises:
+        UsageError: there is none.
+    """
+    module, _, own = name.partition(":")
+    if own:
+        importlib.import_module(module)
+    if (own or name) not in ESTIMATORS:
+        raise UsageError(
+            f"there is no estimator of advantages {name!r}", f"--algo.advantage.estimator {', '.join(ESTIMATORS)}"
+        )
+    return ESTIMATORS[own or name]
+
+
+def estimate(played: Trajectories, config: AdvantageConfig) -> tuple[Tensor, Tensor | None]:
+    """Advantages, and the critic's targets or None: [T, E] each or, where every token has a value, [T, E, N]."""
+    chosen = find_estimator(config.estimator)
+    raw = chosen.compute(played, config)
+    if not chosen.has_critic:
+        return raw, None
+    values, is_kept = played.values, played.is_live
+    if "token_values" in chosen.needs:
+        assert played.token_values is not None and played.is_token is not None, "asked for"
+        values, is_kept = played.token_values * played.is_token, played.is_token
+    return whiten(raw, is_kept) if config.divide_by_std else raw, raw + values
+
+
+@estimator("gae", "values")
+def gae(played: Trajectories, config: AdvantageConfig) -> Tensor:
+    """[T, E] generalised advantages of turns, or of chunks."""
+    return turn_gae(
+        played.rewards, played.values, played.next_values, played.ends, config.gamma, config.gae_lambda
+    )  # fmt: skip
+
+
+@estimator("bi_level", "token_values", "values")
+def bi_level(played: Trajectories, config: AdvantageConfig) -> Tensor:
+    """[T, E, N] advantages of turns first, which become the pay of each answer's last token, spread over its tokens.
+
+    A turn's value is the critic's before its last token, as published; `next_values` are of whole states.
+
+    Source: VAGEN, Wang et al. 2025, arXiv:2510.16907.
+    """
+    assert played.token_values is not None and played.is_token is not None, "asked for"
+    last = (played.is_token.sum(-1, keepdim=True) - 1).clamp_min(0)
+    values = played.token_values.gather(-1, last)[..., 0]
+    turns = turn_gae(played.rewards, values, played.next_values, played.ends, config.gamma, config.gae_lambda)
+    return token_gae(
+        turns + values, played.token_values, played.is_token, config.token_gamma, config.token_lambda
+    )  # fmt: skip
+
+
+@estimator("gae_tokens", "token_values", "values")
+def gae_tokens(played: Trajectories, config: AdvantageConfig) -> Tensor:
+    """[T, E, N] generalised advantages of an episode's tokens as one sequence: a turn's reward comes with its last
+    token, after which the discount is that of turns; within an answer it is that of tokens.
+    """
+    values, is_token = played.token_values, played.is_token
+    assert values is not None and is_token is not None, "asked for"
+    advantages, ahead = torch.zeros_like(values), torch.zeros_like(values[0, :, 0])
+    last = is_token.sum(-1) - 1  # [T, E]
+    for turn in reversed(range(len(values))):
+        ahead = torch.where(played.ends[turn], 0.0, ahead)
+        for token in reversed(range(values.shape[-1])):
+            is_last = last[turn] == token
+            gamma = is_last * config.gamma + ~is_last * config.token_gamma
+            lam = is_last * config.gae_lambda + ~is_last * config.token_lambda
+            after = values[turn, :, min(token + 1, values.shape[-1] - 1)]
+            after = torch.where(is_last, played.next_values[turn], after)
+            td_error = is_last * played.rewards[turn] + gamma * after - values[turn, :, token]
+            ahead = torch.where(is_token[turn, :, token], td_error + gamma * lam * ahead, ahead)
+            advantages[turn, :, token] = ahead
+    return advantages * is_token
+
+
+@estimator("grpo", "groups")
+def GRPOConfig(played: Trajectories, config: AdvantageConfig) -> Tensor:
+    """[T, E] each episode's return against its group's mean, for all of its turns, over the group's unbiased standard
+    deviation where the config says so.
+
+    Sources: Shao et al. 2024, arXiv:2402.03300; without division: Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO).
+    Departure from verl-agent: the mean is over episodes, not over turns, so long episodes weigh no more.
+    """
+    scores = group_relative(episode_returns(played.rewards), played.groups, config.divide_by_std)
+    return scores.to(played.rewards.dtype) * played.is_live
+
+
+@estimator("rloo", "groups")
+def rloo(played: Trajectories, config: AdvantageConfig) -> Tensor:
+    """[T, E] each episode's return against the mean of the others of its group; `divide_by_std` is not read.
+
+    Source: Ahmadian et al. 2024, arXiv:2402.14740.
+    """
+    scores = group_relative(episode_returns(played.rewards), played.groups, False, leaves_one_out=True)
+    return scores.to(played.rewards.dtype) * played.is_live
+
+
+@estimator("gigpo", "groups", "states")
+def gigpo(played: Trajectories, config: AdvantageConfig) -> Tensor:
+    """[T, E] GRPO and, beside it, each turn's return from there on against turns of its group in the very same state.
+
+    Source: Feng et al. 2025, arXiv:2505.10978, sec. 4.2; both divide by the population's standard deviation.
+    """
+    assert played.states is not None, "asked for"
+    scaled, live = config.divide_by_std, played.is_live
+    episodes = group_relative(episode_returns(played.rewards), played.groups, scaled, correction=0)
+    # Rounded: rewards that come in another order sum to the same number, and equal turns are known to be equal.
+    to_go = returns_to_go(played.rewards.double(), played.ends, config.gamma).float()
+    keys = played.groups * (int(played.states.max()) + 1) + played.states
+    turns = torch.zeros_like(to_go, dtype=torch.float64)
+    turns[live] = group_relative(to_go[live], keys[live], scaled, correction=0)
+    return (episodes + config.step_weight * turns).to(played.rewards.dtype) * live
+
+
+def turn_gae(rewards: Tensor, values: Tensor, next_values: Tensor, ends: Tensor, gamma: float, lam: float) -> Tensor:
+    """Generalised advantage of every turn, in reward units.
+
+    Args:
+        rewards: [T, E].
+        values: [T, E] before each answer.
+        next_values: [T, E] of the state that the turn led to, before any reset.
+        ends: [T, E] whether the episode ended with this turn.
+        gamma: discount per turn, in [0, 1].
+        lam: in [0, 1]; 0 trusts the critic, 1 the rewards.
+
+    Returns:
+        [T, E].
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16. The last row looks ahead through its `next_values` alone.
+    """
+    td_errors = rewards + gamma * next_values - values
+    advantages = torch.zeros_like(td_errors)
+    ahead = torch.zeros_like(td_errors[0])
+    for turn in reversed(range(len(td_errors))):
+        ahead = td_errors[turn] + gamma * lam * torch.where(ends[turn], 0.0, ahead)
+        advantages[turn] = ahead
+    return advantages
+
+
+def token_gae(turn_returns: Tensor, token_values: Tensor, is_token: Tensor, gamma: float, lam: float) -> Tensor:
+    """Generalised advantage of every token, each answer by itself: its last token is paid the turn's return.
+
+    Args:
+        turn_returns: [...] what the turn was worth in the end.
+        token_values: [..., N] the critic before each token.
+        is_token: [..., N] tokens that were sampled; they come first in each row.
+        gamma: discount per token.
+        lam: in [0, 1].
+
+    Returns:
+        [..., N], 0 outside the answer.
+    """
+    values = token_values * is_token
+    later = torch.cat((is_token[..., 1:], torch.zeros_like(is_token[..., :1])), dim=-1)
+    next_values = torch.cat((values[..., 1:], torch.zeros_like(values[..., :1])), dim=-1)
+    rewards = (is_token & ~later) * turn_returns.unsqueeze(-1)
+    td_errors = rewards + gamma * next_values - values
+    advantages = torch.zeros_like(values)
+    ahead = torch.zeros_like(values[..., 0])
+    for token in reversed(range(values.shape[-1])):
+        ahead = (td_errors[..., token] + gamma * lam * ahead) * is_token[..., token]
+        advantages[..., token] = ahead
+    return advantages
+
+
+def returns_to_go(rewards: Tensor, ends: Tensor, gamma: float) -> Tensor:
+    """[T, E] discounted sum of the rewards `[T, E]` from each turn to its episode's end, which `ends` marks."""
+    return turn_gae(rewards, torch.zeros_like(rewards), torch.zeros_like(rewards), ends, gamma, 1.0)
+
+
+def episode_returns(rewards: Tensor) -> Tensor:
+    """[E] float32 sums of `rewards` [T, E]; added in float64, so that their order makes no difference."""
+    return rewards.double().sum(0).float()
+
+
+def group_relative(
+    scores: Tensor, keys: Tensor, is_scaled: bool, *, correction: int = 1, leaves_one_out: bool = False
+) -> Tensor:
+    """Each score less the mean of the scores that share its key.
+
+    Args:
+        scores: [B].
+        keys: [B] integers; equal ones are compared.
+        is_scaled: whether to divide by the standard deviation of the scores compared.
+        correction: 1 for the unbiased deviation, 0 for the population's.
+        leaves_one_out: whether the mean is that of the others alone.
+
+    Returns:
+        [B] float64. Exactly 0 for a score that is alone, where common code keeps it as it is, and for groups whose
+        scores are equal, whatever their value: a rounded mean over a deviation of nothing would teach by chance.
+    """
+    wide = scores.double()
+    _, members = keys.unique(return_inverse=True)
+    zeros = torch.zeros_like(wide)
+    count = zeros.index_add(0, members, torch.ones_like(wide))
+    mean = zeros.index_add(0, members, wide) / count.clamp_min(1)
+    least, most = (zeros.scatter_reduce(0, members, wide, how, include_self=False) for how in ("amin", "amax"))
+    apart = wide - mean[members]
+    if leaves_one_out:  # (R - mean of the others) = (R - mean) G / (G - 1)
+        apart = apart * (count / (count - 1).clamp_min(1))[members]
+    if is_scaled:
+        spread = zeros.index_add(0, members, (wide - mean[members]).square())
+        apart = apart / ((spread / (count - correction).clamp_min(1)).sqrt()[members] + _TINY)
+    return torch.where((most == least)[members], 0.0, apart)  # what is not a number stays so, to be met
+
+
+def whiten(values: Tensor, chosen: Tensor) -> Tensor:
+    """`values` less their mean and over their deviation, both taken where `chosen` (same shape); 0 elsewhere."""
+    kept = values[chosen]
+    if not kept.numel():
+        return values * 0
+    return torch.where(chosen, (values - kept.mean()) / (kept.std(correction=0) + _TINY), 0.0)

@@ -1,0 +1,637 @@
+"""Policy gradients for policies that answer in tokens, as an RLlib algorithm. Run by runs/ and by Ray Tune.
+
+A VLM's reply and a VLA's chunk are both tokens given an observation: they are sampled with a log-probability, credited
+by an estimator of advantages, and learned from by a clipped loss. `PPO` and `GRPO` are presets of one algorithm.
+
+Sources: Schulman et al. 2017, arXiv:1707.06347 (PPO); Zhai et al. 2024, arXiv:2405.10292 (RL4VLM); Shao et al. 2024,
+arXiv:2402.03300 (GRPO); Li et al. 2025, arXiv:2509.09674 (SimpleVLA-RL). Departures:
+
+1. Many envs are played side by side and their answers sampled as one batch; log-probs are computed anew from exactly
+   what was stored.
+2. A reply that cannot be read changes nothing and costs the task's penalty; it is never turned into a random action.
+3. Values of states that a time limit cut off are bootstrapped.
+4. There is no dropout, neither in playing nor in learning, and log-probs are float32.
+5. Step sizes fall along half a cosine, once over the run; where there is a `kl_target` they also follow how far an
+   update has moved the policy, so that Adam's first steps cannot wreck it.
+6. A group is dropped where its scores do not differ (or not by more than the scorer's own noise), not by fixed bounds
+   on their mean; what is dropped counts in no denominator.
+7. The executed action is what has a probability: the two tokens of the top bin of a chunk count as one.
+8. With `draws` chunk, tokens of a chunk that share a random number are not independent, and the loss adds up their
+   log-probabilities as if they were: what is learned from is no longer the gradient of what was played.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from torch.nn.utils import parameters_to_vector
+
+from rlvlm.algorithms.base import (
+    UNCHANGED,
+    BaseAlgorithm,
+    BaseConfig,
+    Learners,
+    TrainingStats,
+    check_learners,
+    gpus_of_learner,
+)
+from rlvlm.algorithms.checkpoint import load_tree, save_tree
+from rlvlm.algorithms.env_slots import EnvSlot
+from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
+from rlvlm.algorithms.policy_gradient.advantages import find_estimator
+from rlvlm.algorithms.policy_gradient.config import (
+    GRPOConfig,
+    PolicyGradientConfig,
+    PPOConfig,
+    TokenRewardConfig,
+)
+from rlvlm.algorithms.policy_gradient.critic import Critic
+from rlvlm.algorithms.policy_gradient.imitation import demonstrate as demonstrate_chunks
+from rlvlm.algorithms.policy_gradient.imitation import imitate, read_demonstrations
+from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner
+from rlvlm.algorithms.policy_gradient.monitors import check_readable, watch_replies
+from rlvlm.algorithms.policy_gradient.player import chunk_player, policy_file, take_vla, turn_player
+from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, preflight, shown_frames
+from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler
+from rlvlm.algorithms.policy_gradient.runner import ChunkRunner, TurnRunner, join
+from rlvlm.algorithms.policy_gradient.source import EpisodeSource, play_chunks_of, play_turns_of
+from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
+from rlvlm.algorithms.sft.demonstrations import demonstrate
+from rlvlm.algorithms.sft.folders import check_sft_manifest, load_demonstrations, load_trained, sft_manifest_of
+from rlvlm.algorithms.sft.in_process import fine_tune
+from rlvlm.core import metrics
+from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.errors import RunError, UsageError
+from rlvlm.core.sampling import ReplyTokens
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import make_env
+from rlvlm.judges.judge import Judge, Remembering
+from rlvlm.policies.vla.build import build_policy
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vla.observe import ObsProcessor
+from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.policies.vlm.engine import Engine, PolicyEngine
+from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.rewards.scorers import Scorer, make_scorer
+from rlvlm.rewards.scoring_items import ScoredItem
+from rlvlm.rewards.temporal import TemporalNovelty
+
+logger = logging.getLogger(__name__)
+
+MakePolicy = Callable[[Any], Any]
+"""Makes a policy for an env, in the process that trains it; it must pickle."""
+MakeEngine = Callable[[VLMPolicy, ReplyTokens, Frames], Engine]
+"""Makes what samples for a policy that is trained here, given a fixed reply and its image [1, H, W, 3] to compare by;
+it must pickle."""
+
+
+class TokenConfig(BaseConfig):
+    """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them.
+
+    Args:
+        algo_class: the algorithm.
+        algo: its preset.
+    """
+
+    own_settings = ".learning(algo=PolicyGradientConfig(...))"
+
+    def __init__(self, algo_class: type | None = None, algo: PolicyGradientConfig | None = None) -> None:
+        super().__init__(algo_class or PolicyGradient, TurnRunner)
+        self.algo = algo or PPOConfig()
+        self.sft: Any = None
+        self.policy: VLAConfig | None = None
+        self.make_policy: MakePolicy | None = None
+        self.make_engine: MakeEngine | None = None
+        self.reward = TokenRewardConfig()
+        self.goal = ""
+        self.make_judge: Callable[[], Judge] | None = None
+        self.make_fallback_judge: Callable[[], Judge] | None = None
+        self.total_steps = 15_000
+
+    def acting(
+        self,
+        *,
+        policy: VLAConfig = UNCHANGED,
+        make_policy: MakePolicy = UNCHANGED,
+        make_engine: MakeEngine | None = UNCHANGED,
+    ) -> Self:
+        """Chooses the policy.
+
+        Args:
+            policy: a VLA, for envs in chunks.
+            make_policy: makes another; for envs that are talked to.
+            make_engine: makes what samples its replies elsewhere; None samples in the algorithm's process.
+        """
+        if isinstance(policy, VLAConfig):
+            make_policy, self.env_runner_cls = partial(build_policy, policy), ChunkRunner
+        return self._take(policy=policy, make_policy=make_policy, make_engine=make_engine)
+
+    def learning(
+        self, *, algo: PolicyGradientConfig = UNCHANGED, sft: Any = UNCHANGED, total_steps: int = UNCHANGED
+    ) -> Self:
+        """Chooses how it learns.
+
+        Args:
+            algo: estimator, loss, rollouts and updates, numbers of processes included.
+            sft: the supervised start, of the policy's own kind.
+            total_steps: env steps over which the step sizes fall.
+        """
+        if isinstance(algo, PolicyGradientConfig):
+            own = 0 if self.policy is None else gpus_of_learner(algo.device)
+            gpus = algo.gpus_per_learner if algo.num_learners else own
+            self.learners(num_learners=algo.num_learners, num_gpus_per_learner=gpus)
+            self.env_runners(num_env_runners=algo.env_runners, create_local_env_runner=not algo.env_runners)
+        return self._take(algo=algo, sft=sft, total_steps=total_steps)
+
+    def rewards(
+        self,
+        *,
+        reward: TokenRewardConfig = UNCHANGED,
+        goal: str = UNCHANGED,
+        make_judge: Callable[[], Judge] | None = UNCHANGED,
+        make_fallback_judge: Callable[[], Judge] | None = UNCHANGED,
+    ) -> Self:
+        """Chooses what turns, chunks and episodes are worth.
+
+        Args:
+            reward: sources and their weights.
+            goal: what a judge is told; empty takes the env's own goal, or the episode's instruction.
+            make_judge: makes the judge in the process that asks it; must pickle. None where nobody is asked.
+            make_fallback_judge: likewise the judge that is asked where the first has no answer.
+        """
+        return self._take(reward=reward, goal=goal, make_judge=make_judge, make_fallback_judge=make_fallback_judge)
+
+    def validate(self) -> None:
+        """Checks what can be checked before anything starts.
+
+        Raises:
+            ValueError: says which setting is wrong and what to do.
+        """
+        super().validate()
+        if self.make_policy is None:
+            raise ValueError("there is no policy; call .acting(policy=VLAConfig()) or .acting(make_policy=...)")
+        algo, needs = self.algo, find_estimator(self.algo.advantage.estimator).needs
+        env_runners = (self.num_env_runners or 0) if self.in_evaluation else algo.env_runners
+        check_learners(self, algo.num_learners, algo.gpus_per_learner, env_runners)
+        if self.reward.asks_judge != (self.make_judge is not None):
+            raise ValueError(
+                f"the reward is {self.reward.name}, make_judge {self.make_judge}: a judge's score needs one, and "
+                "no other reward does"
+            )
+        if "groups" in needs and algo.group_size < 2:
+            raise ValueError(f"{algo.advantage.estimator} needs algo.group_size >= 2, got {algo.group_size}")
+        if "groups" in needs and self.policy is None and algo.num_envs % algo.group_size:
+            raise ValueError(f"algo.group_size must divide algo.num_envs, got {algo.group_size}, {algo.num_envs}")
+        if algo.env_runners and self.policy is None:
+            raise ValueError("algo.env_runners play envs in chunks; replies are sampled by engine.num_replicas")
+        if self.reward.ahead and algo.rounds > 1 and "groups" in needs:
+            raise ValueError(
+                f"algo.rounds {algo.rounds} has no effect with reward.ahead, which learns from one rollout at a time; "
+                "set --algo.rounds 1"
+            )
+        is_measured = algo.advantage.scorer_noise == "measured"
+        if is_measured and not (self.reward.scores and self.reward.monitor.preflight):
+            raise ValueError(
+                "algo.advantage.scorer_noise measured needs reward.source judged, and reward.monitor.preflight "
+                "episodes to measure it on"
+            )
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """The policy, made for the task's env."""
+
+        def make() -> Any:
+            assert self.make_policy is not None, "checked by `validate`"
+            return self.make_policy(make_env(self.task, self.env_settings, self.seed))
+
+        return RLModuleSpec(module_class=PolicyModule, model_config={"make_policy": make})
+
+    def get_default_learner_class(self) -> type[TokenLearner]:
+        """The learner of all estimators and losses."""
+        return TokenLearner
+
+
+class PolicyGradient(BaseAlgorithm):
+    """One `train()` is one rollout and its update; evaluations and checkpoints come between."""
+
+    config: TokenConfig  # pyright: ignore[reportIncompatibleVariableOverride] - RLlib's is any or none
+
+    @classmethod
+    def get_default_config(cls) -> TokenConfig:
+        """A config that still needs its task and its policy."""
+        return TokenConfig(cls)
+
+    def setup(self, config: AlgorithmConfig) -> None:
+        """Builds envs, policy and learner; called by RLlib."""
+        if config.num_env_runners:
+            check_places(config.num_env_runners, config.num_cpus_per_env_runner or 0)
+        super().setup(config)
+        torch.use_deterministic_algorithms(False)  # RLlib asks for it, and it forbids sampling on a GPU
+        assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
+        algo, make_policy = self.config.algo, self.config.make_policy
+        assert make_policy is not None, "checked by `validate`"
+        self._learners: Learners[TokenLearner] = Learners(self, algo.threads)
+        self._learner = self._learners.local
+        self._held_out = self.config.env_settings.for_evaluation()
+        is_turns = self.config.policy is None
+        self._viewer: Any = make_env(
+            self.config.task, self.config.env_settings if is_turns else self._held_out, self.config.seed
+        )
+        self._policy: Any = make_policy(self._viewer) if self._learner is None else self._learner.policy
+        if self._learner is None:
+            self._learners.call_all("watch")
+        else:
+            self._learner.watch(self._viewer)
+        self._stats = TrainingStats()
+        self._scale: ActionScale | None = None
+        self._version, self._is_prepared, self._update_s = 0, False, 0.0
+        self._labeller = self._make_labeller()
+        estimator = find_estimator(algo.advantage.estimator)
+        self._is_compared = "groups" in estimator.needs
+        if estimator.has_critic and algo.advantage.values == "policy" and not self._policy.has_values:
+            raise UsageError(
+                f"the estimator {algo.advantage.estimator} needs a critic, and the policy has no value head",
+                "--policy.pocket.has-values, or --algo.advantage.values state",
+            )
+        runner: Any = self.env_runner_group.local_env_runner
+        self._engine: Engine | None = None
+        if is_turns:
+            assert isinstance(runner, TurnRunner), "what the config names"
+            self._runner_group: Any = runner
+            self._engine = self._make_engine()
+            runner.actor = Actor(self._engine, algo.max_reply_tokens, algo.temperature)
+            runner.action_tokens = self._policy.action_tokens
+            self._player = turn_player(
+                runner.actor, partial(make_slot, self.config.task, self._held_out), algo.num_envs,
+                milestones=self._viewer.milestones,
+            )  # fmt: skip
+            play = play_turns_of(runner, self._labeller, algo, self._is_compared)
+        else:
+            if runner is None:
+                timeout_s, revival_s = self.config.sample_timeout_s, self.config.env_runner_restore_timeout_s
+                self._runner_group = RemoteRunnerGroup(self.env_runner_group, self._weights, join, timeout_s, revival_s)
+            else:
+                runner.policy = self._policy
+                self._runner_group = LocalRunnerGroup(runner)
+            play = play_chunks_of(
+                self._runner_group, self._policy, self._labeller, algo, self.config.reward, self._needed_scale
+            )
+        self._critic: Critic | None = None
+        if estimator.has_critic and algo.advantage.values == "state":
+            self._critic = Critic(algo.advantage.critic, self._viewer, self.config.seed)
+        self._source = EpisodeSource(algo, self.config.reward, play, self._labeller, self._is_compared, self._stats)
+        self.last_played: list[TokenEpisode] = []
+        """The greedy episodes of the last evaluation."""
+
+    def _make_engine(self) -> Engine:
+        """What samples replies: the policy of this process, or what the config's `make_engine` makes for it."""
+        if self.config.make_engine is None:
+            return PolicyEngine(self._policy, self.config.algo.num_envs)
+        slot = make_slot(self.config.task, self.config.env_settings)
+        slot.begin(self.config.seed)
+        frame = slot.env.draw(slot.turn.snapshot[None])
+        self._policy.show([slot.obs.image], frame)
+        probe = self._policy.write(slot.obs.prompt, slot.obs.image, slot.env.action_text(0))
+        engine = self.config.make_engine(self._policy, probe, frame)
+        engine.take(0)
+        return engine
+
+    def _make_labeller(self) -> RewardLabeller:
+        """Gives turns their reward: from the sources that the config weighs."""
+        reward, scorer, novelty = self.config.reward, None, None
+        if reward.scores:
+            scorer = self._make_scorer(self.config.make_judge, remembers=self.config.policy is None)
+        if reward.weights["novelty"]:
+            novelty = TemporalNovelty(len(self._viewer.action_names), self._viewer.draw, self.config.seed)
+        return RewardLabeller(reward, scorer, novelty, self.config.goal)
+
+    def _make_scorer(self, make_judge: Callable[[], Judge] | None, remembers: bool) -> Scorer:
+        """Who says what a turn or an episode is worth; a judge is made by `make_judge`."""
+        reward = self.config.reward
+        return make_scorer(
+            reward.teacher, make_judge,
+            lambda snapshots: shown_frames(self.draw(snapshots, reward.frame_px), reward),
+            self.config.seed, remembers=remembers, flaw=reward.flaw,
+            make_fallback_judge=self.config.make_fallback_judge,
+        )  # fmt: skip
+
+    def prepare(self, log: Callable[[str], None] = logger.info) -> bool:
+        """Tries the judge on what is known, and gives the policy its supervised start, once; the loss's reference is
+        the policy after it.
+
+        Args:
+            log: takes a line on what is being done now.
+
+        Returns:
+            Whether there is a policy that can act already.
+        """
+        sft = self.config.sft
+        is_turns = self.config.policy is None
+        is_taught = not is_turns or (sft is not None and bool(sft.turns or sft.demonstrations or sft.start_from))
+        if self._is_prepared:
+            return is_taught
+        env = make_slot(self.config.task, self.config.env_settings).env if is_turns else self._viewer
+        found = preflight(
+            self._labeller, env, self.config.reward, self.config.algo.advantage, self.config.seed, self.config.goal,
+            lambda: self._make_scorer(partial(_without_memory, self.config.make_judge), remembers=False), log,
+        )  # fmt: skip
+        self._stats.note(found)
+        self._source.scorer_noise = found.get(metrics.JUDGE_PREFLIGHT_NOISE, self._source.scorer_noise)
+        if not is_turns:
+            self._start_vla(log)
+        elif is_taught:
+            self._start_vlm(log)
+        if self._learner is None:  # all learners begin as the policy that plays here, fresh adapters too
+            weights = {name: value.cpu() for name, value in self._policy.trained_state().items()}
+            self._learners.call_all("take_weights", weights)
+        self._learners.call_all("begin")
+        self._next_version()
+        self._is_prepared = True
+        return is_taught
+
+    def _start_vlm(self, log: Callable[[str], None]) -> None:
+        """Turns of the scripted expert, those of a folder, or another run's policy."""
+        sft = self.config.sft
+        slot = make_slot(self.config.task, replace(self.config.env_settings, physics="exact"))
+        if sft.start_from:
+            start = Path(sft.start_from)
+            log(f"starting from {start}")
+            names = slot.env.action_names
+            check_sft_manifest(
+                start, sft_manifest_of(self.config.task, self.config.env_settings, self._policy.config, names), log
+            )
+            load_trained(self._policy, start)
+            return
+        if sft.demonstrations:
+            log(f"reading the demonstrations in {sft.demonstrations}")
+            episodes = load_demonstrations(Path(sft.demonstrations), slot.env, self.config.env_settings)
+        else:
+            log(f"collecting {sft.turns:,} turns of the scripted expert")
+            episodes = demonstrate(slot, sft, self.config.seed)
+        longest = self.config.algo.max_reply_tokens
+        measured = fine_tune(self._policy, slot, episodes, sft, self.config.seed, longest, log)
+        self._stats.note(measured)
+        exact = measured.get(metrics.SFT_EXACT_ACTION)
+        log(
+            f"supervised start: {sft.updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, held-out turns: "
+            + ("none" if exact is None else f"{exact:.0%} with the demonstrated action")
+        )
+
+    def _start_vla(self, log: Callable[[str], None]) -> None:
+        """The policy imitates the env's script or a folder; not one that comes trained, or is another run's."""
+        sft, config = self.config.sft, self.config.policy
+        assert config is not None, "it acts"
+        if sft.start_from:
+            start = Path(sft.start_from).expanduser()
+            log(f"starting from the policy of {start}")
+            self._scale = take_vla(start / "algorithm", self._policy, config)
+        elif self._policy.scale is not None:
+            self._scale = self._policy.scale
+        else:
+            rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(6,)))
+            if sft.data:
+                data, task, env = Path(sft.data).expanduser(), self.config.task, self.config.env_settings
+                shown = read_demonstrations(data, task, env, self._viewer, self._policy.image_px, log)
+            else:
+                log(f"{sft.demonstrations} demonstrations by the task's script")
+                shown = demonstrate_chunks(self._viewer, sft, self.config.seed, log)
+            actions = shown.actions.reshape(-1, shown.actions.shape[-1])
+            self._scale = ActionScale.of_actions(actions, self._viewer.scaled_actions)
+            loss = imitate(self._policy, ObsProcessor(self._policy, self._viewer), shown, self._scale, sft, rng, log)
+            self._stats.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
+        is_explored = self._sampler().explored
+        if not is_explored.all():
+            still = ", ".join(map(str, np.flatnonzero(~is_explored)))
+            log(f"dimensions {still} of the actions are not explored: demonstrations hardly use their range")
+
+    def training_step(self) -> None:
+        """A rollout, each turn's credit, some passes of updates."""
+        self.prepare()
+        done = self.env_steps  # step sizes fall by what was done before this rollout
+        self._learn_from(self._source.next(), done)
+        self._log_round()
+
+    def _learn_from(self, episodes: Sequence[TokenEpisode], done: int) -> None:
+        began = time.monotonic()
+        if self._engine is not None:
+            check_versions(episodes, self._engine.version)
+        learned = list(episodes) if self._critic is None else self._critic.fill(episodes)
+        if learned:
+            self._learners.call_all("learn", learned, done / self.config.total_steps)
+            self._sync_weights()
+            self._next_version()
+            self._update_s = time.monotonic() - began
+
+    def _weights(self) -> FloatArray:
+        """[P] those of the policy that learn, as `ChunkRunner.act` takes them."""
+        return parameters_to_vector(self._policy.trained_state().values()).cpu().numpy()
+
+    def _sync_weights(self) -> None:
+        """Has the policy that plays in this process be the learners'."""
+        if self._learner is None:
+            self._policy.load_trained_state(self._learners.call("weights"))
+
+    def _next_version(self) -> None:
+        self._version += 1
+        if self._engine is not None:
+            self._engine.take(self._version)
+
+    def restore_env_runners(self, env_runner_group: Any) -> list[int]:
+        """Takes env runners of chunks back in that were lost; RLlib asks before every round."""
+        return [] if self.config.policy is None else self._runner_group.revive()
+
+    def _flush_pending(self) -> None:
+        """Learns from what was played and is still being looked at, so that nothing is on its way."""
+        self._learn_from(self._source.rest(), self.env_steps)
+
+    def _log_round(self) -> None:
+        """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
+        if self.config.policy is None and self._source.newest:
+            watched = watch_replies(self._source.newest, self.config.algo.max_reply_tokens)
+            check_readable(watched, self.config.algo.most_unreadable)
+            self._stats.note(watched)
+        self.log_round()
+
+    def report(self) -> dict[str, float]:
+        """The newest numbers by their names in `rlvlm.core.metrics`."""
+        engine = {} if self._engine is None else self._engine.report()
+        critic = {} if self._critic is None else self._critic.report()
+        seconds = {metrics.ROLLOUT_S: self._source.rollout_s, metrics.UPDATE_S: self._update_s}
+        measured = {name: value for name, value in seconds.items() if value}
+        learned = self._learners.call("report")
+        return self._stats.report() | learned | critic | engine | self._labeller.report() | measured
+
+    def finish(self) -> None:
+        """Learns from the last rollout, where scores are waited for one update later."""
+        self._flush_pending()
+
+    def drain_records(self) -> list[ScoredItem]:
+        """What was scored since the last call, with the truth beside it."""
+        return self._labeller.drain_records()
+
+    def _needed_scale(self) -> ActionScale:
+        assert self._scale is not None, "there is a policy once it has been prepared"
+        return self._scale
+
+    def _sampler(self) -> ChunkSampler:
+        return ChunkSampler(
+            policy=self._policy, env=self._viewer, scale=self._needed_scale(),
+            temperature=self.config.algo.temperature, least_range=self.config.algo.least_range,
+        )  # fmt: skip
+
+    def evaluate_policy(self, num_episodes: int) -> Evaluation:
+        """Episodes of the present policy, greedy and sampled, in envs of their own."""
+        self._flush_pending()
+        player = self._player if self.config.policy is None else chunk_player(self._sampler())
+        evaluation, self.last_played = player.evaluate(num_episodes)
+        return evaluation
+
+    def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
+        """`episodes` with what the judge says of each as it goes; as they are where no judge is asked.
+
+        Raises:
+            JudgeUnavailable: it does not answer.
+        """
+        if not self.config.reward.asks_judge or self.config.reward.per == "turn":
+            return list(episodes)
+        return [
+            replace(
+                one,
+                learned_rewards=self._labeller.follow(episode),
+                reward_name="judge's score so far",
+                reward_range=(0, 1),
+            )
+            for one, episode in zip(episodes, self.last_played, strict=False)
+        ]
+
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Images [N, H, W, 3] of `snapshots` [N, D]: in the task's own size, or by the first camera in `size_px`."""
+        return self._viewer.draw(snapshots, *(() if self.config.policy is None else (size_px,)))
+
+    def draw_all(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Images [N, cameras * H, W, 3] of `snapshots` [N, D]: what a VLA sees, the first camera on top."""
+        cameras = self._viewer.cameras
+        return np.concatenate([self._viewer.draw(snapshots, size_px, camera) for camera in cameras], axis=1)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Writes everything that an exact continuation needs; complete or not at all.
+
+        What was made of images is forgotten: a continuation begins without it, and encoding images in other batches
+        would change their last bits.
+
+        Raises:
+            MachineError: the disk is full or cannot be written.
+        """
+        self._flush_pending()
+        tree = {
+            "runner": self._runner_group.save_tree(),
+            "learner": self._learners.call("save_tree"),
+            "scale": None if self._scale is None else self._scale.write("task"),
+            "tally": self._stats.get_state(),
+            "labeller": self._labeller.save_tree(),
+            "scorer_noise": self._source.scorer_noise,
+            "critic": None if self._critic is None else self._critic.save_tree(),
+            "is_prepared": self._is_prepared,
+            "version": self._version,
+            "iteration": self._iteration,
+        }
+        save_tree(Path(checkpoint_dir), tree, policy_file(self._policy, self.config.policy, self._scale))
+        self._forget_images()
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Goes on from a checkpoint of the same config, bit for bit as if there had been no stop.
+
+        With `reward.ahead` a checkpoint waits for what is being looked at, which changes the run's course: runs are
+        equal where their checkpoints were made at the same steps.
+
+        Raises:
+            CorruptCheckpoint: a file is missing or differs from what was written.
+        """
+        tree = load_tree(Path(checkpoint_dir))
+        self._runner_group.load_tree(tree["runner"])
+        self._learners.call_all("load_tree", tree["learner"])
+        self._sync_weights()
+        self._scale = None if tree["scale"] is None else ActionScale.read(tree["scale"], "task")
+        self._stats.set_state(tree["tally"])
+        self._source.forget()
+        self._labeller.load_tree(tree["labeller"])
+        if self.config.algo.advantage.scorer_noise == "measured":
+            self._source.scorer_noise = float(tree["scorer_noise"])
+        if self._critic is not None:
+            self._critic.load_tree(tree["critic"])
+        self._is_prepared, self._version = tree["is_prepared"], tree["version"]
+        if self._engine is not None:
+            self._engine.take(self._version)
+        self._iteration = tree["iteration"]
+        self._forget_images()
+
+    def _forget_images(self) -> None:
+        self._policy.images.clear()
+        self._learners.call_all("forget_images")
+
+    def cleanup(self) -> None:
+        """Closes the engine, too."""
+        super().cleanup()
+        if self._engine is not None:
+            self._engine.close()
+
+
+class PPO(PolicyGradient):
+    """The preset `PPOConfig`: a critic, generalised advantages over turns, replies' tokens clipped one by one."""
+
+
+class GRPO(PolicyGradient):
+    """The preset `GRPOConfig`: whole episodes in groups from one start, compared with each other, without a critic."""
+
+    @classmethod
+    def get_default_config(cls) -> TokenConfig:
+        """A config that still needs its task and its policy."""
+        return GRPOAlgorithmConfig()
+
+
+class PPOAlgorithmConfig(TokenConfig):
+    """RLlib's config of `PPO`."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or PPO, PPOConfig())
+
+
+class GRPOAlgorithmConfig(TokenConfig):
+    """RLlib's config of `GRPO`."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or GRPO, GRPOConfig())
+
+
+def check_versions(episodes: Sequence[TokenEpisode], version: int) -> None:
+    """Passes where every turn of `episodes` was sampled with the weights of `version`; no other is learned from.
+
+    Raises:
+        RunError: something else was sampled.
+    """
+    odd = {int(one) for episode in episodes for one in episode.versions} - {version}
+    if odd:
+        raise RunError(
+            f"a rollout of version {version} of the weights has replies of version {sorted(odd)}",
+            "go on from the last checkpoint: rlvlm resume",
+        )
+
+
+def make_slot(task: str, settings: EnvConfig) -> EnvSlot:
+    """A new env of `task` for demonstrations or evaluations; every episode in it begins with a seed of its own."""
+    return EnvSlot(make_env(task, settings, 0), task)
+
+
+def _without_memory(make_judge: Callable[[], Judge] | None) -> Judge:
+    """A judge that answers the same question anew each time."""
+    assert make_judge is not None, "the config has checked that there is one where one is asked"
+    judge = make_judge()
+    return judge.asked_anew if isinstance(judge, Remembering) else judge

@@ -1,0 +1,506 @@
+"""Hyperparameters of policy gradients over tokens; imports nothing heavy: the command line starts at once."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlvlm.rewards.config import FALSE_POSITIVES, MixtureConfig, MonitorConfig, ScoreTeacher, check_scoring
+
+Granularity = Literal["token", "action", "answer", "weighted"]
+Averaging = Literal["turn", "trajectory", "token", "constant"]
+
+
+def check_shares(owner: object, section: str, *names: str) -> None:
+    """Raises ValueError unless every named field lies in [0, 1]."""
+    for name in names:
+        if not 0 <= getattr(owner, name) <= 1:
+            raise ValueError(f"{section}.{name} must be in [0, 1], got {getattr(owner, name)}")
+
+
+def check_least(owner: object, section: str, least: float, *names: str) -> None:
+    """Raises ValueError unless every named field is `least` or above."""
+    for name in names:
+        if not getattr(owner, name) >= least:
+            raise ValueError(f"{section}.{name} must be >= {least:g}, got {getattr(owner, name)}")
+
+
+def check_positive(owner: object, section: str, *names: str) -> None:
+    """Raises ValueError unless every named field is above 0."""
+    for name in names:
+        if not getattr(owner, name) > 0:
+            raise ValueError(f"{section}.{name} must be > 0, got {getattr(owner, name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CriticConfig:
+    """A network that predicts an episode's score before each of its chunks, from the simulator's state.
+
+    Only training has it: the policy still acts on images.
+    """
+
+    hidden: int = 128
+    """Width of its two layers."""
+    lr: float = 1e-3
+    """Step size of AdamW."""
+    steps: int = 100
+    """Gradient steps before each update."""
+    batch_size: int = 256
+    """Chunks in a step."""
+    episodes: int = 2_000
+    """The newest episodes that it learns from, >= 1."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "algo.advantage.critic", "lr")
+        check_least(self, "algo.advantage.critic", 1, "hidden", "steps", "batch_size", "episodes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdvantageConfig:
+    """How rewards become advantages, and which groups teach anything. An estimator reads what it needs of it."""
+
+    estimator: str = "gae"
+    """Name in `advantages.ESTIMATORS` (gae, gae_tokens, bi_level, grpo, rloo, gigpo), or one of your own as
+    `module:FUNCTION`."""
+    gamma: float = 0.9
+    """Discount per turn, or per chunk, in [0, 1]."""
+    gae_lambda: float = 0.95
+    """Of estimators with a critic, in [0, 1]; 0 trusts the critic, 1 the rewards."""
+    token_gamma: float = 1.0
+    """Discount per token within an answer, in [0, 1]; of estimators that ask the critic before every token."""
+    token_lambda: float = 1.0
+    """Of the tokens' advantages, in [0, 1]; likewise."""
+    step_weight: float = 1.0
+    """Of gigpo: weight of the comparison of turns beside that of episodes, >= 0."""
+    divide_by_std: bool = True
+    """Whether advantages are divided by the standard deviation of their group, or, with a critic, centred and divided
+    by that of the whole update."""
+    values: Literal["policy", "state"] = "policy"
+    """Whose values a critic's estimator takes. policy: those of the policy's own value head; state: those of a network
+    that sees the simulator's state, and in which an episode's score is its only reward."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    min_spread: float = 1e-3
+    """Groups whose largest and smallest score differ by less teach nothing and are dropped; > 0."""
+    scorer_noise: float | Literal["measured"] = 0.0
+    """Standard deviation of the scorer when asked again about the same episode; a group whose own standard deviation is
+    not above `noise_factor` times this is dropped. 0: the scorer repeats itself, as the env's own test does. measured:
+    it is asked twice about the episodes of `monitor.preflight` before anything is learned."""
+    noise_factor: float = 2.0
+    """See `scorer_noise`; > 0."""
+    chunk_share: float = 1.0
+    """Share of each group's chunks that are learned from, in (0, 1]: those whose actions are furthest from what the
+    other kind of the group's episodes, better or worse, did at that time. An update costs as much less."""
+
+    def __post_init__(self) -> None:
+        section = "algo.advantage"
+        check_shares(self, section, "gamma", "gae_lambda", "token_gamma", "token_lambda")
+        check_least(self, section, 0, "step_weight")
+        check_positive(self, section, "min_spread", "noise_factor", "chunk_share")
+        if self.scorer_noise != "measured" and self.scorer_noise < 0:
+            raise ValueError(f"{section}.scorer_noise must be >= 0, or measured, got {self.scorer_noise}")
+        if self.chunk_share > 1:
+            raise ValueError(f"{section}.chunk_share must be in (0, 1], got {self.chunk_share}; 1 learns from all")
+        if self.scorer_noise == 0 and self.noise_factor != 2.0:
+            raise ValueError(f"{section}.noise_factor has no effect without scorer_noise; set both or neither")
+        if self.values != "state" and self.critic != CriticConfig():
+            raise ValueError(f"{section}.critic has no effect unless values is state")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossConfig:
+    """What an update descends: a clipped surrogate, a critic's error, a divergence and an entropy."""
+
+    policy: str = "clipped"
+    """Name in `losses.POLICY_LOSSES` (clipped, guarded), or one of your own as `module:FUNCTION`."""
+    ratio: Granularity = "token"
+    """What has a ratio of probabilities: each token; each action of a chunk, over its dimensions; each answer as a
+    whole (a reply or a chunk); weighted: each reply, in which thoughts weigh less than the action (RL4VLM)."""
+    average: Averaging = "turn"
+    """turn: the sum over a reply's tokens, mean over turns (the gradient of whole replies); trajectory: every episode
+    weighs the same, however long; token: every token does; constant: the sum over an episode's tokens is divided by the
+    longest possible episode's number of tokens (Dr. GRPO)."""
+    clip_low: float = 0.2
+    """A ratio below 1 - clip_low no longer pays; in (0, 1)."""
+    clip_high: float = 0.2
+    """A ratio above 1 + clip_high no longer pays; > 0."""
+    dual_clip: float | None = None
+    """At negative advantages the loss is at most dual_clip * |advantage|; > 1, or None for no such bound."""
+    largest_ratio: float = 10.0
+    """Of guarded: a minibatch with a ratio above this learns from the clipped term alone."""
+    thought_weight: float = 0.5
+    """Of the ratio weighted: weight of the thought's log-probability beside the action's, in [0, 1]."""
+    kl_weight: float = 0.0
+    """Weight of the KL divergence (k3 estimate) from the policy after its supervised start, >= 0."""
+    entropy_weight: float = 0.0
+    """Weight of the entropy of the action's tokens, >= 0; larger explores more."""
+    value_weight: float = 0.5
+    """Weight of the critic's loss, >= 0, where the policy has a critic."""
+    value_clip: float | None = None
+    """A critic's value farther than this from its old one is held to it, > 0, in reward units; None: it is not."""
+
+    def __post_init__(self) -> None:
+        section = "algo.loss"
+        if not 0 < self.clip_low < 1 or not self.clip_high > 0:
+            raise ValueError(
+                f"need 0 < {section}.clip_low < 1 and clip_high > 0, got {self.clip_low}, {self.clip_high}"
+            )
+        if self.dual_clip is not None and not self.dual_clip > 1:
+            raise ValueError(f"{section}.dual_clip must be > 1 or None, got {self.dual_clip}")
+        if self.value_clip is not None and not self.value_clip > 0:
+            raise ValueError(f"{section}.value_clip must be > 0 or None, got {self.value_clip}")
+        check_shares(self, section, "thought_weight")
+        check_positive(self, section, "largest_ratio")
+        check_least(self, section, 0, "kl_weight", "entropy_weight", "value_weight")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRewardConfig:
+    """What turns, chunks or episodes are worth; the true reward is kept beside it, for evaluation."""
+
+    source: Literal["environment", "success", "judged", "mixture"] = "environment"
+    """environment: the true reward; success: 1 for an episode that succeeds by the env's own test, else 0; judged: a
+    judge's score alone; mixture: what `mixture` weighs."""
+    mixture: MixtureConfig = field(default_factory=MixtureConfig)
+    teacher: ScoreTeacher = "judge"
+    """Who scores, where scores count."""
+    per: Literal["turn", "episode"] = "turn"
+    """turn: the utility of each turn or chunk, from the image before it, the action and the image after it
+    (`judge.score utility`); episode: one score of the images of the whole episode, given to its last turn."""
+    is_centred: bool = True
+    """Whether scores in [0, 1] become rewards in [-1, 1]."""
+    unreadable: float = -1.0
+    """Reward of a turn whose reply nobody can read: nothing was done that could be judged, so the judge is not asked.
+    Of `per turn` alone."""
+    num_frames: int = 8
+    """Images of an episode that the judge is shown at most, >= 2, the first and the last among them."""
+    frame_px: int = 224
+    """Side of those images, of envs that draw at any size."""
+    flip_images: bool = False
+    """Whether images are flipped, left to right, before the judge sees them. LIBERO's images are mirrored, as published
+    policies want them: what an instruction calls left is on their right. The pocket judges learned them so; any other
+    judge should see them as they are."""
+    success_weight: float = 0.0
+    """Weight of the env's success, >= 0, beside the judge's score of an episode, whose weight is 1; the result is their
+    mean. With a judge of progress these are success and an episode's changes of potential, which add up without a
+    discount to its last potential less its first, which a group shares. Departure from Ng et al. 1999, whose potential
+    is 0 where an episode ends: then all of it would cancel within a group. So the judge does change which policy is
+    best."""
+    threshold: float | Literal["calibrated"] | None = None
+    """Scores from here on count as 1, others as 0; None takes them as they are. calibrated: where the judge told known
+    episodes apart best before anything was learned, see `monitor.preflight`."""
+    without_answer: Literal["stop", "drop", "neutral"] = "drop"
+    """Where the judge has no answer: end the run, leave the episode's turns of this update out (where episodes are
+    compared, its whole group), or score it `neutral`. The truth never takes its place."""
+    neutral: float = 0.5
+    """See `without_answer`; in [0, 1]."""
+    fallback_judge: str = ""
+    """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: nobody is."""
+    false_positives: float = FALSE_POSITIVES
+    """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
+    noise: float = 0.0
+    """Of the teacher progress: standard deviation of its noise, >= 0."""
+    parts: int = 4
+    """A rollout of whole episodes is played in so many parts, >= 1: a judge looks at one while the next is played.
+    There are fewer where a part would not have a group for each env runner."""
+    ahead: bool = False
+    """Whether an update learns from the rollout before the newest one, at which the judge looks meanwhile: nobody waits
+    for it unless it takes longer than all the rest, and episodes are learned from one update late. Checkpoints and
+    evaluations wait and catch up."""
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+
+    def __post_init__(self) -> None:
+        check_scoring("reward", self.num_frames, self.neutral, self.teacher, self.false_positives)
+        check_least(self, "reward", 1, "frame_px", "parts")
+        check_least(self, "reward", 0, "noise", "success_weight")
+        if (self.source == "mixture") != bool(self.mixture.used):
+            raise ValueError(
+                f"reward.source is {self.source} and reward.mixture weighs {self.mixture.used or 'nothing'}: weights "
+                "go with the source mixture, which needs one at least"
+            )
+        if self.noise and self.teacher != "progress":
+            raise ValueError(f"reward.noise goes with the teacher progress, got {self.noise}")
+        if isinstance(self.threshold, float | int) and not 0 < self.threshold <= 1:
+            raise ValueError(f"reward.threshold must be in (0, 1], calibrated or None, got {self.threshold}")
+        chosen = {
+            "per": type(self).__dataclass_fields__["per"].default,
+            "teacher": "judge", "success_weight": 0.0, "threshold": None, "without_answer": "drop", "neutral": 0.5,
+            "parts": 4, "ahead": False
+        }  # fmt: skip
+        odd = [name for name, value in chosen.items() if getattr(self, name) != value]
+        if odd and not self.scores:
+            raise ValueError(
+                f"reward.{', '.join(odd)} have no effect unless somebody scores: set reward.source judged, or mixture "
+                "with reward.mixture.judged"
+            )
+        if self.threshold == "calibrated" and not (self.asks_judge and self.monitor.preflight):
+            raise ValueError("a calibrated threshold needs a judge, and monitor.preflight episodes to calibrate it on")
+        if self.fallback_judge and not self.asks_judge:
+            raise ValueError("reward.fallback_judge has no effect where no judge is asked")
+        if self.without_answer != "neutral" and self.neutral != 0.5:
+            raise ValueError("reward.neutral has no effect unless without_answer is neutral")
+        if self.teacher in ("biased", "progress") and self.per == "turn":
+            raise ValueError(f"the {self.teacher} teacher is about whole episodes; set reward.per episode")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """What each source counts: those of `mixture`, or the only one."""
+        names = ("environment", "success", "judged", "novelty")
+        if self.source == "mixture":
+            return {name: float(getattr(self.mixture, name, 0.0)) for name in names}
+        return {name: float(name == self.source) for name in names}
+
+    @property
+    def flaw(self) -> float:
+        """How wrong a simulated teacher is: false positives of the biased one, noise of progress."""
+        return self.noise if self.teacher == "progress" else self.false_positives
+
+    @property
+    def scores(self) -> bool:
+        """Whether anybody scores."""
+        return self.weights["judged"] != 0
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether a VLM is asked."""
+        return self.scores and self.teacher == "judge"
+
+    @property
+    def name(self) -> str:
+        """Short enough for a legend, e.g. `judge per turn`."""
+        if self.source == "mixture":
+            return " + ".join(f"{getattr(self.mixture, name):g} {name}" for name in self.mixture.used)
+        if self.source != "judged":
+            return {"environment": "env reward", "success": "env success"}[self.source]
+        return f"{self.teacher} per {self.per}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeRewardConfig(TokenRewardConfig):
+    """What whole episodes of envs in chunks are worth: success, unless it says otherwise; scores as they are."""
+
+    source: Literal["environment", "success", "judged", "mixture"] = "success"
+    """success: 1 or 0 by the env's own test; judged: what a judge says of the episode's video, or of each chunk;
+    environment: the true reward; mixture: what `mixture` weighs."""
+    per: Literal["turn", "episode"] = "episode"
+    """episode: one score of the images of the whole episode, given to its last chunk; turn: one for each chunk."""
+    is_centred: bool = False
+    """Whether scores in [0, 1] become rewards in [-1, 1]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SFTConfig:
+    """The supervised start: demonstrations, learned by cross-entropy of their action tokens."""
+
+    data: str = ""
+    """Folder that `rlvlm collect` or `rlvlm data import` made, to learn from all its successes; empty: the
+    task's script plays. `demonstrations`, `noise` and `p_perturb` are for the script."""
+    start_from: str = ""
+    """Checkpoint of another run, e.g. `runs/push_block/TIME/checkpoints/best`: this one begins with its policy, and
+    nothing is demonstrated."""
+    demonstrations: int = 120
+    """Episodes of the script, each from an initial state of its own; only successes are learned from."""
+    noise: float = 0.05
+    """Standard deviation of what is added to the script's actions, scaled to [-1, 1]."""
+    p_perturb: float = 0.0
+    """Probability in [0, 1) that an earlier chunk of the episode is carried out again in place of the script's, and not
+    learned from. So a thing is missed or lost now and then, and the demonstration shows how to begin again."""
+    label_width: float = 0.15
+    """Standard deviation of the bell over bins that a token is taught as, in units of the range [-1, 1] of normalised
+    actions; 0 teaches the single bin. It decides how widely the policy tries things out: much less and the episodes of
+    a group are all alike; much more and sampled actions miss. Dimensions that never change, and those that are not
+    scaled, are always taught as single bins."""
+    scenes: int = 0
+    """Scenes that nobody has played, drawn for a policy that learns to tell ways: the robot of a demonstrated moment
+    among the things of an episode's start, each moved a little. Demonstrations show the hand where it should be, so
+    what they teach alone is lost where it is elsewhere. Each gradient step has two of them for each of its chunks."""
+    steps: int = 600
+    """Gradient steps; 0 starts from the policy as it is."""
+    batch_size: int = 32
+    """Chunks in a step."""
+    lr: float = 2e-3
+    """Largest step size of AdamW; it rises over 20 steps and falls along a cosine."""
+    weight_decay: float = 1e-4
+    """Of AdamW."""
+
+    def __post_init__(self) -> None:
+        counts = {"demonstrations": 1, "batch_size": 1, "steps": 0, "scenes": 0}
+        if self.data and self.start_from:
+            raise ValueError("sft.data has no effect beside sft.start_from, whose policy has learned; leave one out")
+        for name, least in (counts | {"noise": 0, "label_width": 0}).items():
+            if not getattr(self, name) >= least:
+                raise ValueError(f"sft.{name} must be >= {least}, got {getattr(self, name)}")
+        if not 0 <= self.p_perturb < 1:
+            raise ValueError(f"sft.p_perturb must be in [0, 1), got {self.p_perturb}")
+        if not self.weight_decay >= 0 or not self.lr > 0:
+            raise ValueError(f"need sft.weight_decay >= 0 and sft.lr > 0, got {self.weight_decay} and {self.lr}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyGradientConfig:
+    """Rollouts, advantages and updates. `PPOConfig` and `GRPOConfig` are its presets; the defaults are PPO's."""
+
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    num_envs: int = 32
+    """Envs that are talked to side by side; their replies are sampled as one batch."""
+    rollout_turns: int = 512
+    """Turns between updates, of all envs together; 0: whole episodes in groups, as envs in chunks always play."""
+    groups: int = 32
+    """Groups that are rolled out at once, each from one initial state, and that an update should learn from."""
+    group_size: int = 8
+    """Episodes of a group, >= 2 where an estimator compares them."""
+    rounds: int = 3
+    """Most times that groups are rolled out for one update, until enough of them teach something. All that do are
+    learned from at once, so nothing is thrown away and nothing is old."""
+    env_runners: int = 0
+    """Processes that play groups of envs in chunks side by side, each with a copy of the policy; 0: the run's own."""
+    temperature: float = 1.0
+    """Of sampling, in rollouts, in the update and in sampled evaluations."""
+    draws: Literal["token", "chunk"] = "token"
+    """Of the random numbers that chunks are sampled with. token: one for each token; chunk: one for each dimension of
+    the action, for all steps of a chunk, so that a chunk leans to one side as a whole and does not tremble. Each token
+    has the same distribution in both, and the update takes them as if they were drawn one by one; evaluations always
+    draw one for each token."""
+    least_range: float = 0.0
+    """Dimensions of a chunk's action of whose range demonstrations use less than this share, from the 1st to the 99th
+    percentile, are not explored: their likeliest token is taken, in sampled evaluations too, and no update learns from
+    it. What a script hardly turns decides nothing when it is turned at random, and adds noise to the gradient. 0: all
+    are explored. Dimensions that are not scaled (grippers) always are."""
+    max_reply_tokens: int = 48
+    """A reply is cut after this many tokens."""
+    most_unreadable: float = 0.0
+    """Share in [0, 1] of a rollout's replies that nobody can read above which the run stops; 0 never stops."""
+    reward_scale: float = 1.0
+    """Factor on rewards before learning; figures shown are not scaled."""
+    epochs: int = 2
+    """Passes over a rollout."""
+    minibatches: int = 0
+    """Gradient steps of a pass; 0: as many as `minibatch_turns` makes."""
+    minibatch_turns: int = 64
+    """Turns of a gradient step, where `minibatches` is 0."""
+    microbatch_turns: int = 64
+    """Turns or chunks that go through the policy at once within a gradient step, to save memory; 0: all of the step's.
+    The gradient is the same."""
+    lr: float = 1e-4
+    """First step size of Adam, of the policy."""
+    value_lr: float = 3e-3
+    """The same of the critic's head."""
+    final_lr: float = 0.1
+    """Share of the step sizes that is left at the run's last step, in (0, 1]: they fall along half a cosine, and
+    `kl_target` with its square."""
+    warm_up: int = 0
+    """Updates over which the step size rises to `lr`."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Adam's."""
+    adam_eps: float = 1e-6
+    """Adam's."""
+    max_grad_norm: float = 1.0
+    """Longer gradients are cut to this norm."""
+    largest_kl: float = 0.2
+    """Divergence from the rollout's policy, in nats per answer, after which an update takes no further step; 0 never
+    ends it."""
+    kl_target: float | None = None
+    """Divergence per answer, in nats, that an update should come to: the step size grows or shrinks by 1.3 where an
+    update ended at less than 2/3 or more than 3/2 of this, and one that has come to twice as much takes no further
+    step. With `reward.ahead` the update before is in it too, so each moves the policy by less. It is measured before
+    each gradient step, so an update needs two at least. An update of fewer groups than `groups` is to move it by as
+    much less. None: the step size stays."""
+    is_shrunk: bool = True
+    """Whether an update with a critic is taken back as far as it may be chance, see `losses.kept_share`. A reward that
+    says nothing then leaves the policy as it is, instead of wearing it down."""
+    value_warm_up: int = 0
+    """Updates at the start in which only the critic learns."""
+    is_value_detached: bool = True
+    """Whether the critic's loss leaves the policy's body alone. Where it does not, returns of a few units are enough to
+    make a policy forget its format within an update."""
+    keeps_vision: bool = False
+    """Whether a vision encoder that learns (policy.train_vision) does so in the supervised start alone. Updates then
+    look once at each image and take a third of the time."""
+    threads: int = 1
+    """CPU threads of torch in each learner's process."""
+    num_learners: int = 0
+    """Processes that take each step together, with the gradient of one; 0: one, in the run's own process. Of the loss
+    guarded each judges by itself whether a ratio exceeds `largest_ratio`, as micro-batches do."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where a VLA learns in the run's own process. auto: a GPU that Ray or SLURM has assigned to it, else the CPU;
+    cuda: the first that is visible. A VLM lies where policy.device says."""
+    gpus_per_learner: float = 0.0
+    """GPUs that Ray sets aside for each learner of `num_learners`."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "algo", "lr", "value_lr", "temperature", "max_grad_norm", "reward_scale", "adam_eps")
+        ones = ("num_envs", "groups", "rounds", "epochs", "minibatch_turns", "max_reply_tokens", "threads")
+        check_least(self, "algo", 1, *ones, "group_size")
+        check_least(
+            self, "algo", 0, "rollout_turns", "minibatches", "microbatch_turns", "warm_up", "largest_kl",
+            "value_warm_up", "env_runners", "num_learners", "gpus_per_learner",
+        )  # fmt: skip
+        check_shares(self, "algo", "final_lr", "most_unreadable", "least_range")
+        if not self.final_lr > 0:
+            raise ValueError(f"algo.final_lr must be in (0, 1], got {self.final_lr}")
+        if self.gpus_per_learner and not self.num_learners:
+            raise ValueError("algo.gpus_per_learner has no effect without algo.num_learners; set both or neither")
+        if self.num_learners > self.minibatch_turns:
+            raise ValueError(
+                f"algo.minibatch_turns must be >= algo.num_learners, got {self.minibatch_turns} and "
+                f"{self.num_learners}: some learners would never see a turn"
+            )
+        if self.rollout_turns % self.num_envs:
+            raise ValueError(
+                f"algo.num_envs must divide algo.rollout_turns, got {self.num_envs} and {self.rollout_turns}"
+            )
+        if self.kl_target is not None and not self.kl_target > 0:
+            raise ValueError(f"algo.kl_target must be > 0 or None, got {self.kl_target}")
+        if self.kl_target is not None and self.epochs * self.minibatches == 1:
+            raise ValueError(
+                "algo.kl_target needs updates of two gradient steps at least: how far one has moved the policy is "
+                "measured before its last step; set kl_target None, or minibatches or epochs >= 2"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PPOConfig(PolicyGradientConfig):
+    """PPO with a critic (Schulman 2017, arXiv:1707.06347), as policies in text learn by it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GRPOConfig(PolicyGradientConfig):
+    """Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300) of whole episodes, without a critic."""
+
+    advantage: AdvantageConfig = field(default_factory=lambda: AdvantageConfig(estimator="grpo"))
+    loss: LossConfig = field(default_factory=lambda: LossConfig(average="trajectory", clip_high=0.28))
+    rollout_turns: int = 0
+    """Of envs that are talked to: turns between updates; 0: whole episodes in groups, as envs in chunks always play."""
+    epochs: int = 1
+    """Passes over a rollout."""
+    minibatches: int = 4
+    """Gradient steps of a pass; 0: as many as `minibatch_turns` makes."""
+    microbatch_turns: int = 0
+    """Chunks that go through the policy at once within a gradient step, to save memory; 0: all of the step's."""
+    lr: float = 6e-4
+    """First step size of Adam."""
+    final_lr: float = 1.0
+    """Where the step size ends, as a share of `lr`: it falls along half a cosine over the run, and `kl_target` with its
+    square. An update is mostly noise where a whole episode has one bit to teach; shorter steps average over it."""
+    warm_up: int = 5
+    """Updates over which the step size rises to `lr`."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Adam's."""
+    adam_eps: float = 1e-8
+    """Adam's."""
+    largest_kl: float = 0.0
+    """Divergence from the rollout's policy, in nats per chunk, after which an update takes no further step; 0 never
+    ends it: `kl_target` does."""
+    kl_target: float | None = 0.3
+    """Divergence per chunk, in nats, from the policy that played, that an update should come to: the step size grows or
+    shrinks by 1.3 where an update ended at less than 2/3 or more than 3/2 of this, and one that has come to twice as
+    much takes no further step. It is measured before each gradient step, so an update needs two at least. An update of
+    fewer groups than `groups` is to move it by as much less. None: the step size stays."""
+
+
+def rl4vlm_parity() -> PPOConfig:
+    """The flags of RL4VLM's scripts for NumberLine; what its engine made of them differs (docs/policies.md)."""
+    return PPOConfig(
+        loss=LossConfig(policy="guarded", ratio="weighted", clip_low=0.1, clip_high=0.1, value_clip=0.1),
+        is_shrunk=False, num_envs=1, rollout_turns=512, epochs=4, minibatch_turns=128, microbatch_turns=1,
+        lr=1e-5, value_lr=1e-5, final_lr=1e-4, max_grad_norm=0.01, largest_kl=0.0, temperature=0.2,
+        max_reply_tokens=256, is_value_detached=False,
+    )  # fmt: skip

@@ -1,0 +1,161 @@
+"""A critic of episodes in chunks: what score to expect, from the simulator's state, so that each chunk gets its own
+credit. The algorithm has it fill in the values of every update's episodes.
+
+Source: Pinto et al. 2018, arXiv:1710.06542 (a critic that sees the state, for a policy that sees images); Schulman et
+al. 2017, arXiv:1707.06347 (PPO). Departures: scores are in [0, 1], so the critic is a classifier of them
+(cross-entropy); it is taught whole episodes' scores, those of several updates, and no bootstrap.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rlvlm.algorithms.policy_gradient.config import CriticConfig
+from rlvlm.core import metrics
+from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.chunk_env import ChunkEnv
+
+_WIDE = 5.0
+"""Features are cut to so many standard deviations."""
+_LEAST_STD = 1e-4
+"""Of a feature, in its own units; one that varies less is taken to stand still."""
+_WEIGHT_DECAY = 1e-3
+
+
+class Critic:
+    """Predicts an episode's score before each of its chunks.
+
+    Args:
+        config: sizes and step sizes.
+        env: of the task.
+        seed: of weights and minibatches.
+    """
+
+    def __init__(self, config: CriticConfig, env: ChunkEnv, seed: int) -> None:
+        self._config = config
+        self._env = env
+        self._generator = torch.Generator().manual_seed(seed)
+        self._asked = {text: place for place, text in enumerate(env.instructions)}
+        size = self._seen(np.zeros((1, env.snapshot_size), np.float32)).shape[1] + env.proprio_size + 1
+        size += len(self._asked)
+        width = config.hidden
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._network = nn.Sequential(
+                nn.Linear(size, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
+            )
+        self._optimizer = torch.optim.AdamW(
+            self._network.parameters(), config.lr, weight_decay=_WEIGHT_DECAY, foreach=False
+        )
+        self._middle, self._spread = torch.zeros(size), torch.ones(size)
+        self._features = np.empty((0, size), np.float32)
+        self._scores = np.empty(0, np.float32)
+        self._lengths = np.empty(0, np.int64)
+        self._latest: dict[str, float] = {}
+
+    def fill(self, episodes: Sequence[TokenEpisode]) -> list[TokenEpisode]:
+        """The episodes with what was expected before each of their chunks; then the critic learns from them.
+
+        None the first time, and without episodes: nothing can be expected before anything was seen.
+        """
+        if not episodes:
+            return []
+        scores = np.array([one.rewards.sum() for one in episodes], np.float32)
+        lengths = np.array([len(one) for one in episodes])
+        features = np.concatenate([self._features_of(episode) for episode in episodes])
+        filled: list[TokenEpisode] = []
+        if len(self._scores):
+            with torch.no_grad():
+                values = self._network(self._scaled(features))[:, 0].sigmoid().numpy()
+            parts = np.split(values, np.cumsum(lengths)[:-1])
+            filled = [replace(one, values=own) for one, own in zip(episodes, parts, strict=True)]
+            came, self._latest = scores.repeat(lengths), {}
+            if came.max() > came.min():  # else there is nothing to explain
+                self._latest[metrics.UPDATE_EXPLAINED] = 1.0 - float(np.var(came - values) / np.var(came))
+        else:
+            self._middle, self._spread = (torch.from_numpy(part(features, axis=0)) for part in (np.mean, np.std))
+            self._spread[self._spread < _LEAST_STD] = torch.inf
+            first = features.shape[1] - len(self._asked)
+            self._middle[first:], self._spread[first:] = 0.0, 1.0  # other instructions come later
+        self._remember(scores, lengths, features)
+        self._learn()
+        return filled
+
+    def _features_of(self, episode: TokenEpisode) -> FloatArray:
+        """[C, F] before each chunk: the simulator's state, what the robot feels, the share of time that is gone, and
+        which of the world's instructions it follows.
+        """
+        gone = (np.cumsum(episode.steps) - episode.steps)[:, None] / self._env.episode_steps
+        asked = np.zeros((len(gone), len(self._asked)))
+        if episode.obs.texts[0] in self._asked:
+            asked[:, self._asked[episode.obs.texts[0]]] = 1.0
+        seen = self._seen(episode.obs.snapshots[:-1])
+        return np.concatenate([seen, episode.obs.proprio[:-1], gone, asked], axis=1, dtype=np.float32)
+
+    def _seen(self, snapshots: FloatArray) -> FloatArray:
+        """[C, F] of the state: ways and distances from landmark to landmark, or all of it where there are none.
+
+        A hand that misses by a centimetre shows in the way from it to the thing, and hardly in the places of both.
+        """
+        places = self._env.landmarks(snapshots)
+        one, other = np.triu_indices(places.shape[1], 1)
+        if not len(one):
+            return snapshots
+        ways = places[:, other] - places[:, one]
+        return np.concatenate([ways.reshape(len(ways), -1), np.linalg.norm(ways, axis=2)], axis=1)
+
+    def _scaled(self, features: FloatArray) -> Tensor:
+        return ((torch.from_numpy(features) - self._middle) / self._spread).clamp(-_WIDE, _WIDE)
+
+    def _remember(self, scores: FloatArray, lengths: np.ndarray, features: FloatArray) -> None:
+        """Adds episodes, and forgets the oldest ones."""
+        most = self._config.episodes
+        self._scores = np.concatenate([self._scores, scores])[-most:]
+        self._lengths = np.concatenate([self._lengths, lengths])[-most:]
+        self._features = np.concatenate([self._features, features])[-int(self._lengths.sum()) :]
+
+    def _learn(self) -> None:
+        config, wanted = self._config, torch.from_numpy(self._scores.repeat(self._lengths))
+        scaled = self._scaled(self._features)
+        for _ in range(config.steps):
+            rows = torch.randint(len(scaled), (config.batch_size,), generator=self._generator)
+            loss = functional.binary_cross_entropy_with_logits(self._network(scaled[rows])[:, 0], wanted[rows])
+            self._optimizer.zero_grad()
+            loss.backward()
+            self._optimizer.step()
+
+    def report(self) -> dict[str, float]:
+        """Share of the variance of scores that the critic predicted in the newest update, none before the first."""
+        return self._latest
+
+    def save_tree(self) -> dict[str, Any]:
+        """Everything that an exact continuation needs."""
+        adam = self._optimizer.state_dict()["state"]
+        return {
+            "network": {name: value.numpy() for name, value in self._network.state_dict().items()},
+            "adam": {str(place): {key: value.numpy() for key, value in own.items()} for place, own in adam.items()},
+            "scale": [self._middle.numpy(), self._spread.numpy()],
+            "memory": [self._scores, self._lengths, self._features],
+            "generator": self._generator.get_state().numpy(),
+            "latest": self._latest,
+        }
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned."""
+        self._network.load_state_dict({name: torch.from_numpy(value) for name, value in tree["network"].items()})
+        state = self._optimizer.state_dict()
+        state["state"] = {
+            int(place): {key: torch.as_tensor(np.array(value)) for key, value in own.items()}
+            for place, own in tree["adam"].items()
+        }
+        self._optimizer.load_state_dict(state)
+        self._middle, self._spread = (torch.from_numpy(np.array(value)) for value in tree["scale"])
+        self._scores, self._lengths, self._features = (np.array(value) for value in tree["memory"])
+        self._generator.set_state(torch.from_numpy(np.array(tree["generator"])))
+        self._latest = dict(tree["latest"])

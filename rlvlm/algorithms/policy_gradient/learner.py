@@ -1,0 +1,385 @@
+"""Trains a policy on episodes. RLlib builds the learner; the algorithm hands it each update's episodes.
+
+Log-probs and values are computed anew from exactly the observations and tokens that were stored. Several learners take
+each step together, see `algorithms.base`.
+"""
+# pyright: reportAttributeAccessIssue=false
+# RLlib types configs and modules by their base classes
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module.torch import TorchRLModule
+from torch import Tensor, nn
+
+from rlvlm.algorithms.base import ManualLearner, add_up_gradients, all_reduce, check_weights, local_shard
+from rlvlm.algorithms.policy_gradient import losses
+from rlvlm.algorithms.policy_gradient.advantages import find_estimator
+from rlvlm.algorithms.policy_gradient.batch import Batch, BatchMaker
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.algorithms.policy_gradient.losses import Minibatch
+from rlvlm.core import metrics
+from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.errors import NumericsError
+from rlvlm.envs.registry import make_env
+from rlvlm.policies.protocol import TokenPolicy, look
+
+_LOG_RATIO_BOUND = 2.0
+"""Of replies: log-ratios beyond count as this when an update's divergence is measured, or one rare token decides."""
+_GAIN_CLIP = 0.2
+"""Ratios farther than this from 1 count as this far when an update is tested."""
+_LR_FACTOR = 1.3
+"""By how much the step size changes after an update that moved the policy too little or too far."""
+_LR_RANGE = (1e-3, 10.0)
+"""Bounds of the step size, in units of the first one."""
+_FIX = "lower algo.lr and algo.value_lr in the run's config.yaml, then `rlvlm resume`"
+_SUMS = (
+    metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_KL, metrics.UPDATE_CLIPPED,
+    metrics.UPDATE_FIRST_RATIO, metrics.UPDATE_ENTROPY, "tokens", "turns", "entropy_tokens", "loss",
+)  # fmt: skip
+"""What micro-batches and learners add up."""
+
+
+class PolicyModule(TorchRLModule):
+    """A `TokenPolicy` as an RLlib module: what is trained travels and is saved, a frozen base does not.
+
+    `model_config` holds `make_policy`, which is called with an env of the task.
+    """
+
+    policy: Any
+
+    def setup(self) -> None:
+        """Builds the policy; RLlib calls it once."""
+        self.policy = self.model_config["make_policy"]()
+
+    def get_state(self, *args: Any, **unused: Any) -> dict[str, Any]:
+        """What is trained, as float32 arrays by name; RLlib's own way would copy a frozen base too."""
+        return {name: value.cpu().float().numpy().copy() for name, value in self.policy.trained_state().items()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned.
+
+        Raises:
+            ValueError: the weights are of another policy.
+        """
+        self.policy.load_trained_state({name: torch.tensor(np.asarray(value)) for name, value in state.items()})
+
+
+class TokenLearner(ManualLearner):
+    """Clipped updates for any estimator and loss, see `advantages` and `losses`."""
+
+    policy: TokenPolicy
+    batches: BatchMaker
+    _algo: PolicyGradientConfig
+    _env: Any
+
+    def build(self) -> None:
+        """Makes the policy and its optimiser."""
+        super().build()
+        self._algo = algo = self.config.algo
+        self.policy = self.module[DEFAULT_MODULE_ID].policy
+        assert self.config.seed is not None, "the config always has a seed"
+        seed = self.config.seed
+        self._generator = torch.Generator().manual_seed(seed)
+        self._order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
+        self._has_critic = find_estimator(algo.advantage.estimator).has_critic and algo.advantage.values == "policy"
+        self.is_shrunk = algo.is_shrunk and self._has_critic
+        self._value_warm_up = algo.value_warm_up if self._has_critic else 0
+        self._latest: dict[str, float] = {}
+        self._start_optimizer()
+
+    def watch(self, env: Any = None) -> None:
+        """Takes an env of the task, to draw what the policy has not seen, or makes one; called before all else."""
+        self._env = make_env(self.config.task, self.config.env_settings, self.config.seed or 0) if env is None else env
+        self.batches = BatchMaker(self.policy, self._env, self._algo)
+
+    def begin(self) -> None:
+        """Starts anew from the policy as it is now, which is kept: evaluations and losses compare with it."""
+        if self._algo.keeps_vision and hasattr(self.policy, "stop_training_vision"):
+            self.policy.stop_training_vision()
+        self._start_optimizer()
+        self.batches.start = {name: _plain(value).clone() for name, value in self.policy.trained_state().items()}
+
+    def _start_optimizer(self) -> None:
+        algo = self._algo
+        self._acting, own_values = self.policy.acting_parameters(), self.policy.value_parameters()
+        self._parameters = [*self._acting, *own_values]
+        groups = [{"params": self._acting, "lr": algo.lr}, {"params": own_values, "lr": algo.value_lr}]
+        self._optimizer = torch.optim.Adam(
+            [one for one in groups if one["params"]], betas=algo.betas, eps=algo.adam_eps
+        )
+        self.num_updates, self._lr_scale = 0, 1.0
+
+    def learn(self, episodes: Sequence[TokenEpisode], progress: float) -> None:
+        """Some passes over the turns of an update; one that has moved the policy far enough stops.
+
+        Where fewer groups taught something than an update should have, its target is as much smaller, and the step size
+        goes with the root of their share, since the divergence grows with its square.
+
+        Args:
+            episodes: by the policy as it is now, with their rewards.
+            progress: share of the run that is done, in [0, 1]; step sizes fall with it.
+
+        Raises:
+            NumericsError: the loss or the gradient is not finite.
+        """
+        algo, batch = self._algo, self.batches.make(episodes)
+        warmth = min(1.0, (self.num_updates + 1) / (algo.warm_up + 1))
+        fall = algo.final_lr + (1 - algo.final_lr) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+        share, target = 1.0, algo.kl_target
+        if target is not None:
+            share = min(1.0, len(episodes) / (algo.groups * algo.group_size))
+            target *= share * fall**2
+        for group, lr in zip(self._optimizer.param_groups, (algo.lr, algo.value_lr), strict=False):
+            group["lr"] = lr * self._lr_scale * warmth * fall * share**0.5
+        before = [parameter.detach().clone() for parameter in self._acting] if self.is_shrunk else []
+        gains = torch.zeros(int(batch.slots.max()) + 1, device=self.policy.device)  # of each env
+        is_tested = torch.zeros_like(gains, dtype=torch.bool)
+        readings: list[dict[str, float]] = []
+        for rows, is_test in self._minibatches(batch):
+            readings.append(self._backward(batch, rows, gains if is_test else None))
+            is_tested[batch.slots[rows]] |= is_test
+            divergence = readings[-1][metrics.UPDATE_KL]
+            if target is not None and divergence > 2 * target:
+                break
+            self._optimizer.step()
+            if algo.largest_kl and divergence > algo.largest_kl:
+                break
+        kept = self._shrink(before, all_reduce(gains)[is_tested])
+        self.policy.forget_stale_images()
+        self.num_updates += 1
+        check_weights(self._parameters, _FIX)
+        self._follow([reading[metrics.UPDATE_KL] for reading in readings], target)
+        self._note(readings, batch, kept)
+
+    def _minibatches(self, batch: Batch) -> Iterator[tuple[Tensor, bool]]:
+        """Rows of each step, pass by pass, and whether all learners' update so far can be tested on them.
+
+        Where updates are shrunk the first pass goes through the envs, some at a time: turns of one env share what came
+        of them, so an update that has seen one of them is tested on other envs only.
+        """
+        algo, chosen, epochs = self._algo, batch.chosen, self._algo.epochs
+        if algo.minibatches:
+            passes = [chosen[torch.from_numpy(self._order.permutation(len(chosen)))] for _ in range(epochs)]
+            for one in passes:
+                yield from ((rows, False) for rows in one.tensor_split(algo.minibatches) if len(rows))
+            return
+        size = algo.minibatch_turns
+        if self.is_shrunk:
+            epochs -= 1
+            envs = batch.slots.unique()
+            order = envs[torch.randperm(len(envs), generator=self._generator)]
+            for part in order.split(max(1, size * len(order) // len(chosen))):
+                rows = torch.isin(batch.slots, part).nonzero()[:, 0]
+                first, *others = rows[torch.randperm(len(rows), generator=self._generator)].split(size)
+                yield first, part[0] != order[0]
+                yield from ((rest, False) for rest in others)
+        for _ in range(epochs):
+            for rows in torch.randperm(len(chosen), generator=self._generator).split(size):
+                yield chosen[rows], False
+
+    def _backward(self, batch: Batch, rows: Tensor, gains: Tensor | None = None) -> dict[str, float]:
+        """Leaves the gradient of `rows`, of all learners together, in the parameters; returns what it found.
+
+        Args:
+            batch: of the update.
+            rows: of this step, which go through the policy in micro-batches; each learner goes through its share.
+            gains: of each env, where the policy before the step is tested on these rows: what it gains is added.
+        """
+        algo = self._algo
+        self._optimizer.zero_grad()
+        sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=self.policy.device)
+        is_warming_up = self.num_updates < self._value_warm_up
+        # Weights are of the whole update, of which a minibatch is an estimate.
+        scale = len(batch.tokens) / len(rows) if algo.loss.average == "turn" else algo.minibatches or 1.0
+        own = local_shard(rows)
+        for part in own.split(algo.microbatch_turns or max(1, len(own))):
+            if not len(part):
+                continue
+            now = self._predict(batch, part, scale)
+            loss = losses.total_loss(now, algo.loss)
+            value = loss.value * (len(part) / len(rows))
+            total = value if is_warming_up else loss.policy + value + loss.rest
+            total.backward()
+            with torch.no_grad():
+                is_token = now.weights > 0
+                log_ratio = torch.where(is_token, now.log_probs - now.old_log_probs, 0.0)
+                if gains is not None:
+                    gain = losses.surrogate_gain(log_ratio, now.advantages.view(len(part), -1), is_token, _GAIN_CLIP)
+                    gains.index_add_(0, batch.slots[part].to(gains.device), gain)
+                bound = math.inf if batch.chunk_tokens else _LOG_RATIO_BOUND
+                near = log_ratio.clamp(-bound, bound)
+                entropies = log_ratio[:0] if now.entropies is None else now.entropies.detach()
+                looked_at = is_token[: len(entropies)]
+                found = (
+                    loss.policy, value, (near.exp() - 1 - near).sum(), loss.clipped * is_token.sum(),
+                    (log_ratio.exp() - 1).abs().sum(), (entropies * looked_at).sum(), is_token.sum(), len(part),
+                    looked_at.sum(), total,
+                )  # fmt: skip
+                sums += torch.stack([torch.as_tensor(one, device=sums.device).double() for one in found])
+        add_up_gradients(self._parameters)
+        reading = dict(zip(_SUMS, all_reduce(sums).tolist(), strict=True))
+        norm = float(nn.utils.clip_grad_norm_(self._parameters, algo.max_grad_norm))
+        if not (math.isfinite(reading["loss"]) and math.isfinite(norm)):
+            raise NumericsError(
+                f"the loss ({reading['loss']}) or its gradient ({norm}) is not finite after {self.num_updates} updates",
+                _FIX,
+                {"advantages": batch.advantages[rows.to(batch.advantages.device)].float().cpu().numpy()},
+            )
+        tokens = max(reading["tokens"], 1.0)
+        answers = tokens / batch.chunk_tokens if batch.chunk_tokens else reading["turns"]  # the last chunk may be cut
+        return reading | {
+            metrics.UPDATE_KL: reading[metrics.UPDATE_KL] / answers,
+            metrics.UPDATE_CLIPPED: reading[metrics.UPDATE_CLIPPED] / tokens,
+            metrics.UPDATE_FIRST_RATIO: reading[metrics.UPDATE_FIRST_RATIO] / tokens,
+            metrics.UPDATE_ENTROPY: reading[metrics.UPDATE_ENTROPY] / max(reading["entropy_tokens"], 1.0),
+            metrics.UPDATE_GRADIENT: norm,
+        }
+
+    def _predict(self, batch: Batch, rows: Tensor, scale: float) -> Minibatch:
+        """Some rows as they were sampled and as the policy sees them now."""
+        picked, config = rows.tolist(), self._algo.loss
+        obs = batch.obs.at(picked)
+        look(self.policy, self._env, obs)  # others may have played
+        now = self.policy.log_probs(
+            obs,
+            [batch.tokens[row] for row in picked],
+            temperature=self._algo.temperature,
+            detach_values=self._algo.is_value_detached,
+            with_entropies=config.entropy_weight > 0,
+            with_token_values=self.batches.has_token_values,
+        )
+        width = now.log_probs.shape[1]
+
+        def narrow(column: Tensor) -> Tensor:
+            column = column[rows.to(column.device)]
+            return column[:, :width] if column.ndim == 2 else column
+
+        has_values = self._has_critic and batch.returns is not None
+        return Minibatch(
+            log_probs=now.log_probs,
+            old_log_probs=narrow(batch.log_probs),
+            weights=narrow(batch.weights) * scale,
+            is_action=narrow(batch.is_action),
+            advantages=narrow(batch.advantages),
+            action_size=batch.action_size,
+            values=now.values if now.token_values is None else now.token_values,
+            old_values=narrow(batch.values),
+            returns=narrow(batch.returns) if has_values and batch.returns is not None else None,
+            entropies=now.entropies,
+            reference=None if batch.reference is None else narrow(batch.reference),
+        )
+
+    @torch.no_grad()
+    def _shrink(self, before: Sequence[Tensor], gains: Tensor) -> float:
+        """Takes back the part of the update that may be chance; returns the share that stays.
+
+        Args:
+            before: of what acts before the update; none where updates are not shrunk.
+            gains: of the envs on which the update was tested.
+        """
+        if not before or self.num_updates < self._value_warm_up:
+            return 1.0
+        kept = losses.kept_share(gains)
+        for parameter, old in zip(self._acting, before, strict=True):
+            parameter.copy_(torch.lerp(old, parameter, kept))
+        return kept
+
+    def _follow(self, divergences: list[float], target: float | None) -> None:
+        """Sets the next update's step size by how far this one has moved the policy; not while it warms up.
+
+        Args:
+            divergences: per answer, nats, before each gradient step; a single one tells of no step's size.
+            target: for the last of them; None leaves the step size alone.
+        """
+        if target is None or self.num_updates <= self._algo.warm_up:
+            return
+        if divergences[-1] > 1.5 * target:
+            self._lr_scale /= _LR_FACTOR
+        elif divergences[-1] < target / 1.5 and len(divergences) > 1:
+            self._lr_scale *= _LR_FACTOR
+        self._lr_scale = min(max(self._lr_scale, _LR_RANGE[0]), _LR_RANGE[1])
+
+    def _note(self, readings: Sequence[Mapping[str, float]], batch: Batch, kept: float) -> None:
+        names = (metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_GRADIENT, metrics.UPDATE_CLIPPED)
+        if self._has_critic:
+            names += (metrics.UPDATE_VALUE_LOSS,)
+        if any(reading["entropy_tokens"] for reading in readings):
+            names += (metrics.UPDATE_ENTROPY,)
+        means = {name: sum(one[name] for one in readings) / len(readings) for name in (*names, metrics.UPDATE_KL)}
+        follows = self._algo.kl_target is not None
+        self._latest = means | {
+            metrics.UPDATE_FIRST_RATIO: readings[0][metrics.UPDATE_FIRST_RATIO],
+            metrics.UPDATE_STEPS: float(len(readings)),
+            metrics.UPDATE_LR: self._optimizer.param_groups[0]["lr"],
+            metrics.UPDATE_TURNS: float(len(batch.chosen)),
+        }
+        if follows:  # what was aimed at is the last
+            self._latest |= {name: readings[-1][name] for name in (metrics.UPDATE_KL, metrics.UPDATE_CLIPPED)}
+        if self._has_critic:
+            self._latest |= {metrics.UPDATE_EXPLAINED: batch.explained, metrics.UPDATE_KEPT: kept}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Everything that learns, on the CPU: what others act with."""
+        return {name: value.cpu() for name, value in self.policy.trained_state().items()}
+
+    def take_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes over what `weights` of an equal policy gave: all learners begin alike."""
+        self.policy.load_trained_state(weights)
+
+    def forget_images(self) -> None:
+        """Leaves nothing behind that was made of images: who goes on from a checkpoint has none either."""
+        self.policy.images.clear()
+
+    def _map_module_to_device(self, module: Any) -> None:
+        """A VLA to the learner's GPU, where RLlib gave it one; a policy whose own config places it stays there."""
+        if self.device.type != "cpu" and not hasattr(self.module[DEFAULT_MODULE_ID].policy, "backbone"):
+            super()._map_module_to_device(module)
+
+    def report(self) -> dict[str, float]:
+        """The newest update's numbers, none before the first, and the number of updates so far."""
+        return {**self._latest, metrics.UPDATES: float(self.num_updates)}
+
+    def save_tree(self) -> dict[str, Any]:
+        """Everything a bit-identical continuation needs, as a state tree."""
+        states = self._optimizer.state_dict()["state"]
+        return {
+            "trained": {name: _plain(value) for name, value in self.policy.trained_state().items()},
+            "adam": {
+                str(number): {name: _plain(value) for name, value in state.items()} for number, state in states.items()
+            },
+            "start": dict(self.batches.start),
+            "generator": self._generator.get_state().numpy(),
+            "order": self._order.bit_generator.state,
+            "num_updates": self.num_updates,
+            "lr_scale": self._lr_scale,
+            "latest": self._latest,
+        }
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned; learning rates stay those of the present config."""
+        own = self.policy.trained_state()
+        self.policy.load_trained_state(
+            {name: torch.as_tensor(np.array(value)).to(own[name].dtype) for name, value in tree["trained"].items()}
+        )
+        self.begin()
+        saved = self._optimizer.state_dict()
+        saved["state"] = {  # copied: the tree may lie in memory that other learners read too, and Adam writes in place
+            int(number): {name: torch.as_tensor(value).clone() for name, value in state.items()}
+            for number, state in tree["adam"].items()
+        }
+        self._optimizer.load_state_dict(saved)
+        self.batches.start = {name: torch.tensor(np.array(value)) for name, value in tree["start"].items()}
+        self._generator.set_state(torch.as_tensor(tree["generator"]))
+        self._order.bit_generator.state = tree["order"]
+        self.num_updates, self._lr_scale = tree["num_updates"], tree["lr_scale"]
+        self._latest = dict(tree["latest"])
+
+
+def _plain(value: Tensor) -> Tensor:
+    """A copy that a state tree can hold: numpy knows no bfloat16, and float32 holds it exactly."""
+    return value.detach().cpu().float() if value.dtype == torch.bfloat16 else value.detach().cpu()

@@ -1,0 +1,256 @@
+"""What an update descends, as pure functions: tensors in, tensors out. The learner calls `total_loss`.
+
+Letters: B turns of a minibatch, N tokens of an answer (padded on the right).
+"""
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlvlm.algorithms.policy_gradient.config import Averaging, LossConfig
+from rlvlm.core.errors import UsageError
+
+_LARGEST_LOG_RATIO = 20.0
+"""Above it exp() is of no use to anybody, and at 89 it is infinite in float32."""
+PolicyLoss = Callable[[Tensor, Tensor, LossConfig], Tensor]
+"""Of log-ratios [B, N] (or [B, 1] of whole replies) and advantages of that shape or [B, 1]: the loss of each."""
+POLICY_LOSSES: dict[str, PolicyLoss] = {}
+"""By name, as `algo.loss.policy` has it."""
+
+
+def policy_loss(name: str) -> Callable[[PolicyLoss], PolicyLoss]:
+    """Registers the decorated function under `name`."""
+
+    def register(compute: PolicyLoss) -> PolicyLoss:
+        POLICY_LOSSES[name] = compute
+        return compute
+
+    return register
+
+
+def find_policy_loss(name: str) -> PolicyLoss:
+    """The loss of that name; `module:FUNCTION` imports the module, in which `@policy_loss` has registered FUNCTION.
+
+    Raises:
+        UsageError: there is none.
+    """
+    module, _, own = name.partition(":")
+    if own:
+        importlib.import_module(module)
+    if (own or name) not in POLICY_LOSSES:
+        raise UsageError(f"there is no policy loss {name!r}", f"--algo.loss.policy {', '.join(POLICY_LOSSES)}")
+    return POLICY_LOSSES[own or name]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Minibatch:
+    """B turns as they were sampled and as the policy sees them now."""
+
+    log_probs: Tensor
+    """[B, N] of the sampled tokens now, with gradient."""
+    old_log_probs: Tensor
+    """[B, N] when they were sampled."""
+    weights: Tensor
+    """[B, N] as `token_weights` gives them; 0 for tokens that teach nothing."""
+    is_action: Tensor
+    """[B, N] bool, tokens that make the action; all others are a thought."""
+    advantages: Tensor
+    """[B] or [B, N]."""
+    action_size: int = 1
+    """Tokens of an action, of answers that hold several."""
+    values: Tensor | None = None
+    """[B] or [B, N] as the advantages, with gradient, where there is a critic."""
+    old_values: Tensor | None = None
+    """Likewise when they were sampled."""
+    returns: Tensor | None = None
+    """Likewise, the critic's targets."""
+    entropies: Tensor | None = None
+    """[B, N] of the tokens' distributions, with gradient, where they are weighed."""
+    reference: Tensor | None = None
+    """[B, N] log-probabilities of the policy that learning started from, where the divergence is weighed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Scalars with gradient; the learner descends their sum."""
+
+    policy: Tensor
+    value: Tensor
+    """Weighted."""
+    rest: Tensor
+    """Weighted divergence from the reference less weighted entropy."""
+    clipped: Tensor
+    """Weighted share of ratios outside the clip range, without gradient."""
+
+
+def total_loss(batch: Minibatch, config: LossConfig) -> Loss:
+    """The loss of a minibatch: weighted sums over its tokens, and the mean over turns of the critic's error.
+
+    Raises:
+        ValueError: the reference is missing, or given without a weight.
+    """
+    if (batch.reference is None) != (config.kl_weight == 0):
+        raise ValueError(f"kl_weight {config.kl_weight} and log-probs of a reference go together: give both or neither")
+    is_token = batch.weights > 0
+    log_ratio = log_ratios(batch, config)
+    advantages = batch.advantages if batch.advantages.ndim == 2 else batch.advantages.unsqueeze(-1)
+    weights = batch.weights[:, : log_ratio.shape[1]]
+    policy = (find_policy_loss(config.policy)(log_ratio, advantages, config) * weights).sum()
+    rest = policy.new_zeros(())
+    if batch.reference is not None:
+        rest = rest + config.kl_weight * (k3(batch.log_probs, batch.reference) * batch.weights).sum()
+    if config.entropy_weight:
+        assert batch.entropies is not None, "asked for"
+        rest = rest - config.entropy_weight * (batch.entropies * batch.weights * batch.is_action).sum()
+    value = policy.new_zeros(())
+    if batch.returns is not None:
+        assert batch.values is not None and batch.old_values is not None, "a critic has values"
+        errors = value_loss(batch.values, batch.old_values, batch.returns, config.value_clip)
+        if errors.ndim == 2:  # mean over each answer's tokens
+            errors = (errors * is_token).sum(-1) / is_token.sum(-1).clamp_min(1)
+        value = config.value_weight * errors.mean()
+    with torch.no_grad():
+        ratio = log_ratio.exp()
+        is_outside = (ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)
+        clipped = (is_outside & (weights > 0)).sum() / (weights > 0).sum().clamp_min(1)
+    return Loss(policy, value, rest, clipped)
+
+
+def log_ratios(batch: Minibatch, config: LossConfig) -> Tensor:
+    """The logarithm of new over old probability: [B, N], equal within an action or an answer, 0 where nothing teaches;
+    or [B, 1] of whole replies in which thoughts weigh less.
+
+    Source of the weighing: RL4VLM, Zhai et al. 2024, arXiv:2405.10292, eq. 2. Departures: no token of the reply is left
+    out, and the action is found in the parsed text instead of by token ids.
+    """
+    is_token = batch.weights > 0
+    differences = torch.where(is_token, batch.log_probs - batch.old_log_probs, 0.0)
+    if config.ratio == "token":
+        return differences
+    if config.ratio == "weighted":
+        return (differences * torch.where(batch.is_action, 1.0, config.thought_weight)).sum(-1, keepdim=True)
+    if config.ratio == "answer":
+        return differences.sum(dim=1, keepdim=True) * is_token
+    per_action = differences.view(len(differences), -1, batch.action_size).sum(dim=2)
+    return per_action.repeat_interleave(batch.action_size, dim=1) * is_token
+
+
+@policy_loss("clipped")
+def clipped(log_ratio: Tensor, advantages: Tensor, config: LossConfig) -> Tensor:
+    """PPO's pessimistic surrogate: max(-A r, -A clip(r, 1 - low, 1 + high)); at A < 0 at most -A c with a dual clip c.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; Yu et al. 2025, arXiv:2503.14476 (two clips); Ye et al. 2020,
+    arXiv:1912.09729 (dual clip).
+    """
+    ratio = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp()
+    near = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    loss = torch.maximum(-advantages * ratio, -advantages * near)
+    if config.dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * config.dual_clip), loss)
+    return loss
+
+
+@policy_loss("guarded")
+def guarded(log_ratio: Tensor, advantages: Tensor, config: LossConfig) -> Tensor:
+    """`clipped`, of which only the clipped term is kept when any ratio exceeds `largest_ratio`.
+
+    Source: what RL4VLM's code does with ratios above 10; the paper does not say so.
+    """
+    ratio = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp()
+    if bool((ratio > config.largest_ratio).any()):
+        return -ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
+    return clipped(log_ratio, advantages, config)
+
+
+def token_weights(
+    is_token: Tensor,
+    episodes: Tensor,
+    num_episodes: int,
+    average: Averaging,
+    *,
+    action_size: int = 1,
+    longest_steps: int = 1,
+) -> Tensor:
+    """What each token counts in the mean over a whole update, so that the loss is the weighted sum.
+
+    Args:
+        is_token: [M, N] tokens of answers, or of those steps of a chunk that were run.
+        episodes: [M] the episode, 0 to num_episodes - 1, that each turn belongs to.
+        num_episodes: those that take part; dropped groups are not among them.
+        average: see `LossConfig`.
+        action_size: tokens of an action.
+        longest_steps: actions of the longest possible episode.
+
+    Returns:
+        [M, N], 0 where there is no token. For trajectory and token they sum to 1.
+    """
+    mask = is_token.float()
+    if average == "turn":
+        return mask / len(mask)
+    if average == "trajectory":
+        steps = mask.sum(dim=1) / action_size
+        lengths = torch.zeros(num_episodes, device=mask.device).index_add_(0, episodes, steps)
+        weights = mask / (lengths[episodes][:, None] * num_episodes)
+    elif average == "token":
+        weights = mask / (mask.sum() / action_size)
+    else:
+        weights = mask / (longest_steps * num_episodes)
+    return weights / action_size
+
+
+def k3(log_probs: Tensor, reference: Tensor) -> Tensor:
+    """Estimate of KL(policy || reference) at each sampled token, >= 0, nats: r - 1 - log r with r = reference / policy.
+
+    Source: Schulman 2020, "Approximating KL divergence", estimator k3. Unbiased where the tokens are the policy's own.
+    """
+    log_ratio = (reference - log_probs).clamp(max=_LARGEST_LOG_RATIO)
+    return log_ratio.exp() - 1 - log_ratio
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None = None) -> Tensor:
+    """Half the squared error, of any shape; with a clip the larger of it and that of the value kept near the old one.
+
+    Source of the clip: OpenAI baselines' PPO2, which RL4VLM follows.
+    """
+    plain = 0.5 * (values - returns).square()
+    if clip is None:
+        return plain
+    near = old_values + (values - old_values).clamp(-clip, clip)
+    return torch.maximum(plain, 0.5 * (near - returns).square())
+
+
+def surrogate_gain(log_ratio: Tensor, advantages: Tensor, is_token: Tensor, clip: float) -> Tensor:
+    """What each turn adds to the surrogate objective of a policy that has not learned from it yet.
+
+    Args:
+        log_ratio: [B, N] of each sampled token, now less when it was sampled.
+        advantages: [B, 1] or [B, N].
+        is_token: [B, N] tokens that were sampled.
+        clip: ratios farther than this from 1 count as this far, so that no single token decides.
+
+    Returns:
+        [B] sum over tokens of (r - 1) A; 0 on average where the advantages are chance.
+    """
+    change = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp().clamp(1 - clip, 1 + clip) - 1
+    return (change * advantages * is_token).sum(-1)
+
+
+def kept_share(gains: Tensor) -> float:
+    """Share in [0, 1] of an update that is more than chance, by what it brought to episodes it had not learned from.
+
+    With mean m and standard error s of the `gains` it is 1 - (s / m)^2, and 0 where m <= s: the part of m^2 that the
+    episodes' scatter does not explain. Two gains at least are needed; with fewer all is kept.
+
+    Args:
+        gains: [W] `surrogate_gain` of each env's turns, envs being independent of each other.
+
+    Source: the shrinkage of James and Stein 1961, its positive part, for a single number.
+    """
+    if len(gains) < 2:
+        return 1.0
+    mean, error = float(gains.mean()), float(gains.std()) / math.sqrt(len(gains))
+    return 1 - (error / mean) ** 2 if mean > error else 0.0

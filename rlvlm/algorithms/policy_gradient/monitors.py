@@ -1,0 +1,78 @@
+"""Signs of a policy's collapse in what it writes: users of such methods met each of them."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlvlm.core import metrics
+from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.errors import RunError
+
+
+class PolicyCollapsed(RunError):  # noqa: N818 - named for what happened, as in the other rooms
+    """A policy no longer writes what its env can read."""
+
+    exit_code = 4
+
+
+def check_readable(measured: Mapping[str, float], most_unreadable: float) -> None:
+    """Raises PolicyCollapsed where more of a rollout's replies cannot be read than allowed; 0 allows everything."""
+    share = measured[metrics.REPLY_INVALID]
+    if most_unreadable and share > most_unreadable:
+        raise PolicyCollapsed(
+            f"{share:.0%} of the replies of a rollout cannot be read; algo.most_unreadable is {most_unreadable:g}",
+            "go on from an older checkpoint with a smaller --algo.lr, or a larger --algo.loss.kl-weight",
+        )
+
+
+def watch_replies(episodes: Sequence[TokenEpisode], max_reply_tokens: int) -> dict[str, float]:
+    """What the replies of some episodes look like, by the names in `rlvlm.core.metrics`.
+
+    Args:
+        episodes: at least one turn.
+        max_reply_tokens: replies of this length were cut, unless they end right there.
+
+    Returns:
+        Share of unreadable replies; mean tokens; share of replies at the limit; share of neighbouring token pairs that
+        occurred before in the same reply; share of different images for which the thought is the commonest one; and
+        the entropy of the actions taken, in nats.
+    """
+    replies = [ids.tolist() for one in episodes for ids in one.tokens]
+    read = [pair for one in episodes for pair in zip(one.replies[one.first_step :], one.obs.images[:-1], strict=True)]
+    lengths = [len(reply) for reply in replies]
+    return {
+        metrics.REPLY_INVALID: float(np.mean([reply.action is None for reply, _ in read])),
+        metrics.REPLY_TOKENS: float(np.mean(lengths)),
+        metrics.REPLY_CUT: float(np.mean([length >= max_reply_tokens for length in lengths])),
+        metrics.REPLY_REPEATS: float(np.mean([repeated_pairs(reply) for reply in replies])),
+        metrics.REPLY_SAME_THOUGHT: same_thought_share([(reply.thought, image) for reply, image in read]),
+        metrics.REPLY_ACTION_ENTROPY: action_entropy([reply.action for reply, _ in read]),
+    }
+
+
+def repeated_pairs(ids: Sequence[int]) -> float:
+    """Share of neighbouring pairs that occurred before; 0 for fewer than two tokens."""
+    pairs = list(zip(ids, ids[1:], strict=False))
+    return 1 - len(set(pairs)) / len(pairs) if pairs else 0.0
+
+
+def same_thought_share(thoughts: Sequence[tuple[str, bytes]]) -> float:
+    """Share of different images that were met with the thought that most images were met with; 1: it looks at none.
+
+    With one image, or replies without thoughts, there is nothing to tell: 0.
+    """
+    images: dict[str, set[bytes]] = defaultdict(set)
+    for thought, image in thoughts:
+        if thought:
+            images[thought].add(image)
+    different = set().union(*images.values()) if images else set()
+    return max(map(len, images.values())) / len(different) if len(different) > 1 else 0.0
+
+
+def action_entropy(actions: Sequence[int | None]) -> float:
+    """Entropy of the actions that could be read, in nats; 0 where there is none."""
+    counts = Counter(action for action in actions if action is not None)
+    total = sum(counts.values())
+    return -sum(count / total * math.log(count / total) for count in counts.values()) if total else 0.0

@@ -1,0 +1,320 @@
+"""Whole episodes of a token policy for evaluations and `rlvlm eval`, and how a checkpoint holds it."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file, load_tree
+from rlvlm.algorithms.env_slots import EnvSlot
+from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
+from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler, play_chunks, play_turns
+from rlvlm.core import metrics
+from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.errors import ModelUnavailable, UsageError
+from rlvlm.demonstrations.players import Player as Script
+from rlvlm.envs.chunk_env import ChunkEnv
+from rlvlm.judges.agreement import wilson_interval
+from rlvlm.policies.vla.build import build_policy
+from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
+from rlvlm.policies.vla.policy import VLAPolicy
+from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.policies.vlm.policy import VLMPolicy
+
+VLM_KIND, VLA_KIND = "vlm", "vla"
+"""Of the policy's file in a checkpoint."""
+_SCALE_KEY = "task"
+Roll = Callable[[Sequence[int], bool], list[TokenEpisode]]
+"""Whole episodes from given seeds, in their order; greedy or sampled."""
+
+
+class TokenPlayer:
+    """Plays a policy in envs of its own; training does not notice.
+
+    Args:
+        roll: plays.
+        greedy: the likeliest token each time.
+        first_sampled_seed: where sampled evaluations start.
+        milestones: of the env, by name, see `TurnEnv`.
+    """
+
+    def __init__(
+        self,
+        roll: Roll,
+        greedy: bool = True,
+        first_sampled_seed: int = FIRST_SEED,
+        milestones: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        self.roll, self._greedy = roll, greedy
+        self._first_sampled_seed, self._milestones = first_sampled_seed, milestones
+
+    def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
+        """An episode from a reset with each seed; where greedy ones would repeat, fewer."""
+        return [as_played(episode) for episode in self.roll(seeds, self._greedy)]
+
+    def evaluate(self, num_episodes: int) -> tuple[Evaluation, list[TokenEpisode]]:
+        """As many episodes greedy as sampled, each kind from its own fixed seeds; and the greedy ones themselves.
+
+        Args:
+            num_episodes: of each kind, >= 1.
+        """
+        greedy = self.roll(range(FIRST_SEED, FIRST_SEED + num_episodes), True)
+        first = self._first_sampled_seed
+        sampled = self.roll(range(first, first + num_episodes), False)
+        measured = {metrics.EVAL_SAMPLED_SUCCESS: share(one.is_success for one in sampled)}
+        if greedy and greedy[0].replies:
+            measured |= _of_replies(greedy, sampled)
+        both = {
+            metrics.EVAL_REACHED: [as_played(episode) for episode in greedy],
+            metrics.EVAL_SAMPLED_REACHED: [as_played(episode) for episode in sampled],
+        }
+        measured |= {
+            before + name: share(episode.reaches(least) for episode in episodes)
+            for before, episodes in both.items()
+            for name, least in self._milestones.items()
+        }
+        return Evaluation(episodes=both[metrics.EVAL_REACHED], metrics=measured), greedy
+
+
+def turn_player(
+    actor: Actor,
+    make_slot: Callable[[], EnvSlot],
+    num_slots: int,
+    greedy: bool = True,
+    milestones: Mapping[str, float] = MappingProxyType({}),
+) -> TokenPlayer:
+    """Plays envs that are talked to, `num_slots` at once; sampled evaluations share no seed with greedy ones."""
+
+    def roll(seeds: Sequence[int], is_greedy: bool) -> list[TokenEpisode]:
+        return play_turns(actor, make_slot, seeds, num_slots, is_greedy)
+
+    return TokenPlayer(roll, greedy, 2 * FIRST_SEED, milestones)
+
+
+def chunk_player(sampler: ChunkSampler, greedy: bool = True) -> TokenPlayer:
+    """Plays envs in chunks side by side; a seed is the number of an initial state.
+
+    Greedy episodes from one state are all the same: where seeds, which follow one another, come back to the first
+    state, there are no more.
+    """
+
+    def roll(seeds: Sequence[int], is_greedy: bool) -> list[TokenEpisode]:
+        ids = np.array(seeds[: sampler.env.num_held_out] if is_greedy else seeds, np.int64)
+        if not len(ids):
+            return []
+        own = replace(sampler, temperature=None if is_greedy else sampler.temperature, generator=_fresh())
+        return play_chunks(sampler.env.many(), "", ids, np.arange(len(ids)), own)
+
+    return TokenPlayer(roll, greedy)
+
+
+def _fresh() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _of_replies(greedy: Sequence[TokenEpisode], sampled: Sequence[TokenEpisode]) -> dict[str, float]:
+    """What is measured of policies that write."""
+    strict, sampled_strict = ([is_strict_success(episode) for episode in played] for played in (greedy, sampled))
+    low, high = wilson_interval(sum(strict), len(strict))
+    sampled_low, sampled_high = wilson_interval(sum(sampled_strict), len(sampled_strict))
+    lengths = [len(ids) if len(episode.actions) else 0 for episode in greedy for ids in episode.tokens]
+    return {
+        metrics.EVAL_STRICT_SUCCESS: share(strict),
+        metrics.EVAL_STRICT_LOW: low,
+        metrics.EVAL_STRICT_HIGH: high,
+        metrics.EVAL_SAMPLED_STRICT_SUCCESS: share(sampled_strict),
+        metrics.EVAL_SAMPLED_STRICT_LOW: sampled_low,
+        metrics.EVAL_SAMPLED_STRICT_HIGH: sampled_high,
+        metrics.EVAL_INVALID: share(reply.action is None for episode in greedy for reply in episode.replies),
+        metrics.EVAL_STANDS_STILL: share(map(stands_still, greedy)),
+        metrics.EVAL_REPLY_TOKENS: float(np.mean(lengths)) if lengths else 0.0,
+    }
+
+
+class ScriptPlayer:
+    """Plays a script, for comparison with policies.
+
+    Args:
+        script: e.g. the env's expert.
+        slot: it plays here.
+    """
+
+    def __init__(self, script: Script, slot: EnvSlot) -> None:
+        self._script = script
+        self._slot = slot
+
+    def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
+        """An episode from a reset with each seed."""
+        played = []
+        for seed in seeds:
+            self._slot.begin(seed)
+            self._script.begin(seed)
+            episode = None
+            while episode is None:
+                episode = self._slot.play(self._script.reply(self._slot.env, self._slot.turn).text).episode
+            played.append(as_played(episode))
+        return played
+
+
+class Shown(Protocol):
+    """What `as_played` needs of an episode."""
+
+    @property
+    def snapshots(self) -> Any: ...
+    @property
+    def env_rewards(self) -> Any: ...
+    @property
+    def success(self) -> Any: ...
+    @property
+    def progress(self) -> Any: ...
+    @property
+    def replies(self) -> Any: ...
+
+
+def as_played(episode: Shown) -> PlayedEpisode:
+    """An episode in env steps, as every pipeline's pages take it; the captions are the replies, or the instruction."""
+    steps = len(episode.env_rewards)
+    captions = tuple(reply.text for reply in episode.replies) or (getattr(episode, "goals", ("",))[0],) * steps
+    return PlayedEpisode(
+        snapshots=episode.snapshots[1:],
+        env_rewards=episode.env_rewards,
+        learned_rewards=np.full(steps, np.nan, np.float32),
+        success=episode.success,
+        progress=episode.progress,
+        captions=captions,
+    )
+
+
+def is_strict_success(episode: TokenEpisode) -> bool:
+    """Whether the episode's return is above 0: RL4VLM's test, which in some tasks one wrong turn fails."""
+    return float(episode.env_rewards.sum(dtype=np.float64)) > 0
+
+
+def stands_still(episode: TokenEpisode) -> bool:
+    """Whether a greedy episode was cut while nothing moved: image and words of its last turn were those of the turn
+    before. Such a policy does the same for ever, be it an action that changes nothing or a reply that cannot be read.
+    """
+    if episode.terminated or len(episode) < 2:
+        return False
+    (image, words), (last_image, last_words) = zip(episode.obs.images[-3:-1], episode.obs.texts[-3:-1], strict=True)
+    return image == last_image and words == last_words
+
+
+def share(truths: Iterable[bool]) -> float:
+    """Share of those that are true; 0 of none."""
+    listed = list(truths)
+    return float(np.mean(listed)) if listed else 0.0
+
+
+def policy_file(policy: Any, config: VLAConfig | None, scale: ActionScale | None) -> PolicyFile:
+    """What a checkpoint holds of a policy: the weights that learn and, of a VLA, what they belong to and its scale."""
+    weights = {name: value.contiguous() for name, value in policy.trained_state().items()}
+    if config is None or scale is None:
+        return PolicyFile(kind=VLM_KIND, weights=weights)
+    card: dict[str, Any] = {"config": asdict(config), "statistics": scale.write(_SCALE_KEY)}
+    return PolicyFile(kind=VLA_KIND, weights=weights, card=card)
+
+
+def load_vlm(policy: VLMPolicy, folder: Path) -> None:
+    """Gives `policy` what was trained by the time of the checkpoint in `folder`; what was not, it brings itself.
+
+    Raises:
+        CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
+    """
+    file = load_policy_file(folder)
+    with _playable(folder, "use a checkpoint of this run, with its own config"):
+        _check_kind(file, VLM_KIND)
+        policy.load_trained_state(file.weights)
+
+
+def load_start(policy: Any, folder: Path) -> bool:
+    """Gives `policy` the weights that learning started from, as the checkpoint in `folder` has them; False without any.
+
+    Raises:
+        CorruptCheckpoint: a file is missing or differs from what was written.
+    """
+    start = load_tree(folder)["learner"]["start"]
+    if start:
+        own = policy.trained_state()
+        policy.load_trained_state(
+            {name: torch.tensor(np.array(value)).to(own[name].dtype) for name, value in start.items()}
+        )
+    return bool(start)
+
+
+def load_vla(folder: Path, env: ChunkEnv) -> tuple[VLAPolicy, ActionScale]:
+    """The policy of the checkpoint in `folder`, and the scale of its actions.
+
+    Raises:
+        CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
+        ModelUnavailable: the checkpoint is of an adapter, and the model that it belongs to cannot be loaded.
+    """
+    file = load_policy_file(folder)
+    with _playable(folder):
+        policy = build_policy(_config_of(file), env)
+        policy.load_trained_state(file.weights)
+        return policy, ActionScale.read(file.card["statistics"], _SCALE_KEY)
+
+
+def take_vla(folder: Path, policy: VLAPolicy, config: VLAConfig) -> ActionScale:
+    """Gives `policy`, built by `config`, the weights of the checkpoint in `folder`; the scale of its actions.
+
+    Raises:
+        CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
+        UsageError: its policy was built by other settings, or for an env of another shape.
+    """
+    file = load_policy_file(folder)
+    with _playable(folder):
+        before = asdict(_config_of(file).pocket)
+        scale = ActionScale.read(file.card["statistics"], _SCALE_KEY)
+    odd = {name: value for name, value in before.items() if value != getattr(config.pocket, name)}
+    if odd:
+        names = ", ".join(f"policy.pocket.{name} {value}" for name, value in odd.items())
+        raise UsageError(f"the policy of {folder.parent} was built with {names}", "give this run the same")
+    wanted = {name: tuple(value.shape) for name, value in policy.trained_state().items()}
+    found = {name: tuple(value.shape) for name, value in file.weights.items()}
+    if other := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
+        name = other[0]
+        raise UsageError(
+            f"the policy of {folder.parent} was made for another env: {name} is {found.get(name, 'missing')} there "
+            f"and {wanted.get(name, 'missing')} here",
+            "start from a run of the same task, or of one with the same cameras, actions and proprioception",
+        )
+    with _playable(folder):
+        policy.load_trained_state(file.weights)
+    return scale
+
+
+def _check_kind(file: PolicyFile, kind: str) -> None:
+    if file.kind != kind:
+        raise ValueError(f"its policy is a {file.kind}, not a {kind}")
+
+
+def _config_of(file: PolicyFile) -> VLAConfig:
+    _check_kind(file, VLA_KIND)
+    card = dict(file.card["config"])
+    pocket = PocketVLAConfig(**{**card["pocket"], "channels": tuple(card["pocket"]["channels"])})
+    return VLAConfig(**{**card, "pocket": pocket, "openvla": OpenVLAConfig(**card["openvla"])})
+
+
+@contextmanager
+def _playable(folder: Path, fix: str = "use a checkpoint that rlvlm wrote") -> Iterator[None]:
+    """Names a checkpoint that makes no policy.
+
+    Raises:
+        CorruptCheckpoint: whatever went wrong inside.
+    """
+    try:
+        yield
+    except ModelUnavailable:  # the large model beside whose weights these belong
+        raise
+    except Exception as error:  # strange weights break a network in any way
+        reason = " ".join(str(error).split())[:200]
+        raise CorruptCheckpoint(
+            f"{folder} holds no policy that can be played: {type(error).__name__} {reason}", fix
+        ) from error

@@ -1,0 +1,509 @@
+"""The one door where reward enters: turns, chunks and whole episodes, by the env, success, a judge and novelty.
+
+Rollouts show what was played as soon as it was, so that a judge looks at it while the next is played; the algorithm has
+the episodes labelled before the update. A score that a judge could not give is never replaced by the truth.
+"""
+
+import math
+import time
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlvlm.algorithms.env_slots import distance_of
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, TokenRewardConfig
+from rlvlm.core import metrics
+from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.errors import JudgeUnavailable, UsageError
+from rlvlm.core.judging import Score
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE, ChunkEnv
+from rlvlm.envs.turn_env import TurnEnv
+from rlvlm.judges.agreement import area_under_curve
+from rlvlm.rewards.judged import to_reward
+from rlvlm.rewards.monitor import JudgeMonitor, Preflight, check_judge
+from rlvlm.rewards.scorers import Scorer
+from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem, spread
+from rlvlm.rewards.temporal import TemporalNovelty
+
+_TURN_CLAIM, _EPISODE_CLAIM = 0.875, 0.5
+"""Scores from here on say that an episode is a success. A turn's utility lies at 0.75 for a turn that only comes nearer
+and at 1 for the one that reaches the goal."""
+AWAY, SAME, NEARER, REACHED = 0.0, 0.25, 0.75, 1.0
+"""Utility of a turn on the scale of scores, as the prompt has its ratings."""
+_MOMENTS = 12
+"""Of an episode at which a judge is asked how it stands, for a video."""
+_MOST_TURNS, _MOST_TRIES = 2_000, 20
+"""Turns that are played in search of known ones; episodes of a script per known success that is looked for."""
+_LARGE_NOISE = 0.6
+"""Of a script that is to fail, added to actions scaled to [-1, 1]."""
+
+Question = tuple[Hashable, ScoringItem]
+"""What is asked about a turn, by the key of the turn."""
+
+
+class RewardLabeller:
+    """Gives every turn of a rollout what it is worth.
+
+    One thread asks, in the order in which it is shown things. A judge's failures never become the truth: the config
+    says whether the run ends, the episode (or its group) is left out, or its turn counts as neutral.
+
+    Args:
+        config: sources, their weights, and who scores.
+        scorer: scores turns or episodes; None where nobody does.
+        novelty: of what is done; None where it counts nothing.
+        goal: what the judge is told in the place of the env's own goal; empty tells that.
+    """
+
+    def __init__(
+        self, config: TokenRewardConfig, scorer: Scorer | None, novelty: TemporalNovelty | None = None, goal: str = ""
+    ) -> None:
+        self._config, self._scorer, self._novelty, self._goal = config, scorer, novelty, goal
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="scores")
+        self._waiting: list[tuple[list[Question], Future[list[Score]]]] = []
+        self._controls: Future[list[list[float]]] | None = None
+        self._records: list[ScoredItem] = []
+        self._facts: dict[str, float] = {}
+        self._threshold = None if config.threshold == "calibrated" else config.threshold
+        claim = _TURN_CLAIM if config.per == "turn" else self._threshold or _EPISODE_CLAIM
+        self.monitor = JudgeMonitor(config.monitor, claim)
+
+    def show(self, episodes: Sequence[TokenEpisode]) -> None:
+        """Begins to ask about the last turn of each of `episodes`, or about those that are over as a whole.
+
+        Where turns are scored, whoever plays shows an episode after each of its turns, or once when it is over.
+        """
+        if self._scorer is None:
+            return
+        questions = [question for episode in episodes for question in self._questions(episode)]
+        if questions:
+            answers = self._pool.submit(self._scorer.score, [item for _, item in questions])
+            self._waiting.append((questions, answers))
+
+    def label(self, episodes: Sequence[TokenEpisode], env_step: int) -> list[TokenEpisode]:
+        """The episodes with every turn's reward; NaN where nobody could say it and the config has it left out.
+
+        Args:
+            episodes: all of whose turns were shown.
+            env_step: env steps done when they had been played.
+
+        Raises:
+            JudgeUnavailable: the judge does not answer, or left a turn out where the config wants none left out.
+            RewardHacked: the judge is being fooled, and the config says to stop then.
+        """
+        began = time.monotonic()
+        wanted = {key for episode in episodes for key, _ in self._questions(episode)}
+        given: dict[Hashable, tuple[ScoringItem, Score]] = {}
+        while self._waiting and any(key in wanted for key, _ in self._waiting[0][0]):
+            questions, answers = self._waiting.pop(0)
+            given |= {
+                key: (item, score) for (key, item), score in zip(questions, answers.result(), strict=True)
+            }  # fmt: skip
+        self._note_controls()
+        waited = time.monotonic() - began
+        novelty = self._novelties(episodes)
+        weights = self._config.weights
+        labelled, parts = [], []
+        for episode, novel in zip(episodes, novelty, strict=True):
+            columns = {
+                "environment": episode.turn_rewards,
+                "success": _at_end(episode, float(episode.is_success)),
+                "judged": self._judged(episode, given, env_step),
+                "novelty": novel,
+            }
+            total = np.zeros(len(episode), np.float64)
+            for name, weight in weights.items():  # a source without weight must not spoil the sum with what it lacks
+                total += weight * columns[name] if weight else 0.0
+            labelled.append(replace(episode, rewards=total.astype(np.float32)))
+            parts.append(np.stack([columns["environment"], columns["judged"], columns["novelty"], total], axis=1))
+        self._note(np.concatenate(parts), labelled, waited)
+        if given:
+            self._watch_judge(episodes, given)
+        if self._novelty is not None:
+            self._novelty.learn([episode for episode in episodes if episode.is_over])  # pyright: ignore[reportArgumentType]
+        return labelled
+
+    def preflight_on(self, known: Sequence[ScoringItem]) -> Preflight:
+        """How the judge tells items apart whose truth is known; that calibrates the threshold where it is to be.
+
+        Raises:
+            JudgeUnavailable: it cannot tell them apart.
+        """
+        assert self._scorer is not None, "there is somebody to be tried"
+        preflight = check_judge(self._scorer, known, self._config.monitor)
+        if self._config.threshold == "calibrated":
+            self._threshold = self.monitor.claim = preflight.threshold
+        return preflight
+
+    def measure_noise(self, known: Sequence[ScoringItem], scorer: Scorer) -> float:
+        """Standard deviation of what an episode is worth by a judge's word, when it is asked again.
+
+        Args:
+            known: all of which are scored twice; those without an answer are left out. Scores that are cut to 0 or 1
+                differ by less than others would.
+            scorer: the judge, without a memory: an answer that it remembers says nothing of its noise.
+
+        Raises:
+            JudgeUnavailable: there is no answer about an episode, and the config says to stop then.
+        """
+        first, again = (np.array([self._value(score) for score in scorer.score(known)]) for _ in range(2))
+        return float(np.sqrt(np.nanmean((first - again) ** 2) / 2)) / (1.0 + self._config.success_weight)
+
+    def follow(self, episode: TokenEpisode) -> FloatArray:
+        """[S] what is said of an episode that was played to its end, as it stood after each step: asked `_MOMENTS`
+        times at most, evenly spread, and held in between. NaN where there is no answer.
+
+        Raises:
+            JudgeUnavailable: the judge does not answer.
+        """
+        assert self._scorer is not None, "there is somebody to be asked"
+        steps = episode.num_steps
+        moments = np.unique(np.linspace(1, steps, min(_MOMENTS, steps)).round().astype(int))
+        whole = self._whole(episode)
+        items = [
+            replace(
+                whole,
+                snapshots=spread(episode.snapshots[: moment + 1], self._config.num_frames),
+                is_success=episode.is_success and moment == steps,
+                is_undone=False,
+            )
+            for moment in moments
+        ]
+        scores = self._pool.submit(self._scorer.score, items).result()
+        values = np.array([math.nan if score.value is None else score.value for score in scores], np.float32)
+        return values.repeat(np.diff(moments, append=steps + 1))
+
+    def report(self) -> dict[str, float]:
+        """The newest rollout's figures by their names in `rlvlm.core.metrics`."""
+        return self._facts | (self.monitor.report() if self._scorer is not None else {})
+
+    def drain_records(self) -> list[ScoredItem]:
+        """What was scored since the last call."""
+        records, self._records = self._records, []
+        return records
+
+    def save_tree(self) -> dict[str, Any]:
+        """Everything that an exact continuation needs; between rollouts only controls may be under way."""
+        self._note_controls()
+        return {
+            "monitor": self.monitor.save_tree(),
+            "scorer": None if self._scorer is None else self._scorer.get_state(),
+            "novelty": None if self._novelty is None else self._novelty.save_tree(),
+            "threshold": self._threshold,
+            "claim": self.monitor.claim,
+            "facts": {name: value for name, value in self._facts.items() if name != metrics.REWARD_WAIT_S},
+        }
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned; what is being asked is forgotten."""
+        wait([answers for _, answers in self._waiting])
+        self._note_controls()
+        self._waiting.clear()
+        self._records = []
+        self.monitor.load_tree(tree["monitor"])
+        self._threshold, self.monitor.claim = tree["threshold"], float(tree["claim"])
+        self._facts = dict(tree["facts"])
+        if self._scorer is not None:
+            self._scorer.set_state(tree["scorer"])
+        if self._novelty is not None:
+            self._novelty.load_tree(tree["novelty"])
+
+    def _questions(self, episode: TokenEpisode) -> list[Question]:
+        """What is asked about the turns of an episode, or about the whole of it once it is over."""
+        if self._config.per == "episode":
+            return [(_key(episode, len(episode) - 1), self._whole(episode))] if episode.is_over else []
+        return [(_key(episode, t), item) for t in range(len(episode)) if (item := self._turn(episode, t)) is not None]
+
+    def _whole(self, episode: TokenEpisode) -> ScoringItem:
+        return ScoringItem(
+            goal=self._goal or episode.goals[-1],
+            snapshots=spread(episode.snapshots, self._config.num_frames),
+            is_success=episode.is_success,
+            is_undone=episode.is_undone,
+            progress=float(episode.progress[-1]),
+        )
+
+    def _turn(self, episode: TokenEpisode, t: int) -> ScoringItem | None:
+        """What is asked about turn `t`; None where nobody can read what was done."""
+        end = int(episode.ends[t])
+        reply = episode.replies[end - 1] if episode.replies else None
+        if reply is not None and reply.action is None:
+            return None
+        return ScoringItem(
+            goal=self._goal or episode.goals[t],
+            snapshots=episode.snapshots[[end - int(episode.steps[t]), end]],
+            action=episode.action_names[t] if episode.action_names else "",
+            is_success=bool(episode.success[end - 1]),
+            progress=float(episode.progress[end - 1]),
+        )
+
+    def _judged(
+        self, episode: TokenEpisode, given: dict[Hashable, tuple[ScoringItem, Score]], env_step: int
+    ) -> FloatArray:
+        """[T] the judge's rewards, NaN where there is none to be had; and notes what was said of what."""
+        config, per_turn = self._config, self._config.per == "turn"
+        rewards = np.full(len(episode), config.unreadable if per_turn and self._scorer is not None else 0.0)
+        for t in range(len(episode)):
+            asked = given.get(_key(episode, t))
+            if asked is None:
+                continue
+            item, score = asked
+            value = self._value(score)
+            if not per_turn:
+                value = (value + config.success_weight * item.is_success) / (1.0 + config.success_weight)
+            rewards[t] = float(to_reward(value)) if config.is_centred and math.isfinite(value) else value
+            record = ScoredItem(
+                item=item, score=score, env_step=env_step, timestamp=time.time(), group=episode.group,
+                env_return=float(episode.turn_rewards[t]) if per_turn else episode.env_return,
+                truth=_utility(item, float(episode.gains[t])) if per_turn else item.progress, claim=self.monitor.claim,
+            )  # fmt: skip
+            self._records.append(record)
+        return rewards
+
+    def _value(self, score: Score) -> float:
+        config = self._config
+        if score.value is not None:
+            return score.value if self._threshold is None else float(score.value >= self._threshold)
+        if config.without_answer == "stop":
+            raise JudgeUnavailable(
+                f"the judge gave no score: {score.status}",
+                "look at the judge, then `rlvlm resume`; or choose --reward.without-answer drop",
+            )
+        return math.nan if config.without_answer == "drop" else config.neutral
+
+    def _novelties(self, episodes: Sequence[TokenEpisode]) -> list[FloatArray]:
+        """[T] novelty in [0, 1] of each; 0 for turns of episodes that are not over yet."""
+        found = [np.zeros(len(one), np.float32) for one in episodes]
+        if self._novelty is None:
+            return found
+        over = [place for place, one in enumerate(episodes) if one.is_over]
+        values = self._novelty.label([episodes[place] for place in over])  # pyright: ignore[reportArgumentType]
+        for place, own in zip(over, values, strict=True):
+            found[place] = own[len(own) - len(found[place]) :]  # it may have begun in an earlier rollout
+        return found
+
+    def _note(self, table: FloatArray, episodes: Sequence[TokenEpisode], waited: float) -> None:
+        """Keeps the means of each source, raw."""
+        names = (metrics.REWARD_ENVIRONMENT, metrics.REWARD_JUDGED, metrics.REWARD_NOVELTY, metrics.REWARD_TOTAL)
+        used = (True, self._scorer is not None, self._novelty is not None, True)
+        known = np.isfinite(table)
+        means = np.where(known, table, 0.0).sum(0) / np.maximum(known.sum(0), 1)
+        self._facts = {name: float(mean) for name, mean, is_used in zip(names, means, used, strict=True) if is_used}
+        if self._scorer is not None:
+            kept = sum(map(len, known_episodes_of(episodes)))
+            left_out = 1 - kept / max(sum(map(len, episodes)), 1)
+            self._facts |= {metrics.REWARD_LEFT_OUT: left_out, metrics.REWARD_WAIT_S: waited}
+
+    def _watch_judge(self, episodes: Sequence[TokenEpisode], given: dict[Hashable, tuple[ScoringItem, Score]]) -> None:
+        """Tells the monitor of the episodes that ended, and has it show its controls behind what is asked next.
+
+        An episode whose last reply could not be read was called no success by anybody: it counts as scored 0.
+        """
+        assert self._scorer is not None, "somebody scored"
+        items, scores = [item for item, _ in given.values()], [score for _, score in given.values()]
+        self._controls = self._pool.submit(self.monitor.show_controls, self._scorer, items, scores)
+        if self._config.per == "turn":
+            known = [
+                (asked[1].value, float(one.gains[t]) > 0)
+                for one in episodes
+                for t in range(len(one))
+                if (asked := given.get(_key(one, t))) is not None and asked[1].value is not None
+            ]
+            area = area_under_curve([value for value, _ in known], [truth for _, truth in known])
+            self._facts |= {metrics.JUDGE_TURN_AUC: area} if math.isfinite(area) else {}
+            self._note_controls()  # turns are many and cheap: nothing is on its way between rollouts
+        ended: list[tuple[float, bool | None]] = []
+        for one in episodes:
+            if not one.is_over:
+                continue
+            asked = given.get(_key(one, len(one) - 1))
+            truth = bool(one.success[-1]) if self._config.per == "turn" else one.is_success
+            if asked is None:
+                ended.append((0.0, truth))
+            elif asked[1].value is not None:
+                ended.append((asked[1].value, None if one.is_undone else truth))
+        self.monitor.note([value for value, _ in ended], [truth for _, truth in ended])
+
+    def _note_controls(self) -> None:
+        """Has the monitor take in the controls that were shown last, once there are answers."""
+        shown, self._controls = self._controls, None
+        if shown is not None:
+            self.monitor.note_controls(shown.result())
+
+
+def _key(episode: TokenEpisode, t: int) -> Hashable:
+    """Of a turn, the same in an episode under way and in the piece of it that is learned from."""
+    return episode.group, episode.slot, episode.seed, int(episode.ends[t]), int(episode.played_at[t])
+
+
+def _at_end(episode: TokenEpisode, value: float) -> FloatArray:
+    """[T] `value` for the last turn of an episode that is over, 0 elsewhere."""
+    rewards = np.zeros(len(episode), np.float32)
+    rewards[-1] = value * episode.is_over
+    return rewards
+
+
+def _utility(item: ScoringItem, gain: float) -> float:
+    """What a judge without fault would say of a turn, on the scale of its scores."""
+    if item.is_success:
+        return REACHED
+    return NEARER if gain > 0 else SAME if gain == 0 else AWAY
+
+
+def known_episodes_of(episodes: Sequence[TokenEpisode]) -> list[TokenEpisode]:
+    """Those without a turn of unknown reward; where episodes are compared, groups that have one are left out whole."""
+    unknown = {id(one) for one in episodes if np.isnan(one.rewards).any()}
+    groups = [one.group for one in episodes]
+    broken = {one.group for one in episodes if id(one) in unknown and groups.count(one.group) > 1}
+    return [one for one in episodes if id(one) not in unknown and one.group not in broken]
+
+
+def preflight(  # noqa: PLR0913 - all of them parts of a run
+    labeller: RewardLabeller,
+    env: TurnEnv | ChunkEnv,
+    reward: TokenRewardConfig,
+    advantage: AdvantageConfig,
+    seed: int,
+    goal: str,
+    make_forgetful: Callable[[], Scorer],
+    log: Callable[[str], None],
+) -> dict[str, float]:
+    """Has a judge tell apart what is known, and repeat itself where its noise is to be measured.
+
+    Args:
+        labeller: of the run; a calibrated threshold is set in it.
+        env: with an expert, or a script that succeeds and fails; it is left somewhere.
+        reward: how many are tried, and of how many frames.
+        advantage: whether noise is measured.
+        seed: of the run.
+        goal: as of `RewardLabeller`.
+        make_forgetful: makes the same judge without a memory, which answers the same question anew each time.
+        log: takes a line on what is being done now.
+
+    Returns:
+        What was found, by names in `rlvlm.core.metrics`; nothing where nobody is asked, or nothing is known.
+
+    Raises:
+        JudgeUnavailable: the judge cannot tell them apart.
+        UsageError: a threshold is to be calibrated, or noise measured, and no episodes are known.
+    """
+    is_measured = reward.scores and advantage.scorer_noise == "measured"
+    count = reward.monitor.preflight if reward.asks_judge or is_measured else 0
+    if not count:
+        return {}
+    known = known_items(env, reward, count, seed, goal)
+    if not known:
+        unknown = "the task has no expert or script that succeeds and fails"
+        if reward.threshold == "calibrated":
+            raise UsageError(
+                f"nothing calibrates the threshold: {unknown}", "--reward.threshold with a number, or None"
+            )
+        if is_measured:
+            fix = "--algo.advantage.scorer-noise with a number"
+            raise UsageError(f"nothing to measure the judge's noise on: {unknown}", fix)
+        log(f"the judge is not tried on known {reward.per}s: {unknown}")
+        return {}
+    found: dict[str, float] = {}
+    if reward.asks_judge:
+        log(f"trying the judge on {len(known)} {reward.per}s whose worth is known")
+        tried = labeller.preflight_on(known)
+        found |= {metrics.JUDGE_PREFLIGHT_AUC: tried.area, metrics.JUDGE_PREFLIGHT_THRESHOLD: tried.threshold}
+        log(f"the judge tells better from worse {reward.per}s: {tried}")
+    if is_measured:
+        log(f"having {len(known)} episodes scored twice")
+        noise = found[metrics.JUDGE_PREFLIGHT_NOISE] = labeller.measure_noise(known, make_forgetful())
+        log(
+            f"an episode's score has a standard deviation of {noise:.3f}: groups whose own is not "
+            f"above {advantage.noise_factor * noise:.3f} teach nothing"
+        )
+    return found
+
+
+def known_items(
+    env: TurnEnv | ChunkEnv, reward: TokenRewardConfig, count: int, seed: int, goal: str = ""
+) -> list[ScoringItem]:
+    """Turns or episodes whose worth is known: `count` at most of each kind; none where nobody knows how to play."""
+    if isinstance(env, ChunkEnv):
+        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(7,)))
+        return _known_chunks(env, count, reward, rng)
+    if not env.has_expert:
+        return []
+    rng = np.random.default_rng(seed)
+    found: dict[bool, list[ScoringItem]] = {True: [], False: []}
+    per_turn = reward.per == "turn"
+    turn, info = env.reset(seed=seed)
+    moments, number = [turn.snapshot], 0
+    for _ in range(_MOST_TURNS):
+        if min(map(len, found.values())) >= count or (not per_turn and number >= 4 * count):
+            break
+        before, distance, asked = turn.snapshot, distance_of(env), goal or env.goal
+        is_expert = rng.random() < 0.5 if per_turn else bool(number % 2)
+        action = env.expert_action() if is_expert else int(rng.choice(info["legal"]))
+        turn, _, terminated, truncated, info = env.step(env.action_text(action))
+        moments.append(turn.snapshot)
+        is_over, is_good = terminated or truncated, bool(info["success"])
+        shown, name = spread(np.stack(moments), reward.num_frames), ""
+        if per_turn:
+            is_good, shown = distance_of(env) < distance, np.stack([before, turn.snapshot])
+            name = env.action_names[action]
+        if (per_turn or is_over) and len(found[is_good]) < count:
+            item = ScoringItem(
+                goal=asked, snapshots=shown, action=name, is_success=is_good, progress=float(info["progress"])
+            )  # fmt: skip
+            found[is_good].append(item)
+        if is_over:
+            number += 1
+            turn, info = env.reset() if per_turn else env.reset(seed=seed + number)
+            moments = [turn.snapshot]
+    return [*found[True], *found[False]]
+
+
+def _known_chunks(  # noqa: C901 - one loop over episodes
+    env: ChunkEnv, count: int, reward: TokenRewardConfig, rng: np.random.Generator
+) -> list[ScoringItem]:
+    """Of envs in chunks, as many known failures as successes, `count` of each at most; likewise chunks of them.
+
+    Failures are of two kinds: the script with so much noise that it fails, and the first half of a success. Initial
+    states without a script are left out. A chunk of the plain script is a good one, one with large noise a bad one.
+    """
+    found: dict[bool, list[ScoringItem]] = {True: [], False: []}
+    for number in range(_MOST_TRIES * count):
+        if min(map(len, found.values())) >= count:
+            break
+        obs, info = env.reset(options={"state_id": int(rng.integers(FIRST_HELD_OUT_STATE))})
+        parts, progress, is_over = [obs.snapshots], [float(info["progress"])], False
+        while not is_over:
+            chunk = env.scripted_chunk(_LARGE_NOISE if number % 2 else 0.0, rng)
+            if chunk is None:
+                break
+            _, _, terminated, truncated, info = env.step(chunk)
+            parts.append(info["snapshots"])
+            progress.append(float(info["progress"]))
+            is_over = terminated or truncated
+        if not is_over:
+            continue
+        if reward.per == "turn":
+            for before, after, was, now in zip(parts, parts[1:], progress, progress[1:], strict=False):
+                if len(found[now > was]) < count:
+                    pair = np.stack([before[-1], after[-1]])
+                    item = ScoringItem(goal=obs.instructions[0], snapshots=pair, is_success=now > was, progress=now)
+                    found[now > was].append(item)
+            continue
+        success = bool(info["success"])
+        if success and number % 4 == 0 and len(parts) > 2:  # one of a single chunk has no half
+            half = (len(parts) + 1) // 2
+            parts, progress, success = parts[:half], progress[:half], False
+        if len(found[success]) < count:
+            shown = spread(np.concatenate(parts), reward.num_frames)
+            item = ScoringItem(goal=obs.instructions[0], snapshots=shown, is_success=success, progress=progress[-1])
+            found[success].append(item)
+    fewest = min(map(len, found.values()))
+    return [*found[True][:fewest], *found[False][:fewest]]
+
+
+def shown_frames(frames: Frames, reward: TokenRewardConfig) -> Frames:
+    """What a judge sees of `frames` [N, H, W, 3] that an env drew: these, or flipped left to right."""
+    return np.ascontiguousarray(frames[:, :, ::-1]) if reward.flip_images else frames

@@ -1,0 +1,334 @@
+"""Plays envs with a policy: replies to envs that are talked to, chunks for envs that are driven by them.
+
+Rollouts, evaluations and `rlvlm eval` are made of these. Whoever plays gives `TokenEpisode`s.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlvlm.algorithms.env_slots import EnvSlot, TurnOutcome
+from rlvlm.core.chunks import ChunkObs, ChunkStep
+from rlvlm.core.episodes import Observations, TokenEpisode
+from rlvlm.core.finite import check_finite
+from rlvlm.core.sampling import ReplyRequest, SampledReply
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.chunk_env import ChunkEnv, ChunkEnvs
+from rlvlm.policies.protocol import look
+from rlvlm.policies.vla.policy import VLAPolicy
+from rlvlm.policies.vla.tokens import ActionScale, decode
+from rlvlm.policies.vlm.engine import Engine
+
+_FIX = "mend the env; rlvlm check-task looks at it"
+
+
+class Actor:
+    """Asks a policy engine for the replies of many slots at once, showing it what it has not seen.
+
+    Args:
+        engine: in process or served.
+        max_reply_tokens: a reply is cut after so many.
+        temperature: of sampling.
+    """
+
+    def __init__(self, engine: Engine, max_reply_tokens: int, temperature: float) -> None:
+        self._engine = engine
+        self._max_reply_tokens = max_reply_tokens
+        self._temperature = temperature
+
+    def act(self, slots: Sequence[EnvSlot], seeds: Iterable[int], greedy: bool = False) -> list[SampledReply]:
+        """A reply to the present turn of every slot, in their order; an action head's action is one token.
+
+        Args:
+            slots: of one task.
+            seeds: of each reply alone.
+            greedy: the likeliest token each time.
+        """
+        observations = [slot.obs for slot in slots]
+        self.show(slots)
+        requests = [
+            ReplyRequest(prompt=obs.prompt, image=obs.image, seed=seed)
+            for obs, seed in zip(observations, seeds, strict=True)
+        ]
+        if self._engine.acts == "head":
+            return [
+                slot_reply(slot, one)
+                for slot, one in zip(slots, self._engine.act(requests, greedy=greedy), strict=True)
+            ]  # fmt: skip
+        return self._engine.reply(
+            requests, max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy
+        )
+
+    def show(self, slots: Sequence[EnvSlot]) -> None:
+        """Draws and encodes what `slots` show now and the engine does not have."""
+        keys = [slot.obs.image for slot in slots]
+        missing = self._engine.missing(keys)
+        if missing:
+            frames = slots[0].env.draw(np.stack([slots[place].turn.snapshot for place in missing]))
+            self._engine.show([keys[place] for place in missing], frames)
+
+
+def slot_reply(slot: EnvSlot, action: Any) -> SampledReply:
+    """An action head's action as a reply of one token, in the words that the slot's env reads."""
+    return SampledReply(
+        tokens=action.tokens,
+        text=slot.env.action_text(action.action),
+        log_probs=np.array([action.log_prob], np.float32),
+        value=action.value,
+        is_complete=True,
+        version=action.version,
+        action=action.action,
+    )
+
+
+class TurnPlay:
+    """The turns of one slot since the last update, as they are played.
+
+    Args:
+        slot: whose episode it is.
+        place: of the slot among those side by side.
+        group: of its episode.
+        action_tokens: which of a reply's ids make its action, by the span of characters.
+    """
+
+    def __init__(
+        self, slot: EnvSlot, place: int, group: int = 0,
+        action_tokens: Callable[[Any, Any], NDArray[np.bool_]] | None = None,
+    ) -> None:  # fmt: skip
+        self.slot, self.place, self.group, self._action_tokens = slot, place, group, action_tokens
+        self._turns: list[tuple[int, SampledReply, TurnOutcome]] = []
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def play(self, at: int, reply: SampledReply) -> TurnOutcome:
+        """Plays a turn in round `at` of the rollout."""
+        outcome = self.slot.play(reply.text)
+        self._turns.append((at, reply, outcome))
+        return outcome
+
+    def episode(self, last: bool = False) -> TokenEpisode:
+        """The piece since the last update as a record; `last`: its newest turn alone."""
+        turns = self._turns[-1:] if last else self._turns
+        outcome = turns[-1][2]
+        whole = outcome.episode or self.slot.episode()
+        replies = [reply for _, reply, _ in turns]
+        tokens = tuple(
+            one.tokens.reply_ids if one.action is None else np.array([one.action], np.int64) for one in replies
+        )
+        snapshots = whole.snapshots[len(whole) - len(turns) :]
+        masks = tuple(np.ones(len(ids), bool) for ids in tokens)
+        spans = self._action_tokens
+        return TokenEpisode(
+            task=whole.task,
+            seed=whole.seed,
+            group=self.group,
+            slot=self.place,
+            played_at=np.array([at for at, _, _ in turns]),
+            obs=Observations(
+                images=(*(one.obs.image for _, _, one in turns), outcome.next_obs.image),
+                texts=(*(one.obs.prompt for _, _, one in turns), outcome.next_obs.prompt),
+                proprio=np.zeros((len(turns) + 1, 0), np.float32),
+                snapshots=snapshots,
+            ),
+            snapshots=whole.snapshots,
+            steps=np.ones(len(turns), np.int64),
+            tokens=tokens,
+            log_probs=tuple(one.log_probs for one in replies),
+            masks=masks,
+            actions=masks
+            if spans is None or replies[0].action is not None
+            else tuple(spans(one.tokens.reply_ids, then.reply.action_span) for _, one, then in turns),
+            values=np.array([one.value for one in replies], np.float32),
+            versions=np.array([one.version for one in replies]),
+            replies=whole.replies,
+            env_rewards=whole.env_rewards,
+            success=whole.success,
+            progress=whole.progress,
+            gains=np.array([one.gain for _, _, one in turns], np.float32),
+            action_names=tuple(one.action for _, _, one in turns),
+            goals=tuple(one.goal for _, _, one in turns),
+            is_over=outcome.is_end,
+            terminated=outcome.is_terminated,
+        )
+
+
+def play_turns(
+    actor: Actor, make_slot: Callable[[], EnvSlot], seeds: Sequence[int], num_slots: int, greedy: bool
+) -> list[TokenEpisode]:
+    """A whole episode from a reset with each seed, in their order.
+
+    Replies are drawn from the episode's seed and the number of the turn: what else is played at the same time makes no
+    difference to them.
+
+    Args:
+        actor: plays.
+        make_slot: makes a slot with an env of its own.
+        seeds: >= 0.
+        num_slots: episodes under way at once.
+        greedy: the likeliest token each time.
+    """
+    waiting = list(enumerate(seeds))[::-1]
+    done: dict[int, TokenEpisode] = {}
+    free = [make_slot() for _ in range(min(num_slots, len(seeds)))]
+    running: list[tuple[TurnPlay, np.random.Generator]] = []
+    while waiting or running:
+        while free and waiting:
+            number, seed = waiting.pop()
+            slot = free.pop()
+            slot.begin(seed)
+            running.append((TurnPlay(slot, number), np.random.default_rng(seed)))
+        noise = [int(rng.integers(2**63)) for _, rng in running]
+        replies = actor.act([play.slot for play, _ in running], noise, greedy)
+        for (play, rng), reply in zip(list(running), replies, strict=True):
+            if play.play(len(play), reply).is_end:
+                done[play.place] = play.episode()
+                running.remove((play, rng))
+                free.append(play.slot)
+    return [done[index] for index in range(len(seeds))]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkSampler:
+    """How chunks are drawn, or taken, of a policy."""
+
+    policy: VLAPolicy
+    env: ChunkEnv
+    """Draws what the policy looks at."""
+    scale: ActionScale
+    """Of the policy's actions."""
+    temperature: float | None = None
+    """None takes the likeliest token of each distribution."""
+    generator: torch.Generator | None = None
+    """Of the draws, on the CPU."""
+    shared: int = 1
+    """See `draw_bins`."""
+    least_range: float = 0.0
+    """See `PolicyGradientConfig`."""
+    version: int = 0
+    """Of the weights."""
+
+    @property
+    def explored(self) -> NDArray[np.bool_]:
+        """[A] those dimensions of actions of whose range demonstrations use `least_range` or more."""
+        return self.scale.share_used(self.env.action_low, self.env.action_high) >= self.least_range
+
+    def choose(self, obs: Observations) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
+        """Bins [N, L * A], their log-probs, and values [N]."""
+        look(self.policy, self.env, obs)
+        return self.policy.sample(
+            obs, temperature=self.temperature, generator=self.generator, shared=self.shared, explored=self.explored
+        )
+
+    def to_actions(self, bins: NDArray[np.int64]) -> FloatArray:
+        """Bins [n, L * A] to actions [n, L, A] in the env's units."""
+        return self.scale.to_env(decode(bins).reshape(len(bins), self.env.chunk_steps, -1))
+
+
+Told = tuple[NDArray[np.intp], Observations, tuple[NDArray[np.int64], FloatArray, FloatArray], ChunkStep]
+"""Rows that were driven, what they saw, what was chosen, and what came of it."""
+
+
+def play_chunks(
+    envs: ChunkEnvs, task: str, state_ids: NDArray[np.int64], groups: NDArray[np.int64], sampler: ChunkSampler
+) -> list[TokenEpisode]:
+    """Whole episodes, in the order of `state_ids`; those that end early are neither driven nor looked at any more.
+
+    Args:
+        envs: driven side by side, as many at once as they say.
+        task: their name.
+        state_ids: [N] initial states.
+        groups: [N] the group that each belongs to: equal groups, equal initial states.
+        sampler: chooses the action tokens for what is observed.
+
+    Raises:
+        NumericsError: what an env shows or gives is not finite.
+    """
+    played: dict[int, TokenEpisode] = {}
+    for places in envs.batches(state_ids):
+        own_ids, own_groups = state_ids[places], groups[places]
+        obs = _observed(envs.begin(own_ids))
+        first, rows = obs, np.arange(len(obs))
+        told: list[Told] = []
+        while len(rows):
+            seen = {"numbers of observations": obs.snapshots, "numbers of proprioception": obs.proprio}
+            check_finite(f"the env {task}", _FIX, seen, {"state_ids": own_ids[rows]})
+            choice = sampler.choose(obs)
+            came = envs.step(rows, sampler.to_actions(choice[0]))
+            told.append((rows, obs, choice, came))
+            running = np.flatnonzero(~came.ended)
+            rows = rows[running]
+            obs = _observed(came.obs).at(running.tolist())
+        for row, place in enumerate(places.tolist()):
+            played[place] = _chunk_episode(
+                row, place, task, int(own_ids[row]), int(own_groups[row]), first, told, sampler
+            )  # fmt: skip
+        rewards = np.concatenate([played[place].env_rewards for place in places.tolist()])
+        check_finite(f"the env {task}", _FIX, {"rewards": rewards}, {"state_ids": own_ids})
+    return [played[place] for place in range(len(played))]
+
+
+def _observed(obs: ChunkObs) -> Observations:
+    return Observations(
+        images=tuple(row.tobytes() for row in obs.snapshots),
+        texts=obs.instructions, proprio=obs.proprio, snapshots=obs.snapshots,
+    )  # fmt: skip
+
+
+def _chunk_episode(  # noqa: PLR0913 - what an episode is of
+    row: int,
+    slot: int,
+    task: str,
+    state_id: int,
+    group: int,
+    first: Observations,
+    told: Sequence[Told],
+    sampler: ChunkSampler,
+) -> TokenEpisode:
+    """The episode of env `row` from what all of them showed; `rows` of every chunk ascend."""
+    parts: list[tuple[int, Observations, Any, ChunkStep]] = []
+    for rows, obs, choice, came in told:
+        place = int(np.searchsorted(rows, row))
+        if place == len(rows) or rows[place] != row:
+            break
+        parts.append((place, obs, choice, came))
+    place, _, _, last = parts[-1]
+    steps = np.array([came.steps[at] for at, *_, came in parts], np.int64)
+    snapshots = np.concatenate(
+        [first.snapshots[row : row + 1], *(came.snapshots[at, : came.steps[at]] for at, *_, came in parts)]
+    )
+    ends = np.cumsum(steps)
+    success, progress = np.zeros(ends[-1], bool), np.full(ends[-1], np.nan, np.float32)
+    success[ends - 1] = [came.success[at] for at, *_, came in parts]
+    progress[ends - 1] = [came.progress[at] for at, *_, came in parts]
+    bins = tuple(choice[0][at].astype(np.int16) for at, _, choice, _ in parts)
+    log_probs = tuple(choice[1][at] for at, _, choice, _ in parts)
+    is_run = np.arange(len(bins[0])) < (steps * len(sampler.env.action_low))[:, None]
+    known = progress[ends - 1]
+    return TokenEpisode(
+        task=task,
+        seed=state_id,
+        group=group,
+        slot=slot,
+        played_at=np.zeros(len(parts), np.int64),
+        obs=Observations.joined([*(obs.at([at]) for at, obs, *_ in parts), _observed(last.obs).at([place])]),
+        snapshots=snapshots,
+        steps=steps,
+        tokens=bins,
+        log_probs=log_probs,
+        masks=tuple(run & (one < 0) for run, one in zip(is_run, log_probs, strict=True)),  # taken, not drawn: 0
+        values=np.array([choice[2][at] for at, _, choice, _ in parts], np.float32),
+        versions=np.full(len(parts), sampler.version),
+        env_rewards=np.concatenate([came.env_rewards[at, : came.steps[at]] for at, *_, came in parts]),
+        success=success,
+        progress=progress,
+        gains=np.diff(known, prepend=0.0).astype(np.float32),
+        goals=(first.texts[row],) * len(parts),
+        is_over=True,
+        terminated=bool(last.terminated[place]),
+        is_undone=bool(success.any()) and not bool(last.success_at_end[place]),
+    )

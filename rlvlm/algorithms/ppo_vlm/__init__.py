@@ -1,1 +1,0 @@
-"""PPO and its kin for policies that look, think and act in text."""

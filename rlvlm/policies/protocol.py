@@ -1,0 +1,118 @@
+"""What learners, rollouts and players need of a policy that answers in tokens, whatever its size and its tokens."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, device
+from torch.nn import Parameter
+
+from rlvlm.core.episodes import Observations
+from rlvlm.core.sampling import IntArray
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.policies.images import SeenImages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What a policy now says about stored answers; everything carries gradients."""
+
+    log_probs: Tensor
+    """[B, N] of each token, float32; 0 where there is none."""
+    mask: Tensor
+    """[B, N] True where there is a token."""
+    values: Tensor | None = None
+    """[B] the value head before each answer; None where the policy has none."""
+    entropies: Tensor | None = None
+    """[B, N] of the distribution that each token was drawn from, nats; where asked for."""
+    token_values: Tensor | None = None
+    """[B, N] the value head before each token; where asked for. The first is that of `values`."""
+    actions: Tensor | None = None
+    """[B, A] log-probs of an action head's actions; where asked for."""
+
+
+class TokenPolicy(Protocol):
+    """A VLM that writes, a VLM with an action head, or a VLA that answers by a chunk's action tokens."""
+
+    images: SeenImages[Any]
+    """What it has been shown, by key."""
+
+    @property
+    def device(self) -> device:
+        """Where the weights lie."""
+        ...
+
+    @property
+    def has_values(self) -> bool:
+        """Whether it has a value head."""
+        ...
+
+    def draw(self, env: Any, snapshots: FloatArray) -> Frames:
+        """[N, ...] the images of `snapshots` [N, D] that it looks at, drawn by `env`."""
+        ...
+
+    def show(self, keys: Sequence[bytes], frames: Frames) -> None:
+        """Keeps what it needs of `frames` [N, ...], as `draw` gives them, under `keys`."""
+        ...
+
+    def log_probs(
+        self,
+        obs: Observations,
+        tokens: Sequence[IntArray],
+        *,
+        temperature: float = 1.0,
+        detach_values: bool = False,
+        with_entropies: bool = False,
+        with_token_values: bool = False,
+    ) -> Prediction:
+        """What it says of stored answers `tokens` to `obs`, whose images it was shown.
+
+        Args:
+            obs: [B].
+            tokens: B answers.
+            temperature: that they were sampled with.
+            detach_values: the value head's loss does not reach the body.
+            with_entropies: give entropies too.
+            with_token_values: give a value before each token.
+        """
+        ...
+
+    def values(self, obs: Observations) -> Tensor:
+        """[B] the value head before any answer."""
+        ...
+
+    def acting_parameters(self) -> list[Parameter]:
+        """What learns, but for the value head."""
+        ...
+
+    def value_parameters(self) -> list[Parameter]:
+        """What learns of the value head."""
+        ...
+
+    def trained_state(self) -> dict[str, Tensor]:
+        """Name and value of everything that learns, detached: what a checkpoint and a sync of weights carry."""
+        ...
+
+    def load_trained_state(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `trained_state` of a policy of the same kind gave, as tensors or arrays.
+
+        Raises:
+            ValueError: a name or a shape is not that of this policy.
+        """
+        ...
+
+    def with_weights(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Within, the policy has the weights that `trained_state` gave at another time: the reference is read so."""
+        ...
+
+    def forget_stale_images(self) -> None:
+        """Forgets what it made of images where that changes as it learns: call it after an update."""
+        ...
+
+
+def look(policy: TokenPolicy, env: Any, obs: Observations) -> None:
+    """Has `env` draw, and `policy` keep, the images of `obs` that it has not seen."""
+    missing = policy.images.missing(obs.images)
+    if missing:
+        policy.show([obs.images[place] for place in missing], policy.draw(env, obs.snapshots[missing]))

@@ -1,0 +1,356 @@
+"""The whole algorithm on RLlib: rounds, evaluation, and a continuation that repeats to the bit."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
+from rlvlm.algorithms.policy_gradient.config import (
+    AdvantageConfig,
+    EpisodeRewardConfig,
+    GRPOConfig,
+    SFTConfig,
+    TokenRewardConfig,
+)
+from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla, take_vla
+from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
+from rlvlm.core import metrics
+from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.errors import JudgeUnavailable, UsageError
+from rlvlm.core.judging import Clip, Score
+from rlvlm.demonstrations.chunks import Perturbation, collect_chunks, form_of, scripted_episodes
+from rlvlm.demonstrations.folder import create_folder
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import make_env
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.judge import Judge
+from rlvlm.labels.images import image_digest
+from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
+from rlvlm.policies.vla.pocket import PocketVLA
+from rlvlm.rewards.config import MonitorConfig
+from rlvlm.testing import FakeJudge
+
+pytestmark = pytest.mark.ray
+
+Build = Callable[..., PolicyGradient]
+SUCCESS = EpisodeRewardConfig()
+
+
+@pytest.fixture
+def build(local_ray: None) -> Iterator[Build]:
+    """Builds small algorithms and stops them after the test."""
+    built: list[PolicyGradient] = []
+
+    def make(
+        seed: int = 0,
+        scores: TokenRewardConfig = SUCCESS,
+        data: str = "",
+        start_from: str = "",
+        hidden: int = 64,
+        has_values: bool = False,
+        make_judge: Callable[[], Judge] = FakeJudge,
+        **algo: Any,
+    ) -> PolicyGradient:
+        config = (
+            GRPOAlgorithmConfig()
+            .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
+            .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=hidden, has_values=has_values)))
+            .learning(
+                sft=SFTConfig(demonstrations=20, steps=60, data=data, start_from=start_from),
+                algo=GRPOConfig(**{"groups": 6, "group_size": 4, "rounds": 2, **algo}),
+            )
+            .rewards(reward=scores, make_judge=make_judge if scores.asks_judge else None)
+            .debugging(seed=seed)
+        )
+        algorithm = config.build_algo()
+        assert isinstance(algorithm, PolicyGradient)
+        built.append(algorithm)
+        return algorithm
+
+    yield make
+    for algorithm in built:
+        algorithm.stop()
+
+
+def numbers(algorithm: PolicyGradient) -> dict[str, float]:
+    """What it reports, but for what a clock says."""
+    numbers = {name: value for name, value in algorithm.report().items() if np.isfinite(value)}
+    for clock in (metrics.ROLLOUT_S, metrics.UPDATE_S, metrics.REWARD_WAIT_S):
+        assert numbers.pop(clock, 0.0) >= 0
+    return numbers
+
+
+def test_rounds_from_demonstrations_to_evaluation(build: Build, tmp_path: Path) -> None:
+    algorithm = build()
+    told: list[str] = []
+    algorithm.prepare(told.append)
+    assert "20 demonstrations" in told[0] and algorithm.env_steps == 0
+    result = algorithm.train()
+    assert algorithm.env_steps > 0 and np.isfinite(result["score"])
+    assert algorithm.report()[metrics.EPISODES] % 24 == 0
+    assert 0 <= algorithm.report()[metrics.GROUP_KEPT] <= 1
+    evaluation = algorithm.evaluate_policy(5)
+    assert len(evaluation.episodes) == 5
+    assert 0 <= evaluation.metrics[metrics.EVAL_SAMPLED_SUCCESS] <= 1
+    algorithm.save_checkpoint(str(tmp_path / "checkpoint"))
+    world = make_env("push_block", EnvConfig(episode_steps=32), 0)
+    policy, scale = load_vla(tmp_path / "checkpoint", world)
+    again = chunk_player(ChunkSampler(policy=policy, env=world, scale=scale)).play(range(1_000_000, 1_000_005))
+    for one, other in zip(again, evaluation.episodes, strict=True):
+        assert np.array_equal(one.snapshots, other.snapshots)
+
+
+def test_a_collected_folder_teaches_what_the_run_would_have_shown_itself(build: Build, tmp_path: Path) -> None:
+    world = make_env("push_block", EnvConfig(episode_steps=32), 0)
+    form = asdict(form_of(world))
+    env = asdict(EnvConfig(episode_steps=40))
+    folder = create_folder(tmp_path / "d", "push_block", "chunks", env=env, chunks=form)
+    collect_chunks(world, folder, 20, Perturbation(noise=SFTConfig().noise), seed=3)
+    told: list[str] = []
+    reading, playing = build(seed=3, data=str(tmp_path / "d")), build(seed=3)
+    reading.prepare(told.append)
+    playing.prepare(told.append)
+    assert "was collected with env.episode_steps 40, not 32" in told[0]
+    assert "20 demonstrations from" in told[1] and " by script-noise-0.05; left out" in told[1]
+    assert "20 demonstrations by the task's script" in " ".join(told)
+    for mine, theirs in zip(reading._policy.parameters(), playing._policy.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert reading.report()[metrics.SFT_DEMONSTRATIONS] == 20
+
+
+def test_a_run_begins_with_the_policy_of_another(build: Build, tmp_path: Path) -> None:
+    before = build()
+    before.prepare(lambda line: None)
+    before.train()
+    before.save_checkpoint(str(tmp_path / "step" / "algorithm"))
+    told: list[str] = []
+    after = build(seed=7, start_from=str(tmp_path / "step"))
+    after.prepare(told.append)
+    assert "starting from the policy of" in told[0] and not any("demonstrations by" in line for line in told)
+    for mine, theirs in zip(after._policy.parameters(), before._policy.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    again, once = (one.evaluate_policy(4).episodes for one in (after, before))
+    assert all(np.array_equal(mine.snapshots, theirs.snapshots) for mine, theirs in zip(again, once, strict=True))
+    other = build(start_from=str(tmp_path / "step"), hidden=32)
+    with pytest.raises(UsageError, match=r"was built with policy\.pocket\.hidden 64"):
+        other.prepare(lambda line: None)
+    settings = before.config.policy.pocket
+    libero = PocketVLA(settings, num_cameras=2, proprio_size=8, num_tokens=56, num_ways=6)
+    was = [parameter.clone() for parameter in libero.parameters()]
+    with pytest.raises(UsageError, match="made for another env: .* there and .* here"):
+        take_vla(tmp_path / "step" / "algorithm", libero, before.config.policy)
+    assert all(map(torch.equal, libero.parameters(), was)), "nothing is taken of what does not fit"
+
+
+def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Build, tmp_path: Path) -> None:
+    world = make_env("push_block", EnvConfig(episode_steps=32), 0)
+    told: list[str] = []
+
+    def folder_of(name: str, task: str = "push_block", **form: object) -> str:
+        kept = asdict(form_of(world, image_px=16)) | form
+        folder = create_folder(tmp_path / name, task, "chunks", chunks=kept)
+        perturbation = Perturbation(noise=SFTConfig().noise)
+        for record in scripted_episodes(world, task, wanted=20, perturbation=perturbation, seed=0):
+            images = world.draw(record.arrays["snapshots"][:-1], 16)
+            arrays = {key: record.arrays[key] for key in ("actions", "proprio", "steps")}
+            digests = np.array([[image_digest(image)] for image in images])
+            folder.add(replace(record, arrays=arrays | {"pictures": digests}), images)
+        return str(tmp_path / name)
+
+    looking, drawing = build(data=folder_of("images")), build()
+    looking.prepare(told.append)
+    drawing.prepare(told.append)
+    for mine, theirs in zip(looking._policy.parameters(), drawing._policy.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    for odd, message in (
+        (folder_of("large", image_px=24), "keeps images of 24 pixels, and the policy looks at 16"),
+        (folder_of("short", chunk_steps=4), "chunk_steps 4, not 8"),
+        (folder_of("narrow", action_size=2), "action_size 2, not 7"),
+        (folder_of("cameras", cameras=["above", "wrist"]), "cameras"),
+        (folder_of("other", "libero_object/0"), "holds demonstrations of libero_object/0, not of push_block"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            build(data=odd).prepare(told.append)
+
+
+def test_an_evaluation_changes_nothing(build: Build) -> None:
+    looked, alone = build(), build()
+    for algorithm in (looked, alone):
+        algorithm.prepare(lambda line: None)
+    looked.evaluate_policy(3)
+    for algorithm in (looked, alone):
+        algorithm.train()
+    assert numbers(looked) == numbers(alone)
+
+
+@pytest.mark.parametrize("advantage", [AdvantageConfig(estimator="grpo"), AdvantageConfig(gamma=1.0, values="state")])
+def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path, advantage: AdvantageConfig) -> None:
+    algorithm = build(advantage=advantage)
+    algorithm.prepare(lambda line: None)
+    algorithm.train()
+    algorithm.save_checkpoint(str(tmp_path / "half"))
+    algorithm.train()
+    algorithm.save_checkpoint(str(tmp_path / "whole"))
+    other = build(advantage=advantage)
+    other.load_checkpoint(str(tmp_path / "half"))
+    other.train()
+    other.save_checkpoint(str(tmp_path / "again"))
+    assert numbers(algorithm) == numbers(other)
+    assert (tmp_path / "whole" / "state.json").read_bytes() == (tmp_path / "again" / "state.json").read_bytes()
+    with np.load(tmp_path / "whole" / "arrays.npz") as one, np.load(tmp_path / "again" / "arrays.npz") as two:
+        assert one.files == two.files and len(one.files) > 20
+        for name in one.files:
+            np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+
+
+def test_a_judge_looks_at_every_episode_once(build: Build) -> None:
+    untested = MonitorConfig(preflight=0, controls=0)
+    algorithm = build(
+        scores=EpisodeRewardConfig(source="judged", frame_px=16, num_frames=3, monitor=untested), rounds=1
+    )
+    algorithm.prepare(lambda line: None)
+    algorithm.train()
+    records = algorithm.drain_records()
+    assert len(records) == 24 and algorithm.drain_records() == []
+    values = [record.score.value or 0.0 for record in records]
+    assert algorithm.report()[metrics.GROUP_SCORE] == pytest.approx(np.mean(values))
+
+
+def test_ahead_learns_one_update_late_and_from_every_rollout(build: Build, tmp_path: Path) -> None:
+    untested = MonitorConfig(preflight=0, controls=0)
+    scores = EpisodeRewardConfig(source="judged", frame_px=16, num_frames=3, ahead=True, monitor=untested)
+    algorithm = build(scores=scores, rounds=1)
+    algorithm.prepare(lambda line: None)
+    algorithm.train()
+    assert algorithm.report()[metrics.UPDATES] == 0 and not algorithm.drain_records()  # nothing was scored yet
+    first = algorithm.env_steps
+    algorithm.train()
+    records = algorithm.drain_records()
+    assert algorithm.report()[metrics.UPDATES] == 1 and len(records) == 24
+    second = algorithm.env_steps
+    algorithm.save_checkpoint(str(tmp_path / "one"))  # catches up, so that nothing is on its way
+    late = algorithm.drain_records()
+    assert algorithm.report()[metrics.UPDATES] == 2 and len(late) == 24
+    assert algorithm.env_steps == second, "a checkpoint is of the step at which it is made"
+    assert {one.env_step for one in records} == {first} and {one.env_step for one in late} == {second}
+    algorithm.train()
+    algorithm.finish()
+    other = build(scores=scores, rounds=1)
+    other.load_checkpoint(str(tmp_path / "one"))
+    other.train()
+    other.finish()
+    one, two = numbers(algorithm), numbers(other)
+    assert one == two and one[metrics.UPDATES] == 3
+
+
+def test_a_judge_that_cannot_tell_success_from_failure_starts_nothing(build: Build) -> None:
+    algorithm = build(
+        scores=EpisodeRewardConfig(source="judged", frame_px=16, num_frames=3)
+    )  # it prefers bright images
+    with pytest.raises(JudgeUnavailable, match="cannot tell successes from failures") as caught:
+        algorithm.prepare(lambda line: None)
+    assert caught.value.exit_code == 5 and "preflight 0" in caught.value.fix
+
+
+def test_a_die_whose_noise_is_measured_teaches_nothing(build: Build, tmp_path: Path) -> None:
+    scores = EpisodeRewardConfig(source="judged", teacher="random")
+    gated = AdvantageConfig(estimator="grpo", scorer_noise="measured")
+    algorithm = build(scores=scores, advantage=gated, rounds=1)
+    algorithm.prepare(lambda line: None)
+    assert algorithm.report()[metrics.JUDGE_PREFLIGHT_NOISE] == pytest.approx(1 / np.sqrt(12), abs=0.06)
+    algorithm.save_checkpoint(str(tmp_path / "start"))
+    resumed = build(scores=scores, advantage=gated, rounds=1)
+    resumed.load_checkpoint(str(tmp_path / "start"))
+    for one in (algorithm, resumed):
+        one.train()
+        assert (one.report()[metrics.UPDATES], one.report()[metrics.GROUP_KEPT]) == (0, 0)
+    ungated = build(scores=scores, rounds=1)
+    ungated.prepare(lambda line: None)
+    ungated.train()
+    assert (ungated.report()[metrics.UPDATES], ungated.report()[metrics.GROUP_KEPT]) == (1, 1)
+
+
+class WaveringJudge(FakeJudge):
+    """Likes dark images, and is of another mind each time it is asked."""
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        self.num_asked += 1
+        change = 0.02 * (-1) ** self.num_asked
+        return [replace(one, value=1 - (one.value or 0.0) + change) for one in super().score(clips)]
+
+
+def test_a_judge_is_asked_twice_for_its_noise_though_its_answers_are_remembered(build: Build) -> None:
+    scores = EpisodeRewardConfig(source="judged", frame_px=16, num_frames=3)
+    noisy = AdvantageConfig(estimator="grpo", scorer_noise="measured")
+    algorithm = build(scores=scores, advantage=noisy, make_judge=lambda: CachedJudge(WaveringJudge()))
+    algorithm.prepare(lambda line: None)
+    assert algorithm.report()[metrics.JUDGE_PREFLIGHT_NOISE] == pytest.approx(0.04 / np.sqrt(2))
+
+
+def test_figures_are_of_all_rounds_of_an_update(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = build(rounds=2)
+    algorithm.prepare(lambda line: None)
+    source = algorithm._source
+    played, scored = [], source._labelled
+
+    def record(episodes: list[TokenEpisode], env_step: int) -> list[TokenEpisode]:
+        played.extend(episodes)
+        return scored(episodes, env_step)
+
+    monkeypatch.setattr(source, "_labelled", record)
+    assert algorithm._scale is not None
+    groups = {one.group for one in source.next()}
+    assert len(played) == 48 and len(groups) < 6, "one round did not find enough"
+    report = algorithm.report()
+    assert report[metrics.GROUP_KEPT] == pytest.approx(len(groups) / 12)
+    assert report[metrics.TRAIN_EPISODE_SUCCESS] == pytest.approx(np.mean([one.is_success for one in played]))
+
+
+def test_noise_is_measured_where_somebody_scores_known_episodes() -> None:
+    measured = GRPOConfig(advantage=AdvantageConfig(estimator="grpo", scorer_noise="measured"))
+    config = GRPOAlgorithmConfig().envs(task="push_block").acting(policy=VLAConfig()).learning(algo=measured)
+    with pytest.raises(ValueError, match="measured needs reward.source judged"):
+        config.validate()
+    unmeasured = EpisodeRewardConfig(source="judged", teacher="random", monitor=MonitorConfig(preflight=0))
+    with pytest.raises(ValueError, match="and reward.monitor.preflight episodes"):
+        config.copy(copy_frozen=False).rewards(reward=unmeasured).validate()
+
+
+def test_a_judge_and_judged_scores_go_together() -> None:
+    config = GRPOAlgorithmConfig().envs(task="push_block").acting(policy=VLAConfig())
+    with pytest.raises(ValueError, match="a judge's score needs one"):
+        config.rewards(reward=EpisodeRewardConfig(source="judged")).validate()
+
+
+def test_ppo_learns_chunks_by_a_value_head_of_the_policys_own(build: Build, tmp_path: Path) -> None:
+    own = {"advantage": AdvantageConfig(gamma=0.99), "has_values": True, "is_shrunk": False}
+    algorithm, other = build(**own), build(**own)
+    algorithm.prepare(lambda line: None)
+    before = {name: value.clone() for name, value in algorithm._policy.trained_state().items()}
+    algorithm.train()
+    report = algorithm.report()
+    assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-5 and np.isfinite(report[metrics.UPDATE_VALUE_LOSS])
+    moved = {name for name, value in algorithm._policy.trained_state().items() if not torch.equal(value, before[name])}
+    assert any("value_head" in name for name in moved) and any("bins" in name for name in moved)
+    algorithm.save_checkpoint(str(tmp_path / "half"))
+    algorithm.train()
+    other.load_checkpoint(str(tmp_path / "half"))
+    other.train()
+    assert numbers(algorithm) == numbers(other)
+
+
+def test_chunks_may_be_judged_one_by_one(build: Build) -> None:
+    """By the labeller that judges turns: each chunk's first and last moment, and a reward for each chunk."""
+    untested = MonitorConfig(preflight=0, controls=0)
+    reward = EpisodeRewardConfig(source="judged", per="turn", frame_px=16, monitor=untested)
+    algorithm = build(scores=reward, rounds=1)
+    algorithm.prepare(lambda line: None)
+    algorithm.train()
+    episodes, records = algorithm._source.newest, algorithm.drain_records()
+    assert len(records) == sum(map(len, episodes)) and all(len(one.item.snapshots) == 2 for one in records)
+    assert [one.score.value for one in records] == pytest.approx(np.concatenate([one.rewards for one in episodes]))

@@ -1,0 +1,227 @@
+"""One update of GRPO on real episodes: where it starts, where it moves, and what it remembers."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig, LossConfig
+from rlvlm.algorithms.policy_gradient.learner import TokenLearner
+from rlvlm.algorithms.policy_gradient.runner import ChunkRunner
+from rlvlm.core import metrics
+from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.errors import NumericsError
+from rlvlm.envs.config import EnvConfig
+from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
+from rlvlm.policies.vla.tokens import ActionScale
+
+SCALE = ActionScale(low=(-1.0,) * 6 + (0.0,), high=(1.0,) * 7, scaled=(True,) * 6 + (False,))
+
+
+def make(seed: int = 0, **algo: Any) -> tuple[TokenLearner, ChunkRunner]:
+    settings = {"warm_up": 0, "groups": 2, "group_size": 4, **algo}
+    settings.setdefault("advantage", AdvantageConfig(estimator="grpo", divide_by_std=False))
+    config = (
+        GRPOAlgorithmConfig()
+        .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
+        .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
+        .learning(algo=GRPOConfig(**settings))
+        .debugging(seed=seed)
+    )
+    runner = ChunkRunner(config=config)
+    torch.manual_seed(seed)
+    learner = TokenLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
+    learner.build()
+    learner.watch(runner.chunk_env)
+    learner.begin()
+    assert learner.module is not None and DEFAULT_MODULE_ID in learner.module
+    return learner, runner
+
+
+def sample(learner: TokenLearner, runner: ChunkRunner, scale: ActionScale = SCALE) -> list[TokenEpisode]:
+    """Two groups of four whose advantages are 1, -1, 0.5 and -0.5."""
+    runner.policy = learner.policy  # pyright: ignore[reportAttributeAccessIssue]
+    episodes, _ = runner.sample(num_groups=2, scale=scale)
+    return [paid(one, score) for one, score in zip(episodes, [1, -1, 0.5, -0.5] * 2, strict=True)]
+
+
+def paid(episode: TokenEpisode, score: float) -> TokenEpisode:
+    rewards = np.zeros(len(episode), np.float32)
+    rewards[-1] = score
+    return replace(episode, rewards=rewards)
+
+
+def log_prob_of_good_tokens(learner: TokenLearner, episodes: list[TokenEpisode]) -> float:
+    batch = learner.batches.make(episodes)
+    found = learner.policy.log_probs(batch.obs, batch.tokens).log_probs * batch.weights * batch.advantages[:, None]
+    return found.sum().item()
+
+
+def test_the_first_minibatch_has_ratios_of_one() -> None:
+    learner, runner = make()
+    learner.learn(sample(learner, runner), 0.0)
+    assert learner.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5
+    assert learner.report()[metrics.UPDATES] == 1
+
+
+def test_an_update_makes_what_did_well_more_likely() -> None:
+    learner, runner = make(lr=1e-3)
+    update = sample(learner, runner)
+    before = log_prob_of_good_tokens(learner, update)
+    learner.learn(update, 0.0)
+    assert log_prob_of_good_tokens(learner, update) > before
+
+
+def test_chunks_that_are_not_chosen_teach_nothing() -> None:
+    half = AdvantageConfig(estimator="grpo", divide_by_std=False, chunk_share=0.5)
+    learner, runner = make(lr=1e-3, advantage=half)
+    episodes = sample(learner, runner)
+    batch, before = learner.batches.make(episodes), {k: v.clone() for k, v in learner.weights().items()}
+    assert len(batch.chosen) < len(batch.tokens)
+    other = set(range(len(batch.tokens))) - set(batch.chosen.tolist())
+    assert other.isdisjoint({int(row) for rows, _ in learner._minibatches(batch) for row in rows})
+    learner.learn(episodes, 0.0)
+    assert learner.report()[metrics.UPDATE_TURNS] == len(batch.chosen)
+    assert any(not torch.equal(value, before[name]) for name, value in learner.weights().items())
+
+
+def test_dimensions_that_demonstrations_hardly_use_are_not_explored_and_teach_nothing() -> None:
+    still = ActionScale(
+        low=(-1.0, -1.0, -0.1, -0.2, -0.2, -0.2, 0.0), high=(1.0, 0.0, 0.1, 0.19, 0.21, 0.0, 1.0), scaled=SCALE.scaled
+    )
+    is_explored = np.tile([True, True, False, False, True, False, True], 8)
+    assert still.share_used(-np.ones(7), np.ones(7)).tolist() == pytest.approx([1, 0.5, 0.1, 0.195, 0.205, 0.1, 1])
+    learner, runner = make(least_range=0.2)
+    update = sample(learner, runner, still)
+    drawn = np.concatenate([episode.log_probs for episode in update])
+    assert (drawn[:, is_explored] < 0).all() and (drawn[:, ~is_explored] == 0).all()
+    weights = learner.batches.make(update).weights
+    assert (weights[:, ~is_explored] == 0).all() and (weights[:, is_explored] > 0).any()
+    learner.learn(update, 0.0)
+    assert learner.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5
+
+    other, _ = make(least_range=0.2)  # whatever was taken in the other dimensions: the gradient is of what was drawn
+    taken = [tuple(np.where(is_explored, bins, 7).astype(np.int16) for bins in one.tokens) for one in update]
+    other.learn([replace(one, tokens=own) for one, own in zip(update, taken, strict=True)], 0.0)
+    for name, value in learner.weights().items():
+        np.testing.assert_array_equal(other.weights()[name], value, err_msg=name)
+
+
+@pytest.mark.slow
+def test_the_step_size_follows_how_far_the_policy_moves() -> None:
+    learner, runner = make(lr=1e-2, kl_target=1e-3)
+    update = sample(learner, runner)
+    rates = []
+    for _ in range(3):
+        learner.learn(update, 0.0)
+        rates.append(learner.report()[metrics.UPDATE_LR])
+    assert rates[0] > rates[1] > rates[2]
+    timid, runner = make(lr=1e-7, kl_target=1.0)
+    update = sample(timid, runner)
+    for _ in range(2):
+        timid.learn(update, 0.0)
+    assert timid.report()[metrics.UPDATE_LR] == pytest.approx(1.3e-7)
+
+
+def test_an_update_that_has_moved_the_policy_too_far_takes_no_further_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, runner = make(lr=1e-2, kl_target=1e-3)
+    update, taken, step = sample(learner, runner), [], learner._optimizer.step
+    monkeypatch.setattr(learner._optimizer, "step", lambda: (taken.append(1), step())[1])
+    learner.learn(update, 0.0)
+    assert learner.report()[metrics.UPDATE_KL] > 2e-3 and len(taken) == 1, "the first is taken before any is measured"
+
+
+def test_one_gradient_step_says_nothing_of_how_far_the_policy_moves() -> None:
+    with pytest.raises(ValueError, match="kl_target needs updates of two gradient steps"):
+        GRPOConfig(minibatches=1)
+    GRPOConfig(minibatches=1, kl_target=None)
+
+
+@pytest.mark.slow
+def test_an_update_of_few_groups_moves_the_policy_less() -> None:
+    rates = []
+    for wanted, target in ((2, 0.3), (8, 0.3), (8, None)):
+        learner, runner = make(groups=wanted, kl_target=target, lr=1e-4)
+        learner.learn(sample(learner, runner), 0.0)
+        rates.append(learner.report()[metrics.UPDATE_LR])
+    assert rates == pytest.approx([1e-4, 0.5e-4, 1e-4])
+
+
+@pytest.mark.slow
+def test_the_step_size_falls_over_the_run_and_what_it_aims_at_with_its_square() -> None:
+    rates = []
+    for progress in (0.0, 0.5, 1.0, 2.0):
+        learner, runner = make(lr=1e-4, final_lr=0.2)
+        learner.learn(sample(learner, runner), progress)
+        rates.append(learner.report()[metrics.UPDATE_LR])
+    assert rates == pytest.approx([1e-4, 0.6e-4, 0.2e-4, 0.2e-4])
+    late, runner = make(lr=2e-3, final_lr=0.5, kl_target=4e-3)
+    small, _ = make(lr=1e-3, kl_target=1e-3)
+    update = sample(late, runner)
+    for _ in range(3):
+        late.learn(update, 1.0)
+        small.learn(update, 0.0)
+    assert late.report()[metrics.UPDATE_LR] == pytest.approx(small.report()[metrics.UPDATE_LR])
+    assert late.report()[metrics.UPDATE_LR] != pytest.approx(1e-3), "it was adapted"
+
+
+def test_an_update_that_moved_the_policy_too_far_stops() -> None:
+    learner, runner = make(lr=0.05, kl_target=1e-4, epochs=5)
+    taken: list[int] = []
+    step = learner._optimizer.step
+    learner._optimizer.step = lambda *a, **k: (taken.append(1), step(*a, **k))[1]  # pyright: ignore[reportAttributeAccessIssue]
+    learner.learn(sample(learner, runner), 0.0)
+    assert len(taken) < 5
+
+
+@pytest.mark.slow
+def test_a_weight_on_kl_pulls_back_to_the_start() -> None:
+    learner, runner = make(
+        loss=LossConfig(average="trajectory", clip_high=0.28, kl_weight=50.0), kl_target=None, lr=3e-3
+    )
+    free, _ = make(kl_target=None, lr=3e-3)
+    update = sample(learner, runner)
+    start = {name: value.clone() for name, value in dict(learner.policy.trained_state()).items()}
+    for _ in range(4):
+        learner.learn(update, 0.0)
+        free.learn(update, 0.0)
+
+    def moved(one: TokenLearner) -> float:
+        batch = one.batches.make(update)
+        return (one.policy.log_probs(batch.obs, batch.tokens).log_probs - batch.log_probs).abs().mean().item()
+
+    assert moved(learner) < moved(free)
+    assert any(not torch.equal(value, start[name]) for name, value in dict(learner.policy.trained_state()).items())
+
+
+@pytest.mark.slow
+def test_a_saved_learner_goes_on_to_the_bit() -> None:
+    learner, runner = make(loss=LossConfig(average="trajectory", kl_weight=0.1))
+    first, second = sample(learner, runner), sample(learner, runner)
+    learner.learn(first, 0.0)
+    tree, runner_tree = learner.save_tree(), runner.save_tree()
+    tree = {**tree, "trained": {name: value.clone() for name, value in tree["trained"].items()}}
+    tree["adam"] = {name: {key: v.clone() for key, v in moments.items()} for name, moments in tree["adam"].items()}
+    learner.learn(second, 0.0)
+    third = sample(learner, runner)
+    other, other_runner = make(seed=1, loss=LossConfig(average="trajectory", kl_weight=0.1))
+    other.load_tree(tree)
+    other_runner.load_tree(runner_tree)
+    other.learn(second, 0.0)
+    for name, value in dict(learner.policy.trained_state()).items():
+        assert torch.equal(value, other.policy.trained_state()[name]), name
+    assert other.report() == learner.report()
+    again = sample(other, other_runner)
+    assert all(np.array_equal(one.tokens, two.tokens) for one, two in zip(third, again, strict=True))
+
+
+def test_numbers_that_are_not_finite_stop_the_run() -> None:
+    learner, runner = make()
+    update = sample(learner, runner)
+    spoiled = [replace(one, rewards=one.rewards * np.nan) for one in update]
+    with pytest.raises(NumericsError, match="is not finite"):
+        learner.learn(spoiled, 0.0)

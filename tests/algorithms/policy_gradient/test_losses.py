@@ -1,0 +1,227 @@
+"""What an update descends: by hand, and value and gradient against the single-file oracles."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlvlm.algorithms.policy_gradient.config import Averaging, LossConfig
+from rlvlm.algorithms.policy_gradient.losses import (
+    POLICY_LOSSES,
+    Minibatch,
+    k3,
+    kept_share,
+    log_ratios,
+    surrogate_gain,
+    token_weights,
+    total_loss,
+    value_loss,
+)
+from rlvlm.core.errors import UsageError
+from tests.oracles import grpo as grpo_oracle
+from tests.oracles import ppo_vlm as oracle
+
+CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-5}
+B, N = 9, 6
+STEPS, EPISODES = torch.tensor([3, 3, 1, 2, 3, 3, 3, 1, 3]), torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 3])
+"""Of the nine chunks of four episodes: env steps that were run, of three with two tokens each."""
+
+
+def columns(seed: int) -> dict[str, Tensor]:
+    rng = np.random.default_rng(seed)
+    old = -rng.exponential(1.0, (B, N))
+    found: dict[str, Any] = {
+        "old": old, "now": old + 0.3 * rng.normal(size=(B, N)), "reference": old + 0.3 * rng.normal(size=(B, N)),
+        "entropies": rng.exponential(1.0, (B, N)), "advantages": rng.normal(size=B), "returns": rng.normal(size=B),
+        "token_advantages": rng.normal(size=(B, N)), "token_returns": rng.normal(size=(B, N)),
+        "values": rng.normal(size=B), "token_values": rng.normal(size=(B, N)), "old_values": rng.normal(size=B),
+        "is_token": np.arange(N) < rng.integers(2, N + 1, B)[:, None],
+    }  # fmt: skip
+    found["is_action"] = found["is_token"] & (np.arange(N) >= found["is_token"].sum(1, keepdims=True) - 2)
+    return {name: torch.as_tensor(value) for name, value in found.items()}
+
+
+REPLIES = [
+    LossConfig(),
+    LossConfig(kl_weight=0.05, entropy_weight=0.02),
+    LossConfig(policy="guarded", ratio="weighted", clip_low=0.1, clip_high=0.1, value_clip=0.1),
+    LossConfig(policy="guarded", ratio="weighted", thought_weight=0.2, largest_ratio=1.3, value_clip=0.1),
+]
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("config", REPLIES)
+def test_of_replies_loss_and_gradient_are_the_oracles(config: LossConfig, per_token: bool) -> None:
+    if per_token and config.ratio == "weighted":
+        return  # a reply with one ratio has one advantage
+    data, kind = columns(seed=3), "token_" if per_token else ""
+    now, values = data["now"].clone().requires_grad_(), data[f"{kind}values"].clone().requires_grad_()
+    weights = token_weights(data["is_token"], torch.zeros(B).long(), 1, "turn").double()
+    loss = total_loss(
+        Minibatch(
+            log_probs=now, old_log_probs=data["old"], weights=weights, is_action=data["is_action"],
+            advantages=data[f"{kind}advantages"], values=values,
+            old_values=data["token_values"] if per_token else data["old_values"], returns=data[f"{kind}returns"],
+            entropies=data["entropies"], reference=data["reference"] if config.kl_weight else None,
+        ),
+        config,
+    )  # fmt: skip
+    (loss.policy + loss.value + loss.rest).backward()
+
+    twin, twin_values = data["now"].clone().requires_grad_(), values.detach().clone().requires_grad_()
+    turns = []
+    for row in range(B):
+        kept = data["is_token"][row]
+        turns.append(
+            {
+                "log_probs": list(twin[row][kept]),
+                "old": data["old"][row][kept].tolist(),
+                "action": data["is_action"][row][kept].tolist(),
+                "reference": data["reference"][row][kept].tolist(),
+                "entropies": data["entropies"][row][kept].tolist(),
+                "advantage": data[f"{kind}advantages"][row][kept].tolist()
+                if per_token
+                else data["advantages"][row].item(),
+                "value": list(twin_values[row][kept]) if per_token else twin_values[row],
+                "old_value": data["old_values"][row].item(),
+                "ret": data[f"{kind}returns"][row][kept].tolist() if per_token else data["returns"][row].item(),
+            }
+        )  # fmt: skip
+    if config.ratio == "weighted":
+        expected = oracle.rl4vlm_loss(
+            turns, config.thought_weight, config.clip_low, config.value_clip, config.value_weight, config.largest_ratio
+        )
+    else:
+        expected = oracle.token_loss(turns, 0.2, config.value_weight, config.kl_weight, config.entropy_weight)
+    expected.backward()
+    torch.testing.assert_close((loss.policy + loss.value + loss.rest).detach(), expected.detach(), **CLOSE)
+    torch.testing.assert_close(now.grad, twin.grad, **CLOSE)
+    torch.testing.assert_close(values.grad, twin_values.grad, **CLOSE)
+    assert now.grad is not None and now.grad.abs().max() > 1e-3, "a gradient of nothing proves nothing"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "average", "dual_clip", "kl_weight"),
+    list(
+        itertools.product(["token", "action", "answer"], ["trajectory", "token", "constant"], [None, 1.5], [0.0, 0.1])
+    ),
+)
+def test_of_chunks_loss_and_gradient_are_the_oracles(
+    ratio: Any, average: Averaging, dual_clip: float | None, kl_weight: float
+) -> None:
+    data, episodes = columns(seed=4), EPISODES
+    config = LossConfig(ratio=ratio, average=average, dual_clip=dual_clip, kl_weight=kl_weight, clip_high=0.28)
+    ours, theirs = (data["now"].clone().requires_grad_() for _ in range(2))
+    is_run = (torch.arange(3) < STEPS[:, None]).repeat_interleave(2, dim=1)
+    weights = token_weights(is_run, episodes, 4, average, action_size=2, longest_steps=11).double()
+    advantages = data["advantages"][:4][episodes]
+
+    def part(rows: slice) -> Tensor:
+        batch = Minibatch(
+            log_probs=ours[rows], old_log_probs=data["old"][rows], weights=weights[rows], is_action=is_run[rows],
+            advantages=advantages[rows], action_size=2, reference=data["reference"][rows] if kl_weight else None,
+        )  # fmt: skip
+        loss = total_loss(batch, config)
+        return loss.policy + loss.rest
+
+    chunks = [
+        {"steps": int(STEPS[row]), "new": theirs[row], "old": data["old"][row], "reference": data["reference"][row]}
+        for row in range(B)
+    ]
+    told = [
+        {"advantage": float(data["advantages"][e]), "chunks": [chunks[row] for row in range(B) if episodes[row] == e]}
+        for e in range(4)
+    ]
+    expected = grpo_oracle.loss(
+        told, action_size=2, ratio=ratio, average=average, dual_clip=dual_clip, kl_weight=kl_weight,
+        longest_steps=11, exp=torch.exp,
+    )  # fmt: skip
+    whole = part(slice(None))
+    assert whole.item() == pytest.approx(expected.item(), abs=1e-6)
+    assert (part(slice(0, 2)) + part(slice(2, None))).item() == pytest.approx(whole.item(), abs=1e-7), "they add up"
+    whole.backward()
+    expected.backward()
+    assert ours.grad is not None and theirs.grad is not None
+    assert torch.allclose(ours.grad, theirs.grad, atol=1e-6)
+
+
+def surrogate(ratios: list[float], advantage: float, name: str = "clipped", **settings: Any) -> list[float]:
+    config = LossConfig(**settings)
+    return POLICY_LOSSES[name](torch.tensor([ratios]).log(), torch.tensor([[advantage]]), config)[0].tolist()
+
+
+def test_clips_by_hand() -> None:
+    ratios, wide = [0.5, 0.9, 1.2, 2.0], {"clip_high": 0.28}
+    assert surrogate(ratios, 1.0, **wide) == pytest.approx([-0.5, -0.9, -1.2, -1.28]), "nothing is gained beyond 1.28"
+    assert surrogate(ratios, -1.0, **wide) == pytest.approx([0.8, 0.9, 1.2, 2.0]), "nothing is gained below 0.8"
+    assert surrogate([5.0], -1.0, dual_clip=3.0) == pytest.approx([3.0])
+    assert surrogate([20.0, 1.5], -2.0, "guarded") == pytest.approx([2.4, 2.4]), "a huge one leaves the clipped term"
+    assert surrogate([1.5], -2.0, "guarded") == pytest.approx([3.0])
+    huge = POLICY_LOSSES["clipped"](torch.tensor([500.0]), torch.tensor([-1.0]), LossConfig())
+    assert huge.isfinite().all()
+
+
+def test_a_reply_in_which_thoughts_weigh_less_by_hand() -> None:
+    # Thought tokens -1 and -2 at weight .5, action token -.3, and padding that does not count.
+    weights = token_weights(torch.tensor([[True, True, True, False]]), torch.tensor([0]), 1, "turn")
+    batch = Minibatch(
+        log_probs=torch.tensor([[-1.0, -2.0, -0.3, -50.0]]), old_log_probs=torch.zeros(1, 4), weights=weights,
+        is_action=torch.tensor([[False, False, True, False]]), advantages=torch.ones(1),
+    )  # fmt: skip
+    assert log_ratios(batch, LossConfig(ratio="weighted")).item() == pytest.approx(-1.8)
+
+
+def test_weights_by_hand() -> None:
+    # Two episodes: one of 3 + 1 = 4 steps in two chunks, one of 2 steps in one; two tokens a step.
+    is_run = (torch.arange(3) < torch.tensor([3, 1, 2])[:, None]).repeat_interleave(2, dim=1)
+
+    def weights(average: Averaging) -> list[float]:
+        rows = token_weights(is_run, torch.tensor([0, 0, 1]), 2, average, action_size=2, longest_steps=10)
+        assert not rows[~is_run].any()
+        return rows[:, 0].tolist()
+
+    assert weights("trajectory") == pytest.approx([1 / 16, 1 / 16, 1 / 8])  # half for each episode, over its tokens
+    assert weights("token") == pytest.approx([1 / 12] * 3)  # 6 steps of two tokens
+    assert weights("constant") == pytest.approx([1 / 40] * 3)  # 10 steps of two tokens, two episodes
+    assert weights("turn") == pytest.approx([1 / 3] * 3)
+
+
+def test_divergence_and_critics_error_by_hand() -> None:
+    assert k3(torch.tensor(-1.0), torch.tensor(-2.0)).item() == pytest.approx(math.exp(-1) - 1 + 1)
+    assert k3(torch.tensor(-1.0), torch.tensor(-1.0)).item() == 0
+    assert (k3(torch.linspace(-3, 0, 50), torch.linspace(0, -3, 50)) >= 0).all()
+    # Value 1 from 0 with clip .1, return 2: plain .5, near .1 -> 1.9**2 / 2. Return 1: plain 0, near .9**2 / 2.
+    loss = value_loss(torch.ones(2), torch.zeros(2), torch.tensor([2.0, 1.0]), 0.1)
+    assert loss.tolist() == pytest.approx([1.805, 0.405])
+
+
+def test_a_gain_by_hand_in_which_no_token_decides_alone() -> None:
+    # Ratio 1.1 and advantage 2: .2. Ratio 10 counts as 1.2, advantage -1: -.2. Padding does not count.
+    log_ratio = torch.tensor([[1.1, 1.0, 7.0], [10.0, 1.0, 1.0]]).log()
+    is_token = torch.tensor([[True, True, False], [True, True, True]])
+    gains = surrogate_gain(log_ratio, torch.tensor([[2.0], [-1.0]]), is_token, 0.2)
+    assert gains.tolist() == pytest.approx([0.2, -0.2])
+
+
+@pytest.mark.parametrize(
+    ("gains", "kept"), [([1, 3], 0.75), ([-1, 1], 0), ([-2, -2.1], 0), ([0, 0, 0], 0), ([1, 1, 1], 1), ([-5], 1)]
+)
+def test_what_is_kept_by_hand(gains: list[float], kept: float) -> None:
+    # Gains 1 and 3: mean 2, standard error 1, so a quarter may be chance; one gain alone says nothing.
+    assert kept_share(torch.tensor(gains, dtype=torch.float32)) == pytest.approx(kept)
+
+
+def test_impossible_settings_are_refused() -> None:
+    for wrong in ({"clip_low": 1.0}, {"clip_high": 0.0}, {"dual_clip": 1.0}, {"kl_weight": -0.1}, {"value_clip": 0.0}):
+        with pytest.raises(ValueError, match=str(next(iter(wrong)))):
+            LossConfig(**wrong)  # pyright: ignore[reportArgumentType]
+    rows = torch.ones(1, 2)
+    batch = Minibatch(log_probs=rows, old_log_probs=rows, weights=rows, is_action=rows > 0, advantages=rows[0, :1])
+    with pytest.raises(ValueError, match="reference"):
+        total_loss(batch, LossConfig(kl_weight=1.0))
+    with pytest.raises(UsageError, match="no policy loss 'linear'"):
+        total_loss(batch, LossConfig(policy="linear"))

@@ -1,0 +1,138 @@
+"""GRPO of an OpenVLA-OFT checkpoint: it starts as it comes, an adapter learns, and checkpoints hold nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm.algorithms.checkpoint import load_policy_file
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
+from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, LossConfig, SFTConfig
+from rlvlm.algorithms.policy_gradient.learner import TokenLearner
+from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla
+from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
+from rlvlm.algorithms.policy_gradient.runner import ChunkRunner
+from rlvlm.core import metrics
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import make_env
+from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from tests.algorithms.policy_gradient.test_learner import sample
+from tests.tiny_openvla import write_openvla
+
+WORLD = EnvConfig(episode_steps=16)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_openvla(tmp_path_factory.mktemp("openvla"))
+
+
+def settings(checkpoint: Path, **algo: Any) -> GRPOAlgorithmConfig:
+    policy = VLAConfig(model=str(checkpoint), openvla=OpenVLAConfig(image_px=40, lora_rank=2))
+    chosen = {"warm_up": 0, "lr": 1e-2, "temperature": 1.6, "rounds": 1, "groups": 2, "group_size": 4, **algo}
+    return (
+        GRPOAlgorithmConfig()
+        .envs(task="push_block", env_settings=WORLD)
+        .acting(policy=policy)
+        .learning(algo=GRPOConfig(**chosen), sft=SFTConfig())
+        .rewards(reward=EpisodeRewardConfig())
+        .debugging(seed=0)
+    )
+
+
+def make(checkpoint: Path, **algo: Any) -> tuple[TokenLearner, ChunkRunner]:
+    config = settings(checkpoint, **algo)
+    runner = ChunkRunner(config=config)
+    torch.manual_seed(0)
+    learner = TokenLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
+    learner.build()
+    learner.watch(runner.chunk_env)
+    learner.begin()
+    return learner, runner
+
+
+@pytest.mark.slow
+def test_an_update_begins_at_ratios_of_one_and_moves_the_adapter_alone(checkpoint: Path) -> None:
+    learner, runner = make(checkpoint)
+    before = {name: value.clone() for name, value in learner.policy.named_parameters()}
+    learner.learn(sample(learner, runner), 0.0)
+    assert learner.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5
+    moved = {name for name, value in learner.policy.named_parameters() if not torch.equal(value, before[name])}
+    assert moved and all("lora_" in name for name in moved)
+    tree = learner.save_tree()
+    assert set(tree["trained"]) == {name for name in before if "lora_" in name}
+    other, _ = make(checkpoint)
+    other.load_tree(tree)
+    for name, value in learner.policy.named_parameters():
+        assert torch.equal(value, dict(other.policy.named_parameters())[name]), name
+
+
+@pytest.mark.slow
+def test_kl_is_charged_to_the_start_of_which_only_the_adapter_is_kept(checkpoint: Path) -> None:
+    learner, runner = make(checkpoint, loss=LossConfig(average="trajectory", kl_weight=0.1))
+    assert all("lora_" in name for name in learner.batches.start), "what does not learn is not copied"
+    episodes = sample(learner, runner)
+    before = learner.batches.make(episodes).reference
+    learner.learn(episodes, 0.0)
+    after = learner.batches.make(episodes).reference
+    assert before is not None and after is not None
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_rows_a_few_at_a_time_have_the_gradient_of_all_at_once(checkpoint: Path) -> None:
+    gradients = []
+    for size in (0, 3):
+        learner, runner = make(checkpoint, minibatches=1, kl_target=None, microbatch_turns=size)
+        batch = learner.batches.make(sample(learner, runner))
+        learner._backward(batch, torch.arange(len(batch.tokens)))
+        grads = {name: p.grad for name, p in learner.policy.named_parameters() if p.grad is not None}
+        gradients.append(grads)
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.ray
+def test_a_run_starts_from_the_checkpoint_and_its_own_hold_the_adapter(
+    local_ray: None, checkpoint: Path, tmp_path: Path
+) -> None:
+    algorithm = settings(checkpoint).build_algo()
+    assert isinstance(algorithm, PolicyGradient)
+    try:
+        told: list[str] = []
+        algorithm.prepare(told.append)
+        assert told == []  # nothing is demonstrated, nothing imitated
+        algorithm.train()
+        algorithm.save_checkpoint(str(tmp_path / "checkpoint"))
+        played = algorithm.evaluate_policy(2).episodes
+    finally:
+        algorithm.stop()
+    held = load_policy_file(tmp_path / "checkpoint")
+    assert held.weights and all("lora_" in name for name in held.weights)
+    env = make_env("push_block", WORLD, 0)
+    policy, scale = load_vla(tmp_path / "checkpoint", env)
+    assert scale == policy.scale
+    player = chunk_player(ChunkSampler(policy=policy, env=env, scale=scale))
+    for one, other in zip(player.play(range(1_000_000, 1_000_002)), played, strict=True):
+        assert np.array_equal(one.snapshots, other.snapshots)
+
+
+@pytest.mark.ray
+def test_several_learners_begin_with_the_adapter_that_plays(local_ray: None, checkpoint: Path) -> None:
+    algorithm = settings(checkpoint, num_learners=2).build_algo()
+    assert isinstance(algorithm, PolicyGradient)
+    try:
+        with torch.no_grad():
+            for weight in algorithm._policy.trained_state().values():
+                weight += 0.01  # RLlib's seed alone makes them alike; an adapter's random start need not
+        algorithm.prepare(lambda line: None)
+        left, right = algorithm._learners.call_all("weights")
+        own = algorithm._policy.trained_state()
+    finally:
+        algorithm.stop()
+    assert own.keys() == left.keys() == right.keys()
+    for name, value in own.items():
+        assert torch.equal(left[name], value) and torch.equal(right[name], value), name

@@ -1,0 +1,89 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlvlm.algorithms.env_slots import EnvSlot
+from rlvlm.algorithms.evaluation import FIRST_SEED
+from rlvlm.algorithms.policy_gradient.player import is_strict_success, stands_still, turn_player
+from rlvlm.algorithms.policy_gradient.rollouts import Actor, play_turns
+from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.algorithms.sft.demonstrations import demonstrate
+from rlvlm.core import metrics
+from rlvlm.core.episodes import Observations, TokenEpisode
+from rlvlm.envs.registry import make_env, task_env
+from rlvlm.policies.vlm.engine import PolicyEngine
+from tests.tiny_policy import tiny_policy
+
+
+def make_slot() -> EnvSlot:
+    return EnvSlot(make_env("number_line", task_env("number_line"), 0), "number_line")
+
+
+def test_one_wrong_step_fails_the_strict_test_and_reaches_the_goal_all_the_same():
+    slot = make_slot()
+    for seed in range(20):
+        slot.begin(seed)
+        legal = slot.env.expert_action()
+        wrong = slot.play(slot.env.action_text(1 - legal))
+        outcome = wrong
+        while outcome.episode is None:
+            outcome = slot.play(slot.env.action_text(slot.env.expert_action()))
+        assert outcome.episode.success.any() and not is_strict_success(outcome.episode)
+    assert all(is_strict_success(episode) for episode in demonstrate(slot, SFTConfig(turns=20), 0))
+
+
+def test_an_episode_does_not_depend_on_what_is_played_beside_it(tmp_path: Path):
+    actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=6, temperature=1.0)
+    together = play_turns(actor, make_slot, [5, 6, 7], 3, greedy=False)
+    alone = play_turns(actor, make_slot, [7], 1, greedy=False)
+    texts = [[reply.text for reply in episode.replies] for episode in (together[2], alone[0])]
+    assert texts[0] == texts[1]
+    assert [episode.seed for episode in together] == [5, 6, 7]
+    assert len(together[0].tokens) == len(together[0])
+
+
+def test_an_evaluation_counts_both_decodings(tmp_path: Path):
+    actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=4, temperature=1.0)
+    evaluation, played = turn_player(actor, make_slot, 2).evaluate(2)
+    assert len(evaluation.episodes) == len(played) == 2
+    assert evaluation.metrics[metrics.EVAL_INVALID] == 1  # four random tokens are no reply
+    assert evaluation.metrics[metrics.EVAL_STANDS_STILL] == 1, "so nothing ever changes, nor does the reply"
+    assert evaluation.metrics[metrics.EVAL_SAMPLED_STRICT_SUCCESS] == 0
+    assert evaluation.metrics[metrics.EVAL_SAMPLED_STRICT_HIGH] == pytest.approx(0.6576, abs=1e-3)
+    assert evaluation.metrics[metrics.EVAL_REPLY_TOKENS] == 4
+
+
+def test_who_stands_still_worked_by_hand(tmp_path: Path):
+    """On the line from 0 to 5 a minus at 0 changes nothing: who goes on with it stands still, who goes up does not."""
+
+    actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=2, temperature=1.0)
+    (whole,) = play_turns(actor, make_slot, [5], 1, greedy=True)
+
+    def cut(images: list[bytes], texts: list[str], terminated: bool = False) -> TokenEpisode:
+        seen = Observations(
+            images=(*images, b"after"), texts=(*texts, ""), proprio=np.zeros((len(images) + 1, 0), np.float32),
+            snapshots=np.zeros((len(images) + 1, 1), np.float32),
+        )  # fmt: skip
+        return dataclasses.replace(whole, obs=seen, steps=np.ones(len(images), np.int64), terminated=terminated)
+
+    assert stands_still(cut([b"1", b"0", b"0"], ["a"] * 3))
+    assert not stands_still(cut([b"1", b"0", b"0"], ["a"] * 3, terminated=True)), "the env ended it"
+    assert not stands_still(cut([b"0", b"0", b"1"], ["a"] * 3)), "it got out"
+    assert not stands_still(cut([b"0", b"0"], ["a", "b"])), "it is told something else"
+    assert not stands_still(cut([b"0"], ["a"]))
+
+
+def test_an_evaluation_counts_who_reached_a_milestone_at_any_turn(tmp_path: Path):
+    actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=4, temperature=1.0)
+    slot = make_slot()
+    begun = [0.0] * 4
+    for place in range(4):  # replies that cannot be read leave everything where it was
+        slot.begin(FIRST_SEED + place)
+        begun[place] = slot.env.progress()
+    half = sorted(begun)[2]
+    player = turn_player(actor, make_slot, 2, milestones={"half": half, "all": 1.0})
+    measured = player.evaluate(4)[0].metrics
+    assert measured[metrics.EVAL_REACHED + "half"] == sum(one >= half for one in begun) / 4
+    assert measured[metrics.EVAL_REACHED + "all"] == measured[metrics.EVAL_SAMPLED_REACHED + "all"] == 0

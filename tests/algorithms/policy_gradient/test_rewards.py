@@ -1,0 +1,431 @@
+"""What turns and episodes are worth: by the env, by success, and by a judge; and what a judge is tried on first."""
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlvlm.algorithms.env_slots import EnvSlot
+from rlvlm.algorithms.policy_gradient.config import (
+    AdvantageConfig,
+    EpisodeRewardConfig,
+    TokenRewardConfig,
+)
+from rlvlm.algorithms.policy_gradient.rewards import (
+    RewardLabeller,
+    known_episodes_of,
+    known_items,
+    preflight,
+    shown_frames,
+)
+from rlvlm.algorithms.policy_gradient.rollouts import TurnPlay
+from rlvlm.core import metrics
+from rlvlm.core.chunks import ChunkObs
+from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.errors import JudgeUnavailable, UsageError
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
+from rlvlm.core.sampling import ReplyTokens, SampledReply
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.push_block.env import PushBlock
+from rlvlm.envs.registry import make_env, task_env
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.judge import Remembering
+from rlvlm.rewards.config import MixtureConfig, MonitorConfig
+from rlvlm.rewards.scorers import JudgeScorer, RandomScorer
+from rlvlm.rewards.scoring_items import ScoringItem, spread
+from rlvlm.rewards.temporal import TemporalNovelty
+from tests.algorithms.policy_gradient.by_hand import episode
+
+STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
+NO_TOKENS = ReplyTokens(prompt_ids=np.zeros(1, np.int64), image=b"", reply_ids=np.zeros(1, np.int64))
+JUDGED = TokenRewardConfig(source="judged")
+
+
+class Distance:
+    """Scores a turn of number_line by its images' numbers alone; `silent` scores nothing of that start."""
+
+    num_asked = 0
+
+    def __init__(self, silent: tuple[int, int] | None = None) -> None:
+        self.silent = silent
+        self.seen: list[ScoringItem] = []
+
+    def score(self, items: Sequence[ScoringItem]) -> list[Score]:
+        self.seen += items
+        return [self._one(item.snapshots) for item in items]
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        assert state == {}
+
+    def _one(self, snapshots: Any) -> Score:
+        if self.silent is not None and tuple(snapshots[0].astype(int)) == self.silent:
+            return Score(status=Status.INVALID, value=None, stamp=STAMP)
+        before, after = (abs(float(row[0] - row[1])) for row in (snapshots[0], snapshots[-1]))
+        value = 1.0 if after == 0 else 0.75 if after < before else 0.25 if after == before else 0.0
+        return Score(status=Status.OK, value=value, stamp=STAMP)
+
+
+Rows = tuple[list[list[TokenEpisode]], list[TokenEpisode]]
+"""What is shown after each row of turns, and the episodes, or pieces of them, that they make."""
+
+
+def play(
+    starts: Sequence[tuple[int, int]], turns: int, right: bool = True, groups: Sequence[int] = (), unreadable: int = -1
+) -> Rows:
+    """Each env begins at (current, target) and is played by the expert, or against it; it ends once. The reply of
+    turn `unreadable` cannot be read.
+    """
+    plays, rows = [], []
+    for place, (current, target) in enumerate(starts):
+        slot = EnvSlot(make_env("number_line", task_env("number_line"), 0), "number_line")
+        for seed in range(10_000):
+            slot.begin(seed)
+            if tuple(slot.turn.snapshot.astype(int)) == (current, target):
+                break
+        plays.append(TurnPlay(slot, place, groups[place] if groups else place))
+    running = list(plays)
+    for number in range(turns):
+        ended = []
+        for one in running:
+            action = one.slot.env.expert_action()
+            text = "well" if number == unreadable else one.slot.env.action_text(action if right else 1 - action)
+            reply = SampledReply(
+                tokens=NO_TOKENS, text=text, log_probs=np.zeros(1, np.float32), value=0, is_complete=True, version=0
+            )  # fmt: skip
+            if one.play(number, reply).is_end:
+                ended.append(one)
+        rows.append([one.episode(last=True) for one in running])
+        running = [one for one in running if one not in ended]
+    return rows, [one.episode() for one in plays]
+
+
+def labelled(labeller: RewardLabeller, played: Rows) -> list[list[float]]:
+    """Rewards of the episodes that are known, turn by turn."""
+    rows, episodes = played
+    for row in rows:
+        labeller.show(row)
+    return [one.rewards.tolist() for one in known_episodes_of(labeller.label(episodes, 7))]
+
+
+def test_the_envs_reward_is_left_as_it_is_and_success_comes_at_the_end() -> None:
+    played = play([(3, 5), (4, 5)], 2)
+    assert labelled(RewardLabeller(TokenRewardConfig(), None), played) == [[0, 1], [1]]
+    wrong = play([(3, 5)], 2, right=False)
+    assert labelled(RewardLabeller(TokenRewardConfig(), None), wrong) == [[-1, -1]]
+    assert labelled(RewardLabeller(TokenRewardConfig(source="success"), None), played) == [[0, 1], [1]]
+    assert labelled(RewardLabeller(TokenRewardConfig(source="success"), None), wrong) == [[0, 0]]
+    chunks = [episode(success=True), episode()]
+    rewards = [one.rewards.tolist() for one in RewardLabeller(EpisodeRewardConfig(), None).label(chunks, 0)]
+    assert rewards == [[0, 1], [0, 0]]
+
+
+def test_judged_rewards_by_hand() -> None:
+    scorer = Distance()
+    labeller = RewardLabeller(JUDGED, scorer)
+    assert labelled(labeller, play([(3, 5), (4, 5)], 2)) == [[0.5, 1.0], [1.0]]  # 2 s - 1 of .75, 1 and 1
+    assert [(item.action, item.goal) for item in scorer.seen[:1]] == [
+        ("+", "bring the current number to the target number")
+    ]
+    figures = labeller.report()
+    assert figures[metrics.REWARD_JUDGED] == pytest.approx(2.5 / 3)
+    assert figures[metrics.REWARD_ENVIRONMENT] == pytest.approx(2 / 3), "logged raw and apart"
+    records = labeller.drain_records()
+    assert [record.env_step for record in records] == [7] * 3 and labeller.drain_records() == []
+    assert [record.truth for record in records] == [record.score.value for record in records] == [0.75, 1.0, 1.0]
+    wrong = labelled(RewardLabeller(JUDGED, Distance()), play([(3, 5)], 2, right=False))
+    assert wrong == [[-1, -1]], "paid by the judge and never by the truth"
+
+
+def test_a_reply_that_nobody_can_read_is_not_shown_to_the_judge() -> None:
+    scorer = Distance()
+    labeller = RewardLabeller(TokenRewardConfig(source="judged", unreadable=-0.8), scorer)
+    assert labelled(labeller, play([(3, 5)], 2, unreadable=0)) == [[pytest.approx(-0.8), 0.5]]
+    assert {item.action for item in scorer.seen} == {"+"}
+
+
+def test_without_an_answer_the_episode_is_left_out_or_neutral_or_the_run_ends() -> None:
+    starts, silent = [(3, 5), (2, 5)], (4, 5)  # the first episode comes by there in its second turn, the other later
+    assert labelled(RewardLabeller(JUDGED, Distance(silent)), play(starts, 2)) == [[0.5, 0.5]]
+    neutral = TokenRewardConfig(source="judged", without_answer="neutral", neutral=0.25)
+    assert labelled(RewardLabeller(neutral, Distance(silent)), play(starts, 2)) == [[0.5, -0.5], [0.5, 0.5]]
+    stop = RewardLabeller(TokenRewardConfig(source="judged", without_answer="stop"), Distance(silent))
+    with pytest.raises(JudgeUnavailable, match="gave no score"):
+        labelled(stop, play(starts, 2))
+    compared = play([(4, 5), (3, 5), (1, 0), (2, 0)], 2, groups=[0, 0, 1, 1])
+    assert labelled(RewardLabeller(JUDGED, Distance((4, 5))), compared) == [[1.0], [0.5, 1.0]], "the group is left out"
+
+
+def test_a_mixture_is_weighed_and_each_part_logged_raw() -> None:
+    env = make_env("number_line", task_env("number_line"), 0)
+    mixture = MixtureConfig(environment=0.5, judged=2.0, novelty=0.1)
+    labeller = RewardLabeller(
+        TokenRewardConfig(source="mixture", mixture=mixture), Distance(), TemporalNovelty(2, env.draw, seed=0)
+    )  # fmt: skip
+    found = sum(labelled(labeller, play([(3, 5), (4, 5)], 2)), [])
+    extra = np.array(found) - [0.5 * 0 + 2 * 0.5, 0.5 * 1 + 2 * 1.0, 0.5 * 1 + 2 * 1.0]
+    assert extra.min() == pytest.approx(0, abs=1e-6) and extra.max() == pytest.approx(0.1)
+    assert labeller.report()[metrics.REWARD_TOTAL] == pytest.approx(np.mean(found))
+
+
+def test_an_episode_is_scored_once_at_its_end() -> None:
+    scorer = Distance()
+    labeller = RewardLabeller(TokenRewardConfig(source="judged", per="episode", num_frames=2), scorer)
+    assert labelled(labeller, play([(2, 5), (4, 5)], 3)) == [[0, 0, 1.0], [1.0]]
+    assert [item.snapshots[:, 0].tolist() for item in scorer.seen[:2]] == [[4, 5], [2, 5]]
+    assert scorer.seen[0].action == ""
+
+
+def test_the_monitor_hears_of_episodes_that_end_and_of_controls() -> None:
+    labeller = RewardLabeller(replace(JUDGED, monitor=MonitorConfig(controls=1)), Distance())
+    labelled(labeller, play([(4, 5), (3, 5)], 2))
+    figures = labeller.report()
+    assert figures[metrics.JUDGE_TRUE_SUCCESS] == 1 and figures[metrics.JUDGE_SCORE] == 1
+    assert figures[metrics.JUDGE_CONTROL_SCORE] == 1 and figures[metrics.JUDGE_BACKWARDS_SCORE] == 0
+    again = RewardLabeller(JUDGED, Distance())
+    again.load_tree(labeller.save_tree())
+    figures.pop(metrics.REWARD_WAIT_S)
+    assert again.report() == figures
+
+
+class ByHand:
+    """Answers with the numbers it was given, None being a failure, and remembers what it was shown."""
+
+    def __init__(self, answers: list[float | None]) -> None:
+        self.answers = answers
+        self.seen: list[Clip] = []
+
+    @property
+    def stamp(self) -> Stamp:
+        return STAMP
+
+    def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        raise NotImplementedError
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        self.seen += clips
+        return [
+            Score(status=Status.FAILED if value is None else Status.OK, value=value, stamp=STAMP)
+            for value in [self.answers.pop(0) for _ in clips]
+        ]
+
+
+def draw(snapshots: FloatArray) -> Frames:
+    """Images whose every pixel is the snapshot's number."""
+    return np.broadcast_to(snapshots[:, :1, None, None], (len(snapshots), 2, 2, 3)).astype(np.uint8)
+
+
+def whole(steps: int = 12, success: bool = False, group: int = 0, **more: Any) -> TokenEpisode:
+    return episode([steps], success=success, group=group, **more)
+
+
+def judged(answers: list[float | None], **settings: Any) -> tuple[RewardLabeller, ByHand]:
+    judge = ByHand(answers)
+    config = EpisodeRewardConfig(
+        **{"source": "judged", "num_frames": 4, "monitor": MonitorConfig(controls=0)} | settings
+    )
+    return RewardLabeller(config, JudgeScorer(judge, draw, remembers=False)), judge
+
+
+def score(labeller: RewardLabeller, episodes: Sequence[TokenEpisode], env_step: int = 0) -> FloatArray:
+    own = [replace(one, slot=number) for number, one in enumerate(episodes)]
+    labeller.show(own)
+    return np.array([one.rewards.sum() for one in labeller.label(own, env_step)])
+
+
+def item_of(one: TokenEpisode) -> ScoringItem:
+    return ScoringItem(
+        goal=one.goals[0], snapshots=spread(one.snapshots, 4), is_success=one.is_success, progress=0.0
+    )  # fmt: skip
+
+
+def test_the_judge_sees_the_first_and_the_last_moment_and_the_instruction() -> None:
+    labeller, judge = judged([0.2, 0.9])
+    assert score(labeller, [whole(12), whole(2)], 7).tolist() == pytest.approx([0.2, 0.9])
+    assert judge.seen[0].frames[:, 0, 0, 0].tolist() == [0, 4, 8, 12]
+    assert judge.seen[1].frames[:, 0, 0, 0].tolist() == [0, 1, 2]  # a short episode has no more moments
+    assert judge.seen[0].goal == "push the red block onto the pad"
+    frames = np.arange(12, dtype=np.uint8).reshape(1, 1, 4, 3)
+    assert shown_frames(frames, EpisodeRewardConfig()) is frames
+    assert shown_frames(frames, EpisodeRewardConfig(flip_images=True))[0, 0, :, 0].tolist() == [9, 6, 3, 0]
+
+
+def test_a_judge_is_not_blamed_for_what_was_undone() -> None:
+    undone = [whole(steps, success=True, is_undone=True) for steps in (12, 11)]
+    labeller, _ = judged([0.1, 0.9, 0.9, 0.2])
+    score(labeller, [*undone, whole(10, success=True), whole(9)])
+    figures = labeller.report()
+    assert (figures[metrics.JUDGE_FALSE_POSITIVES], figures[metrics.JUDGE_FALSE_NEGATIVES]) == (0, 0)
+    assert figures[metrics.JUDGE_UNDONE] == 0.5
+
+
+def test_a_threshold_makes_scores_binary_and_may_be_calibrated() -> None:
+    assert score(judged([0.49, 0.5], threshold=0.5)[0], [whole(12), whole(11)]).tolist() == [0, 1]
+    known = [item_of(whole(steps, success=steps > 10)) for steps in (12, 11, 9, 8)]
+    labeller, _ = judged([0.3, 0.4, 0.1, 0.2, 0.24, 0.26], threshold="calibrated")
+    assert labeller.preflight_on(known).threshold == pytest.approx(0.25)
+    assert score(labeller, [whole(12), whole(11, success=True)]).tolist() == [0, 1]
+    assert labeller.report()[metrics.JUDGE_FALSE_POSITIVES] == 0, "the monitor goes by it too"
+    assert [record.claim for record in labeller.drain_records()] == pytest.approx([0.25, 0.25])
+    resumed, _ = judged([0.24, 0.26], threshold="calibrated")
+    resumed.load_tree(labeller.save_tree())
+    assert score(resumed, [whole(12), whole(11)]).tolist() == [0, 1]
+
+
+def test_noise_is_how_far_scores_of_one_episode_lie_apart() -> None:
+    known = [item_of(whole(steps)) for steps in (12, 11, 10)]
+    answers: list[float | None] = [0.2, 0.9, None, 0.4, 0.7, 0.5]
+
+    def noise(**settings: Any) -> float:
+        labeller, _ = judged([*answers], **settings)
+        assert labeller._scorer is not None
+        return labeller.measure_noise(known, labeller._scorer)
+
+    assert noise() == pytest.approx(math.sqrt(0.04 / 2))
+    assert noise(success_weight=1.0) == pytest.approx(math.sqrt(0.04 / 2) / 2)
+    assert noise(threshold=0.8) == pytest.approx(math.sqrt((0 + 1) / 2 / 2))
+    random = RewardLabeller(EpisodeRewardConfig(source="judged", teacher="random"), RandomScorer(seed=0))
+    assert random.measure_noise(known * 300, RandomScorer(seed=0)) == pytest.approx(1 / math.sqrt(12), abs=0.02)
+    judge = ByHand([0.2, 0.4])
+    remembering = CachedJudge(judge)
+    assert isinstance(remembering, Remembering) and not isinstance(judge, Remembering)
+    assert remembering.asked_anew is judge, "one that remembers is asked anew where its noise is measured"
+
+
+def test_an_episode_without_an_answer_never_gets_the_truth() -> None:
+    wins = [whole(12, success=True), whole(11, success=True)]
+    assert score(judged([None, None], without_answer="neutral")[0], wins).tolist() == [0.5, 0.5]
+    with pytest.raises(JudgeUnavailable, match="gave no score"):
+        score(judged([0.1, None], without_answer="stop")[0], wins)
+    scores = score(judged([None, 0.9])[0], wins)
+    assert np.isnan(scores[0]) and scores[1] == pytest.approx(0.9)
+    with_success = score(judged([0.4, 0.7], success_weight=1.0)[0], [whole(3, success=True), whole(4)])
+    assert with_success.tolist() == pytest.approx([0.7, 0.35]), "which may be added to a judge of progress"
+
+
+def test_one_rollout_may_be_labelled_while_the_next_is_looked_at() -> None:
+    labeller, _ = judged([0.1, 0.2, 0.3])
+    first, second = [whole(3, group=0)], [whole(4, group=1), whole(5, group=2)]
+    for part in (first, second[:1], second[1:]):
+        labeller.show(part)
+    assert labeller.label(first, 0)[0].rewards.tolist() == pytest.approx([0.1])
+    assert [one.rewards[0] for one in labeller.label(second, 0)] == pytest.approx([0.2, 0.3])
+
+
+def test_one_thread_asks_and_nobody_waits_for_controls() -> None:
+    """A control's chance hangs on the order of questions, so that no second thread may come in between."""
+    threads, may_go_on = set[int](), threading.Event()
+
+    class Slow(RandomScorer):
+        def score(self, items: Sequence[ScoringItem]) -> list[Score]:
+            threads.add(threading.get_ident())
+            if items[0].snapshots[0] > items[0].snapshots[-1]:  # backwards
+                assert may_go_on.wait(60)
+            return super().score(items)
+
+    config = EpisodeRewardConfig(source="judged", monitor=MonitorConfig(controls=1))
+    labeller = RewardLabeller(config, Slow(0))
+    first, second = [whole(3, group=0), whole(4, group=1)], [whole(5, group=2)]
+    labeller.show(first)
+    labeller.show(second)
+    assert len(labeller.label(first, 0)) == 2  # while the control waits
+    assert metrics.JUDGE_CONTROL_SCORE not in labeller.report()
+    may_go_on.set()
+    assert len(labeller.label(second, 0)) == 1 and metrics.JUDGE_CONTROL_SCORE in labeller.report()
+    labeller.save_tree()  # waits for the newest
+    assert len(threads) == 1 and threading.get_ident() not in threads
+
+
+def test_an_episode_is_followed_at_some_of_its_moments_and_scores_are_held_between() -> None:
+    labeller, judge = judged([0.1 * place for place in range(12)], num_frames=2)
+    said = labeller.follow(whole(steps=23))
+    assert len(judge.seen) == 12 and said.shape == (23,)
+    assert [int(clip.frames[-1, 0, 0, 0]) for clip in judge.seen] == list(range(1, 24, 2)), "the moment is shown last"
+    assert all(clip.frames[0].max() == 0 for clip in judge.seen), "and the start first"
+    assert said[[0, 1, 2, 21, 22]] == pytest.approx([0, 0, 0.1, 1.0, 1.1])
+
+
+class NoScript(PushBlock):
+    """Has nobody who could push blocks of these colours."""
+
+    unscripted: tuple[str, ...] = ("red",)
+
+    def reset(self, **options: Any) -> tuple[ChunkObs, dict[str, Any]]:
+        obs, info = super().reset(**options)
+        self._is_scripted = not any(colour in obs.instructions[0] for colour in self.unscripted)
+        return obs, info
+
+    def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
+        return super().scripted_chunk(noise, rng) if self._is_scripted else None
+
+
+def test_known_turns_chunks_and_episodes_are_of_both_kinds() -> None:
+    turn_env, line = (
+        make_env("empty_random_6x6", task_env("empty_random_6x6"), 0),
+        make_env("number_line", task_env("number_line"), 0),
+    )
+    known = known_items(turn_env, JUDGED, 10, seed=3)
+    assert [item.is_success for item in known] == [True] * 10 + [False] * 10
+    assert all(item.action in turn_env.action_names and item.snapshots.shape[0] == 2 for item in known)
+    episodes = known_items(line, TokenRewardConfig(source="judged", per="episode", num_frames=3), 4, seed=0)
+    assert {item.is_success for item in episodes} == {True, False}
+    assert max(len(item.snapshots) for item in episodes) == 3
+    frames = EpisodeRewardConfig(source="judged", num_frames=3)
+    driven = known_items(make_env("push_block", task_env("push_block"), 0), frames, 6, seed=0)
+    assert [item.is_success for item in driven] == [True] * 6 + [False] * 6
+    assert all(item.snapshots.shape == (3, 10) for item in driven)
+    assert all(item.progress < 1 for item in driven[6:]), "what has been cut off has not been reached"
+    others = known_items(NoScript(task_env("push_block"), 0), frames, 6, seed=0)
+    assert len(others) == 12 and not any("red" in item.goal for item in others), (
+        "states without a script are no failures"
+    )
+    chunks = known_items(make_env("push_block", task_env("push_block"), 0), replace(frames, per="turn"), 6, seed=0)
+    assert [item.is_success for item in chunks] == [True] * 6 + [False] * 6
+    assert all(item.snapshots.shape == (2, 10) for item in chunks)
+
+
+def test_noise_is_measured_and_without_known_episodes_nothing_is() -> None:
+    lines: list[str] = []
+
+    def found(env: PushBlock, **settings: Any) -> dict[str, float]:
+        reward = EpisodeRewardConfig(source="judged", **settings)
+        noise = AdvantageConfig(scorer_noise="measured" if reward.teacher == "random" else 0.0)
+        labeller = RewardLabeller(reward, RandomScorer(0))
+        return preflight(labeller, env, reward, noise, 0, "", lambda: RandomScorer(0), lines.append)
+
+    measured = found(PushBlock(task_env("push_block"), 0), teacher="random")
+    assert set(measured) == {metrics.JUDGE_PREFLIGHT_NOISE} and measured[metrics.JUDGE_PREFLIGHT_NOISE] > 0.1
+    assert "teach nothing" in lines[-1]
+    blind = NoScript(task_env("push_block"), 0)
+    blind.unscripted = ("",)
+    assert found(blind) == {} and "not tried" in lines[-1]
+    with pytest.raises(UsageError, match="calibrates"):
+        found(blind, threshold="calibrated")
+    with pytest.raises(UsageError, match="noise"):
+        found(blind, teacher="random")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"source": "mixture"}, "needs one at least"),
+        ({"source": "judged", "mixture": MixtureConfig(judged=1.0)}, "weights go with the source mixture"),
+        ({"source": "judged", "teacher": "biased"}, "biased teacher is about whole episodes"),
+        ({"threshold": 0.5}, "have no effect unless somebody scores"),
+        ({"ahead": True}, "have no effect unless somebody scores"),
+        ({"source": "judged", "noise": 0.1}, "goes with the teacher progress"),
+        ({"source": "judged", "neutral": 0.1}, "no effect unless without_answer is neutral"),
+        ({"source": "judged", "threshold": 0.0}, "threshold must be in"),
+        ({"source": "judged", "threshold": "calibrated", "teacher": "random"}, "a calibrated threshold needs a judge"),
+        ({"source": "judged", "threshold": "calibrated", "monitor": MonitorConfig(preflight=0)}, "needs a judge"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TokenRewardConfig(**wrong)

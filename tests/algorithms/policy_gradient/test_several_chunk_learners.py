@@ -1,0 +1,140 @@
+"""Two learner actors of RLlib against the one in this process, on one update of GRPO; and two runners that play."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig, LossConfig, SFTConfig
+from rlvlm.core import metrics
+from rlvlm.core.episodes import TokenEpisode
+from rlvlm.envs.config import EnvConfig
+from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture
+def make(local_ray: None):
+    built: list[PolicyGradient] = []
+
+    def one(**algo: Any) -> PolicyGradient:
+        settings = {"groups": 3, "group_size": 3, "rounds": 1, "minibatches": 1, "kl_target": None} | algo
+        settings |= {"max_grad_norm": 1e9}
+        config = (
+            GRPOAlgorithmConfig()
+            .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
+            .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
+            .learning(
+                sft=SFTConfig(demonstrations=8, steps=10),
+                algo=GRPOConfig(**settings),
+            )
+            .debugging(seed=0)
+        )
+        algorithm = config.build_algo()
+        assert isinstance(algorithm, PolicyGradient)
+        built.append(algorithm)
+        return algorithm
+
+    yield one
+    for algorithm in built:
+        algorithm.stop()
+
+
+def gradients(learner: Any) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in learner.policy.named_parameters() if p.grad is not None}
+
+
+def update_of(algorithm: PolicyGradient, seed: int) -> list[TokenEpisode]:
+    """Episodes of the policy as it is now, and scores that are no matter."""
+    algorithm._runner_group.start({"num_groups": 3, "scale": algorithm._scale})
+    episodes, _ = algorithm._runner_group.collect()
+    return paid(episodes, seed)
+
+
+def paid(episodes: list[TokenEpisode], seed: int) -> list[TokenEpisode]:
+    rng = np.random.default_rng(seed)
+    return [replace(one, rewards=rng.normal(size=len(one)).astype(np.float32)) for one in episodes]
+
+
+def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tmp_path: Path) -> None:
+    algorithm = make(env_runners=2, groups=5)
+    algorithm.prepare(lambda line: None)
+    algorithm._runner_group.start({"num_groups": 5, "scale": algorithm._scale, "players": (1, 2)})
+    episodes, images = algorithm._runner_group.collect()
+    groups = [episode.group for episode in episodes]
+    assert [groups.count(group) for group in dict.fromkeys(groups)] == [3] * 5 and max(groups) >= 1_000_000_000_000_000
+    assert images  # drawn there, and not again here
+    algorithm._learner.learn(paid(episodes, 0), 0.0)
+    assert algorithm.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5  # they played the learner's own policy
+    algorithm.train()
+    assert algorithm.report()[metrics.EPISODES] == 15
+    algorithm.save_checkpoint(str(tmp_path / "half"))
+    algorithm.train()
+    other = make(env_runners=2, groups=5)
+    other.load_checkpoint(str(tmp_path / "half"))
+    other.train()
+    repeated, alone = other.report(), algorithm.report()
+    for report in (repeated, alone):
+        assert report.pop(metrics.ROLLOUT_S) > 0  # a clock's, as the next, which is there if a group taught something
+        report.pop(metrics.UPDATE_S, None)
+    assert repeated == alone
+    manager = algorithm.env_runner_group._worker_manager
+    ray.kill(manager.actors()[1], no_restart=False)
+    seen_alone = False
+    for _ in range(40):  # the other one plays its groups, until it is back
+        before = algorithm.report()[metrics.EPISODES]
+        algorithm.train()
+        assert algorithm.report()[metrics.EPISODES] - before == 15
+        alive = algorithm._runner_group.alive()
+        seen_alone |= alive == (2,)
+        if seen_alone and alive == (1, 2):
+            break
+        time.sleep(0.5)
+    assert seen_alone and algorithm._runner_group.alive() == (1, 2)
+
+
+def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
+    one, two = (
+        make(loss=LossConfig(average="trajectory", kl_weight=0.05)),
+        make(loss=LossConfig(average="trajectory", kl_weight=0.05), num_learners=2),
+    )
+    one.prepare(lambda line: None)
+    update = update_of(one, 0)
+    two._learners.call_all("take_weights", one._learners.call("weights"))
+    two._learners.call_all("begin")
+    for algorithm in (one, two):
+        algorithm._learners.call_all("learn", update, 0.0)
+    alone, *both = (
+        answer.get() for algorithm in (one, two) for answer in algorithm.learner_group.foreach_learner(gradients)
+    )
+    assert len(both) == 2 and max(float(gradient.abs().max()) for gradient in alone.values()) > 1e-3
+    for name, gradient in alone.items():
+        for other in both:
+            assert (other[name] - gradient).abs().max() <= 1e-5 * max(1.0, float(gradient.abs().max())), name
+    left, right = two._learners.call_all("weights")
+    assert all(torch.equal(value, right[name]) for name, value in left.items()), "they take the same step"
+    reports = one._learners.call("report"), two._learners.call("report")
+    for name, value in reports[0].items():
+        assert reports[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+
+
+def test_a_checkpoint_of_two_learners_goes_on_to_the_bit(make: Any, tmp_path: Path) -> None:
+    first = make(num_learners=2)
+    first.prepare(lambda line: None)
+    first._learners.call_all("learn", update_of(first, 0), 0.0)
+    first._sync_weights()
+    assert first.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5, "the learners must see what was sampled here"
+    first.save_checkpoint(str(tmp_path / "saved"))
+    second = make(num_learners=2)
+    second.load_checkpoint(str(tmp_path / "saved"))
+    for algorithm in (first, second):
+        algorithm._learners.call_all("learn", update_of(algorithm, 1), 0.0)
+    left, right = (one._learners.call("weights") for one in (first, second))
+    assert all(torch.equal(value, right[name]) for name, value in left.items())

@@ -1,0 +1,106 @@
+"""Two learner actors of RLlib against the one in this process, on one rollout."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlvlm.algorithms.policy_gradient.config import PPOConfig
+from rlvlm.core import metrics
+from rlvlm.core.errors import MachineError, NumericsError
+from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, KL, KL_AND_ENTROPY, build
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+# 9 turns, so shares are 5 and 4; the bound on the norm is never met
+UNEVEN: dict[str, Any] = {"num_envs": 3, "rollout_turns": 9, "minibatch_turns": 9, "epochs": 1, "max_grad_norm": 1e9}
+
+
+@pytest.fixture
+def make(local_ray: Any, tmp_path: Path):
+    built = []
+
+    def one(algo: Any = None, **settings: Any) -> Any:
+        built.append(build(tmp_path / "model", algo, **settings))
+        return built[-1]
+
+    yield one
+    for algorithm in built:
+        algorithm.stop()
+
+
+def of_all(algorithm: Any, what: Any) -> list[Any]:
+    return [answer.get() for answer in algorithm.learner_group.foreach_learner(what)]
+
+
+def gradients(learner: Any) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in learner.policy.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("algo", [KL_AND_ENTROPY, BI_LEVEL], ids=["gae", "bi_level"])
+def test_two_learners_have_the_gradient_of_one(make: Any, algo: dict[str, Any]) -> None:
+    one = make(algo, **UNEVEN)
+    two = make(algo, num_learners=2, **UNEVEN)
+    for algorithm in (one, two):
+        algorithm.prepare(lambda line: None)
+    rollout = one._source._labelled(one._source._played(), 0)
+    one._learners.call_all("learn", rollout, 0.0)
+    two._learners.call_all("learn", rollout, 0.0)
+    (alone,), both = of_all(one, gradients), of_all(two, gradients)
+    assert len(both) == 2 and max(gradient.abs().max() for gradient in alone.values()) > 1e-3
+    for name, gradient in alone.items():
+        for other in both:
+            assert (other[name] - gradient).abs().max() <= 1e-5 * max(1.0, float(gradient.abs().max())), name
+    left, right = of_all(two, lambda learner: learner.weights())
+    assert all(torch.equal(value, right[name]) for name, value in left.items()), "they take the same step"
+    reports = one._learners.call("report"), two._learners.call("report")
+    for name, value in reports[0].items():
+        assert reports[1][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+
+
+def test_a_round_a_checkpoint_and_on(make: Any, tmp_path: Path) -> None:
+    first = make(KL, num_learners=2)
+    first.train()
+    report = first.report()
+    assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "the learners must see what was sampled here"
+    weights = first._learners.call("weights")
+    for name, value in first._policy.trained_state().items():
+        assert torch.equal(value.cpu(), weights[name]), name
+    first.save_checkpoint(str(tmp_path / "saved"))
+    first.train()
+    second = make(KL, num_learners=2)
+    second.load_checkpoint(str(tmp_path / "saved"))
+    second.train()
+    left, right = (one._learners.call("weights") for one in (first, second))
+    assert all(torch.equal(value, right[name]) for name, value in left.items())
+
+
+def test_what_one_learner_meets_is_told_and_a_lost_one_ends_the_run(make: Any) -> None:
+    algorithm = make(num_learners=2)
+    algorithm.prepare(lambda line: None)
+
+    def poison(learner: Any) -> int:
+        if torch.distributed.get_rank() == 1:  # only its share of the loss is not finite
+            learner.policy.value_head[-1].bias.data.fill_(torch.nan)
+        return os.getpid()
+
+    pids = of_all(algorithm, poison)
+    with pytest.raises(NumericsError, match="not finite"):
+        algorithm._learners.call_all("learn", algorithm._play(), 0.0)
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(MachineError, match="1 of 2 learners are gone"):
+        algorithm._learners.call_all("report")
+
+
+def test_what_cannot_work_is_refused(make: Any) -> None:
+    with pytest.raises(MachineError, match="100 learners ask for 100 CPU"):
+        make(num_learners=100, minibatch_turns=100)
+    with pytest.raises(MachineError, match="2 learners ask for 8 GPU"):
+        make(num_learners=2, gpus_per_learner=4.0)
+    with pytest.raises(ValueError, match="no effect without"):
+        PPOConfig(gpus_per_learner=0.5)
+    with pytest.raises(ValueError, match="never see a turn"):
+        PPOConfig(num_learners=65)

@@ -1,0 +1,55 @@
+"""Which groups are worth learning from, and which of their chunks."""
+
+import numpy as np
+import pytest
+
+from rlvlm.algorithms.policy_gradient.batch import differences
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
+from rlvlm.algorithms.policy_gradient.rewards import known_episodes_of
+from rlvlm.algorithms.policy_gradient.source import informative_groups, is_informative
+from tests.algorithms.policy_gradient.by_hand import episode, scored
+
+CONFIG = AdvantageConfig(estimator="grpo")
+
+
+def test_groups_are_found_by_their_number_and_kept_where_scores_differ() -> None:
+    # In the order they came: groups 5, 4, 5, 4; group 4 succeeds once, group 5 never.
+    episodes = [scored(0, group=5), scored(1, group=4), scored(0, group=5), scored(0, group=4)]
+    assert informative_groups(episodes, CONFIG, 0.0) == [episodes[1], episodes[3]]
+    assert informative_groups([], CONFIG, 0.0) == []
+
+
+def test_only_the_group_of_an_unscored_episode_is_left_out() -> None:
+    episodes = [scored(np.nan, group=0), scored(1, group=0), scored(0.1, group=1), scored(0.8, group=1)]
+    assert known_episodes_of(episodes) == episodes[2:]
+    alone = [scored(np.nan, group=0), scored(1, group=1)]
+    assert known_episodes_of(alone) == alone[1:], "nobody is compared with it"
+
+
+def test_a_group_of_failures_that_a_noisy_scorer_calls_different_is_dropped() -> None:
+    close, far = np.array([0.08, 0.10, 0.10, 0.12], np.float32), np.array([0.1, 0.1, 0.1, 0.9], np.float32)
+    assert is_informative(close, CONFIG, 0.0) and is_informative(far, CONFIG, 0.0)
+    assert not is_informative(close, CONFIG, 0.02) and is_informative(far, CONFIG, 0.02)
+    assert not is_informative(np.full(8, 0.3, np.float32), CONFIG, 0.0)
+    for noise in (0.02, 0.2):
+        noisy = (0.1 + noise * np.random.default_rng(2).normal(size=(2_000, 8))).astype(np.float32)
+        assert np.mean([is_informative(row, CONFIG, 0.0) for row in noisy]) > 0.99
+        assert np.mean([is_informative(row, CONFIG, noise) for row in noisy]) < 0.01
+
+
+def test_chunks_are_chosen_that_differ_from_the_other_kind_by_hand() -> None:
+    # At the second chunk the better act at 100 and 120, the worse at 60 and 80, a deviation of 22.4: 40 and 20 from the
+    # mean of the others for those that are far and near. At the first all act alike; the third has but one kind.
+    acts = [[10, 100], [10, 120], [10, 60], [10, 80, 200]]
+    answers = [episode([4] * len(one), bins=one).tokens for one in acts]
+    apart = differences(answers, np.array([1, 1, -1, -1], np.float32))
+    unit = 500**0.5 + 1
+    np.testing.assert_allclose(apart, [0, 30 / unit, 0, 50 / unit, 0, 50 / unit, 0, 30 / unit, 0], atol=1e-6)
+
+
+def test_an_episodes_columns_by_hand() -> None:
+    one = episode((8, 3), env_rewards=np.arange(11, dtype=np.float32))
+    assert one.obs.snapshots[:, 0].tolist() == [0, 8, 11] and one.ends.tolist() == [8, 11]
+    assert one.turn_rewards.tolist() == [28, 27] and one.num_steps == 11 and one.first_step == 0 and len(one) == 2
+    with pytest.raises(ValueError, match="one entry per observation"):
+        type(one.obs)(images=(), texts=one.obs.texts, proprio=one.obs.proprio, snapshots=one.obs.snapshots)

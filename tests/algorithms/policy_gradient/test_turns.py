@@ -1,0 +1,285 @@
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, TokenRewardConfig, rl4vlm_parity
+from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.algorithms.sft.folders import save_trained, sft_manifest_of, write_sft_manifest
+from rlvlm.core import metrics
+from rlvlm.core.errors import UsageError
+from rlvlm.envs.config import EnvConfig
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.judge import Judge
+from rlvlm.policies.vlm.config import PolicyConfig
+from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, KL, KL_AND_ENTROPY, build, grouped
+from tests.tiny_policy import FAMILIES
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def make(local_ray: Any, tmp_path: Path):
+    """Builds small algorithms and stops them after the test."""
+    built = []
+
+    def one(*arguments: Any, **settings: Any) -> Any:
+        built.append(build(tmp_path / "model", *arguments, **settings))
+        return built[-1]
+
+    yield one
+    for algorithm in built:
+        algorithm.stop()
+
+
+def weights(algorithm: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in algorithm._learner.policy.trained_state().items()}
+
+
+def assert_equal_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert torch.equal(value, right[name]), name
+
+
+def played(algorithm: Any) -> list[Any]:
+    """A rollout with its rewards."""
+    episodes = algorithm._source._played()
+    return algorithm._source._labelled(episodes, algorithm.env_steps)
+
+
+@pytest.mark.parametrize(
+    ("algo", "acts"),
+    [
+        (KL_AND_ENTROPY, "text"),
+        ({"loss": rl4vlm_parity().loss}, "text"),
+        (BI_LEVEL, "text"),
+        ({"advantage": AdvantageConfig(estimator="gae_tokens")}, "text"),
+        (grouped("grpo"), "text"),
+        (grouped("rloo"), "text"),
+        (grouped("gigpo"), "text"),
+        ({}, "head"),
+    ],
+)
+def test_a_round_with_every_estimator_and_loss(make: Any, algo: dict[str, Any], acts: str):
+    algorithm = make(algo, {"acts": acts})
+    before = weights(algorithm)
+    algorithm.train()
+    report = algorithm.report()
+    assert algorithm.env_steps >= 12
+    assert all(np.isfinite(value) for value in report.values())
+    assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "the learner must see what the engine sampled"
+    # Replies of random weights are alike in worth, so groups have nothing to compare; all others learn.
+    moved = any(not torch.equal(value, before[name]) for name, value in weights(algorithm).items())
+    assert moved or algorithm._is_compared
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("acts", ["text", "head"])
+def test_every_family_is_taught_and_learns_by_an_adapter_alone(make: Any, family: str, acts: str):
+    algorithm = make(
+        {"is_shrunk": False} | ({} if acts == "head" else KL),
+        {"learns": "lora", "lora_rank": 4, "acts": acts},
+        SFTConfig(turns=8, updates=2, batch_turns=4),
+        family=family,
+        rollout_turns=8,
+    )
+    before = weights(algorithm)
+    assert all("lora" in name or "head" in name for name in before), "the base is frozen"
+    algorithm.prepare(lambda line: None)
+    taught = weights(algorithm)
+    algorithm.train()
+    report, after = algorithm.report(), weights(algorithm)
+    assert np.isfinite(report[metrics.SFT_LOSS]) and report[metrics.UPDATE_FIRST_RATIO] <= 1e-4
+    for earlier, later in ((before, taught), (taught, after)):
+        assert any("lora" in name and not torch.equal(value, later[name]) for name, value in earlier.items())
+
+
+def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
+    whole, parts = make(BI_LEVEL, microbatch_turns=8), make(BI_LEVEL, microbatch_turns=3)
+    gradients = []
+    for algorithm in (whole, parts):
+        learner = algorithm._learner
+        learner._backward(learner.batches.make(played(algorithm)), torch.arange(8))
+        gradients.append([parameter.grad.clone() for parameter in learner._parameters if parameter.grad is not None])
+    for left, right in zip(*gradients, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
+
+
+def scorer() -> Judge:
+    return build_judge(JudgeConfig(model="scorer", score="utility"))
+
+
+def test_a_real_judge_rewards_every_turn_and_goes_on_where_it_was(make: Any, tmp_path: Path):
+    """The pocket scorer on the replies of a policy with random weights: most cannot be read and change nothing."""
+    judged = {"reward": TokenRewardConfig(source="judged"), "make_judge": scorer, "policy": {"acts": "head"}}
+    first, second = make(**judged), make(**judged)
+    told: list[str] = []
+    first.prepare(told.append)
+    assert told[:2] == [
+        "trying the judge on 64 turns whose worth is known",
+        "the judge tells better from worse turns: area under the curve 1.00, best threshold 0.50 (Youden's J 1.00)",
+    ]
+    first.train()
+    records, report = first.drain_records(), first.report()
+    assert len(records) == 12 == first.env_steps
+    assert np.mean([abs(record.score.value - record.truth) < 0.1 for record in records]) == 1
+    expected = np.mean([2 * record.score.value - 1 for record in records])
+    assert report[metrics.REWARD_JUDGED] == pytest.approx(expected) == report[metrics.REWARD_TOTAL]
+    assert report[metrics.JUDGE_TURN_AUC] == 1
+    first.save_checkpoint(str(tmp_path / "saved"))
+    first.train()
+    second.load_checkpoint(str(tmp_path / "saved"))
+    second.train()
+    assert_equal_weights(weights(first), weights(second))
+
+
+def test_a_judge_and_judged_rewards_go_together(make: Any):
+    with pytest.raises(ValueError, match="a judge's score needs one"):
+        make(reward=TokenRewardConfig(source="judged"))
+
+
+def test_a_continuation_is_bit_equal(make: Any, tmp_path: Path):
+    first = make(KL)
+    first.train()
+    first.save_checkpoint(str(tmp_path / "saved"))
+    first.train()
+    second = make(KL)
+    second.load_checkpoint(str(tmp_path / "saved"))
+    second.train()
+    assert_equal_weights(weights(first), weights(second))
+    assert first._runner_group.save_tree()["noise"] == second._runner_group.save_tree()["noise"]
+    times = (metrics.ROLLOUT_S, metrics.UPDATE_S)
+    left, right = ({k: v for k, v in one.report().items() if k not in times} for one in (first, second))
+    assert left == right
+
+
+def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
+    algorithm = make(rollout_turns=40, num_envs=4)  # 10 turns an env: random replies meet the time limit
+    torch.nn.init.constant_(algorithm._learner.policy.value_head[-1].bias, 3.0)
+    episodes = played(algorithm)
+    assert all(one.is_over and not one.terminated and len(one) == 10 for one in episodes)
+    batches, seen = algorithm._learner.batches, []
+    inner = batches._trajectories
+    batches._trajectories = lambda *arguments: seen.append(inner(*arguments)) or seen[-1]
+    batches.make(episodes)
+    assert torch.all(seen[0].next_values == 3.0) and seen[0].ends[-1].all() and not seen[0].ends[:-1].any()
+
+
+def test_groups_start_alike_and_others_do_not(make: Any):
+    episodes = played(make(grouped("grpo")))
+    starts = [one.obs.images[0] for one in episodes]
+    assert starts[0] == starts[1] and starts[2] == starts[3] and len(episodes) == 4
+    assert [one.group for one in episodes] == [0, 0, 1, 1] and all(one.is_over for one in episodes)
+
+
+def test_pieces_of_episodes_join_without_a_gap(make: Any):
+    algorithm = make(num_envs=2, rollout_turns=6)
+    first, second = played(algorithm), played(algorithm)
+    for slot in range(2):
+        before, after = (next(one for one in some if one.slot == slot) for some in (first[::-1], second))
+        if not before.is_over:
+            assert after.first_step == before.num_steps and before.obs.images[-1] == after.obs.images[0]
+    assert sum(map(len, first)) == sum(map(len, second)) == 6
+
+
+def test_evaluations_repeat_and_leave_training_alone(make: Any):
+    watched, alone = make(), make()
+    first, second = (watched.evaluate_policy(3) for _ in range(2))
+    assert first.metrics == second.metrics
+    assert [one.captions for one in first.episodes] == [one.captions for one in second.episodes]
+    watched.train()
+    alone.train()
+    assert_equal_weights(weights(watched), weights(alone))
+
+
+def test_a_warm_up_of_the_critic_leaves_the_policy_where_it_was(make: Any):
+    algorithm = make(value_warm_up=1)
+    before = weights(algorithm)
+    algorithm.train()
+    after = weights(algorithm)
+    changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert changed and all(name.startswith("value_head") for name in changed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pays", "updates", "least", "most"), [("an action", 2, 0.8, 1.0), ("a die", 6, 0.0, 0.3)])
+def test_of_an_update_only_what_is_no_chance_is_kept(make: Any, pays: str, updates: int, least: float, most: float):
+    algorithm = make(
+        {"advantage": AdvantageConfig(gamma=0.0)}, {"acts": "head"}, num_envs=16, rollout_turns=64, minibatch_turns=8
+    )
+    algorithm.prepare(lambda line: None)
+    learner, die, kept = algorithm._learner, np.random.default_rng(0), []
+
+    def reward(episode: Any) -> np.ndarray:
+        paid = [ids[0] == 1 if pays == "an action" else die.random() for ids in episode.tokens]
+        return np.array(paid, np.float32)
+
+    for _ in range(updates):
+        episodes = [dataclasses.replace(one, rewards=reward(one)) for one in played(algorithm)]
+        before = weights(algorithm)
+        learner.learn(episodes, 0.0)
+        kept.append(learner.report()[metrics.UPDATE_KEPT])
+        moved = {name for name, value in weights(algorithm).items() if not torch.equal(value, before[name])}
+        assert any(name.startswith("value_head") for name in moved), "the critic learns from chance too: its mean"
+        assert any(name.startswith("action_head") for name in moved) == (kept[-1] > 0)
+    assert least <= np.mean(kept) <= most
+
+
+@pytest.mark.parametrize("policy", [{}, {"learns": "lora", "lora_rank": 4}], ids=["all weights", "adapter"])
+def test_the_reference_stays_where_ppo_started(make: Any, tmp_path: Path, policy: dict[str, Any]):
+    """That is the policy after its supervised start, not the model that this began with."""
+    sft = SFTConfig(turns=8, updates=2, batch_turns=4, lr=1e-2)
+    algorithm, resumed = (make(KL | {"is_shrunk": False}, policy, sft) for _ in range(2))
+    learner = algorithm._learner
+    algorithm.prepare(lambda line: None)
+    episodes, read = played(algorithm), learner.policy.log_probs
+    before = learner.batches.make(episodes)
+    with torch.no_grad():
+        torch.testing.assert_close(before.reference, read(before.obs, before.tokens).log_probs, rtol=0, atol=1e-5)
+    algorithm.train()
+    after = learner.batches.make(episodes)
+    torch.testing.assert_close(after.reference, before.reference, rtol=0, atol=1e-5)
+    with torch.no_grad():
+        moved = read(before.obs, before.tokens).log_probs - before.reference
+    assert moved.abs().max() > 1e-4, "the policy itself moves on"
+    algorithm.save_checkpoint(str(tmp_path / "saved"))
+    resumed.load_checkpoint(str(tmp_path / "saved"))
+    assert_equal_weights(resumed._learner.batches.start, learner.batches.start)
+    assert_equal_weights(weights(resumed), weights(algorithm))
+
+
+def test_a_run_begins_from_what_was_taught_before(make: Any, tmp_path: Path):
+    taught = make()
+    taught.train()
+    save_trained(taught._learner.policy, tmp_path)
+    fresh = make(sft=SFTConfig(start_from=str(tmp_path)))
+    fresh.prepare(lambda line: None)
+    assert_equal_weights(weights(fresh), weights(taught))
+    write_sft_manifest(tmp_path, sft_manifest_of("other", EnvConfig(), PolicyConfig(), ("left", "right")))
+    with pytest.raises(UsageError, match="its actions are not"):
+        make(sft=SFTConfig(start_from=str(tmp_path))).prepare(lambda line: None)
+    with pytest.raises(UsageError, match="no folder of demonstrations"):
+        make(sft=SFTConfig(demonstrations=str(tmp_path))).prepare(lambda line: None)
+
+
+def test_turns_that_are_alike_are_read_once_and_valued_alike(make: Any):
+    algorithm = make(BI_LEVEL | KL)
+    algorithm.prepare(lambda line: None)
+    batches, episodes = algorithm._learner.batches, played(algorithm)
+    twins = [dataclasses.replace(one, slot=one.slot + 4) for one in episodes]
+    read: list[int] = []
+    inner = batches._log_probs
+    batches._log_probs = lambda obs, tokens: read.append(len(tokens)) or inner(obs, tokens)
+    once = batches.make(episodes)
+    half = sum(read)
+    doubled = batches.make([*episodes, *twins])
+    assert sum(read) == 2 * half and len(doubled.tokens) == 2 * len(once.tokens)
+    assert once.reference is not None and doubled.reference is not None
+    own = doubled.slots < 4
+    torch.testing.assert_close(doubled.reference[own], once.reference, rtol=0, atol=1e-5)
+    torch.testing.assert_close(doubled.values[own], once.values, rtol=0, atol=1e-5)

@@ -1,0 +1,69 @@
+"""A whole algorithm on a random chat VLM and number_line, small enough for seconds."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, PPOConfig, TokenRewardConfig
+from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.envs.registry import task_env
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.loading import load_policy
+from rlvlm.policies.vlm.policy import VLMPolicy
+from tests.tiny_vlm import save_tiny_llava_next, save_tiny_vlm
+
+KL: dict[str, Any] = {"loss": LossConfig(kl_weight=0.05)}
+KL_AND_ENTROPY: dict[str, Any] = {"loss": LossConfig(kl_weight=0.05, entropy_weight=0.01)}
+BI_LEVEL: dict[str, Any] = {"advantage": AdvantageConfig(estimator="bi_level")}
+
+
+def grouped(estimator: str) -> dict[str, Any]:
+    return {"advantage": AdvantageConfig(estimator=estimator), "group_size": 2}
+
+
+def make_policy(env: Any, *, folder: str, **settings: Any) -> VLMPolicy:
+    config = PolicyConfig(**({"model": folder, "device": "cpu", "learns": "all", "seed": 1} | settings))
+    return load_policy(config, len(env.action_names))
+
+
+def build(
+    folder: Path,
+    algo: dict[str, Any] | None = None,
+    policy: dict[str, Any] | None = None,
+    sft: SFTConfig | None = None,
+    make_engine: Any = None,
+    family: str = "qwen3_vl",
+    reward: TokenRewardConfig | None = None,
+    make_judge: Any = None,
+    **more: Any,
+) -> PolicyGradient:
+    """The algorithm; `folder` is where the model's files are put."""
+    save_tiny_llava_next(folder) if family == "llava_next" else save_tiny_vlm(folder, family)
+    settings: dict[str, Any] = (
+        {
+            "num_envs": 4,
+            "rollout_turns": 12,
+            "minibatch_turns": 8,
+            "max_reply_tokens": 24,
+        }
+        | (algo or {})
+        | more
+    )
+    config = (
+        PPOAlgorithmConfig()
+        .envs(task="number_line", env_settings=task_env("number_line"))
+        .acting(
+            make_policy=functools.partial(make_policy, folder=str(folder), **(policy or {})), make_engine=make_engine
+        )
+        .learning(
+            algo=PPOConfig(**settings),
+            sft=sft or SFTConfig(turns=0),
+            total_steps=100,
+        )
+        .rewards(reward=reward or TokenRewardConfig(), make_judge=make_judge)
+        .debugging(seed=0)
+    )
+    algorithm = config.build_algo()
+    assert isinstance(algorithm, PolicyGradient)
+    return algorithm
