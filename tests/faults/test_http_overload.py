@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.full]  # its small version is the han
 
 SEED = 2026
 LASTING_S, RATE = float(os.environ.get("RLVLM_OVERLOAD_S", "60")), 60.0
-"""The stub answers about 6 requests per second. More than 60 a gateway on half a core cannot read: it answers 408."""
+"""The stub answers about 6 requests per second. More than 60 a gateway on half a core reads late, and refuses too."""
 
 
 @pytest.fixture(scope="module")
