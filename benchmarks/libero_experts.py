@@ -13,8 +13,8 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE
-from rlvlm.envs.libero.suites import SUITES
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE
+from rlvlm.envs.libero.tasks import SUITES
 from rlvlm.envs.registry import make_env, task_env, task_goal
 
 

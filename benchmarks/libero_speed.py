@@ -17,7 +17,7 @@ import tyro
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.libero.env import LiberoEnv, to_robosuite
-from rlvlm.envs.libero.suites import SUITES
+from rlvlm.envs.libero.tasks import SUITES
 from rlvlm.envs.rendering import ensure_renderer
 
 

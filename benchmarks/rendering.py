@@ -22,7 +22,7 @@ from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.metaworld.paper import DRAWER_OPEN
+from rlvlm.envs.metaworld.env import DRAWER_OPEN
 from rlvlm.envs.mujoco.renderer import aim
 from rlvlm.envs.registry import make_env
 from rlvlm.envs.rendering import ensure_renderer

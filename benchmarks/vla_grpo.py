@@ -38,8 +38,8 @@ from rlvlm.algorithms.policy_gradient.source import informative_groups
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.chunk_env import ChunkEnv
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import ChunkEnv
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.observe import ObsProcessor

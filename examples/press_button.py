@@ -3,8 +3,8 @@
 import numpy as np
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.task import Task
-from rlvlm.envs.turn_env import TurnEnv
+from rlvlm.envs.env import TurnEnv
+from rlvlm.envs.registry import Task
 
 TASK = Task(
     name="press_button",

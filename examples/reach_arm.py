@@ -3,8 +3,8 @@
 import numpy as np
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.mujoco.scene import MujocoScene, Outcome, SceneEnv
-from rlvlm.envs.task import Task
+from rlvlm.envs.mujoco.env import MujocoScene, Outcome, SceneEnv
+from rlvlm.envs.registry import Task
 
 TASK = Task(
     name="reach_arm",

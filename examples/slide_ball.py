@@ -6,8 +6,8 @@ import gymnasium as gym
 import numpy as np
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.step_env import StepEnv
-from rlvlm.envs.task import Task
+from rlvlm.envs.env import StepEnv
+from rlvlm.envs.registry import Task
 from rlvlm.runs.config import RunConfig
 
 RING = np.array([0.7, 0.3])

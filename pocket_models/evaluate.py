@@ -36,7 +36,7 @@ from pocket_models.video import MOMENTS, Clips, suite_of
 from rlvlm.core.judging import Clip, Label, Query, Status, Verdict
 from rlvlm.core.sampling import ReplyRequest, SampledReply
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.push_block import table
+from rlvlm.envs import push_block as table
 from rlvlm.envs.registry import task_goal
 from rlvlm.judges.agreement import area_under_curve, calibration_error
 from rlvlm.judges.build import build_judge
@@ -252,7 +252,7 @@ def push_figures(judge: Judge, pushes: Sequence[Push], num_frames: int) -> Figur
     """How a judge tells successes of push_block from failures, at `num_frames` images of each."""
 
     def ask(goal_of: Callable[[Push], str], step: int) -> FloatArray:
-        shown = [table.draw(push.thinned(num_frames).snapshots[::step], _FRAME_PX) for push in pushes]
+        shown = [table.draw_tables(push.thinned(num_frames).snapshots[::step], _FRAME_PX) for push in pushes]
         clips = [Clip(goal=goal_of(push), frames=frames) for push, frames in zip(pushes, shown, strict=True)]
         return scores_of(judge, clips)
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from pocket_models.dataset import FINE_PATCH_PX, ImageGroup, ReadingHeads, Rows, readable_columns
 from pocket_models.network import IMAGE, TOKENS_PER_IMAGE, build_image_processor, build_tokenizer
 from rlvlm.core.steps import FloatArray
+from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.registry import make_env, task_env
-from rlvlm.envs.turn_env import TurnEnv
 from rlvlm.vlms.chats import Chat
 from rlvlm.vlms.images import resize
 from rlvlm.vlms.supervised import DialogueBuilder, Dialogues

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import StepEnv
 from rlvlm.envs.registry import make_env, task_env
-from rlvlm.envs.step_env import StepEnv
 
 TIE_GAP = 0.02
 """Images whose progress differs by less than this are taught as no difference, however well they can be seen."""

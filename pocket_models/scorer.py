@@ -25,10 +25,10 @@ from pocket_models.dataset import (
 from pocket_models.network import PATCHES, build_image_processor, build_tokenizer
 from pocket_models.scenes import Split
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.push_block import table
-from rlvlm.envs.push_block.env import instruction_of
+from rlvlm.envs import push_block as table
+from rlvlm.envs.env import TurnEnv
+from rlvlm.envs.push_block import instruction_of
 from rlvlm.envs.registry import make_env, task_env, task_goal
-from rlvlm.envs.turn_env import TurnEnv
 from rlvlm.judges import prompts
 from rlvlm.vlms.images import resize
 from rlvlm.vlms.supervised import Dialogues
@@ -201,7 +201,7 @@ class ScorerDataset:
             values, sizes = readable_pushes(snapshots_of_all)
             self.groups.append(ImageGroup(task="push_block", start=len(frames), values=values, sizes=sizes))
             for part in np.array_split(snapshots_of_all, len(snapshots_of_all) // 200 + 1):
-                frames += list(table.draw(part, PATCHES * FINE_PATCH_PX))
+                frames += list(table.draw_tables(part, PATCHES * FINE_PATCH_PX))
         self.frames = np.stack(frames)
         kinds = [(turn.task, turn.rating) for turn, _ in self.turns]
         counts = Counter(kinds)

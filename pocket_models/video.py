@@ -25,7 +25,7 @@ from pocket_models.dataset import (
 )
 from pocket_models.network import PATCHES, build_tokenizer
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE, ChunkEnv
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv
 from rlvlm.envs.libero.expert import OPEN
 from rlvlm.envs.libero.scene import LiberoScene, shared_scene
 from rlvlm.envs.registry import make_env, task_env

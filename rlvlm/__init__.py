@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlvlm.core.judging import Clip as Clip
     from rlvlm.core.judging import Query as Query
+    from rlvlm.envs.registry import Task as Task
     from rlvlm.envs.registry import make_env as make_env
-    from rlvlm.envs.task import Task as Task
     from rlvlm.judges.build import build_judge as build_judge
     from rlvlm.runs.folder import find_folder as find_folder
     from rlvlm.runs.in_python import learned_reward as learned_reward
@@ -27,7 +27,7 @@ __version__ = "0.2.0"
 PUBLIC = {
     "Clip": "rlvlm.core.judging",
     "Query": "rlvlm.core.judging",
-    "Task": "rlvlm.envs.task",
+    "Task": "rlvlm.envs.registry",
     "build_judge": "rlvlm.judges.build",
     "find_folder": "rlvlm.runs.folder",
     "learned_reward": "rlvlm.runs.in_python",

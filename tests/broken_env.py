@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlvlm.envs.task import Task
+from rlvlm.envs.registry import Task
 from rlvlm.testing import TinyEnv
 
 

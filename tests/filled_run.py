@@ -9,7 +9,7 @@ import pytest
 
 from rlvlm.core.judging import Label, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import Pair, Segment
-from rlvlm.envs.step_env import StepEnv
+from rlvlm.envs.env import StepEnv
 from rlvlm.preferences.records import QueryRecord, ScoreRecord, record_queries, record_scores
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, create_folder

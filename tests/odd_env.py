@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from rlvlm.envs.task import Task
+from rlvlm.envs.registry import Task
 from rlvlm.testing import TinyEnv
 
 

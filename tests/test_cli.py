@@ -189,7 +189,7 @@ def test_what_needs_no_machinery_loads_none(line: str) -> None:
 
 def test_a_module_of_the_working_folder_is_found(tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "task_of_mine.py").write_text(
-        "from rlvlm.envs.task import Task\n"
+        "from rlvlm.envs.registry import Task\n"
         "MINE = Task(name='mine', goal='push the red block to the green line', maker='rlvlm.testing:TinyEnv')\n"
     )
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])

@@ -4,9 +4,8 @@ import gymnasium as gym
 import numpy as np
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_env
-from rlvlm.envs.step_env import StepEnv
-from rlvlm.envs.task import Task
+from rlvlm.envs.env import StepEnv
+from rlvlm.envs.registry import Task, make_env
 
 EPISODE_STEPS = {"pendulum": 200, "drawer_open": 250}
 

@@ -8,7 +8,7 @@ import numpy as np
 from rlvlm.core.finite import check_finite
 from rlvlm.core.steps import FloatArray
 from rlvlm.core.turns import Reply, Turn, TurnEpisode
-from rlvlm.envs.turn_env import TurnEnv
+from rlvlm.envs.env import TurnEnv
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

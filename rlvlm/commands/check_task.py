@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.registry import task_kind, task_summary
+from rlvlm.envs.registry import task_summary
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class CheckTaskArguments:
 def command(words: Sequence[str], prog: str) -> int:
     """`check-task TASK [--out FILE] [--episodes N] [--seed N]` and `check-task [FAMILY] --list`."""
     arguments = tyro.cli(CheckTaskArguments, args=words, prog=prog)
-    from rlvlm.reports.task.check import check_task, list_tasks
+    from rlvlm.reports.check_task import check_task, list_tasks
 
     if arguments.list:
         return list_tasks(arguments.task)
@@ -39,8 +39,4 @@ def command(words: Sequence[str], prog: str) -> int:
         raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}")
     name = arguments.task.replace("/", "-").replace(":", ".")
     out = arguments.out or Path("contact_sheets") / f"{name}.png"
-    from rlvlm.reports.task.chunks import check_chunk_task
-    from rlvlm.reports.task.turns import check_turn_task
-
-    checks = {"steps": check_task, "turns": check_turn_task, "chunks": check_chunk_task}
-    return checks[task_kind(arguments.task)](arguments.task, out, arguments.episodes, arguments.seed)
+    return check_task(arguments.task, out, arguments.episodes, arguments.seed)

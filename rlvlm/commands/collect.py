@@ -84,9 +84,8 @@ def command(words: Sequence[str], prog: str) -> int:
 def _collect_turns(task: str, arguments: CollectArguments) -> str:
     """Plays the expert of an env in turns; what the folder holds then."""
     from rlvlm.demonstrations.card import write_card
-    from rlvlm.demonstrations.collect import collect
+    from rlvlm.demonstrations.collect import ScriptedExpert, collect
     from rlvlm.demonstrations.folder import create_folder
-    from rlvlm.demonstrations.players import ScriptedExpert
 
     world = make_env(task, arguments.env, 0)
     if not world.has_expert:
@@ -104,9 +103,9 @@ def _collect_turns(task: str, arguments: CollectArguments) -> str:
 def _collect_chunks(task: str, arguments: CollectArguments) -> str:
     """Plays the script of an env in chunks; what the folder holds then."""
     from rlvlm.demonstrations.card import write_card
-    from rlvlm.demonstrations.chunks import Perturbation, collect_chunks, form_of
+    from rlvlm.demonstrations.collect import Perturbation, collect_chunks, form_of
     from rlvlm.demonstrations.folder import create_folder
-    from rlvlm.reports.task.demonstrations import write_sheet
+    from rlvlm.reports.contact_sheet import write_sheet
 
     env = replace(arguments.env, physics="exact", plays_on=False)  # whatever a run's training has
     world = make_env(task, env, arguments.seed)

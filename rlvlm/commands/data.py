@@ -11,8 +11,8 @@ import tyro
 
 from rlvlm.commands.arguments import run_form
 from rlvlm.core.errors import MachineError, UsageError
-from rlvlm.demonstrations.select import FilterConfig
-from rlvlm.demonstrations.trajectories.cut import CutConfig
+from rlvlm.demonstrations.card import FilterConfig
+from rlvlm.demonstrations.trajectory import CutConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import full_name, make_env, task_env, task_kind
 from rlvlm.runs.settings import read_settings
@@ -78,7 +78,7 @@ def show(arguments: ShowArguments) -> str:
     folder = open_folder(arguments.folder)
     note = ""
     if folder.kind == "chunks":
-        from rlvlm.reports.task.demonstrations import write_sheet
+        from rlvlm.reports.contact_sheet import write_sheet
 
         env = read_settings(EnvConfig, folder.env)
         try:
@@ -92,9 +92,8 @@ def show(arguments: ShowArguments) -> str:
 
 def export(arguments: ExportArguments) -> str:
     """How many rows or chats were written, and why others were left out."""
-    from rlvlm.demonstrations.exchange import export_chats
+    from rlvlm.demonstrations.exchange import export_chats, export_parquet
     from rlvlm.demonstrations.folder import open_folder
-    from rlvlm.demonstrations.table import export_parquet
 
     folder = open_folder(arguments.folder)
     if arguments.form == "parquet":
@@ -122,14 +121,14 @@ def import_file(arguments: ImportArguments) -> str:
     folder = create_folder(arguments.out, arguments.task, "turns", names)
     counts = import_chats(arguments.file, folder, arguments.player, arguments.images)
     write_card(folder)
-    return f"{counts['added']:,} chats added to {arguments.out}{_left_out(counts)}\n"
+    return _added("chats", arguments.out, counts)
 
 
 def _import_trajectories(arguments: ImportArguments) -> str:
     """How many trajectories were added, and why others were left out."""
     from rlvlm.demonstrations.card import write_card
-    from rlvlm.demonstrations.trajectories.take_in import import_trajectories
-    from rlvlm.reports.task.demonstrations import write_sheet
+    from rlvlm.demonstrations.import_trajectories import import_trajectories
+    from rlvlm.reports.contact_sheet import write_sheet
 
     task, form = full_name(arguments.task), arguments.form
     if task_kind(task) != "chunks":
@@ -147,8 +146,17 @@ def _import_trajectories(arguments: ImportArguments) -> str:
     folder, counts = import_trajectories(arguments.file, form, arguments.out, task, world, arguments.cut, log)
     write_sheet(folder, lambda: world)
     write_card(folder)
-    return f"{counts['added']:,} episodes added to {arguments.out}{_left_out(counts)}\n"
+    return _added("episodes", arguments.out, counts)
 
 
-def _left_out(counts: Counter[str]) -> str:
-    return "".join(f"; left out {counts[reason]:,}: {reason}" for reason in counts if reason != "added")
+def _added(what: str, out: Path, counts: Counter[str]) -> str:
+    """How many were added, and why others were not.
+
+    Raises:
+        UsageError: none was, and none had been.
+    """
+    left_out = "".join(f"; left out {counts[reason]:,}: {reason}" for reason in counts if reason != "added")
+    text = f"{counts['added']:,} {what} added to {out}{left_out}"
+    if not counts["added"] and not counts["there already"]:
+        raise UsageError(text, "name data of this task, or the task of these data with --task")
+    return f"{text}\n"

@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
-from rlvlm.algorithms.sft.config import JobConfig, SFTConfig
+from rlvlm.algorithms.sft_config import JobConfig, SFTConfig
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.turns import TurnEpisode
 from rlvlm.envs.config import EnvConfig
@@ -64,7 +64,7 @@ def command(words: Sequence[str], prog: str) -> int:
         raise UsageError("name a folder of demonstrations with --from", fix)
     if idle := [name for name in _OF_RUNS if getattr(arguments.sft, name) != getattr(default.sft, name)]:
         raise UsageError(
-            f"sft.{', sft.'.join(idle)} would have no effect: what is taught are the episodes of --from",
+            f"sft.{', sft.'.join(idle)} would have no effect: what is learned are the episodes of --from",
             "leave it out; rlvlm collect plays more episodes, with mistakes by --wrong-actions",
         )
     from rlvlm.demonstrations.folder import open_folder
@@ -74,9 +74,8 @@ def command(words: Sequence[str], prog: str) -> int:
     where = arguments.policy.device if not os.environ.get("RAY_ADDRESS") else "auto"  # else a worker may be elsewhere
     check_network("policy", where, arguments.policy.model, arguments.policy.revision)
     from rlvlm.algorithms.policy_gradient.algorithm import make_slot
-    from rlvlm.algorithms.sft.demonstrations import check_actions, split
-    from rlvlm.algorithms.sft.folders import read_sft_manifest, sft_manifest_of, write_sft_manifest
-    from rlvlm.algorithms.sft.trainer import TrainLoopConfig, make_policy, run_sft
+    from rlvlm.algorithms.sft import check_actions, read_sft_manifest, sft_manifest_of, split, write_sft_manifest
+    from rlvlm.algorithms.sft_job import TrainLoopConfig, make_policy, run_sft
     from rlvlm.runs.ray_session import ray_session
 
     load = partial(_load, arguments.source.absolute(), task, arguments.env)
@@ -84,7 +83,7 @@ def command(words: Sequence[str], prog: str) -> int:
     if (before := read_sft_manifest(arguments.out)) is not None and (
         odd := before.lacks(taught) + before.differs(taught)
     ):
-        raise UsageError(f"{arguments.out} holds a policy that is taught otherwise: {'; '.join(odd)}", "--out another")
+        raise UsageError(f"{arguments.out} holds a policy that learned otherwise: {'; '.join(odd)}", "--out another")
     episodes = load()  # what cannot be learned from is told here: a worker's error comes with all of Ray's frames
     if arguments.policy.acts == "head":
         check_actions(split(episodes, arguments.sft.held_out)[0])
@@ -107,6 +106,6 @@ def command(words: Sequence[str], prog: str) -> int:
 
 def _load(source: Path, task: str, env: EnvConfig) -> list[TurnEpisode]:
     """What a worker learns from."""
-    from rlvlm.algorithms.sft.folders import load_demonstrations
+    from rlvlm.algorithms.sft import load_demonstrations
 
     return load_demonstrations(source, make_env(task, env, 0), env)

@@ -8,7 +8,6 @@ are smooth, and success is a second upright; in the paper's code it is one step 
 `start="fixed"` is the paper's start, all four numbers within 0.05; `start="random"` leans up to 20 degrees.
 """
 
-import json
 import math
 from typing import Any
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.step_env import StepEnv
+from rlvlm.envs.env import StepEnv
 
 _GRAVITY, _FORCE, _STEP_S = 9.8, 10.0, 0.02
 _CART_KG, _POLE_KG, _HALF_POLE_M = 1.0, 0.1, 0.5
@@ -49,12 +48,10 @@ class CartPole(StepEnv):
         seed: of the starts, until `reset` is given another.
     """
 
-    metadata = {"render_modes": []}
     goal = "balance the brown pole on the black cart to be upright"
     snapshot_size = 1
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
-        self.render_mode = None
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
         self._spread = _FIXED_START if config.start == "fixed" else _RANDOM_START
@@ -104,15 +101,14 @@ class CartPole(StepEnv):
 
     def get_state(self) -> dict[str, Any]:
         """Position, angle and their speeds, generator and step counts."""
-        generator = json.dumps(self.np_random.bit_generator.state)
+        generator = self.generator_text()
         counts = {"steps": self._steps, "upright_steps": self._upright_steps}
         return {"state": self._state.copy(), "generator": generator} | counts
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self._state = np.array(state["state"])
         self._steps, self._upright_steps = int(state["steps"]), int(state["upright_steps"])
-        self.np_random.bit_generator.state = json.loads(state["generator"])
+        self.set_generator(state["generator"])
 
     def _info(self) -> dict[str, Any]:
         lean = abs(float(self._state[2]))

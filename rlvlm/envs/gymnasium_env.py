@@ -3,24 +3,31 @@
 What it adds to the env, and where that has limits:
 
 1. Actions come in [-1, 1] and are stretched to the env's own bounds; observations are flattened to float32.
-2. Success is `info["success"]` or `info["is_success"]`; an env that gives neither succeeds where it terminates with a
-   positive reward. Progress is `info["progress"]`, else 0 until success and 1 from there on.
+2. Success is `info["success"]` or `info["is_success"]`. Where the env gives neither, an episode succeeds that ends with
+   a return of at least the env's registered `reward_threshold`, in as many steps as it was registered with or more.
+   Where there is no threshold there is no success (`has_success`): returns tell how good a policy is. Progress is
+   `info["progress"]`, else 0 until success and 1 from there on.
 3. A state is the generator at the start of the episode and the actions since: restoring it plays them again. That is
    exact, for any physics, where an env draws its chances from `np_random` and a reset leaves nothing of the episode
    before. `rlvlm check-task` finds out.
 4. Snapshots of MuJoCo envs hold positions, from which a second instance of the env draws the scene with its own camera.
    Of any other env a small image is kept: 16 KB a step, and no larger image shows more.
-5. `start="fixed"` begins every episode like the env's own of seed 0; `start="random"` leaves it to the env.
+5. What the env returns is held to Gymnasium's rules; what it raises is told as the env's own fault, with its place.
+6. `start="fixed"` begins every episode like the env's own of seed 0; `start="random"` leaves it to the env.
 """
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
 import hashlib
+import inspect
 import json
 import logging
+import math
 import os
+import traceback
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import gymnasium as gym
 import mujoco
@@ -30,18 +37,20 @@ from gymnasium.utils import seeding
 from numpy.typing import NDArray
 from PIL import Image
 
-from rlvlm.core.errors import UsageError, first_line
+from rlvlm.core.errors import NumericsError, UsageError, first_line
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import StepEnv, check_action
 from rlvlm.envs.mujoco.renderer import close_at_exit
 from rlvlm.envs.rendering import ensure_renderer
-from rlvlm.envs.step_env import StepEnv, check_action
 
 STORED_PX = 64
 """Side of the images kept where a scene cannot be drawn again."""
 _KEY_GRAIN = 0.25e-3
 """Grain of the positions that images are drawn from, metres or radians."""
 _FIXED_SEED = 0
+_RULES = "mend the env: https://gymnasium.farama.org/api/env/ has the rules"
+_LIBRARY = f"{os.sep}gymnasium{os.sep}"
 _LOGGER = logging.getLogger(__name__)
 
 Env = gym.Env[Any, Any]
@@ -66,7 +75,13 @@ class WrappedGymEnv(StepEnv):
     def __init__(self, config: EnvConfig, seed: int, env_id: str) -> None:
         ensure_renderer()
         self.render_mode = None
-        self._env = _make(env_id, max_episode_steps=config.episode_steps)
+        self._id = env_id
+        self._env = _make(env_id, max_episode_steps=-1)  # its own wrapper for time limits fails on what breaks a rule
+        self._episode_steps = config.episode_steps
+        spec = gym.spec(env_id.rpartition(":")[2])
+        is_long_enough = config.episode_steps >= (spec.max_episode_steps or 0)
+        self._threshold = spec.reward_threshold if is_long_enough else None
+        self._return = 0.0
         observed, acted = _checked_spaces(self._env, env_id)
         self._low, self._high, self._acted_shape = acted.low.ravel(), acted.high.ravel(), acted.shape
         low, high = (bound.ravel().astype(np.float32) for bound in (observed.low, observed.high))
@@ -78,7 +93,12 @@ class WrappedGymEnv(StepEnv):
         physics = getattr(self._env.unwrapped, "data", None)
         is_mujoco = hasattr(physics, "qpos") and hasattr(physics, "mocap_pos")
         self._images: Pictures = DrawnScene(env_id, physics) if is_mujoco else StoredImage(env_id)
+        self.reset(seed=seed)
+        told = self._act(np.zeros(self._low.size, np.float32))[4]
+        self.has_success = self._threshold is not None or "success" in told or "is_success" in told
         self.note = self._images.note
+        if not self.has_success:
+            self.note += "; the env says nothing of success, so compare returns"
         self.reset(seed=seed)
         self.snapshot_size = self.snapshot().size
 
@@ -99,12 +119,13 @@ class WrappedGymEnv(StepEnv):
         """
         check_action(action)
         obs, reward, is_terminated, is_truncated, info = self._act(action)
-        is_won = bool(is_terminated) and float(reward) > 0
-        return self._flat(obs), float(reward), bool(is_terminated), bool(is_truncated), self._info(info, is_won)
+        is_over = is_terminated or is_truncated
+        is_won = is_over and self._threshold is not None and self._return >= self._threshold
+        return self._flat(obs), reward, is_terminated, is_truncated, self._info(info, is_won)
 
     def snapshot(self) -> FloatArray:
         """[S]: a MuJoCo env's positions, or a small image with each pixel in one number."""
-        return self._images.take(self._env)
+        return self._ask("render", lambda: self._images.take(self._env))
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images [N, size_px, size_px, 3] of `snapshots` [N, S].
@@ -139,22 +160,71 @@ class WrappedGymEnv(StepEnv):
         """The env's own reset, with its chances drawn from `chance` in state `start`."""
         chance.bit_generator.state = json.loads(start)
         self._env.unwrapped.np_random = chance
-        self._start, self._actions = start, []
-        return self._env.reset()
+        self._start, self._actions, self._return = start, [], 0.0
+        came = self._ask("reset", self._env.reset)
+        if not (isinstance(came, tuple) and len(came) == 2 and isinstance(came[1], dict)):
+            self._refuse("reset() must return (observation, info), info being a dict", came)
+        self._check_shape("reset", came[0])
+        return came
 
-    def _act(self, action: FloatArray) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def _act(self, action: FloatArray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One step of the env, with `action` [A] stretched from [-1, 1] to its bounds."""
         self._actions.append(np.array(action, np.float32))
         share = (np.clip(action, -1.0, 1.0).astype(np.float64) + 1) / 2
         stretched = (self._low + share * (self._high - self._low)).reshape(self._acted_shape)
-        return self._env.step(stretched.astype(self._env.action_space.dtype))
+        came = self._ask("step", lambda: self._env.step(stretched.astype(self._env.action_space.dtype)))
+        if not (isinstance(came, tuple) and len(came) == 5):
+            self._refuse("step() must return five: (observation, reward, terminated, truncated, info)", came)
+        obs, reward, is_terminated, is_truncated, info = came
+        self._check_shape("step", obs)
+        if not isinstance(info, dict):
+            self._refuse("the info of step() must be a dict", info)
+        if not all(isinstance(end, bool | np.bool_) for end in (is_terminated, is_truncated)):
+            self._refuse("terminated and truncated of step() must be bools", (is_terminated, is_truncated))
+        if np.size(reward) != 1 or np.asarray(reward).dtype.kind not in "biuf":
+            self._refuse("the reward of step() must be one number", reward)
+        number = float(np.asarray(reward).item())
+        if not (math.isfinite(number) and np.isfinite(np.asarray(obs, np.float64)).all()):
+            what = f"gym:{self._id} gives the reward {number:g} and the observation {obs} in step {len(self._actions)}"
+            raise NumericsError(f"{what} of an episode; both must be finite", "mend the env")
+        self._return += number
+        is_late = len(self._actions) >= self._episode_steps
+        return obs, number, bool(is_terminated), bool(is_truncated) or is_late, info
+
+    def _ask(self, name: str, method: Callable[[], Any]) -> Any:
+        """What a method of the env returns.
+
+        Raises:
+            UsageError: it raised something, which is the env's fault.
+        """
+        try:
+            return method()
+        except (UsageError, NumericsError):
+            raise
+        except Exception as error:  # whatever other people's code raises
+            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _LIBRARY not in frame.filename]
+            place = f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
+            what = f"gym:{self._id} raised {type(error).__name__} in {name}(): {first_line(error)}"
+            raise UsageError(what, f"mend the env: {place}") from error
+
+    def _refuse(self, rule: str, came: object) -> NoReturn:
+        raise UsageError(f"gym:{self._id} breaks a rule of Gymnasium: {rule}; got {_described(came)}", _RULES)
+
+    def _check_shape(self, name: str, obs: Any) -> None:
+        wanted = self._env.observation_space.shape
+        try:
+            array = np.asarray(obs, np.float64)
+        except (TypeError, ValueError):
+            self._refuse(f"the observation of {name}() must be an array of numbers", obs)
+        if array.shape != wanted:
+            self._refuse(f"the observation of {name}() must have the shape {wanted} of observation_space", obs)
 
     def _flat(self, obs: Any) -> FloatArray:
         return np.asarray(obs, np.float32).ravel().copy()
 
     def _info(self, info: dict[str, Any], is_won: bool) -> dict[str, Any]:
         """The info of an env, from that of the env and whether it ended well."""
-        success = bool(info.get("success", info.get("is_success", is_won)))
+        success = bool(np.all(info.get("success", info.get("is_success", is_won))))
         progress = min(max(float(info.get("progress", success)), 0.0), 1.0)
         return {"snapshot": self.snapshot(), "progress": progress, "success": success}
 
@@ -211,7 +281,7 @@ class DrawnScene:
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         for frame, row in zip(frames, np.rint(snapshots / _KEY_GRAIN) * _KEY_GRAIN, strict=True):
             self._pose(renderer.unwrapped, row)
-            frame[:] = _resized(np.asarray(renderer.render()), size_px)
+            frame[:] = _resized(_rendered(renderer), size_px)
         return frames
 
     def key(self, snapshots: FloatArray) -> NDArray[np.int64]:
@@ -263,7 +333,7 @@ class StoredImage:
 
     def take(self, env: Env) -> FloatArray:
         """[S] one number per pixel, red * 65536 + green * 256 + blue: float32 holds integers of 24 bits exactly."""
-        image = _resized(np.asarray(env.render()), STORED_PX).astype(np.int32)
+        image = _resized(_rendered(env), STORED_PX).astype(np.int32)
         return (image[..., 0] << 16 | image[..., 1] << 8 | image[..., 2]).astype(np.float32).ravel()
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
@@ -286,6 +356,35 @@ def _make(env_id: str, **settings: Any) -> Env:
         return gym.make(env_id, render_mode="rgb_array", disable_env_checker=True, **settings)
     except (DependencyNotInstalled, ImportError) as error:
         raise UsageError(f"gym:{env_id} needs a package: {first_line(error)}", "install what it names") from error
+    except TypeError as error:
+        if set(settings) & {"width", "height"}:
+            raise
+        raise UsageError(
+            f"gym:{env_id} cannot be made with render_mode=rgb_array: {first_line(error)}", _RULES
+        ) from error
+
+
+def _rendered(env: Env) -> Frames:
+    """The present image [H, W, 3].
+
+    Raises:
+        UsageError: what the env renders is no such image.
+    """
+    image: Any = env.render()
+    if not (isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3):
+        name = env.spec.id if env.spec else type(env.unwrapped).__name__
+        rule = "render() must return an image [H, W, 3] of uint8"
+        raise UsageError(f"gym:{name} breaks a rule of Gymnasium: {rule}; got {_described(image)}", _RULES)
+    return image
+
+
+def _described(came: object) -> str:
+    """What came in place of what was wanted, in a few words."""
+    if isinstance(came, np.ndarray):
+        return f"an array of {came.dtype} with shape {came.shape}"
+    if isinstance(came, tuple | list):
+        return f"{type(came).__name__} of {len(came)}: {', '.join(type(part).__name__ for part in came)}"
+    return f"{type(came).__name__} {came!r:.60}"
 
 
 def _checked_spaces(env: Env, env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Box]:
@@ -294,7 +393,7 @@ def _checked_spaces(env: Env, env_id: str) -> tuple[gym.spaces.Box, gym.spaces.B
     Raises:
         UsageError: one of them is no Box, actions have no bounds, or there is no image to be had.
     """
-    observed, acted = env.observation_space, env.action_space
+    observed, acted = (getattr(env, f"{name}_space", None) for name in ("observation", "action"))
     if not (isinstance(observed, gym.spaces.Box) and isinstance(acted, gym.spaces.Box)):
         raise UsageError(
             f"gym:{env_id} must observe and act in Box spaces, got {type(observed).__name__} and "
@@ -303,7 +402,10 @@ def _checked_spaces(env: Env, env_id: str) -> tuple[gym.spaces.Box, gym.spaces.B
         )
     if not (np.isfinite(acted.low).all() and np.isfinite(acted.high).all()):
         raise UsageError(f"the actions of gym:{env_id} must have bounds, got {acted}", "wrap it in gymnasium's Clip")
-    if "rgb_array" not in env.metadata.get("render_modes", ()):
+    takes = inspect.signature(env.unwrapped.reset).parameters.values()
+    if not {"seed", "options"} <= {one.name for one in takes} and not any(one.kind == one.VAR_KEYWORD for one in takes):
+        raise UsageError(f"gym:{env_id} breaks a rule of Gymnasium: reset() must take seed and options", _RULES)
+    if "rgb_array" not in ((env.metadata or {}).get("render_modes") or ()):
         raise UsageError(f"gym:{env_id} gives no images: it has no render mode rgb_array", "choose another env")
     return observed, acted
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.step_env import StepEnv
+from rlvlm.envs.env import StepEnv
 
 
 class FrameStore:

@@ -7,20 +7,177 @@ the one task of a family whose goal has these words: `libero_object/alphabet sou
 
 import difflib
 import importlib
-from collections.abc import Callable
-from dataclasses import fields
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import importlib.util
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.catalogue import shipped_tasks
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.task import Kind, Task
+from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
+from rlvlm.envs.gym_cards.games import GAMES
+from rlvlm.envs.libero.tasks import EPISODE_STEPS, SUITES, instruction_of
+from rlvlm.envs.metaworld.goals import PAPER_GOALS, STOCK_GOALS
+from rlvlm.envs.minigrid.ids import IDS, SHORT_NAMES, family
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
 
+Kind = Literal["steps", "turns", "chunks"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A name that envs can be made of."""
+
+    name: str
+    """What users type, e.g. `drawer_open`."""
+    goal: str
+    """Fills the slot of the prompt, e.g. `open the drawer`; empty where only the user can say it."""
+    maker: str
+    """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving an env."""
+    arguments: tuple[str, ...] = ()
+    """What the maker is called with besides, for one that makes several tasks."""
+    env: EnvConfig = EnvConfig()
+    """How a run sets the env up, unless told otherwise: start, robot, episode length."""
+    used_settings: tuple[str, ...] | None = None
+    """Fields of `EnvConfig` that change its envs, besides `episode_steps`; others are refused. None: nobody said."""
+    most_steps: int | None = None
+    """Env steps after which its own rules end every episode, so that a greater `episode_steps` is refused; None: only
+    `episode_steps` limits an episode, or nobody knows."""
+    goal_state: str = ""
+    """The goal as a sentence that is true once it is reached, e.g. `the drawer is open`, for judges that compare a
+    image with words; empty takes the goal phrase."""
+    return_range: tuple[float, float] | None = None
+    """True episode returns that count as 0 (random play) and 1 (solved) where runs are compared; None: the task is
+    compared by its success rate."""
+    recipe: str = ""
+    """`module:function` that returns the config a run starts from, e.g. a `RunConfig`; empty takes the
+    general defaults."""
+    kind: Kind = "steps"
+    """What its envs are: stepped with numbers (`StepEnv`), talked to in turns (`TurnEnv`), or driven by chunks of
+    actions (`ChunkEnv`)."""
+
+
+def shipped_tasks() -> Iterator[Task]:
+    """Each of them, once; SoftGym's only where it is installed."""
+    for name, (goal, goal_state) in PAPER_GOALS.items():
+        yield Task(
+            name=name,
+            goal=goal,
+            goal_state=goal_state,
+            maker=f"rlvlm.envs.metaworld.env:make_{name}",
+            used_settings=("start", "robot", "num_envs"),
+        )
+    for name, (goal, goal_state) in STOCK_GOALS.items():
+        yield Task(
+            name=f"metaworld/{name}",
+            goal=goal,
+            goal_state=goal_state,
+            arguments=(name,),
+            maker="rlvlm.envs.metaworld.env:make_stock",
+            env=EnvConfig(robot="visible"),
+            used_settings=("start", "robot", "num_envs"),
+        )
+    yield Task(
+        name="cartpole",
+        goal="balance the brown pole on the black cart to be upright",
+        goal_state="the brown pole on the black cart is upright",
+        maker="rlvlm.envs.cartpole:CartPole",
+        env=EnvConfig(episode_steps=100),
+        used_settings=("start", "num_envs"),
+        return_range=(-2_640.0, 0.0),
+    )
+    for name, (goal, goal_state) in DEFORMABLE_GOALS.items():
+        yield Task(
+            name=name,
+            goal=goal,
+            goal_state=goal_state,
+            return_range=RETURN_RANGES[name],
+            maker=f"rlvlm.envs.deformables.{name}:make_{name}",
+            env=DEFORMABLE_ENVS[name],
+            used_settings=("start", "num_envs"),
+        )
+    if importlib.util.find_spec("softgym") is not None:
+        for name, (goal, goal_state) in SOFTGYM_GOALS.items():
+            yield Task(
+                name=f"softgym/{name}",
+                goal=goal,
+                goal_state=goal_state,
+                arguments=(name,),
+                maker="rlvlm.envs.deformables.softgym:SoftGymEnv",
+                env=EnvConfig(episode_steps=100),
+            )
+    for name, (goal, goal_state, maker, turns) in GAMES.items():
+        yield Task(
+            name=name,
+            goal=goal,
+            goal_state=goal_state,
+            maker=f"rlvlm.envs.gym_cards.{maker}",
+            env=EnvConfig(episode_steps=turns),
+            most_steps=turns,
+            used_settings=("rules", "deals", "split"),
+            kind="turns",
+        )
+    yield Task(
+        name="push_block",
+        goal="push the block of the named colour onto the pad",
+        goal_state="the block of the named colour lies on the pad",
+        maker="rlvlm.envs.push_block:PushBlock",
+        env=EnvConfig(episode_steps=32),
+        used_settings=("plays_on",),
+        kind="chunks",
+    )
+    yield Task(
+        name="pick_place_can",
+        goal="pick up the red can and put it into the bin that waits for it",
+        goal_state="the red can lies in its bin",
+        maker="rlvlm.envs.robosuite.pick_place_can:PickPlaceCan",
+        env=EnvConfig(episode_steps=120),
+        kind="turns",
+        used_settings=("rules", "shows_text", "move_ticks", "second_view", "view_px", "physics"),
+    )
+    for suite, files in SUITES.items():
+        yield Task(
+            name=suite,
+            goal="do what the instruction says",
+            maker="rlvlm.envs.libero.suite:LiberoSuite",
+            arguments=(suite,),
+            env=EnvConfig(episode_steps=EPISODE_STEPS[suite]),
+            used_settings=("moved", "mesh_cell", "physics", "plays_on"),
+            kind="chunks",
+        )
+        for number, file in enumerate(files):
+            yield Task(
+                name=f"{suite}/{number}",
+                goal=instruction_of(file),
+                maker="rlvlm.envs.libero.env:LiberoEnv",
+                arguments=(suite, str(number)),
+                env=EnvConfig(episode_steps=EPISODE_STEPS[suite]),
+                used_settings=("moved", "mesh_cell", "physics", "plays_on"),
+                kind="chunks",
+            )
+    for name, env_id, turns in [(short, *entry) for short, entry in SHORT_NAMES.items()] + [
+        (f"minigrid/{env_id}", env_id, 1_000) for env_id in IDS
+    ]:
+        goal, goal_state, _ = family(env_id)
+        yield Task(
+            name=name,
+            goal=goal,
+            goal_state=goal_state,
+            arguments=(env_id,),
+            maker="rlvlm.envs.minigrid.env:MiniGridTurnEnv",
+            env=EnvConfig(episode_steps=turns),
+            most_steps=IDS[env_id],
+            used_settings=("rules", "split", "shows_text", "shows_last"),
+            kind="turns",
+        )
+
+
+_LOGGER = logging.getLogger(__name__)
 GYMNASIUM = "gym:"
 """What stands before the id of an env that Gymnasium knows."""
 _TASKS: dict[str, Task] = {}
@@ -169,7 +326,19 @@ def make_env(task: str, config: EnvConfig, seed: int) -> Any:
     found = _find(task)
     module, _, function = found.maker.partition(":")
     maker: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return maker(config, seed, *found.arguments)
+    env = maker(config, seed, *found.arguments)
+    if lacking := [name for name in getattr(env, "promised", ()) if not hasattr(env, name)]:
+        what = f"the env {type(env).__name__} of {task} ({found.maker}) has no {', '.join(lacking)}"
+        raise UsageError(what, "set it in the class, or in __init__: rlvlm/envs/env.py says what it is")
+    if config.split != "all" and (few := getattr(env, "num_starts", None)) is not None:
+        _warn_once(f"{task} has {few} different starts; --env.split holds out about a fifth of them, {few / 5:.0f}")
+    return env
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Logs a warning, once in this process."""
+    _LOGGER.warning(text)
 
 
 def make_vector(task: str, config: EnvConfig, seed: int) -> "gym.vector.SyncVectorEnv":

@@ -13,8 +13,8 @@ import numpy as np
 
 from rlvlm.core import metrics
 from rlvlm.core.steps import Pair, Segment, Trajectory
+from rlvlm.envs.env import StepEnv
 from rlvlm.envs.images import FrameStore
-from rlvlm.envs.step_env import StepEnv
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.preferences.dataset import sides_of
 from rlvlm.preferences.losses import PREFERENCE, SCORE

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from rlvlm.envs.env import StepEnv
 from rlvlm.envs.images import FrameStore
-from rlvlm.envs.step_env import StepEnv
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Steps
 from rlvlm.rewards.config import RewardConfig

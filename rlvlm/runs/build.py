@@ -46,16 +46,16 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.panel import ROWS as SAC_ROWS
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
-from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.algorithms.sft_config import SFTConfig
 from rlvlm.core.console.panel import PanelRow
 from rlvlm.core.disk import write_whole
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.players import RandomPlayer, ScriptedExpert
+from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
+from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import check_unused, make_env
-from rlvlm.envs.turn_env import TurnEnv
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vla.config import VLAConfig

@@ -15,7 +15,7 @@ import tyro
 from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, PPOConfig, TokenRewardConfig
 from rlvlm.algorithms.policy_gradient.config import SFTConfig as ChunkSFTConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.algorithms.sft_config import SFTConfig
 from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import is_reference, load_object
 from rlvlm.core.yaml_text import read_yaml

@@ -17,9 +17,9 @@ from rlvlm.algorithms.policy_gradient.config import (
 )
 from rlvlm.algorithms.policy_gradient.config import SFTConfig as ChunkSFTConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.algorithms.sft_config import SFTConfig
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.libero.suites import SUITES
+from rlvlm.envs.libero.tasks import SUITES
 from rlvlm.envs.minigrid.ids import SHORT_NAMES
 from rlvlm.envs.registry import full_name, task_env, task_kind, task_recipe
 from rlvlm.envs.robosuite import words

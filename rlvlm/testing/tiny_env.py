@@ -1,6 +1,5 @@
 """A whole Env in numpy: a point pushes a block to a line. Fast tests use it in place of a simulator."""
 
-import json
 from typing import Any
 
 import gymnasium as gym
@@ -9,8 +8,8 @@ from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.step_env import StepEnv
-from rlvlm.envs.task import Task
+from rlvlm.envs.env import StepEnv
+from rlvlm.envs.registry import Task
 
 _GRAIN = 1e-3
 _HALF = 0.1
@@ -34,14 +33,12 @@ class TinyEnv(StepEnv):
         seed: of the random start.
     """
 
-    metadata = {"render_modes": []}
     goal = "push the red block to the green line"
     snapshot_size = 3
 
     def __init__(self, config: EnvConfig | None = None, seed: int = 0) -> None:
         self._config = config or EnvConfig()
         self._episode_steps = min(self._config.episode_steps, _TINY_STEPS)
-        self.render_mode = None
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
         self._point = np.zeros(2)
@@ -93,14 +90,13 @@ class TinyEnv(StepEnv):
 
     def get_state(self) -> dict[str, Any]:
         """Point, block, step count and generator."""
-        generator = json.dumps(self.np_random.bit_generator.state)
+        generator = self.generator_text()
         return {"point": self._point.copy(), "block": self._block, "steps": self._steps, "generator": generator}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self._point = np.array(state["point"])
         self._block, self._steps = float(state["block"]), int(state["steps"])
-        self.np_random.bit_generator.state = json.loads(state["generator"])
+        self.set_generator(state["generator"])
 
     def _observe(self) -> FloatArray:
         return np.array([*self._point, self._block, _GOAL - self._block], np.float32)

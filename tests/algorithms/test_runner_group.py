@@ -18,7 +18,7 @@ from rlvlm.algorithms.sac_pebble.runner import StepEnvRunner
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.task import Task
+from rlvlm.envs.registry import Task
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.testing import TinyEnv
 

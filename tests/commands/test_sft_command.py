@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvlm.algorithms.sft.folders import sft_manifest_of, write_sft_manifest
+from rlvlm.algorithms.sft import sft_manifest_of, write_sft_manifest
 from rlvlm.cli import run_word
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.folder import create_folder, open_folder
@@ -29,7 +29,7 @@ def test_what_was_taught_otherwise_is_not_gone_on_with(tmp_path: Path) -> None:
     names = open_folder(tmp_path / "demos").action_names
     out.mkdir()
     write_sft_manifest(out, sft_manifest_of("empty_random_5x5", EnvConfig(shows_last=True), PolicyConfig(), names))
-    with pytest.raises(UsageError, match="taught otherwise: .*env.shows_last was True, not False"):
+    with pytest.raises(UsageError, match="learned otherwise: .*env.shows_last was True, not False"):
         run_word(["sft", "empty_random_5x5", "--from", source, "--out", str(out)])
 
 

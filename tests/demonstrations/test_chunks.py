@@ -8,7 +8,7 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.card import write_card
-from rlvlm.demonstrations.chunks import (
+from rlvlm.demonstrations.collect import (
     Perturbation,
     collect_chunks,
     folder_form,
@@ -18,9 +18,9 @@ from rlvlm.demonstrations.chunks import (
     scripted_episodes,
 )
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder, open_folder
-from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.push_block.env import PushBlock
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE
+from rlvlm.envs.push_block import PushBlock
 from rlvlm.labels.images import image_digest
 
 

@@ -7,14 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlvlm.core.errors import UsageError
-from rlvlm.demonstrations.card import census, write_card
-from rlvlm.demonstrations.collect import FIRST_SEED, collect, play
-from rlvlm.demonstrations.exchange import export_chats, import_chats
+from rlvlm.demonstrations.card import FilterConfig, census, select, split, write_card
+from rlvlm.demonstrations.collect import FIRST_SEED, PlayerReply, ScriptedExpert, collect, play
+from rlvlm.demonstrations.exchange import export_chats, export_parquet, import_chats
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder, open_folder
-from rlvlm.demonstrations.players import PlayerReply, ScriptedExpert
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord, to_turn_episode
-from rlvlm.demonstrations.select import FilterConfig, select, split
-from rlvlm.demonstrations.table import export_parquet
 from rlvlm.envs.registry import make_env, task_env
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,15 @@ from PIL import Image
 from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.chunks import Perturbation, folder_form, is_whole, kept_images, scripted_episodes
+from rlvlm.demonstrations.collect import Perturbation, folder_form, is_whole, kept_images, scripted_episodes
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
-from rlvlm.demonstrations.trajectories.cut import CutConfig, cut, moving, opened
-from rlvlm.demonstrations.trajectories.rlds import _example_class, _masked_checksum
-from rlvlm.demonstrations.trajectories.take_in import Source, import_trajectories
+from rlvlm.demonstrations.import_trajectories import Source, import_trajectories
+from rlvlm.demonstrations.libero_hdf5 import read_libero
+from rlvlm.demonstrations.rlds import _example_class, _masked_checksum
+from rlvlm.demonstrations.trajectory import CutConfig, Trajectory, cut, moving, opened
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.libero.env import to_robosuite
-from rlvlm.envs.push_block.env import PushBlock
+from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
 
 GRIPPERS = np.array([False] * 6 + [True])
@@ -41,6 +43,15 @@ class TwoEyes(PushBlock):
 
     cameras = ("above", "wrist")
     proprio_size = 8
+
+
+class WideEyes(TwoEyes):
+    """The same, and its own episodes begin with a pose and two fingers."""
+
+    def reset(self, **options: Any) -> Any:
+        obs, info = super().reset(**options)
+        pose = np.concatenate([obs.proprio, np.float32([[0.2, 3.14, 0, 0.1, 0.04, -0.04]])], axis=1)
+        return replace(obs, proprio=pose), info
 
 
 def told(line: str) -> None:
@@ -143,11 +154,31 @@ def test_liberos_files_come_back(tmp_path: Path, is_own: bool) -> None:
     assert take(file, "libero", tmp_path / "d")[1] == {"there already": 2}
 
 
+@pytest.mark.parametrize(
+    ("file", "sentence", "goal"),
+    [
+        ("pick_up_the_milk_and_place_it_in_the_basket", "pick the milk and place it in the basket", None),
+        ("whatever", "pick the milk and place it in the basket", "pick up the milk and place it in the basket"),
+        ("whatever", "open the middle layer of the drawer", "open the middle drawer of the cabinet"),
+        ("whatever", "pick the akita black bowl on the stove and place it on the plate",
+         "pick up the black bowl on the stove and place it on the plate"),
+        ("push_the_green_block_onto_the_pad", "push the green block onto the pad", None),
+    ],
+)  # fmt: skip
+def test_a_libero_file_tells_its_task_by_its_name_or_by_the_sentence_of_its_bddl(
+    tmp_path: Path, file: str, sentence: str, goal: str | None
+) -> None:
+    """`problem_info` as LIBERO's create_dataset.py writes it: the language of the BDDL, not the file's name."""
+    write_libero(tmp_path / f"{file}_demo.hdf5", sentence, [trajectory(9)], is_own=True)
+    (found,) = read_libero(tmp_path, CutConfig())
+    assert isinstance(found, Trajectory) and found.instruction == (goal or file.replace("_", " "))
+
+
 def test_a_folder_of_files_gives_what_is_asked_for(tmp_path: Path) -> None:
     for name, instruction in (("a", GREEN), ("b", RED), ("c", "open the drawer")):
         write_libero(tmp_path / f"{name}_demo.hdf5", instruction, [trajectory(9)], is_own=True)
     folder, counts = take(tmp_path, "libero", tmp_path / "d", image_px=8)
-    assert counts == {"added": 2, "another task's instruction": 1}
+    assert counts == {"added": 2, "another task's instruction: open the drawer": 1}
     assert sorted(record.goal for record in folder.episodes()) == [GREEN, RED]
     assert folder_form(folder).image_px == 8
 
@@ -358,6 +389,59 @@ def test_lerobots_data_sets_come_back(tmp_path: Path, version: str, kind: str) -
     assert np.array_equal(images[:, 0], images[:, 1]) and images[0, 0, -1, -1].any() and not images[0, 0, 0, 0].any()
 
 
+def rewrite(file: Path, change: Callable[[dict[str, Any]], None], lines: bool = False) -> None:
+    found = [json.loads(line) for line in file.read_text().splitlines()] if lines else [json.loads(file.read_text())]
+    for one in found:
+        change(one)
+    file.write_text("\n".join(json.dumps(one, indent=2) for one in found))
+
+
+def test_lerobots_data_sets_come_back_as_people_publish_them(tmp_path: Path) -> None:
+    """A stale file_index, no tasks beside an episode, JSONL over several lines, and one episode that is torn."""
+    shown = [trajectory(12), trajectory(9, seed=1), trajectory(18, seed=2)]
+    write_lerobot(tmp_path / "three", "v3.0", shown, "image")
+    meta, data = (tmp_path / "three" / part / "chunk-000" for part in ("meta/episodes", "data"))
+    rows = pq.read_table(meta / "file-000.parquet").to_pylist()
+    rows = [{key: value for key, value in row.items() if key != "tasks"} | {"data/file_index": 7} for row in rows]
+    pq.write_table(pa.Table.from_pylist(rows), meta / "file-000.parquet")
+    table = pq.read_table(data / "file-000.parquet")
+    tasks = [1 if number == 1 else 0 for number in table["episode_index"].to_pylist()]
+    pq.write_table(table.append_column("task_index", pa.array(tasks)), data / "file-000.parquet")
+    named = [{"task_index": number, "__index_level_0__": task} for number, task in enumerate((GREEN, RED))]
+    pq.write_table(pa.Table.from_pylist(named), tmp_path / "three/meta/tasks.parquet")
+    folder, counts = take(tmp_path / "three", "lerobot", tmp_path / "d")
+    assert counts == {"added": 3} and [one.goal for one in folder.episodes()] == [GREEN, RED, GREEN]
+
+    write_lerobot(tmp_path / "two", "v2.1", shown, "image")
+    rewrite(tmp_path / "two/meta/episodes.jsonl", lambda one: None, lines=True)
+    _torn(tmp_path / "two/data/chunk-000/episode_000001.parquet")
+    _, counts = take(tmp_path / "two", "lerobot", tmp_path / "e")
+    assert counts == {"added": 2, "torn, as episode_000001.parquet": 1}
+
+
+@pytest.mark.parametrize(
+    ("states", "actions", "words"),
+    [
+        ([0, -0.16, 0, -2.44, 0, 2.23, 0.79, 0.04], None, "joint angles\\? the first episode's instruction is 'push"),
+        ([-0.75, 0, 0, 0, 0, 0, 0.04, -0.04], "places", "actions are the places"),
+    ],
+)
+def test_data_that_are_unlike_the_task_are_refused(
+    tmp_path: Path, states: list[float], actions: str | None, words: str
+) -> None:
+    done, _, images = trajectory(12)
+    seen = np.array(states, np.float32) + np.linspace(0, 0.3, 12, dtype=np.float32)[:, None]
+    if actions:
+        done[:-1, :6] = seen[1:, :6]
+    write_lerobot(tmp_path / "set", "v2.1", [(done, seen, images)], "image")
+    world = WideEyes(EnvConfig(episode_steps=32), seed=0)
+    with pytest.raises(UsageError, match=words):
+        import_trajectories(tmp_path / "set", "lerobot", tmp_path / "d", "push_block", world, CutConfig(), told)
+    settings = CutConfig(unlike=True)
+    _, counts = import_trajectories(tmp_path / "set", "lerobot", tmp_path / "d", "push_block", world, settings, told)
+    assert counts == {"added": 1}
+
+
 # --- what is torn or foreign
 
 
@@ -439,7 +523,7 @@ def test_the_command_says_what_was_done_and_what_has_no_effect(
     code, text = log(*words)
     assert code == 2 and "images of 2 cameras, push_block has above" in text
     code, text = log(*words, "--cut.cameras", "agentview_rgb")
-    assert code == 0 and "0 episodes added" in text and "left out 1: proprioception of 8 numbers, not 2" in text
+    assert code == 2 and "0 episodes added" in text and "left out 1: proprioception of 8 numbers, not 2" in text
     card = (tmp_path / "d" / "README.md").read_text()
     assert "| turned | True |" in card and "| gripper | minus_one_opens |" in card
     assert "no effect on trajectories" in log(*words, "--player", "me")[1]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from rlvlm.core.errors import NumericsError, UsageError
-from rlvlm.envs.contracts.steps import check_step_env
+from rlvlm.envs.check import check_step_env
 from rlvlm.envs.gymnasium_env import STORED_PX, StoredImage, WrappedGymEnv, _say_once
 from rlvlm.envs.registry import make_env, task_env, task_goal
-from rlvlm.reports.task.play import different_looks, play_randomly
+from rlvlm.reports.check_task import different_looks, players
 
 
 class Slider(gym.Env):
@@ -45,8 +45,9 @@ def registered():
     gym.register("SliderTest-v0", entry_point=Slider, max_episode_steps=30)
     gym.register("SliderSaysTest-v0", entry_point=Slider, kwargs={"says": "all"})
     gym.register("NoImagesTest-v0", entry_point=NoImages)
+    gym.register("SliderGoalTest-v0", entry_point=Slider, max_episode_steps=30, reward_threshold=-8.0)
     yield
-    for name in ("SliderTest-v0", "SliderSaysTest-v0", "NoImagesTest-v0"):
+    for name in ("SliderTest-v0", "SliderGoalTest-v0", "SliderSaysTest-v0", "NoImagesTest-v0"):
         del gym.registry[name]
 
 
@@ -75,15 +76,125 @@ def test_actions_are_stretched_to_the_bounds_of_the_env() -> None:
         env.step(np.array([np.nan, 0], np.float32))
 
 
-def test_an_end_with_a_positive_reward_is_a_success_and_another_end_is_none() -> None:
-    for push, reward, is_won in ((1.0, 1.0, True), (-1.0, -1.0, False)):
-        env = make("SliderTest-v0")
+def test_an_end_with_a_positive_reward_is_no_success_but_the_registered_return_is() -> None:
+    for env_id, push, is_won in (
+        ("SliderTest-v0", 1, False),
+        ("SliderGoalTest-v0", 1, True),
+    ):
+        env = make(env_id)
+        assert env.has_success == (env_id == "SliderGoalTest-v0") and ("says nothing" in env.note) != env.has_success
         infos, is_over = [], False
         while not is_over:
-            _, last, is_over, _, info = env.step(np.array([push, 0], np.float32))
+            *_, is_over, _, info = env.step(np.array([push, 0], np.float32))
             infos.append((info["success"], info["progress"]))
-        assert last == reward and infos[-1] == (is_won, float(is_won))
-        assert set(infos[:-1]) == {(False, 0.0)}
+        assert infos[-1] == (is_won, float(is_won)) and set(infos[:-1]) == {(False, 0.0)}
+    short = make("SliderGoalTest-v0", episode_steps=1)
+    assert not short.has_success, (
+        "a threshold is for episodes of the registered length: costs would be few enough at once"
+    )
+
+
+def test_a_fall_is_no_success() -> None:
+    env = make("InvertedPendulum-v4")
+    for seed in range(3):
+        env.reset(seed=seed)
+        is_over = False
+        while not is_over:
+            *_, is_over, _, info = env.step(np.ones(1, np.float32))
+        assert not info["success"]
+    env.close()
+
+
+class OldReset(Slider):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class NoSeed(Slider):
+    def reset(self):
+        return super().reset()
+
+
+class OldStep(Slider):
+    def step(self, action):
+        obs, reward, is_over, _, info = super().step(action)
+        return obs, reward, is_over, info
+
+
+class NoInfo(Slider):
+    def step(self, action):
+        return *super().step(action)[:4], None
+
+
+class TextReward(Slider):
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, "much", *rest
+
+
+class Numbers(Slider):
+    def step(self, action):
+        obs, reward, *_ = super().step(action)
+        return obs, reward, 0, 0, {}
+
+
+class OtherShape(Slider):
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs[0], *rest
+
+
+class Lost(Slider):
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, np.nan, *rest
+
+
+class Raises(Slider):
+    def step(self, action):
+        return 1 / 0
+
+
+class NoImage(Slider):
+    def render(self):
+        return None
+
+
+class Floats(Slider):
+    def render(self):
+        return super().render() / 255
+
+
+class OldMake(Slider):
+    def __init__(self):
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule"),
+    [
+        (OldReset, r"reset\(\) must return \(observation, info\)"),
+        (NoSeed, r"reset\(\) must take seed and options"),
+        (OldStep, r"step\(\) must return five.*got tuple of 4"),
+        (NoInfo, r"the info of step\(\) must be a dict; got NoneType"),
+        (TextReward, "reward of step.* one number; got str 'much'"),
+        (Numbers, "terminated and truncated"),
+        (OtherShape, r"observation of step\(\) must have the shape \(1, 1\)"),
+        (Lost, "gives the reward nan"),
+        (Raises, r"raised ZeroDivisionError in step\(\)"),
+        (NoImage, r"render\(\) must return an image .* got NoneType"),
+        (Floats, r"render\(\) .* got an array of float64"),
+        (OldMake, "cannot be made with render_mode"),
+    ],
+)
+def test_a_broken_rule_of_gymnasium_is_named(broken: type[Slider], rule: str) -> None:
+    gym.register("BrokenTest-v0", entry_point=broken, max_episode_steps=5)
+    try:
+        with pytest.raises((UsageError, NumericsError), match=rule) as caught:
+            make("BrokenTest-v0")
+    finally:
+        del gym.registry["BrokenTest-v0"]
+    assert broken is not Raises or f"{__file__}, line" in caught.value.fix
 
 
 def test_an_env_that_tells_its_success_and_progress_is_believed() -> None:
@@ -128,7 +239,7 @@ def test_stored_images_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_the_contract_holds(env_id: str, start: str) -> None:
     env, twin = (make(env_id, start=start, episode_steps=15) for _ in range(2))
-    scenes = different_looks(env, np.concatenate([play_randomly(env, seed).snapshots for seed in range(3)]), 4)
+    scenes = different_looks(env, np.concatenate([players(env)["random play"](seed).snapshots for seed in range(3)]), 4)
     check_step_env(env, twin, scenes)
     env.close()
     twin.close()

@@ -6,8 +6,7 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_env, make_vector, register, task_goal, task_goal_state, task_names
-from rlvlm.envs.task import Task
+from rlvlm.envs.registry import Task, make_env, make_vector, register, task_goal, task_goal_state, task_names
 
 TINY = "rlvlm.testing:TINY"
 

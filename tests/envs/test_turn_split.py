@@ -1,8 +1,11 @@
+import logging
+from dataclasses import replace
+
 import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_env
+from rlvlm.envs.registry import _warn_once, make_env, task_env
 
 
 def starts(task: str, split, count: int = 120) -> list[bytes]:
@@ -41,3 +44,13 @@ def test_a_env_with_one_start_says_so() -> None:
         except UsageError as error:
             assert "--env.split all" in error.fix
     assert len(sides) == 1
+
+
+@pytest.mark.parametrize(("task", "count"), [("number_line", 30), ("ez_points", 7)])
+def test_games_with_few_starts_say_how_many(task: str, count: int, caplog: pytest.LogCaptureFixture) -> None:
+    env = make_env(task, task_env(task), 0)
+    assert len({env.start_key(env.reset(seed=seed)[0].snapshot) for seed in range(600)}) == count == env.num_starts
+    _warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        make_env(task, replace(task_env(task), split="training"), 0)
+    assert f"{task} has {count} different starts" in caplog.text

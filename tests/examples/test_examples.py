@@ -7,12 +7,11 @@ import pytest
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env
-from rlvlm.reports.task.check import check_task
-from rlvlm.reports.task.turns import check_turn_task
+from rlvlm.reports.check_task import check_task
 from rlvlm.runs.recipes import recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CHECKS = {"press_button": check_turn_task, "reach_arm": check_task, "slide_ball": check_task}
+CHECKS = {"press_button": check_task, "reach_arm": check_task, "slide_ball": check_task}
 
 
 @pytest.fixture(autouse=True)

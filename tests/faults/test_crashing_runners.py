@@ -15,7 +15,7 @@ from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core import metrics
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.task import Task
+from rlvlm.envs.registry import Task
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.testing import TinyEnv
 

@@ -19,7 +19,7 @@ from pocket_models.scorer import (
     rating_of,
     readable_pushes,
 )
-from rlvlm.envs.push_block import table
+from rlvlm.envs import push_block as table
 from rlvlm.judges.config import ScoreMode
 from rlvlm.pocket.models import weights_folder
 

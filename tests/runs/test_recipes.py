@@ -4,8 +4,7 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import register
-from rlvlm.envs.task import Kind, Task
+from rlvlm.envs.registry import Kind, Task, register
 from rlvlm.pocket.models import VIDEO_TASKS
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.runs.recipes import RECIPES, recipe

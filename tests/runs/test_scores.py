@@ -2,8 +2,7 @@ import numpy as np
 
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.core import metrics
-from rlvlm.envs.registry import register
-from rlvlm.envs.task import Task
+from rlvlm.envs.registry import Task, register
 from rlvlm.runs.scores import evaluation_rank, evaluation_row, score_name, scores, true_success
 
 ROWS = [{"success_rate": "0.2", "episode_return": "-100"}, {"success_rate": "1", "episode_return": "50"}]

@@ -16,7 +16,7 @@ from chaos import replica_pids
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
-from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.algorithms.sft_config import SFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.errors import ModelUnavailable, UsageError
 from rlvlm.core.sampling import ReplyRequest

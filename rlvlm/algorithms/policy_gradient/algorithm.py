@@ -64,9 +64,14 @@ from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler
 from rlvlm.algorithms.policy_gradient.runner import ChunkRunner, TurnRunner, join
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource, play_chunks_of, play_turns_of
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
-from rlvlm.algorithms.sft.demonstrations import demonstrate
-from rlvlm.algorithms.sft.folders import check_sft_manifest, load_demonstrations, load_trained, sft_manifest_of
-from rlvlm.algorithms.sft.in_process import fine_tune
+from rlvlm.algorithms.sft import (
+    check_sft_manifest,
+    demonstrate,
+    fine_tune,
+    load_demonstrations,
+    load_trained,
+    sft_manifest_of,
+)
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import RunError, UsageError

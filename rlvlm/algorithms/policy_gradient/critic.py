@@ -19,7 +19,7 @@ from rlvlm.algorithms.policy_gradient.config import CriticConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.chunk_env import ChunkEnv
+from rlvlm.envs.env import ChunkEnv
 
 _WIDE = 5.0
 """Features are cut to so many standard deviations."""

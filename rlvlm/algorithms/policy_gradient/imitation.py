@@ -17,7 +17,7 @@ from rlvlm.algorithms.policy_gradient.ways import WaysLessons
 from rlvlm.core.chunks import ChunkObs
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.chunks import (
+from rlvlm.demonstrations.collect import (
     Perturbation,
     folder_form,
     form_of,
@@ -27,8 +27,8 @@ from rlvlm.demonstrations.chunks import (
 )
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import EpisodeRecord
-from rlvlm.envs.chunk_env import ChunkEnv
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.observe import ObsProcessor
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.policy import VLAPolicy

@@ -17,8 +17,8 @@ from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler, play_
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import ModelUnavailable, UsageError
-from rlvlm.demonstrations.players import Player as Script
-from rlvlm.envs.chunk_env import ChunkEnv
+from rlvlm.demonstrations.collect import Player as Script
+from rlvlm.envs.env import ChunkEnv
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig

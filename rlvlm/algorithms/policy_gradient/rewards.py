@@ -20,8 +20,7 @@ from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Score
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE, ChunkEnv
-from rlvlm.envs.turn_env import TurnEnv
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, TurnEnv
 from rlvlm.judges.agreement import area_under_curve
 from rlvlm.rewards.judged import to_reward
 from rlvlm.rewards.monitor import JudgeMonitor, Preflight, check_judge

@@ -17,7 +17,7 @@ from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.finite import check_finite
 from rlvlm.core.sampling import ReplyRequest, SampledReply
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.chunk_env import ChunkEnv, ChunkEnvs
+from rlvlm.envs.env import ChunkEnv, ChunkEnvs
 from rlvlm.policies.protocol import look
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.tokens import ActionScale, decode

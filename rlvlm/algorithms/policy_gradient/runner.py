@@ -13,7 +13,7 @@ from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler, TurnPlay, play_chunks
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE, ChunkEnv
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.policy import VLAPolicy

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, load_policy_file
 from rlvlm.algorithms.evaluation import PlayedEpisode
 from rlvlm.core.steps import FloatArray, Trajectory, Transitions
-from rlvlm.envs.step_env import StepEnv
+from rlvlm.envs.env import StepEnv
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.source import RewardSource
 

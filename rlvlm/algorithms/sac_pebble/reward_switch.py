@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvlm.algorithms.sac_pebble.runner import Sample
+from rlvlm.envs.env import StepEnv
 from rlvlm.envs.images import FrameStore
-from rlvlm.envs.step_env import StepEnv
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning

@@ -15,8 +15,8 @@ from rlvlm.algorithms.sac_pebble.dense import flatten
 from rlvlm.algorithms.sac_pebble.player import EpisodeBuffer, Step, to_transitions
 from rlvlm.core.finite import check_finite
 from rlvlm.core.steps import FloatArray, Trajectory, Transitions
+from rlvlm.envs.env import StepEnv
 from rlvlm.envs.registry import make_vector
-from rlvlm.envs.step_env import StepEnv
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
 

@@ -3,16 +3,20 @@
 import os
 import re
 import sys
+import sysconfig
 import tempfile
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from rlvlm.core.errors import EXIT_DONE, MachineError, RunError
+import rlvlm
+from rlvlm.core.errors import EXIT_DONE, MachineError, RunError, UsageError
 
+_FRAME = re.compile(r'\s*(?:\(\w+, .*\)\s*)?File "(.+)", line (\d+), in (\w+)')
 EXIT_CRASH = 1
 EXIT_INTERRUPTED = 130
 """What shells use for Ctrl-C; only before a run has anything to save."""
@@ -70,8 +74,29 @@ def guarded(action: Callable[[], int]) -> int:
             fix = f"name another place, or mend this one; if you did not name it, please report {file.name}"
             show_failure(f"{error.strerror}: {error.filename2 or error.filename}", fix)
             return MachineError.exit_code
+        if place := users_place(error):
+            show_failure(f"{type(error).__name__}: {error}", f"this is code of your own, {place}; see also {file.name}")
+            return UsageError.exit_code
         show_failure(f"unexpected {type(error).__name__}: {error}", f"please report it with {file.name}")
         return EXIT_CRASH
+
+
+def users_place(error: BaseException) -> str:
+    """Where in a file of the user's an error was raised, or what that file had called raised it; empty for none.
+
+    Files of the user's are those that rlvlm called and that belong neither to it nor to Python and its packages. What a
+    Ray worker raised carries its traceback as text, which is read too.
+    """
+    package = Path(rlvlm.__file__).parent
+    foreign = (str(package), sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), "<")
+    place, is_inside = "", False
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        found = _FRAME.match(line)
+        if found and found[1].startswith(str(package)):
+            is_inside = True
+        elif found and is_inside and not found[1].startswith(foreign):
+            place = f"in {found[3]}() at line {found[2]} of {found[1]}"
+    return place
 
 
 def show_failure(what: str, fix: str) -> None:

@@ -10,18 +10,16 @@ project's own machines, so this adapter has been tried with a stand-in of the sa
 """
 
 import importlib
-import json
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.core.errors import NumericsError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import SOFTGYM_GOALS
-from rlvlm.envs.step_env import StepEnv
+from rlvlm.envs.env import StepEnv, check_action
 
 _KEY_METRES = 0.25e-3
 _SUCCESS = 0.9
@@ -51,11 +49,8 @@ class SoftGymEnv(StepEnv):
         name: in SoftGym's registry, e.g. `RopeFlatten`.
     """
 
-    metadata = {"render_modes": []}
-
     def __init__(self, config: EnvConfig, seed: int, name: str) -> None:
         self.goal = SOFTGYM_GOALS[name][0]
-        self.render_mode = None
         if name not in _simulators:
             _simulators[name] = _Simulator(name)
         self._simulator = _simulators[name]
@@ -91,8 +86,7 @@ class SoftGymEnv(StepEnv):
         Raises:
             NumericsError: the action is not finite.
         """
-        if not np.isfinite(action).all():
-            raise NumericsError(f"actions must be finite, got {action}", "look at the policy's losses before this step")
+        check_action(action)
         if self._simulator.holder is not self:
             self._replay()
         self._actions.append(np.array(action, np.float32))
@@ -130,14 +124,14 @@ class SoftGymEnv(StepEnv):
     def get_state(self) -> dict[str, Any]:
         """The episode so far, and the generator."""
         actions = np.array(self._actions, np.float32).reshape(-1, *self._action_shape)
-        generator = json.dumps(self.np_random.bit_generator.state)
+        generator = self.generator_text()
         return {"start": self._start, "actions": actions, "generator": generator}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes through the stored episode again; as exact as PyFleX's solver, on a GPU, repeats itself."""
         self._start = int(state["start"])
         self._actions = list(np.asarray(state["actions"], np.float32))
-        self.np_random.bit_generator.state = json.loads(state["generator"])
+        self.set_generator(state["generator"])
         self._replay()
 
     def _replay(self) -> None:

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
+from rlvlm.envs.mujoco.env import Outcome, SceneEnv
 from rlvlm.envs.mujoco.renderer import Camera
-from rlvlm.envs.mujoco.scene import Outcome, SceneEnv
 
 _NUM_PARTICLES = 41
 _LENGTH = 0.5

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
+from math import gcd
 
 Tokens = tuple[str, ...]
 Level = tuple[Fraction, Fraction, str]
@@ -45,6 +46,9 @@ def value(tokens: Sequence[str]) -> Fraction | None:
 def completion(tokens: Tokens, numbers: tuple[int, ...], target: int, symbols: str) -> Tokens | None:
     """The fewest tokens that make `tokens` a formula of that value; None where nothing does.
 
+    A few milliseconds whatever the tokens are, once `prepare` was called for the hand; trying out every way to go on
+    took up to 37 seconds where brackets stand open.
+
     Args:
         tokens: the formula so far; empty for a new one.
         numbers: those that are left, each of which must be used once; sorted, so that equal cases are solved once.
@@ -56,7 +60,32 @@ def completion(tokens: Tokens, numbers: tuple[int, ...], target: int, symbols: s
         return None
     if stack == START and numbers:
         return reachable(numbers, symbols).get(Fraction(target))
-    return min(_completions(stack, numbers, Fraction(target), symbols), key=len, default=None)
+    # Of brackets that open one another's first operand, more than there are numbers hold nothing but the next one: they
+    # are left out, and closed where the innermost of them closes.
+    levels: list[RatioLevel] = []
+    num_fresh = 0
+    for total, term, waiting in stack:
+        num_fresh = num_fresh + 1 if (total, term, waiting) == _FRESH and levels else 0
+        if num_fresh <= max(len(numbers), 1):
+            levels.append((total.as_integer_ratio(), term.as_integer_ratio(), waiting))
+    found = _to_reach(tuple(levels), numbers, (target, 1), symbols)
+    if found is None or len(levels) == len(stack):
+        return found
+    depth, place = 0, 0
+    while depth >= 0:
+        depth += (found[place] == "(") - (found[place] == ")")
+        place += 1
+    return (*found[:place], *(")",) * (len(stack) - len(levels)), *found[place:])
+
+
+def prepare(numbers: tuple[int, ...], symbols: str) -> None:
+    """Works out, once for each hand (sorted), what `completion` looks up for it in every turn."""
+    reachable(numbers, symbols)
+    for chosen, _ in _choices(numbers, True):
+        if len(chosen) < len(numbers):
+            _endings(chosen, symbols)
+            for depth in range(1, len(numbers)) if "(" in symbols else ():
+                _bracketed((((0, 1), (0, 1), "+"),) * depth, chosen, symbols)
 
 
 @lru_cache(maxsize=512)
@@ -127,27 +156,143 @@ def applied(left: Fraction, operator: str, right: Fraction) -> Fraction:
     return left * right if operator == "*" else left / right
 
 
-def _completions(stack: Stack, numbers: tuple[int, ...], target: Fraction, symbols: str) -> Iterator[Tokens]:
-    """All completions in which what is bracketed anew is bracketed because it must be."""
-    total, term, waiting = stack[-1]
-    if waiting:
-        for chosen, rest in _choices(numbers, "(" in symbols):
-            for operand, tokens in reachable(chosen, symbols).items():
-                after = _with_operand(stack, operand)
-                if after is not None:
-                    written = tokens if len(chosen) == 1 else ("(", *tokens, ")")
-                    yield from (written + more for more in _completions(after, rest, target, symbols))
+Ratio = tuple[int, int]
+"""A fraction in lowest terms, its denominator above 0: several times as fast as `Fraction`, and as exact."""
+RatioLevel = tuple[Ratio, Ratio, str]
+"""A `Level`."""
+
+
+def _ratio(numerator: int, denominator: int) -> Ratio:
+    shared = gcd(numerator, denominator)
+    return (
+        (numerator // shared, denominator // shared)
+        if denominator > 0
+        else (-numerator // shared, -denominator // shared)
+    )
+
+
+def _joined_ratio(left: Ratio, operator: str, right: Ratio) -> Ratio:
+    """`left operator right`, which must not divide by 0."""
+    (a, b), (c, d) = left, right
+    if operator == "+":
+        return _ratio(a * d + c * b, b * d)
+    if operator == "-":
+        return _ratio(a * d - c * b, b * d)
+    return _ratio(a * c, b * d) if operator == "*" else _ratio(a * d, b * c)
+
+
+_PLACES = {token: place for place, token in enumerate((*")+-*/", *map(str, range(1, 11)), "("))}
+
+
+def _is_before(tokens: Tokens, others: Tokens) -> bool:
+    """Whether `tokens` are fewer than `others`, or as many and earlier in the order of the symbols."""
+    if len(tokens) != len(others):
+        return len(tokens) < len(others)
+    one, other = next(((a, b) for a, b in zip(tokens, others, strict=True) if a != b), (")", ")"))
+    return _PLACES[one] < _PLACES[other]
+
+
+def _keep(found: dict[Ratio, Tokens], value: Ratio, before: Tokens, after: Tokens) -> None:
+    """Keeps the better of two ways to write a value: of `before` and `after`, and what is there."""
+    there = found.get(value)
+    if there is None or (len(before) + len(after) <= len(there) and _is_before((*before, *after), there)):
+        found[value] = (*before, *after)
+
+
+@lru_cache(maxsize=512)
+def _operands(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
+    """Every value of one operand made of all `numbers`, with its tokens; in brackets, but for a single number."""
+    if len(numbers) > 1 and "(" not in symbols:
+        return {}
+    return {
+        value.as_integer_ratio(): tokens if len(numbers) == 1 else ("(", *tokens, ")")
+        for value, tokens in reachable(numbers, symbols).items()
+    }
+
+
+@lru_cache(maxsize=512)
+def _endings(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, dict[Ratio, Tokens]]:
+    """What can follow an operand X at its own level and use all `numbers`, by m and s: X becomes X * m + s."""
+    if not numbers:
+        return {(1, 1): {(0, 1): ()}}
+    found: dict[Ratio, dict[Ratio, Tokens]] = {}
+    for chosen, rest in _choices(numbers, "(" in symbols):
+        for operand, written in _operands(chosen, symbols).items():
+            for factor, sums in _endings(rest, symbols).items():
+                for operator in symbols.replace("(", ""):
+                    if operator == "/" and not operand[0]:
+                        continue
+                    if operator in "*/":  # what follows makes (X * operand) * factor + added
+                        after = found.setdefault(_joined_ratio(factor, operator, operand), {})
+                        for added, more in sums.items():
+                            _keep(after, added, (operator, *written), more)
+                    else:  # X stands, and the operand is the term that what follows goes on with
+                        after, term = found.setdefault((1, 1), {}), _joined_ratio(operand, "*", factor)
+                        for added, more in sums.items():
+                            summed = _joined_ratio(added, operator, term)
+                            _keep(after, summed, (operator, *written), more)
+    return found
+
+
+def _with_operand_of(
+    levels: tuple[RatioLevel, ...], numbers: tuple[int, ...], symbols: str, is_all_taken: bool
+) -> Iterator[tuple[Ratio, tuple[int, ...], Tokens]]:
+    """The open term of the outermost of `levels` once its operand stands, the numbers left then, and the tokens.
+
+    Args:
+        levels: the outermost first.
+        numbers: that may be used.
+        symbols: as of `completion`.
+        is_all_taken: whether operands that take all of the numbers are given too.
+    """
+    (_, term, waiting), deeper = levels[0], levels[1:]
+    if not waiting:
+        yield term, numbers, ()
         return
-    if not numbers and len(stack) == 1:
-        if total + term == target:
-            yield ()
-        return
-    following = [")"] if len(stack) > 1 else []
-    following += symbols.replace("(", "") if numbers else ""
-    for token in following:
-        after = _after(stack, token)
-        if after is not None:
-            yield from ((token, *more) for more in _completions(after, numbers, target, symbols))
+    choices = _choices(numbers, "(" in symbols)
+    for chosen, rest in [((), numbers), *choices] if deeper else choices:
+        if rest or is_all_taken:
+            operands = _bracketed(deeper, chosen, symbols) if deeper else _operands(chosen, symbols)
+            for operand, tokens in operands.items():
+                if operand[0] or waiting != "/":
+                    yield _joined_ratio(term, waiting, operand), rest, tokens
+
+
+@lru_cache(maxsize=4_096)
+def _bracketed(levels: tuple[RatioLevel, ...], numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
+    """Every value that the brackets `levels` can close with after all `numbers` were used."""
+    found: dict[Ratio, Tokens] = {}
+    for term, rest, tokens in _with_operand_of(levels, numbers, symbols, True):
+        for factor, sums in _endings(rest, symbols).items():
+            start = _joined_ratio(levels[0][0], "+", _joined_ratio(term, "*", factor))
+            for added, more in sums.items():
+                _keep(found, _joined_ratio(start, "+", added), tokens, more)
+    return {value: (*tokens, ")") for value, tokens in found.items()}
+
+
+@lru_cache(maxsize=4_096)
+def _to_reach(levels: tuple[RatioLevel, ...], numbers: tuple[int, ...], target: Ratio, symbols: str) -> Tokens | None:
+    """The fewest tokens after which the outermost of `levels` is worth `target`, all `numbers` being used."""
+    (total, term, waiting), deeper = levels[0], levels[1:]
+    missing = _joined_ratio(target, "-", total)
+    # The value of an operand that takes all numbers is known beforehand, where not any or none will do.
+    is_known = waiting in ("+", "-") or (waiting != "" and term[0] != 0 and missing[0] != 0)
+    best: Tokens | None = None
+    for value, rest, tokens in _with_operand_of(levels, numbers, symbols, not is_known):
+        for factor, sums in _endings(rest, symbols).items():
+            more = sums.get(_joined_ratio(missing, "-", _joined_ratio(value, "*", factor)))
+            if more is not None and (best is None or _is_before((*tokens, *more), best)):
+                best = (*tokens, *more)
+    if is_known:
+        inverse = {"+": (missing, "-", term), "-": (term, "-", missing), "*": (missing, "/", term)}
+        operand = _joined_ratio(*inverse.get(waiting, (term, "/", missing)))
+        if deeper:
+            inner = _to_reach(deeper, numbers, operand, symbols)
+            whole = None if inner is None else (*inner, ")")
+        else:
+            whole = _operands(numbers, symbols).get(operand) if numbers else None
+        best = whole if best is None or (whole is not None and _is_before(whole, best)) else best
+    return best
 
 
 @lru_cache(maxsize=2_048)

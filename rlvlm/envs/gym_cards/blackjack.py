@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.gym_cards.canvas import SIDE_PX, card_back, card_face, draw_cards, font, table
-from rlvlm.envs.turn_env import Outcome, TurnEnv
+from rlvlm.envs.env import Outcome, TurnEnv
+from rlvlm.envs.gym_cards.canvas import RANKS, SIDE_PX, SUIT_LETTERS, card_back, card_face, draw_cards, font, table
 
 _CARD_PX = (70, 98)
 _GAP_PX = 4
@@ -39,7 +39,6 @@ class Blackjack(TurnEnv):
         seed: of the deals, until `reset` is given another.
     """
 
-    metadata = {"render_modes": []}
     goal = "win the hand of blackjack"
     snapshot_size = 2 + 2 * _MAX_CARDS
     action_names = ("stand", "hit")
@@ -73,6 +72,14 @@ class Blackjack(TurnEnv):
             dealers, own = total(self._dealer)[0], total(self._player)[0]
             self._result = 1.0 if dealers > 21 else float(np.sign(own - dealers))
         return self._result, True, False
+
+    def reference_info(self) -> dict[str, Any]:
+        """What the reference's `info` holds: value, face and suit of each card, the dealer's hidden one too."""
+        hands = {"Dealer Card": self._dealer, "Player Card": self._player}
+        return {
+            name: [(min(int(rank), 10), RANKS[rank - 1], SUIT_LETTERS[suit]) for rank, suit in hand]
+            for name, hand in hands.items()
+        }
 
     def prompt(self) -> str:
         """The same words in every turn: the cards are in the image."""
@@ -113,7 +120,6 @@ class Blackjack(TurnEnv):
         return cards | {"turns": self._turns, "result": float(result), "generator": self.generator_text()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self._dealer, self._player = np.array(state["dealer"]), np.array(state["player"])
         self._turns, result = int(state["turns"]), float(state["result"])
         self._result = None if np.isnan(result) else result

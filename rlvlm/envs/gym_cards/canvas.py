@@ -14,6 +14,8 @@ TABLE = "#35654d"
 """The green of the card table."""
 RANKS = ("A", "2", "3", "4", "5", "6", "7", "8", "9", "10", "J", "Q", "K")
 _SUITS = ("\u2663", "\u2666", "\u2665", "\u2660")  # clubs, diamonds, hearts, spades
+SUIT_LETTERS = "CDHS"
+"""As the reference names them."""
 _RED, _BLACK, _EDGE, _BACK = "#c00000", "black", "#808080", "#1f3f7f"
 
 

@@ -1,7 +1,8 @@
 """The games of gym-cards as ordinary Gymnasium envs, for other libraries: an image in, the index of an action out.
 
-Importing this file registers them under the reference's ids, `gym_cards/NumberLine-v0` and so on; in one line:
-`gymnasium.make("rlvlm.envs.gym_cards.card_images:gym_cards/NumberLine-v0")`.
+Importing this file registers them under ids of ours, `rlvlm/NumberLine-v0` and so on, and under the reference's,
+`gym_cards/NumberLine-v0` and so on, where its own package has not; in one line:
+`gymnasium.make("rlvlm.envs.gym_cards.card_images:rlvlm/NumberLine-v0")`.
 """
 
 from typing import Any, Literal
@@ -12,9 +13,11 @@ from numpy.typing import NDArray
 
 from rlvlm.core.steps import Frames
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.gym_cards.games import IDS
+from rlvlm.envs.gym_cards.blackjack import Blackjack
+from rlvlm.envs.gym_cards.games import IDS, OWN_IDS
+from rlvlm.envs.gym_cards.number_line import NumberLine
+from rlvlm.envs.gym_cards.points import PointsGame
 from rlvlm.envs.registry import make_env, task_env
-from rlvlm.envs.turn_env import TurnEnv
 
 
 class CardImageEnv(gym.Env[Frames, int]):
@@ -37,7 +40,7 @@ class CardImageEnv(gym.Env[Frames, int]):
         render_mode: str | None = None,
     ) -> None:
         config = EnvConfig(rules=rules, deals=deals, episode_steps=task_env(game).episode_steps)
-        self._env: TurnEnv = make_env(game, config, 0)
+        self._env: NumberLine | Blackjack | PointsGame = make_env(game, config, 0)
         self.render_mode = render_mode
         self.action_names = self._env.action_names
         """What the indices mean."""
@@ -53,7 +56,14 @@ class CardImageEnv(gym.Env[Frames, int]):
         return self._image(), self._told(info)
 
     def step(self, action: int | np.integer) -> tuple[Frames, float, bool, bool, dict[str, Any]]:
-        """Image, reward, terminated, truncated, info."""
+        """Image, reward, terminated, truncated, info.
+
+        Raises:
+            ValueError: there is no such action.
+        """
+        if not self.action_space.contains(action):
+            names = ", ".join(f"{number} {name}" for number, name in enumerate(self.action_names))
+            raise ValueError(f"an action must be one of {names}; got {action!r}")
         reward, terminated, truncated = self._env.act(int(action))
         return self._image(), reward, terminated, truncated, self._told(self._env.info())
 
@@ -65,10 +75,10 @@ class CardImageEnv(gym.Env[Frames, int]):
         return self._env.draw(self._env.snapshot()[None])[0]
 
     def _told(self, info: dict[str, Any]) -> dict[str, Any]:
-        """`info` with what a text wrapper needs: the env's words."""
-        return info | {"prompt": self._env.prompt()}
+        """`info` with the reference's keys, and with what a text wrapper needs: the env's words."""
+        return info | self._env.reference_info() | {"prompt": self._env.prompt()}
 
 
-for _id, _game in IDS.items():
+for _id, _game in (IDS | OWN_IDS).items():
     if _id not in gym.registry:
         gym.register(_id, f"{__name__}:CardImageEnv", kwargs={"game": _game})

@@ -29,3 +29,5 @@ IDS = {
     "gym_cards/Points24-v0": "points24",
 }
 """The reference's names in Gymnasium."""
+OWN_IDS = {_id.replace("gym_cards/", "rlvlm/"): _game for _id, _game in IDS.items()}
+"""Names that are ours alone: where the reference's package was imported first, its ids stay its own."""

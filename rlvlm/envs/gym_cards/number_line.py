@@ -13,8 +13,8 @@ from PIL import Image, ImageDraw
 
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import Outcome, TurnEnv
 from rlvlm.envs.gym_cards.canvas import SIDE_PX, font
-from rlvlm.envs.turn_env import Outcome, TurnEnv
 
 _LAST = 5
 """Numbers run from 0 to this."""
@@ -37,10 +37,10 @@ class NumberLine(TurnEnv):
         seed: of the episodes, until `reset` is given another.
     """
 
-    metadata = {"render_modes": []}
     goal = "bring the current number to the target number"
     snapshot_size = 2
     action_names = ("-", "+")
+    num_starts = 30
     picture_px = (SIDE_PX, SIDE_PX)
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
@@ -65,6 +65,10 @@ class NumberLine(TurnEnv):
         after = abs(self._target - self._current)
         reward = 1.0 if after == 0 else (0.0 if after < before else -1.0)
         return reward, after == 0, after > 0 and self._turns >= self._max_turns
+
+    def reference_info(self) -> dict[str, Any]:
+        """What the reference's `info` holds."""
+        return {"Target": self._target, "Current": self._current}
 
     def prompt(self) -> str:
         """The same words in every turn: the numbers stand in the image."""
@@ -100,7 +104,6 @@ class NumberLine(TurnEnv):
         return {"numbers": numbers, "generator": self.generator_text()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self._current, self._target, self._first_distance, self._turns = (int(number) for number in state["numbers"])
         self.set_generator(state["generator"])
 

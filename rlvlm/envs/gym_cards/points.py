@@ -17,10 +17,10 @@ from PIL import Image, ImageDraw
 
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.gym_cards.arithmetic import Tokens, completion, legacy_value, value
-from rlvlm.envs.gym_cards.canvas import SIDE_PX, card_face, draw_cards, font, table
+from rlvlm.envs.env import Outcome, TurnEnv
+from rlvlm.envs.gym_cards.arithmetic import Tokens, completion, legacy_value, prepare, value
+from rlvlm.envs.gym_cards.canvas import RANKS, SIDE_PX, SUIT_LETTERS, card_face, draw_cards, font, table
 from rlvlm.envs.gym_cards.search import search
-from rlvlm.envs.turn_env import Outcome, TurnEnv
 
 _BLANK = " "
 """What stands in a formula for a number that is not on the table, or was used already."""
@@ -39,7 +39,6 @@ class PointsGame(TurnEnv):
         seed: of the deals, until `reset` is given another.
     """
 
-    metadata = {"render_modes": []}
     picture_px = (SIDE_PX, SIDE_PX)
     num_cards: ClassVar[int]
     target: ClassVar[int]
@@ -64,6 +63,7 @@ class PointsGame(TurnEnv):
         while self._must_be_solvable and not self._completion((), ranks):
             ranks = self.deal()
         self._cards = draw_cards(self.np_random, ranks)
+        prepare(tuple(sorted(self._numbers())), self._symbols)
         self._entries: list[str] = []
         self._turns = 0
         self._is_won = False
@@ -88,6 +88,12 @@ class PointsGame(TurnEnv):
         is_missing = symbol in _NUMBERS and not self._left()[int(symbol)]
         self._entries.append(_BLANK if is_missing else symbol)
         return (_LOST if is_missing else 0.0), False, is_late
+
+    def reference_info(self) -> dict[str, Any]:
+        """What the reference's `info` holds: names of the cards, their numbers, and the formula's entries."""
+        names = [SUIT_LETTERS[suit] + RANKS[rank - 1].replace("10", "T") for rank, suit in self._cards]
+        formula = [int(entry) if entry in _NUMBERS else entry for entry in self._entries]
+        return {"Cards": names, "Numbers": self._numbers(), "Formula": formula}
 
     def prompt(self) -> str:
         """The task, with the formula so far."""
@@ -147,8 +153,8 @@ class PointsGame(TurnEnv):
         return {"cards": self._cards.copy(), "formula": text, "counts": counts, "generator": self.generator_text()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self._cards = np.array(state["cards"])
+        prepare(tuple(sorted(self._numbers())), self._symbols)
         self._entries = json.loads(str(state["formula"]))
         self._turns, self._is_won = int(state["counts"][0]), bool(state["counts"][1])
         self.set_generator(str(state["generator"]))
@@ -212,6 +218,8 @@ class EZPoints(PointsGame):
 
     goal = "write a formula of both cards that makes 12"
     num_cards, target, max_entries = 2, 12, 5
+    num_starts = 7
+    """2 6, 2 10, 3 4, 3 9, 4 8, 5 7 and 6 6."""
     action_names = (*_NUMBERS, "+", "*", "=")
 
     def deal(self) -> NDArray[np.int64]:

@@ -2,7 +2,6 @@
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
-import json
 import logging
 from dataclasses import replace
 from typing import Any
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 
 from rlvlm.core.chunks import ChunkObs, ChunkStep
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import ChunkEnv, ChunkEnvs
 from rlvlm.envs.libero.expert import Script, ScriptMemory, has_script
 from rlvlm.envs.libero.scene import CAMERAS, LiberoScene, shared_scene
 from rlvlm.envs.rendering import ensure_renderer
@@ -140,7 +139,6 @@ class LiberoEnv(ChunkEnv):
         MachineError: LIBERO is not installed, or no off-screen renderer works here.
     """
 
-    metadata = {"render_modes": []}
     cameras = CAMERAS
     chunk_steps = CHUNK_STEPS
     action_low = np.array([-1.0] * _GRIPPER + [0.0], np.float32)
@@ -155,7 +153,6 @@ class LiberoEnv(ChunkEnv):
         self._config = config
         self.goal = self._scene.instruction
         self.instructions = (self.goal,)
-        self.render_mode = None
         self.episode_steps = config.episode_steps
         self.snapshot_size = self._scene.num_positions
         self.num_ways = 3 * len(self._scene.named)
@@ -171,9 +168,7 @@ class LiberoEnv(ChunkEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ChunkObs, dict[str, Any]]:
         """First observation and info of a new episode; `options["state_id"]` chooses the initial state."""
-        super().reset(seed=seed, options=options)
-        drawn = int(self.np_random.integers(FIRST_HELD_OUT_STATE))
-        self._state_id = drawn if options is None else int(options.get("state_id", drawn))
+        self._state_id = self.drawn_state(seed, options)
         obs = self._one.begin(np.array([self._state_id]))
         self._seen = obs.snapshots[0]
         self._memory = ScriptMemory()
@@ -186,18 +181,8 @@ class LiberoEnv(ChunkEnv):
         self._memory = self._planned[1] if self._planned is not None and is_scripted else ScriptMemory()
         self._planned = None
         came = self._one.step(np.array([0]), chunk[None])
-        steps = int(came.steps[0])
         self._seen = came.obs.snapshots[0]
-        info = {
-            "state_id": self._state_id,
-            "progress": float(came.progress[0]),
-            "success": bool(came.success[0]),
-            "success_at_end": bool(came.success_at_end[0]),
-            "steps": steps,
-            "env_rewards": came.env_rewards[0, :steps],
-            "snapshots": came.snapshots[0, :steps],
-        }
-        return came.obs, float(came.env_rewards.sum()), bool(came.terminated[0]), bool(came.truncated[0]), info
+        return self.answer_alone(came, self._state_id)
 
     def snapshot(self) -> FloatArray:
         """[S]: joint positions of robot, things and fixtures."""
@@ -253,11 +238,10 @@ class LiberoEnv(ChunkEnv):
             "solved": bool(self._one.solved[0]),
             "progress": float(self._one.progress[0]),
             "state_id": self._state_id,
-            "generator": json.dumps(self.np_random.bit_generator.state),
+            "generator": self.generator_text(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self._one.states = [np.array(state["state"], np.float64)]
         self._one.ages = np.array([state["age"]], np.int64)
         self._one.solved = np.array([state["solved"]], bool)
@@ -265,7 +249,7 @@ class LiberoEnv(ChunkEnv):
         self._memory, self._planned = ScriptMemory.from_array(np.asarray(state["script"])), None
         self._seen = np.array(state["seen"], np.float32)
         self._state_id = int(state["state_id"])
-        self.np_random.bit_generator.state = json.loads(state["generator"])
+        self.set_generator(state["generator"])
 
     def close(self) -> None:
         """Frees OpenGL; the next image opens it again."""

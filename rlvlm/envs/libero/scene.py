@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE
-from rlvlm.envs.libero.suites import SUITES, instruction_of
-from rlvlm.envs.robosuite.loading import load, silence
-from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE
+from rlvlm.envs.libero.tasks import SUITES, instruction_of
+from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, load, silence
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 NO_OP = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)

@@ -5,7 +5,6 @@ instruction and by what it sees. Made by the registry.
 """
 
 import gc
-import json
 import threading
 from collections import OrderedDict
 from dataclasses import replace
@@ -16,10 +15,10 @@ from numpy.typing import NDArray
 
 from rlvlm.core.chunks import ChunkObs, ChunkStep
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
 from rlvlm.envs.libero.env import CHUNK_STEPS, LiberoEnv
-from rlvlm.envs.libero.suites import SUITES, instruction_of
+from rlvlm.envs.libero.tasks import SUITES, instruction_of
 
 _MOST_POSITIONS = 72
 """Joint positions of the largest task, and some to spare: 66 would do for all 130."""
@@ -43,7 +42,6 @@ class LiberoSuite(ChunkEnv):
         MachineError: LIBERO is not installed, or no off-screen renderer works here.
     """
 
-    metadata = {"render_modes": []}
     goal = "do what the instruction says"
     cameras = LiberoEnv.cameras
     chunk_steps = CHUNK_STEPS
@@ -61,7 +59,6 @@ class LiberoSuite(ChunkEnv):
         self.instructions = tuple(map(instruction_of, SUITES[suite]))
         self._members: OrderedDict[int, LiberoEnv] = OrderedDict()
         self.episode_steps = config.episode_steps
-        self.render_mode = None
         self._task = 0
         self._state_id = 0
         self._turn = threading.RLock()  # a judge's images are drawn while others are rolled out
@@ -92,9 +89,7 @@ class LiberoSuite(ChunkEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ChunkObs, dict[str, Any]]:
         """First observation and info of a new episode; `options["state_id"]` chooses task and initial state."""
-        super().reset(seed=seed, options=options)
-        drawn = int(self.np_random.integers(FIRST_HELD_OUT_STATE))
-        self._state_id = drawn if options is None else int(options.get("state_id", drawn))
+        self._state_id = self.drawn_state(seed, options)
         self._task, own = self.place_of(self._state_id)
         obs, info = self.member(self._task).reset(options={"state_id": own})
         return numbered(obs, self._task), info | {"state_id": self._state_id}
@@ -160,15 +155,14 @@ class LiberoSuite(ChunkEnv):
     def get_state(self) -> dict[str, Any]:
         """The present task's state under its own names, which task it is, and the generator."""
         own = {f"task/{name}": value for name, value in self.member(self._task).get_state().items()}
-        generator = json.dumps(self.np_random.bit_generator.state)
+        generator = self.generator_text()
         return own | {"number": self._task, "state_id": self._state_id, "generator": generator}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self._task, self._state_id = int(state["number"]), int(state["state_id"])
         own = {name.removeprefix("task/"): value for name, value in state.items() if name.startswith("task/")}
         self.member(self._task).set_state(own)
-        self.np_random.bit_generator.state = json.loads(state["generator"])
+        self.set_generator(state["generator"])
 
     def close(self) -> None:
         """Frees OpenGL; the next image opens it again."""

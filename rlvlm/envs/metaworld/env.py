@@ -11,11 +11,23 @@ needed to keep promises of `StepEnv`:
 5. Observations are float32, and the first one of an episode shows the object where it is: the stock envs report where
    it was in the previous episode, because they do not recompute positions after placing it.
 6. Progress is the share of the distance at the start that is gone, 0 where the object went further away.
+
+The paper's three scenes have the starts and cameras of the reference method. It authors its cameras turned by half a
+turn and flips the images afterwards, which leaves them mirrored; ours are turned back, so images are upright and not
+mirrored. Where the paper crops the middle 300 of 480 pixels, ours have the narrower opening angle; the paper's crop is
+10 pixels off the optical axis, ours is centred.
+
+Every stock task has one camera that suits them all. `start="fixed"` is one of the stock starts, the same in every run.
+Where the stock env measures no distance to its target, progress follows what its reward counts as in place. Goals that
+stock images mark with a coloured point stay unmarked: those of reach, push and pick-place are nowhere to be seen.
 """
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
+import math
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -28,10 +40,38 @@ from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.metaworld.scene import Scene
+from rlvlm.envs.env import check_action
+from rlvlm.envs.metaworld.goals import PAPER_GOALS, STOCK_GOALS
 from rlvlm.envs.mujoco.env import MujocoEnv
-from rlvlm.envs.mujoco.renderer import Renderer
-from rlvlm.envs.step_env import check_action
+from rlvlm.envs.mujoco.renderer import Camera, Renderer
+
+Colour = tuple[float, float, float]
+"""Red, green and blue in [0, 1]."""
+
+
+def object_to_target(env: SawyerXYZEnv, facts: dict[str, Any]) -> float:
+    """Metres between object and target, as the stock env's own success test measures them."""
+    return float(facts["obj_to_target"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scene:
+    """One MetaWorld task: everything that sets it apart from the others."""
+
+    env_name: str
+    """Name in MetaWorld, e.g. `drawer-open-v3`."""
+    goal: str
+    """Fills the slot of the prompt."""
+    camera: Camera
+    hand_start: tuple[float, float, float] | None = None
+    """Hand at a fixed start, metres; None leaves it at the stock start."""
+    placement: tuple[float, ...] | None = None
+    """What the stock env would draw at random (its `rand_vec`), at a fixed start, metres; None takes its first draw."""
+    colours: dict[str, Colour] = field(default_factory=dict)
+    """Geoms that are drawn in one flat colour instead of their material."""
+    distance: Callable[[SawyerXYZEnv, dict[str, Any]], float] = object_to_target
+    """What is left to do, given the env and the facts of its latest step; progress is the share of it that is done."""
+
 
 _NO_GOAL = np.zeros(3)
 _ROBOT_BODIES = ("base", "mocap")
@@ -242,3 +282,96 @@ def _restore(stock: SawyerXYZEnv, name: str, value: Any) -> None:
     """Sets an attribute without changing its type: NumPy numbers would widen the float32 they are multiplied with."""
     kind = type(getattr(stock, name))
     setattr(stock, name, kind(value) if kind in (bool, int, float) else np.copy(value)[()])
+
+
+_FULL_FOVY_DEG = 45.0
+_DRAWER_RANGE = 0.16
+"""Metres, the joint's."""
+
+
+def _opening_angle_deg(kept: float) -> float:
+    """Vertical opening angle of the middle part `kept` (0 to 1) of the paper's whole image."""
+    return 2 * math.degrees(math.atan(kept * math.tan(math.radians(_FULL_FOVY_DEG) / 2)))
+
+
+def _drawer_left(env: SawyerXYZEnv, _: dict[str, Any]) -> float:
+    """Metres that the drawer can still be drawn out."""
+    return _DRAWER_RANGE + env.data.joint("goal_slidey").qpos[0]
+
+
+DRAWER_OPEN = Scene(
+    env_name="drawer-open-v3",
+    goal=PAPER_GOALS["drawer_open"][0],
+    camera=Camera(
+        position=(-0.6, 0.2, 0.35),
+        right=(1.0, -1.0, 0.0),
+        up=(0.2, 0.2, 1.0),
+        fovy_deg=_opening_angle_deg(300 / 480),
+    ),
+    hand_start=(0.0, 0.75, 0.15),
+    placement=(0.0, 0.9, 0.0),
+    distance=_drawer_left,
+)
+
+SOCCER = Scene(
+    env_name="soccer-v3",
+    goal=PAPER_GOALS["soccer"][0],
+    camera=Camera(
+        position=(0.2, 0.6, 0.5),
+        right=(0.48847, 0.86900, 0.07893),
+        up=(-0.76075, 0.37982, 0.52630),
+        fovy_deg=_FULL_FOVY_DEG,
+    ),
+    hand_start=(0.0, 0.56, 0.05),
+    placement=(0.0, 0.65, 0.03, 0.0, 0.85, 0.0),
+)
+
+SWEEP_INTO = Scene(
+    env_name="sweep-into-v3",
+    goal=PAPER_GOALS["sweep_into"][0],
+    camera=Camera(
+        position=(0.0, 1.1, 0.75),
+        right=(-1.0, 0.0, 0.0),
+        up=(0.0, -0.87758, 0.47943),
+        fovy_deg=_opening_angle_deg(300 / 480),
+    ),
+    hand_start=(0.0, 0.53, 0.05),
+    placement=(0.0, 0.65, 0.02, 0.0, 0.84, 0.02),
+    colours={"objGeom": (0.0, 240 / 255, 0.0)},
+)
+
+
+def make_drawer_open(config: EnvConfig, seed: int) -> MetaWorldEnv:
+    """The task `drawer_open`."""
+    return MetaWorldEnv(DRAWER_OPEN, config, seed)
+
+
+def make_soccer(config: EnvConfig, seed: int) -> MetaWorldEnv:
+    """The task `soccer`."""
+    return MetaWorldEnv(SOCCER, config, seed)
+
+
+def make_sweep_into(config: EnvConfig, seed: int) -> MetaWorldEnv:
+    """The task `sweep_into`."""
+    return MetaWorldEnv(SWEEP_INTO, config, seed)
+
+
+CAMERA = Camera(
+    position=(0.7, 0.35, 0.6),
+    right=(0.54990, 0.83318, -0.05844),
+    up=(-0.37621, 0.30955, 0.87330),
+    fovy_deg=60.0,
+)
+"""Over the right side of the table, nearer than the stock cameras: the one for door-open in the reference method's code
+(Wang et al. 2024, arXiv:2402.03681), turned upright."""
+
+
+def _distance(env: SawyerXYZEnv, facts: dict[str, Any]) -> float:
+    """Metres to the target, or the share of the reward for the right place that is missing."""
+    return object_to_target(env, facts) or 1.0 - float(facts["in_place_reward"])
+
+
+def make_stock(config: EnvConfig, seed: int, name: str) -> MetaWorldEnv:
+    """The task `metaworld/NAME`, `name` being MetaWorld's own, e.g. `door-open-v3`."""
+    scene = Scene(env_name=name, goal=STOCK_GOALS[name][0], camera=CAMERA, distance=_distance)
+    return MetaWorldEnv(scene, config, seed)

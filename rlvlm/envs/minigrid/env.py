@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import Outcome, TurnEnv
 from rlvlm.envs.minigrid.ids import OTHERS, family
 from rlvlm.envs.minigrid.planner import LEFT, RIGHT, STEPS, Layout, Plan, find_plan
 from rlvlm.envs.minigrid.renderer import TILE_PX, paint
-from rlvlm.envs.turn_env import Outcome, TurnEnv
 
 _INVALID = -0.1
 _PASSED = -1
@@ -41,7 +41,6 @@ class MiniGridTurnEnv(TurnEnv):
         name: id of the env.
     """
 
-    metadata = {"render_modes": []}
     action_names = ("turn left", "turn right", "move forward", "pick up", "drop", "toggle", "done")
 
     def __init__(self, config: EnvConfig, seed: int, name: str) -> None:
@@ -140,7 +139,6 @@ class MiniGridTurnEnv(TurnEnv):
         return {"grid_seed": self._grid_seed, "actions": actions, "generator": self.generator_text()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self._start(int(state["grid_seed"]))
         for action in state["actions"]:
             self.act(None if action == _PASSED else int(action))

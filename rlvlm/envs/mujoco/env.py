@@ -1,21 +1,29 @@
-"""What the MuJoCo families share: the physics' state, and images that equal keys make equal to the bit."""
+"""What envs on MuJoCo share (state, images), and scenes as envs: for tasks of one's own and for the deformable ones.
+
+A scene says what a model is told and asked: how an episode starts, what an action does, what is observed, how good a
+state is. `SceneEnv` makes a `StepEnv` of it: episodes, states to the bit, snapshots and images. A scene of one's own
+inherits from `MujocoScene`, which does everything but the start and the judging: docs/tasks.md shows one whole.
+`EnvConfig.robot` changes nothing here.
+"""
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
-import json
-from abc import abstractmethod
-from typing import Any
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import gymnasium as gym
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.errors import NumericsError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.mujoco.renderer import Renderer
+from rlvlm.envs.env import StepEnv, check_action
+from rlvlm.envs.mujoco.renderer import Camera, Renderer
 from rlvlm.envs.rendering import ensure_renderer
-from rlvlm.envs.step_env import StepEnv
 
 _KEY_GRAIN = 0.25e-3
 """Grain of image keys, metres or radians (or halves of a quaternion's angle): at most 0.2 of a pixel at 300."""
@@ -33,14 +41,12 @@ class MujocoEnv(StepEnv):
         MachineError: no off-screen renderer works here.
     """
 
-    metadata = {"render_modes": []}
     _model: mujoco.MjModel
     _data: mujoco.MjData
 
     def __init__(self, goal: str, action_size: int, config: EnvConfig) -> None:
         ensure_renderer()  # before an hour of training, not after
         self.goal = goal
-        self.render_mode = None
         self.action_space = gym.spaces.Box(-1.0, 1.0, (action_size,), np.float32)
         self._episode_steps = config.episode_steps
         self._steps = 0
@@ -69,7 +75,7 @@ class MujocoEnv(StepEnv):
         """Physics, generator and step count."""
         physics = np.empty(mujoco.mj_stateSize(self._model, mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_getState(self._model, self._data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
-        generator = json.dumps(self.np_random.bit_generator.state)
+        generator = self.generator_text()
         return {"physics": physics, "steps": self._steps, "generator": generator}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -81,7 +87,7 @@ class MujocoEnv(StepEnv):
         physics = np.asarray(state["physics"])
         mujoco.mj_setState(self._model, self._data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
         self._steps = int(state["steps"])
-        self.np_random.bit_generator.state = json.loads(state["generator"])
+        self.set_generator(state["generator"])
 
     def close(self) -> None:
         """Frees the renderer; the next image opens it again."""
@@ -92,3 +98,179 @@ class MujocoEnv(StepEnv):
     @abstractmethod
     def _make_renderer(self) -> Renderer:
         """Draws this env's snapshots; made for the first image."""
+
+
+_DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("QPOS", "QVEL", "QACC")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """The simulator's truth about a state."""
+
+    reward: float
+    progress: float
+    """How far the task is done, 0 to 1 after clipping."""
+    success: bool
+    is_over: bool = False
+    """Whether nothing can follow: the episode ends for good, and not by the time limit."""
+
+
+class Scene(Protocol):
+    """One task: its model and what an episode does with it. All that changes lies in `data`, so states are complete."""
+
+    goal: str
+    """Fills the slot of the prompt."""
+    camera: Camera
+    model: mujoco.MjModel
+    drawn: mujoco.MjModel
+    """The model as images show it, with the same joints."""
+    obs_size: int
+    """D."""
+    action_size: int
+    """A."""
+
+    def place(self, data: mujoco.MjData, rng: np.random.Generator) -> None:
+        """Puts the start of an episode into `data`, which holds the model's initial state."""
+        ...
+
+    def act(self, data: mujoco.MjData, action: FloatArray) -> None:
+        """Carries out one env step, `action` [A] in [-1, 1]."""
+        ...
+
+    def observe(self, data: mujoco.MjData) -> NDArray[np.float64]:
+        """[D] of `data`, whose positions in world coordinates are up to date."""
+        ...
+
+    def judge(self, data: mujoco.MjData) -> Outcome:
+        """How good that state is; positions in world coordinates are up to date."""
+        ...
+
+
+class MujocoScene(ABC):
+    """The base of a scene of one's own: write `goal`, `judge` and, where episodes differ, `place`.
+
+    Everything that changes must lie in `data`, which is what states are made of. What a reset moves and images show,
+    such as a target, is best a mocap body: snapshots hold joint and mocap positions, not those of other bodies.
+
+    Args:
+        xml: the model, as MJCF or as the path of a file with it; each actuator has a control range.
+        camera: from where images are taken; None takes the first camera of the model, which is fixed to the env.
+        substeps: steps of the simulation per env step, >= 1.
+
+    Raises:
+        ValueError: the model has no camera to take, or an actuator without a range.
+    """
+
+    goal: str
+
+    def __init__(self, xml: str | Path, camera: Camera | None = None, substeps: int = 10) -> None:
+        is_file = isinstance(xml, Path) or xml.endswith(".xml")
+        self.model = mujoco.MjModel.from_xml_path(str(xml)) if is_file else mujoco.MjModel.from_xml_string(xml)
+        if not self.model.ncam or self.model.cam_bodyid[0] != 0:
+            raise ValueError("the model needs a camera that is fixed to the world and comes first: <camera .../>")
+        if not self.model.actuator_ctrllimited.all():
+            raise ValueError('each actuator needs a range, e.g. <motor joint="elbow" ctrlrange="-1 1"/>')
+        axes = np.empty(9)
+        mujoco.mju_quat2Mat(axes, self.model.cam_quat[0])
+        (x, y, z), fovy = self.model.cam_pos[0].tolist(), float(self.model.cam_fovy[0])
+        right, up = (axes[0], axes[3], axes[6]), (axes[1], axes[4], axes[7])
+        self.camera = camera or Camera(position=(x, y, z), right=right, up=up, fovy_deg=fovy)
+        self.drawn, self.action_size, self._substeps = self.model, self.model.nu, substeps
+
+    @abstractmethod
+    def judge(self, data: mujoco.MjData) -> Outcome:
+        """How good that state is; positions in world coordinates (`data.site(...).xpos`) are up to date."""
+
+    def place(self, data: mujoco.MjData, rng: np.random.Generator) -> None:
+        """Puts the start of an episode into `data`, which holds the model's initial state: by default, that."""
+        return
+
+    def act(self, data: mujoco.MjData, action: FloatArray) -> None:
+        """Stretches `action` [A] from [-1, 1] to the ranges of the actuators, and lets the simulation run."""
+        low, high = self.model.actuator_ctrlrange.T
+        data.ctrl[:] = low + (action + 1) / 2 * (high - low)
+        mujoco.mj_step(self.model, data, nstep=self._substeps)
+
+    def observe(self, data: mujoco.MjData) -> NDArray[np.float64]:
+        """[D]: positions and velocities of the joints, and the places of mocap bodies."""
+        return np.concatenate([data.qpos, data.qvel, data.mocap_pos.ravel()])
+
+    @property
+    def obs_size(self) -> int:
+        """D."""
+        data = mujoco.MjData(self.model)
+        mujoco.mj_kinematics(self.model, data)
+        return self.observe(data).size
+
+
+class SceneEnv(MujocoEnv):
+    """A scene as an env. A snapshot holds the positions of joints, and places and turns of mocap bodies.
+
+    Args:
+        scene: the task; not shared with other envs.
+        config: episode length; the scene has its start.
+        seed: of everything random in this env, until `reset` is given another.
+
+    Raises:
+        MachineError: no off-screen renderer works here.
+    """
+
+    def __init__(self, scene: Scene, config: EnvConfig, seed: int) -> None:
+        super().__init__(scene.goal, scene.action_size, config)
+        self.snapshot_size = scene.model.nq + 7 * scene.model.nmocap
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (scene.obs_size,), np.float32)
+        self._scene = scene
+        self._model, self._data = scene.model, mujoco.MjData(scene.model)
+        self.reset(seed=seed)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        """First observation [D] and info of a new episode; `options` is not used."""
+        super().reset(seed=seed, options=options)
+        mujoco.mj_resetData(self._model, self._data)
+        self._scene.place(self._data, self.np_random)
+        self._steps = 0
+        obs, outcome = self._look()
+        return obs, self._info(outcome)
+
+    def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+        """Observation [D], reward, whether the task is over, whether the time is, info.
+
+        Raises:
+            NumericsError: the action is not finite, or the simulation has diverged.
+        """
+        check_action(action)
+        self._scene.act(self._data, np.clip(action, -1.0, 1.0))
+        if self._data.warning.number[_DIVERGED].any():  # MuJoCo starts over, as if nothing had happened
+            raise NumericsError(
+                f"the simulation diverged in step {self._steps} of an episode, at action {action}",
+                "start the run again with another --seed; resumed, it would come to the same step",
+            )
+        obs, outcome = self._look()
+        self._steps += 1
+        truncated = not outcome.is_over and self._steps >= self._episode_steps
+        return obs, outcome.reward, outcome.is_over, truncated, self._info(outcome)
+
+    def snapshot(self) -> FloatArray:
+        """[S]: joint positions, then places and turns of mocap bodies. Velocities are not seen, so not kept."""
+        data = self._data
+        return np.concatenate([data.qpos, data.mocap_pos.ravel(), data.mocap_quat.ravel()], dtype=np.float32)
+
+    def _make_renderer(self) -> Renderer:
+        drawn = self._scene.drawn
+        return Renderer(drawn, self._scene.camera, np.zeros(drawn.ngeom, bool), (), has_mocaps=True)
+
+    def _look(self) -> tuple[FloatArray, Outcome]:
+        """The observation [D] and the truth about the state just reached.
+
+        Positions in world coordinates are computed by kinematics alone: `mj_forward` would also move the solver's warm
+        start on, and the future with it.
+        """
+        mujoco.mj_kinematics(self._model, self._data)
+        mujoco.mj_flex(self._model, self._data)
+        return self._scene.observe(self._data).astype(np.float32), self._scene.judge(self._data)
+
+    def _info(self, outcome: Outcome) -> dict[str, Any]:
+        progress = min(max(outcome.progress, 0.0), 1.0)
+        return {"snapshot": self.snapshot(), "progress": progress, "success": outcome.success}

@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import Outcome, TurnEnv
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.robosuite import words
 from rlvlm.envs.robosuite.arm import EXACT_STEP_S, FAST_STEP_S
-from rlvlm.envs.robosuite.loading import load, silence
-from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, image_key
-from rlvlm.envs.turn_env import Outcome, TurnEnv
+from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, image_key, load, silence
 
 CAMERA, SECOND_CAMERA = "robot0_eye_in_hand", "robot0_robotview"
 _MOVES: dict[str, tuple[float, float, float]] = dict(
@@ -126,7 +125,6 @@ class PickPlaceCan(TurnEnv):
         MachineError: robosuite is not installed, or no off-screen renderer works here.
     """
 
-    metadata = {"render_modes": []}
     goal = words.GOAL
     action_names = (*_MOVES, *_GRIPPER)
     milestones = MappingProxyType({"grasped": 0.35, "lifted": _LIFTED})
@@ -208,7 +206,6 @@ class PickPlaceCan(TurnEnv):
         return {"state": self._state.copy(), "turns": self._turns, "generator": self.generator_text()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self._state, self._turns = np.array(state["state"], np.float64), int(state["turns"])
         self._look()
         self.set_generator(str(state["generator"]))

@@ -1,18 +1,124 @@
-"""A compiled robosuite env as something that is lent to envs: states are arrays, images come from joint positions."""
+"""A compiled robosuite env that is lent to envs of ours: loaded quietly, light to draw, its states plain arrays.
+
+By itself robosuite 1.4 warns about settings that nobody has to make, opens a log file in the system's temporary folder,
+compiles helpers into a cache folder, and sets MUJOCO_GL; LIBERO's benchmark prints. None of that happens here. What is
+made lighter is only drawn: contacts are found with hulls and shapes that stay as they are.
+"""
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
-from collections.abc import Sequence
+import contextlib
+import importlib
+import importlib.util
+import io
+import os
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.mujoco.renderer import Renderer
 from rlvlm.envs.robosuite.arm import Arm
-from rlvlm.envs.robosuite.lightening import shrink_textures, thin_meshes
+
+_NEEDS = ("robosuite", "libero")
+_SETTINGS = {
+    "CONSOLE_LOGGING_LEVEL": None,
+    "FILE_LOGGING_LEVEL": None,
+    "ENABLE_NUMBA": False,
+    "MUJOCO_GPU_RENDERING": False,
+}
+"""What robosuite reads from `robosuite.macros_private`, its own place for settings."""
+
+
+def load(module: str) -> ModuleType:
+    """The module of robosuite or LIBERO with that name.
+
+    Raises:
+        MachineError: the packages are not installed.
+    """
+    if module not in sys.modules:
+        missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+        if missing:
+            raise MachineError(f"this task needs {' and '.join(missing)}", "pip install '.[libero]'")
+        settings = ModuleType("robosuite.macros_private")
+        vars(settings).update(_SETTINGS)
+        sys.modules.setdefault(settings.__name__, settings)
+    # Nothing of robosuite draws here, so it need not choose a renderer, and cannot choose another than ours.
+    with silence(), mock.patch.dict(os.environ, MUJOCO_GL="disabled"):
+        return importlib.import_module(module)
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Nothing is printed or warned of, and the global generators of random numbers are as before in the end."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
+
+
+_FEW_FACES = 200
+"""Meshes with fewer are left alone."""
+_CELLS_ACROSS = 10
+"""A mesh keeps at least so many cells along its longest side."""
+
+
+def thin_meshes(model: mujoco.MjModel, cell_m: float) -> None:
+    """Merges, for drawing, the vertices of each mesh that share a cube of side `cell_m`, metres.
+
+    Faces that collapse or coincide are dropped; those that stay keep their normals and texture coordinates.
+    """
+    for mesh in range(model.nmesh):
+        first, count = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
+        if count < _FEW_FACES:
+            continue
+        start = int(model.mesh_vertadr[mesh])
+        vertices = model.mesh_vert[start : start + int(model.mesh_vertnum[mesh])]
+        side = min(cell_m, float(np.ptp(vertices, axis=0).max()) / _CELLS_ACROSS)
+        cubes = np.floor(vertices / side).astype(np.int64)
+        _, representative, cube_of = np.unique(cubes, axis=0, return_index=True, return_inverse=True)
+        faces = representative[cube_of.ravel()][model.mesh_face[first : first + count]]
+        is_flat = (faces == np.roll(faces, 1, axis=1)).any(axis=1)
+        turned = np.take_along_axis(faces, (faces.argmin(axis=1)[:, None] + np.arange(3)) % 3, axis=1)
+        _, distinct = np.unique(turned, axis=0, return_index=True)  # two sides of a thin plate are two faces
+        kept = np.setdiff1d(distinct, np.flatnonzero(is_flat))
+        if not len(kept):
+            continue
+        stays = slice(first, first + len(kept))
+        model.mesh_face[stays] = faces[kept]
+        model.mesh_facenormal[stays] = model.mesh_facenormal[first + kept]
+        model.mesh_facetexcoord[stays] = model.mesh_facetexcoord[first + kept]
+        model.mesh_facenum[mesh] = len(kept)
+
+
+def shrink_textures(model: mujoco.MjModel, side_px: int) -> None:
+    """Flat textures whose smaller side has more than `side_px` pixels are averaged down to about that."""
+    for texture in range(model.ntex):
+        height, width = int(model.tex_height[texture]), int(model.tex_width[texture])
+        factor = min(height, width) // side_px
+        if model.tex_type[texture] != mujoco.mjtTexture.mjTEXTURE_2D or factor < 2:
+            continue
+        channels, first = int(model.tex_nchannel[texture]), int(model.tex_adr[texture])
+        rows, columns = height // factor, width // factor
+        pixels = model.tex_data[first : first + height * width * channels].reshape(height, width, channels)
+        blocks = pixels[: rows * factor, : columns * factor].reshape(rows, factor, columns, factor, channels)
+        small = blocks.mean(axis=(1, 3)).astype(np.uint8)
+        model.tex_data[first : first + small.size] = small.ravel()
+        model.tex_height[texture], model.tex_width[texture] = rows, columns
+
 
 KEY_GRAIN = 0.25e-3
 """Grain of images, metres or radians: at most 0.2 of a pixel at 300."""

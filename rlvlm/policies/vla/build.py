@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Union
 
-from rlvlm.envs.chunk_env import ChunkEnv
+from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlvlm.core.chunks import ChunkObs
 from rlvlm.core.steps import Frames
-from rlvlm.envs.chunk_env import ChunkEnv
+from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.policy import VLAPolicy
 
 

@@ -23,7 +23,7 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Score
-from rlvlm.demonstrations.chunks import Perturbation, collect_chunks, form_of, scripted_episodes
+from rlvlm.demonstrations.collect import Perturbation, collect_chunks, form_of, scripted_episodes
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env

@@ -10,7 +10,7 @@ from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.push_block.env import PushBlock
+from rlvlm.envs.push_block import PushBlock
 from tests.algorithms.policy_gradient.by_hand import scored
 
 SMALL = CriticConfig(hidden=16, steps=60, batch_size=64, episodes=128)

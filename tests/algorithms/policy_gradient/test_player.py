@@ -8,8 +8,8 @@ from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.policy_gradient.player import is_strict_success, stands_still, turn_player
 from rlvlm.algorithms.policy_gradient.rollouts import Actor, play_turns
-from rlvlm.algorithms.sft.config import SFTConfig
-from rlvlm.algorithms.sft.demonstrations import demonstrate
+from rlvlm.algorithms.sft import demonstrate
+from rlvlm.algorithms.sft_config import SFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.envs.registry import make_env, task_env

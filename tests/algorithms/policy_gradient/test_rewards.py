@@ -30,7 +30,7 @@ from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.sampling import ReplyTokens, SampledReply
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.push_block.env import PushBlock
+from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Remembering

@@ -15,10 +15,10 @@ from rlvlm.core.chunks import ChunkObs
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.chunks import Perturbation, scripted_episodes
-from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE
+from rlvlm.demonstrations.collect import Perturbation, scripted_episodes
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.push_block.env import PushBlock, PushBlocks, observed
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE
+from rlvlm.envs.push_block import PushBlock, PushBlocks, observed
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.observe import ObsProcessor

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, TokenRewardConfig, rl4vlm_parity
-from rlvlm.algorithms.sft.config import SFTConfig
-from rlvlm.algorithms.sft.folders import save_trained, sft_manifest_of, write_sft_manifest
+from rlvlm.algorithms.sft import save_trained, sft_manifest_of, write_sft_manifest
+from rlvlm.algorithms.sft_config import SFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig

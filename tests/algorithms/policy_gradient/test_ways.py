@@ -8,7 +8,7 @@ from rlvlm.algorithms.policy_gradient.config import SFTConfig
 from rlvlm.algorithms.policy_gradient.imitation import demonstrate, imitate
 from rlvlm.algorithms.policy_gradient.ways import augment_scenes
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.push_block.table import HAND
+from rlvlm.envs.push_block import HAND
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig

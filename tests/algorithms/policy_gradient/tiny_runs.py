@@ -6,7 +6,7 @@ from typing import Any
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, PPOConfig, TokenRewardConfig
-from rlvlm.algorithms.sft.config import SFTConfig
+from rlvlm.algorithms.sft_config import SFTConfig
 from rlvlm.envs.registry import task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy

@@ -14,7 +14,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, NumericsError, UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.task import Task
+from rlvlm.envs.registry import Task
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, SimulatedTeacherConfig
 from rlvlm.rewards.config import ExplorationConfig, RewardConfig

@@ -5,7 +5,7 @@ import pytest
 
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.mujoco.scene import SceneEnv
+from rlvlm.envs.mujoco.env import SceneEnv
 from rlvlm.envs.registry import make_env
 from rlvlm.testing import check_step_env
 

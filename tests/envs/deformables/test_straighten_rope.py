@@ -6,7 +6,7 @@ import pytest
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.straighten_rope import draw_curve
-from rlvlm.envs.mujoco.scene import SceneEnv
+from rlvlm.envs.mujoco.env import SceneEnv
 from rlvlm.envs.registry import make_env
 from rlvlm.testing import check_step_env
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -90,12 +92,37 @@ def test_the_fifth_card_shows() -> None:
 
 
 @pytest.mark.parametrize("name", ["NumberLine", "Blackjack", "EZPoints", "Points24"])
-def test_gymnasium_knows_the_games_by_the_references_ids(name: str) -> None:
+def test_gymnasium_knows_the_games_by_the_references_ids_and_by_ours(name: str) -> None:
     from gymnasium.utils.env_checker import check_env
 
-    env = gym.make(f"rlvlm.envs.gym_cards.card_images:gym_cards/{name}-v0", render_mode="rgb_array")
+    env = gym.make(f"rlvlm.envs.gym_cards.card_images:rlvlm/{name}-v0", render_mode="rgb_array")
+    assert type(gym.make(f"gym_cards/{name}-v0").unwrapped) is type(env.unwrapped)
+    for action in (-1, 17):
+        with pytest.raises(ValueError, match="an action must be one of 0 "):
+            env.unwrapped.step(action)
     check_env(env.unwrapped, skip_render_check=False)
     one, two = env.reset(seed=4)[0], env.reset(seed=4)[0]
     assert one.shape == (300, 300, 3) and np.array_equal(one, two)
     assert isinstance(env.action_space, gym.spaces.Discrete)
     assert env.action_space.n == len(env.unwrapped.action_names)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_infos_have_the_references_keys() -> None:
+    """As its envs give them: NumberLine's two numbers, cards as (value, face, suit), names such as HK and ST."""
+    envs = {name: gym.make(f"rlvlm.envs.gym_cards.card_images:rlvlm/{name}-v0").unwrapped for name in KEYS}
+    infos: dict[str, Any] = {name: env.reset(seed=3)[1] for name, env in envs.items()}
+    for name, keys in KEYS.items():
+        assert keys <= infos[name].keys()
+    value, face, suit = infos["Blackjack"]["Player Card"][0]
+    assert 1 <= value <= 10 and face in (*"A23456789", "10", *"JQK") and suit in "CDHS"
+    numbers = infos["EZPoints"]["Numbers"]
+    _, _, _, _, info = envs["EZPoints"].step(numbers[0] - 1)
+    assert info["Formula"] == [numbers[0]] and len(info["Cards"]) == 2 and all(len(card) == 2 for card in info["Cards"])
+
+
+KEYS = {
+    "NumberLine": {"Target", "Current"},
+    "Blackjack": {"Dealer Card", "Player Card"},
+    "EZPoints": {"Cards", "Numbers", "Formula"},
+    "Points24": {"Cards", "Numbers", "Formula"},
+}

@@ -1,4 +1,5 @@
 import json
+import time
 
 import numpy as np
 import pytest
@@ -26,6 +27,15 @@ def test_a_game_worked_by_hand() -> None:
     assert "The formula so far: 3 + 9." in env.prompt()
     _, reward, terminated, _, info = env.step('{"action": "="}')
     assert (reward, terminated, info["success"], info["progress"]) == (10.0, True, True, 1.0)
+
+
+@pytest.mark.parametrize("symbols", ["( " * 20, "( ( ( 10 - ( ( 1 * ( 8 - ( 7", "10 - ( ( ( ( ( 1 / ( ( 8"])
+def test_no_formula_takes_long(symbols: str) -> None:
+    env = dealt("points24", [10, 1, 8, 7])
+    for symbol in symbols.split():
+        begun = time.process_time()
+        write(env, symbol)
+        assert time.process_time() - begun < 0.01  # one open bracket took up to 37 s
 
 
 def test_faces_count_ten_and_a_number_that_is_not_there_costs_one_and_leaves_a_blank() -> None:

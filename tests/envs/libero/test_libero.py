@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from rlvlm.core.errors import MachineError, UsageError
-from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE
+from rlvlm.envs.check import check_chunk_env
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.contracts.chunks import check_chunk_env
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.libero.env import LiberoEnv, to_robosuite
-from rlvlm.envs.libero.suites import SUITES, instruction_of
+from rlvlm.envs.libero.tasks import SUITES, instruction_of
 from rlvlm.envs.registry import full_name, task_goal, task_kind
-from rlvlm.envs.robosuite.loading import load
+from rlvlm.envs.robosuite.scene import load
 
 OPEN, CLOSE = 1.0, 0.0
 

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from rlvlm.envs.chunk_env import FIRST_HELD_OUT_STATE
+from rlvlm.envs.check import check_chunk_env
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.contracts.chunks import check_chunk_env
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.libero import suite as module
 from rlvlm.envs.libero.env import LiberoEnv
 from rlvlm.envs.libero.suite import LiberoSuite

@@ -6,9 +6,7 @@ from stock_steps import assert_steps_are_the_stock_ones
 
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.metaworld.env import MetaWorldEnv
-from rlvlm.envs.metaworld.paper import SOCCER, SWEEP_INTO
-from rlvlm.envs.metaworld.scene import Scene
+from rlvlm.envs.metaworld.env import SOCCER, SWEEP_INTO, MetaWorldEnv, Scene
 from rlvlm.testing import check_step_env
 
 OBJECT_XY = slice(9, 11)

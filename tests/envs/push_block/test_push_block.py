@@ -5,11 +5,11 @@ import time
 import numpy as np
 import pytest
 
-from rlvlm.envs.chunk_env import SyncChunkEnvs
+from rlvlm.envs import push_block as table
+from rlvlm.envs.check import check_chunk_env
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.contracts.chunks import check_chunk_env
-from rlvlm.envs.push_block import table
-from rlvlm.envs.push_block.env import PushBlock
+from rlvlm.envs.env import SyncChunkEnvs
+from rlvlm.envs.push_block import PushBlock
 
 
 def world(episode_steps: int = 32, plays_on: bool = False) -> PushBlock:

@@ -3,7 +3,7 @@
 import mujoco
 import numpy as np
 
-from rlvlm.envs.robosuite.lightening import shrink_textures, thin_meshes
+from rlvlm.envs.robosuite.scene import shrink_textures, thin_meshes
 
 SIDE = 20
 

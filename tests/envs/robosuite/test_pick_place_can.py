@@ -4,8 +4,8 @@ import mujoco
 import numpy as np
 import pytest
 
+from rlvlm.envs.check import check_turn_env
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.contracts.turns import check_turn_env
 from rlvlm.envs.robosuite.pick_place_can import PickPlaceCan
 
 pytestmark = pytest.mark.slow

@@ -1,1 +1,0 @@
-"""Supervised fine-tuning of policies on demonstrations."""

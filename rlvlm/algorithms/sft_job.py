@@ -1,0 +1,251 @@
+"""Supervised fine-tuning as a job of its own: Ray Train's `TorchTrainer` around Hugging Face's `Trainer`.
+
+One worker on a bare machine, one per GPU on a cluster; FSDP and DeepSpeed are configs that are passed on. The loss
+looks at the reply's tokens alone, which the policy itself marks off: prompts end where the chat template hands over.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray.train
+import torch
+from ray.train import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
+from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
+from ray.train.torch import TorchTrainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import Trainer, TrainingArguments
+
+from rlvlm.algorithms.env_slots import EnvSlot
+from rlvlm.algorithms.sft import (
+    BODY_FILE,
+    HEADS_FILE,
+    Example,
+    examples_of,
+    grouped_by_length,
+    imitation_loss,
+    load_trained,
+    save_trained,
+    split,
+    validate,
+)
+from rlvlm.algorithms.sft_config import JobConfig, SFTConfig
+from rlvlm.core.turns import TurnEpisode
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.loading import load_policy
+from rlvlm.policies.vlm.policy import VLMPolicy
+
+_MEASURES_FILE = "measures.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainLoopConfig:
+    """What every worker needs; it travels by pickle."""
+
+    make_policy: Callable[[], VLMPolicy]
+    make_slot: Callable[[], EnvSlot]
+    """Draws the images of the episodes and reads replies."""
+    load_episodes: Callable[[], Sequence[TurnEpisode]]
+    """Loads the demonstrations, from a folder that every worker can see."""
+    sft: SFTConfig
+    job: JobConfig
+    seed: int
+
+
+def run_sft(loop_config: TrainLoopConfig, folder: Path) -> dict[str, float]:
+    """Trains, or goes on where an earlier job in `folder` was stopped; returns what the validation measured.
+
+    `folder` then holds `body.safetensors`, `heads.safetensors` and, in `job/`, the checkpoints.
+
+    Raises:
+        Exception: whatever a worker raised.
+    """
+    job = loop_config.job
+    trainer = TorchTrainer(
+        _worker,
+        train_loop_config={"loop_config": loop_config},
+        scaling_config=ScalingConfig(
+            num_workers=job.num_workers,
+            use_gpu=job.gpus_per_worker > 0,
+            resources_per_worker={"CPU": job.cpus_per_worker}
+            | ({"GPU": job.gpus_per_worker} if job.gpus_per_worker else {}),
+        ),
+        run_config=RunConfig(
+            name="job", storage_path=str(folder.absolute()), checkpoint_config=CheckpointConfig(num_to_keep=2)
+        ),
+    )
+    result = trainer.fit()
+    assert result.checkpoint is not None, "the last update is always saved"
+    with result.checkpoint.as_directory() as saved:
+        inner = Path(saved) / RayTrainReportCallback.CHECKPOINT_NAME
+        for name in (BODY_FILE, HEADS_FILE):
+            shutil.copyfile(inner / name, folder / name)
+        return json.loads((inner / _MEASURES_FILE).read_text())
+
+
+def make_policy(config: PolicyConfig, action_names: Sequence[str]) -> VLMPolicy:
+    """The policy that is taught, for a task with these actions."""
+    return load_policy(config, len(action_names))
+
+
+class Imitation(nn.Module):
+    """The policy as Hugging Face's trainer wants it: examples in, a loss out.
+
+    Args:
+        policy: is trained.
+        reply_weight: as in `imitation_loss`.
+    """
+
+    def __init__(self, policy: VLMPolicy, reply_weight: float) -> None:
+        super().__init__()
+        self.policy = policy
+        self._reply_weight = reply_weight
+
+    def forward(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """The mean loss of some turns."""
+        return {"loss": imitation_loss(self.policy, examples, self._reply_weight)}
+
+
+class ImitationTrainer(Trainer):
+    """Hugging Face's trainer with batches grouped by length, and checkpoints that hold what is trained alone."""
+
+    def __init__(self, *, loop_config: TrainLoopConfig, held_out: Sequence[Example], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._loop_config = loop_config
+        self._held_out = held_out
+
+    @property
+    def _policy(self) -> VLMPolicy:
+        unwrapped = self.accelerator.unwrap_model(self.model)
+        assert isinstance(unwrapped, Imitation)
+        return unwrapped.policy
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches of about equal length; with several workers each takes its share of them."""
+        assert isinstance(self.train_dataset, Turns)
+        batches = LengthBatches(self.train_dataset, self._loop_config.sft.batch_turns, self._loop_config.seed)
+        loader = DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=collate)
+        return self.accelerator.prepare(loader)
+
+    def evaluate(self, *arguments: Any, **unused: Any) -> dict[str, float]:
+        """Validation on held-out episodes: loss, equal actions, replies that can be read."""
+        loop_config = self._loop_config
+        measured = validate(
+            self._policy,
+            loop_config.make_slot().env,
+            self._held_out,
+            loop_config.sft.batch_turns,
+            loop_config.job.max_reply_tokens,
+        )
+        self.log(measured)
+        return measured
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        folder = Path(output_dir or str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        save_trained(self._policy, folder)
+        measured = {key: value for log in self.state.log_history for key, value in log.items() if "/" in key}
+        (folder / _MEASURES_FILE).write_text(json.dumps(measured))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        load_trained(self._policy, Path(resume_from_checkpoint))
+
+
+class Turns(Dataset[Example]):
+    """Examples by number."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+
+class LengthBatches(torch.utils.data.Sampler[list[int]]):
+    """Batches grouped by length; every epoch has another order, which a resumed job finds again."""
+
+    def __init__(self, turns: Turns, batch: int, seed: int) -> None:
+        self._turns, self._batch, self._seed = turns, batch, seed
+        self._lengths = [len(example) for example in turns.examples]
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the order; the trainer calls it."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-len(self._turns) // self._batch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        noise = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(6, self._epoch)))
+        return grouped_by_length(self._lengths, self._batch, noise)
+
+
+def collate(examples: Sequence[Example]) -> dict[str, Any]:
+    """A batch as `Imitation.forward` takes it; the policy pads it itself."""
+    return {"examples": list(examples)}
+
+
+def _worker(config: dict[str, Any]) -> None:
+    """What each process does; runs in Ray Train."""
+    loop_config: TrainLoopConfig = config["loop_config"]
+    policy, slot = loop_config.make_policy(), loop_config.make_slot()
+    learned, held_out = split(loop_config.load_episodes(), loop_config.sft.held_out)
+    examples = examples_of(policy, slot.env, learned)
+    sft, job = loop_config.sft, loop_config.job
+    own = tempfile.mkdtemp(prefix="rlvlm-sft-")  # of this process alone; Ray Train keeps the checkpoints
+    arguments = TrainingArguments(
+        **{
+            "output_dir": own,
+            "max_steps": sft.updates,
+            "per_device_train_batch_size": sft.batch_turns,
+            "learning_rate": sft.lr,
+            "lr_scheduler_type": "cosine",
+            "warmup_steps": max(sft.updates // 10, 1),
+            "weight_decay": 0.01,
+            "adam_beta2": 0.98,
+            "max_grad_norm": sft.max_grad_norm,
+            "eval_strategy": "steps",
+            "eval_steps": job.save_every,
+            "save_strategy": "steps",
+            "save_steps": job.save_every,
+            "save_total_limit": 1,
+            "logging_steps": max(job.save_every // 5, 1),
+            "remove_unused_columns": False,
+            "label_names": [],
+            "report_to": [],
+            "disable_tqdm": True,
+            "use_cpu": job.gpus_per_worker == 0,
+            "seed": loop_config.seed,
+        }
+        | job.arguments
+    )
+    trainer = ImitationTrainer(
+        loop_config=loop_config,
+        held_out=examples_of(policy, slot.env, held_out),
+        model=Imitation(policy, sft.reply_weight),
+        args=arguments,
+        train_dataset=Turns(examples),
+        eval_dataset=Turns([]),  # asked for by the trainer; `evaluate` has its own
+        data_collator=collate,
+        callbacks=[RayTrainReportCallback()],
+    )
+    trainer = prepare_trainer(trainer)
+    checkpoint: Checkpoint | None = ray.train.get_checkpoint()
+    try:
+        if checkpoint is None:
+            trainer.train()
+            return
+        with checkpoint.as_directory() as saved:
+            trainer.train(resume_from_checkpoint=str(Path(saved) / RayTrainReportCallback.CHECKPOINT_NAME))
+    finally:
+        shutil.rmtree(own, ignore_errors=True)

@@ -1,0 +1,251 @@
+"""Trajectories that others recorded, as episodes in chunks in a folder of demonstrations."""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.demonstrations.collect import Log, form_of
+from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder
+from rlvlm.demonstrations.lerobot import read_lerobot
+from rlvlm.demonstrations.libero_hdf5 import read_libero
+from rlvlm.demonstrations.records import EpisodeRecord
+from rlvlm.demonstrations.rlds import read_rlds
+from rlvlm.demonstrations.trajectory import Cut, CutConfig, GripperUnits, Torn, Trajectory, cut, opened
+from rlvlm.envs.env import ChunkEnv
+from rlvlm.labels.images import image_digest
+
+Source = Literal["libero", "lerobot", "rlds"]
+READERS: Mapping[Source, Callable[[Path, CutConfig], Iterator[Trajectory | Torn]]] = {
+    "libero": read_libero,
+    "lerobot": read_lerobot,
+    "rlds": read_rlds,
+}
+_UPSIDE_DOWN = ("libero",)
+"""Sources whose images are turned by half a turn to be as published policies, and our envs, have them."""
+_TELL_EVERY = 50
+"""Episodes between lines about them."""
+_COMPARED = 20
+"""Episodes whose first states are compared with the task's own."""
+_UNLIKE, _SAME_PLACE = 0.5, 0.02
+"""Metres or radians by which a first state is larger than any of the task's own; and metres from a place."""
+_ROUNDING = 1e-3
+"""By how much an action may be out of its range."""
+
+
+def import_trajectories(
+    source: Path, form: Source, out: Path, task: str, env: ChunkEnv, config: CutConfig, log: Log
+) -> tuple[DemonstrationFolder, Counter[str]]:
+    """Adds the trajectories of a data set, one episode each; says how many were added and why others were not.
+
+    Args:
+        source: file or folder. Untrusted.
+        form: of the data set.
+        out: folder of the demonstrations; made where there is none. What is there already is not added again.
+        task: whose instructions are taken; others are left out.
+        env: of the task.
+        config: how they are cut and converted.
+        log: takes a line now and then.
+
+    Raises:
+        UsageError: no file can be read, units are unknown, or the data are unlike the task's own.
+    """
+    read = READERS[form]
+    torn: list[Torn] = []
+    trajectories = _whole(read(source, config), torn)
+    first = next(trajectories, None)
+    if first is None:
+        what = "; ".join(f"{one.file}: {one.reason}" for one in torn) or f"{source} holds no episode"
+        raise UsageError(what, "fetch it anew, or name another")
+    grippers = ~np.array(env.scaled_actions)
+    made = {
+        "source": form,
+        "stride": config.stride or env.chunk_steps,
+        "last": config.last,
+        "drop_no_ops": config.drop_no_ops,
+        "turned": form in _UPSIDE_DOWN if config.turn is None else config.turn,
+        "late": first.is_late,
+        "gripper": config.gripper or _gripper_units(_whole(read(source, config), []), grippers, source),
+    }
+    if form != "libero" and not config.unlike:  # whose fields are named after what they hold
+        _check_like(islice(_whole(read(source, config), []), _COMPARED), env, task)
+    sample = _shown(first, np.array([0]), made["turned"], config.image_px)
+    if sample.shape[1] != len(env.cameras):
+        raise UsageError(
+            f"{first.file} has images of {sample.shape[1]} cameras, {task} has {', '.join(env.cameras)}",
+            "name the images with --cut.cameras",
+        )
+    kept = asdict(form_of(env, sample.shape[2]))
+    folder = create_folder(out, task, "chunks", chunks=kept | made)
+    known = {record.id for record in folder.episodes()}
+    counts: Counter[str] = Counter()
+    for number, trajectory in enumerate(chain([first], trajectories)):
+        name = _name_of(form, trajectory)
+        chunks = "there already" if name in known else _chunks_of(trajectory, env, grippers, made, config)
+        if isinstance(chunks, str):
+            counts[chunks] += 1
+            continue
+        try:
+            images = _shown(trajectory, chunks.starts, made["turned"], config.image_px)
+        except UsageError as error:
+            torn.append(Torn(file=trajectory.file, reason=str(error)))
+            continue
+        if images.shape[1:] != sample.shape[1:]:
+            raise UsageError(
+                f"{trajectory.file}: images of {images.shape[3]} x {images.shape[2]} pixels, others have "
+                f"{sample.shape[3]} x {sample.shape[2]}",
+                "scale them with --cut.image-px",
+            )
+        alike = (one for one in env.instructions if _plain(one) == _plain(trajectory.instruction))
+        record = EpisodeRecord(
+            id=name,
+            task=task,
+            kind="chunks",
+            seed=number,
+            player=form,
+            goal=next(alike, trajectory.instruction),
+            env_return=float(trajectory.success),
+            success=trajectory.success,
+            terminated=trajectory.success,
+            arrays={
+                "pictures": np.array([[image_digest(image) for image in row] for row in images]),
+                "proprio": trajectory.proprio[chunks.starts].astype(np.float32),
+                "actions": chunks.actions,
+                "steps": chunks.steps,
+            },
+        )
+        folder.add(record, images.reshape(-1, *images.shape[2:]))
+        counts["added"] += 1
+        if counts["added"] % _TELL_EVERY == 0:
+            log(f"{counts['added']} episodes added, {counts.total() - counts['added']} left out")
+    for one in torn:
+        log(f"torn: {one.file}: {one.reason}")
+        counts[f"torn, as {one.file.name}"] += 1
+    return folder, counts
+
+
+def _chunks_of(
+    trajectory: Trajectory, env: ChunkEnv, grippers: NDArray[np.bool_], made: dict[str, Any], config: CutConfig
+) -> Cut | str:
+    """The chunks of a trajectory, in the env's units; or why it cannot be learned from."""
+    if reason := _reason_against(trajectory, env, made["late"]):
+        return reason
+    actions = opened(trajectory.actions, grippers, made["gripper"])
+    if not ((actions >= env.action_low - _ROUNDING) & (actions <= env.action_high + _ROUNDING)).all():
+        return "actions out of range"
+    chunks = cut(actions, grippers, env.chunk_steps, config)
+    return chunks if len(chunks.starts) else "too short"
+
+
+def _whole(found: Iterator[Trajectory | Torn], torn: list[Torn]) -> Iterator[Trajectory]:
+    """The trajectories of `found`; what is none goes to `torn`."""
+    for one in found:
+        if isinstance(one, Trajectory):
+            yield one
+        else:
+            torn.append(one)
+
+
+def _check_like(trajectories: Iterable[Trajectory], env: ChunkEnv, task: str) -> None:
+    """Passes where the first states are about as large as those of the task's own env, and actions are movements.
+
+    Raises:
+        UsageError: they are not; says what was found. Joint angles have as many numbers as a hand's pose and fingers.
+    """
+    starts = np.concatenate([env.reset(options={"state_id": state_id})[0].proprio for state_id in range(4)])
+    some = [one for one in trajectories if len(one.actions) > 1 and one.proprio.shape[1:] == starts.shape[1:]]
+    if not some:
+        return
+    met = f"the first episode's instruction is {some[0].instruction!r}"
+    fix = "import data whose states are the task's own; --cut.unlike takes it all the same"
+    first = np.median(np.abs([one.proprio[0] for one in some]), axis=0)
+    if (first - np.abs(starts).max(axis=0) > _UNLIKE).any():
+        found, own = (np.array2string(np.asarray(row), precision=2) for row in (some[0].proprio[0], starts[0]))
+        raise UsageError(f"states begin at {found}, and those of {task} at {own}: joint angles? {met}", fix)
+    num = min(3, starts.shape[1])  # a hand's place comes first, and is what the first numbers of an action move
+    actions = np.concatenate([one.actions[:-1, :num] for one in some])
+    places = np.concatenate([one.proprio[1:, :num] for one in some])
+    error, size = np.abs(actions - places).mean(), np.abs(actions).mean()
+    if error < _SAME_PLACE and error < size / 4:
+        raise UsageError(
+            f"actions are the places where the hand comes to (on average {error:.3f} away), and {task} takes "
+            f"movements; {met}",
+            "convert them to movements, as OpenVLA's data have; --cut.unlike takes them all the same",
+        )
+
+
+def _gripper_units(trajectories: Iterator[Trajectory], grippers: NDArray[np.bool_], source: Path) -> GripperUnits:
+    """LIBERO's, where any action is negative.
+
+    Raises:
+        UsageError: none is: 1 may mean either.
+    """
+    for trajectory in trajectories:
+        if trajectory.actions.shape[1:] != grippers.shape or (trajectory.actions[:, grippers] < -_ROUNDING).any():
+            return "minus_one_opens"
+    if not grippers.any():
+        return "one_opens"
+    raise UsageError(
+        f"{source}: the gripper's actions are all in [0, 1], where 1 may open or close it",
+        "say which with --cut.gripper one_opens, or one_closes",
+    )
+
+
+def _reason_against(trajectory: Trajectory, env: ChunkEnv, late: bool) -> str:
+    """Why a trajectory cannot be learned from in `env`, apart from its units; empty where it can."""
+    if env.instructions and _plain(trajectory.instruction) not in map(_plain, env.instructions):
+        return f"another task's instruction: {trajectory.instruction}"
+    if trajectory.is_late != late:
+        return "seen at another moment than the others"
+    if trajectory.actions.shape[1:] != env.action_low.shape:
+        return f"actions of {trajectory.actions.shape[-1]} numbers, not {len(env.action_low)}"
+    if trajectory.proprio.shape[1:] != (env.proprio_size,):
+        return f"proprioception of {trajectory.proprio.shape[-1]} numbers, not {env.proprio_size}"
+    if not (np.isfinite(trajectory.actions).all() and np.isfinite(trajectory.proprio).all()):
+        return "numbers that are not finite"
+    return ""
+
+
+def _plain(instruction: str) -> str:
+    """An instruction without what files write differently."""
+    return " ".join(re.sub(r"[^a-z0-9 ]", " ", instruction.lower().replace("_", " ")).split())
+
+
+def _name_of(form: Source, trajectory: Trajectory) -> str:
+    """An id that equal trajectories share."""
+    seen: tuple[FloatArray, FloatArray] = (trajectory.actions, trajectory.proprio)
+    digest = hashlib.sha256(trajectory.instruction.encode())
+    for one in seen:
+        digest.update(np.ascontiguousarray(one).tobytes())
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", f"{trajectory.file.stem[:60]}-{trajectory.name[:20]}")
+    return f"{form}-{stem}-{digest.hexdigest()[:12]}"
+
+
+def _shown(trajectory: Trajectory, steps: NDArray[np.intp], is_turned: Any, size_px: int) -> Frames:
+    """[n, cameras, H, W, 3] what was seen before `steps`, H = W.
+
+    Raises:
+        UsageError: no such images, or they are not square.
+    """
+    try:
+        images = trajectory.look(steps)
+    except (OSError, ValueError, KeyError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UsageError(f"{trajectory.file}: its images are torn: {error}", "fetch it anew") from error
+    if images.dtype != np.uint8 or images.ndim != 5 or images.shape[4] != 3 or images.shape[2] != images.shape[3]:
+        raise UsageError(f"{trajectory.file}: square images of bytes are wanted, got {images.dtype} {images.shape[1:]}")
+    images = images[:, :, ::-1, ::-1] if is_turned else images
+    if size_px and size_px != images.shape[2]:
+        one_by_one = map(Image.fromarray, np.ascontiguousarray(images).reshape(-1, *images.shape[2:]))
+        scaled = [np.asarray(image.resize((size_px, size_px), Image.Resampling.LANCZOS)) for image in one_by_one]
+        images = np.stack(scaled).reshape(*images.shape[:2], size_px, size_px, 3)
+    return np.ascontiguousarray(images)

@@ -1,0 +1,86 @@
+"""LIBERO's HDF5 files, one per task, as its own script or OpenVLA's wrote them.
+
+`data/demo_i` holds `actions` [T, 7], `rewards` [T] and `obs`: `agentview_rgb` and `eye_in_hand_rgb` [T, H, W, 3],
+upside down, `ee_states` [T, 6] (or `ee_pos` and `ee_ori`) and `gripper_states` [T, 2]. LIBERO's script looked after
+each action; OpenVLA's looked before. The file's name tells the task; the sentence that LIBERO's script put into
+`data`'s attributes is another for a third of the tasks, and counts only where the file has a name of its own.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core.errors import MachineError, UsageError
+from rlvlm.core.steps import Frames
+from rlvlm.demonstrations.trajectory import CutConfig, Torn, Trajectory
+from rlvlm.envs.libero.tasks import SUITES, file_sentence, instruction_of
+
+_CAMERAS = ("agentview_rgb", "eye_in_hand_rgb")
+
+
+def read_libero(source: Path, config: CutConfig) -> Iterator[Trajectory | Torn]:
+    """The demonstrations of a file, or of all files of a folder, in the order of their numbers.
+
+    Raises:
+        UsageError: there is no file.
+        MachineError: h5py is not installed.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise MachineError(
+            "HDF5 files are read with h5py, which is not installed", "pip install '.[libero]'"
+        ) from error
+    files = sorted(source.glob("*.hdf5")) if source.is_dir() else [source]
+    if not files:
+        raise UsageError(f"{source} has no .hdf5 file", "name a file of LIBERO's, or the folder of a suite")
+    for path in files:
+        try:
+            with h5py.File(path, "r") as file:
+                data: Any = file["data"]
+                is_own = "problem_info" in data.attrs
+                for name in sorted(data, key=lambda name: (len(name), name)):
+                    yield _trajectory(path, name, data[name], _instruction(path, data), is_own, config)
+        except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+            yield Torn(file=path, reason=f"torn, or no file of LIBERO's: {error}")
+
+
+def _instruction(path: Path, data: Any) -> str:
+    """What the robot was told, from the file's name where it is that of a task, else from the attributes."""
+    stem = path.stem.removesuffix("_demo")
+    if "problem_info" not in data.attrs or any(stem in names for names in SUITES.values()):
+        return instruction_of(stem)
+    sentence = json.loads(data.attrs["problem_info"])["language_instruction"]
+    return file_sentence(("".join(sentence) if isinstance(sentence, list) else str(sentence)).strip().lower())
+
+
+def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool, config: CutConfig) -> Trajectory:
+    obs = demo["obs"]
+    turns = "ee_states" if "ee_states" in obs else "ee_ori"
+    places = [obs["ee_pos"][()]] if turns == "ee_ori" else []
+    proprio = np.concatenate([*places, obs[turns][()], obs["gripper_states"][()]], axis=1)
+    actions = demo["actions"][()]
+    cameras = [obs[camera] for camera in config.cameras or _CAMERAS]
+    counts = [len(actions), len(proprio), *map(len, cameras)]
+    if len(set(counts)) > 1:
+        raise ValueError(f"{name} has {' and '.join(map(str, counts))} actions, states and images of each camera")
+    is_late = is_own if config.late is None else config.late
+    return Trajectory(
+        name=name,
+        file=path,
+        instruction=instruction,
+        actions=actions[1:] if is_late else actions,
+        proprio=proprio[:-1] if is_late else proprio,
+        look=partial(_look, cameras),
+        success=bool(np.max(demo["rewards"][()]) > 0) if "rewards" in demo else True,
+        is_late=is_late,
+    )
+
+
+def _look(cameras: list[Any], steps: NDArray[np.intp]) -> Frames:
+    return np.stack([camera[steps] for camera in cameras], axis=1)

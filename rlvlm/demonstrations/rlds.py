@@ -1,0 +1,166 @@
+"""RLDS data sets as TensorFlow Datasets writes them, such as `modified_libero_rlds`, read without TensorFlow.
+
+A `.tfrecord` file is a row of records: length (8 bytes), its checksum (4), the record, its checksum (4). A record is
+one episode as a `tf.train.Example`: features by name, of which those of its steps lie behind one another.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from PIL import Image
+
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import Frames
+from rlvlm.demonstrations.trajectory import CutConfig, Torn, Trajectory
+from rlvlm.labels.images import MAX_PIXELS
+
+_POLYNOMIAL = 0x82F63B78
+"""Of CRC-32C, bits reversed."""
+_OBSERVED = "steps/observation/"
+
+
+def read_rlds(source: Path, config: CutConfig) -> Iterator[Trajectory | Torn]:
+    """The episodes of a `.tfrecord` file, or of all such files of a folder.
+
+    Raises:
+        UsageError: there is no file.
+    """
+    files = sorted(source.rglob("*.tfrecord*")) if source.is_dir() else [source]
+    if not files:
+        raise UsageError(f"{source} has no .tfrecord file", "name a version's folder, e.g. libero_10_no_noops/1.0.0")
+    for path in files:
+        try:
+            for number, record in enumerate(_records(path)):
+                yield _trajectory(path, number, record, config)
+        except (OSError, KeyError, ValueError, IndexError, DecodeError) as error:
+            yield Torn(file=path, reason=f"torn, or without episodes of a robot: {error}")
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    """The records of a file.
+
+    Raises:
+        ValueError: it is no such file, or torn.
+    """
+    left = path.stat().st_size
+    with open(path, "rb") as file:
+        while left:
+            head = file.read(12)
+            length, checksum = struct.unpack("<QI", head) if len(head) == 12 else (left, 0)
+            if length > left - 16 or _masked_checksum(head[:8]) != checksum:
+                raise ValueError(f"no whole record {left} bytes before its end")
+            yield file.read(length)
+            file.seek(4, 1)
+            left -= length + 16
+
+
+def _masked_checksum(data: bytes) -> int:
+    """CRC-32C, rotated and shifted, as record files have it. Bit by bit: it is for the eight bytes of a length."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ _POLYNOMIAL * (crc & 1)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _trajectory(path: Path, number: int, record: bytes, config: CutConfig) -> Trajectory:
+    example = _example_class()()
+    example.ParseFromString(record)
+    features: Mapping[str, Any] = example.features.feature
+    instruction = features["steps/language_instruction"].bytes_list.value[0].decode()
+    num = len(features["steps/language_instruction"].bytes_list.value)
+
+    def numbers(name: str) -> NDArray[np.float32]:
+        if name not in features:  # a map of protobuf would make it
+            raise KeyError(f"{name}; there are {', '.join(sorted(features))}")
+        return np.array(features[name].float_list.value, np.float32).reshape(num, -1)
+
+    named = [f"{_OBSERVED}{camera}" for camera in config.cameras] or _cameras(features)
+    if missing := [name for name in named if name not in features]:
+        raise KeyError(f"{', '.join(missing)}; images are {', '.join(_cameras(features))}")
+    shelves = [list(features[name].bytes_list.value) for name in named]
+    if any(len(shelf) != num for shelf in shelves):
+        raise ValueError(f"{num} steps have {', '.join(str(len(shelf)) for shelf in shelves)} images")
+    actions, proprio = numbers("steps/action"), numbers(f"{_OBSERVED}state")
+    rewards = list(features["steps/reward"].float_list.value) if "steps/reward" in features else []
+    return Trajectory(
+        name=f"{number}",
+        file=path,
+        instruction=instruction,
+        actions=actions[1:] if config.late else actions,
+        proprio=proprio[:-1] if config.late else proprio,
+        look=partial(_look, shelves),
+        success=max(rewards, default=1.0) > 0,
+        is_late=bool(config.late),
+    )
+
+
+def _cameras(features: Mapping[str, Any]) -> list[str]:
+    """Names of the features that hold images, the wrist's last."""
+    names = [
+        name
+        for name in features
+        if name.startswith(_OBSERVED)
+        and features[name].bytes_list.value
+        and features[name].bytes_list.value[0].startswith((b"\xff\xd8", b"\x89PNG"))
+    ]
+    return sorted(names, key=lambda name: ("wrist" in name or "hand" in name, name))
+
+
+def _look(shelves: list[list[bytes]], steps: NDArray[np.intp]) -> Frames:
+    return np.stack([np.stack([decoded(shelf[step]) for step in steps]) for shelf in shelves], axis=1)
+
+
+def decoded(data: bytes) -> NDArray[np.uint8]:
+    """[H, W, 3] of a PNG or JPEG.
+
+    Raises:
+        OSError: it is none, or too large.
+    """
+    with Image.open(BytesIO(data), formats=["PNG", "JPEG"]) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise OSError(f"an image has more than {MAX_PIXELS} pixels")
+        return np.asarray(image.convert("RGB"))
+
+
+@cache
+def _example_class() -> Any:
+    """The message `tf.train.Example`, described here: its file comes with TensorFlow alone."""
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="example", syntax="proto3")
+
+    def message(name: str, *fields: tuple[str, int, str], repeated: bool = False) -> Any:
+        """A message whose fields have a name, a type and, of messages, the name of that; numbered from 1."""
+        made = file.message_type.add(name=name)
+        for number, (key, kind, of) in enumerate(fields, start=1):
+            label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
+            made.field.add(name=key, number=number, type=kind, type_name=of or None, label=label)  # pyright: ignore[reportArgumentType]
+        return made
+
+    message("BytesList", ("value", field.TYPE_BYTES, ""), repeated=True)
+    message("FloatList", ("value", field.TYPE_FLOAT, ""), repeated=True)
+    message("Int64List", ("value", field.TYPE_INT64, ""), repeated=True)
+    kinds = ("bytes_list", "BytesList"), ("float_list", "FloatList"), ("int64_list", "Int64List")
+    message("Feature", *((key, field.TYPE_MESSAGE, f".example.{of}") for key, of in kinds))
+    entry = ".example.Features.FeatureEntry"
+    features = message("Features", ("feature", field.TYPE_MESSAGE, entry), repeated=True)
+    pair = features.nested_type.add(name="FeatureEntry")
+    pair.options.map_entry = True
+    pair.field.add(name="key", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
+    pair.field.add(
+        name="value", number=2, type=field.TYPE_MESSAGE, type_name=".example.Feature", label=field.LABEL_OPTIONAL
+    )
+    message("Example", ("features", field.TYPE_MESSAGE, ".example.Features"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("example.Example"))

@@ -1,0 +1,429 @@
+"""The envs: Gymnasium envs with seeds, exact state, and images that can be drawn later from a few stored numbers.
+
+There are three kinds: steps (numbers in, numbers out), turns (an image and words in, text out) and chunks (images, an
+instruction and proprioception in, a chunk of actions out). What they share is `Env`. Frames are references, not pixels:
+whoever stores an episode keeps snapshots (a few dozen floats), and pixels are drawn when somebody looks.
+`rlvlm.envs.check` holds every env to its contract.
+"""
+
+import hashlib
+import inspect
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core.chunks import ChunkObs, ChunkStep
+from rlvlm.core.errors import NumericsError, UsageError
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.turns import Reply, Turn
+from rlvlm.envs.replies import read_legacy, read_reply, write_reply
+
+Obs = TypeVar("Obs")
+Act = TypeVar("Act")
+
+
+class Env(gym.Env[Obs, Act]):
+    """What the three kinds share; `reset` and `step` put `success` (bool) and `progress` (float in [0, 1]) into `info`.
+
+    Chance comes from `self.np_random` alone, and belongs to the state. Time limits truncate, they do not terminate.
+    """
+
+    metadata = {"render_modes": []}
+    render_mode = None
+    goal: str
+    """Fills the slot of a judge's prompt, e.g. `open the drawer`; empty where only the user can say it."""
+    note: str = ""
+    """What a user should know about this env's images; `rlvlm check-task` prints it."""
+    has_success: bool = True
+    """Whether the env can tell success; where it cannot, no episode has it, and returns are what is compared."""
+    snapshot_size: int
+    """S."""
+    promised: ClassVar[tuple[str, ...]] = ("goal", "snapshot_size")
+    """Attributes that every env of this kind has."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Refuses a class that lacks methods: where it is and which they are, before an hour of training."""
+        missing = [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
+        missing += [name for name in ("reset", "step") if getattr(cls, name) is getattr(gym.Env, name)]
+        if missing:
+            line = f", line {inspect.getsourcelines(cls)[1]}" if inspect.getsourcefile(cls) else ""
+            what = f"the env {cls.__name__} ({inspect.getsourcefile(cls)}{line}) lacks {', '.join(missing)}"
+            raise UsageError(what, "docs/tasks.md shows a whole env, and rlvlm/envs/env.py says what each returns")
+        return super().__new__(cls)
+
+    @abstractmethod
+    def snapshot(self) -> FloatArray:
+        """The present state as `[S]`: everything that can change the image."""
+
+    @abstractmethod
+    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """`[N, P]`: snapshots with equal keys look the same, to well under a pixel at any size in use."""
+
+    @abstractmethod
+    def get_state(self) -> dict[str, Any]:
+        """The full state as arrays, numbers and strings: after `set_state` the future is bit-identical."""
+
+    @abstractmethod
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned, on this or another instance of the same config."""
+
+    def generator_text(self) -> str:
+        """The state of `np_random`, for `get_state`."""
+        return json.dumps(self.np_random.bit_generator.state)
+
+    def set_generator(self, text: str) -> None:
+        """Restores what `generator_text` gave."""
+        self.np_random.bit_generator.state = json.loads(str(text))
+
+
+class StepEnv(Env[FloatArray, FloatArray]):
+    """A continuous-control env. Observations are float32 `[D]`, actions float32 `[A]` in [-1, 1]; `info` has `snapshot`
+    besides (`[S]` float32, of the state just reached).
+    """
+
+    observation_space: gym.spaces.Box  # pyright: ignore[reportIncompatibleVariableOverride] - narrower than Gymnasium's
+    action_space: gym.spaces.Box  # pyright: ignore[reportIncompatibleVariableOverride]
+    promised = (*Env.promised, "observation_space", "action_space")
+
+    @abstractmethod
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """Images `[N, size_px, size_px, 3]` of `snapshots` `[N, S]`. The running episode is not disturbed."""
+
+    def scripted_action(self, obs: FloatArray) -> FloatArray | None:
+        """`[A]` what a script that knows the goal does next, not clipped; None where there is none.
+
+        It shows what a task looks like when it is done, for contact sheets and the like; nobody learns from it.
+        """
+        return None
+
+
+def check_action(action: FloatArray) -> None:
+    """Passes when `action` [A] is finite: a simulator does not recover from one that is not.
+
+    Raises:
+        NumericsError: it is not.
+    """
+    if not np.isfinite(action).all():
+        raise NumericsError(f"actions must be finite, got {action}", "look at the policy's losses before this step")
+
+
+Outcome = tuple[float, bool, bool]
+"""Reward, terminated, truncated."""
+
+
+_MAX_STARTS = 1_000
+_HELD_OUT_BYTES = 51
+"""Of 256 values of a byte: a fifth."""
+
+
+def _is_held_out(start_key: bytes) -> bool:
+    return hashlib.sha256(start_key).digest()[0] < _HELD_OUT_BYTES
+
+
+class TurnEnv(Env[Turn, str]):
+    """An env that is played by writing JSON: `{"thoughts": "...", "action": "..."}`.
+
+    `reset` and `step` put into `info`: `success` (bool), `progress` (float in [0, 1], the simulator's truth), `legal`
+    (indices of the actions that are legal now) and, after a step, `is_invalid` (whether no legal action could be read)
+    and `action` (the index that was carried out, None for none). A reply that cannot be read changes nothing but the
+    number of turns and costs the task's penalty; only the reference's rules answer it with a random action.
+
+    A member implements what is abstract here and may rely on `self.np_random` alone for chance.
+    """
+
+    promised = (*Env.promised, "action_names", "picture_px")
+    action_names: tuple[str, ...]
+    """Every word that an action may be, in a fixed order."""
+    picture_px: tuple[int, int]
+    """Height and width as the reference draws it."""
+    rules: Literal["mended", "legacy"] = "mended"
+    """legacy: read and answer replies as the reference does."""
+    split: Literal["all", "training", "held_out"] = "all"
+    """Which starts episodes may have; see `EnvConfig`."""
+    num_starts: int | None = None
+    """Different starts that there are, where they are so few that evaluations meet them again; None: nobody counted."""
+    milestones: Mapping[str, float] = MappingProxyType({})
+    """What lies on the way to success, by its name: reached as soon as `progress` is at least so much."""
+    has_expert: bool = True
+    """Whether `expert_action` and `expert_thought` know what to do."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Turn, dict[str, Any]]:
+        """First turn and info of a new episode; `options` is not used.
+
+        Raises:
+            UsageError: no start of the wanted side of the split turned up: the env has too few different ones.
+        """
+        super().reset(seed=seed, options=options)
+        for _ in range(_MAX_STARTS):
+            self.begin()
+            if self.may_start(self.snapshot()):
+                return self.turn(), self.info()
+        raise UsageError(f"no start of this env is on the side {self.split!r} of the split", "--env.split all")
+
+    def step(self, text: str) -> tuple[Turn, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in turns is a text
+        """Next turn, true reward, terminated, truncated, info.
+
+        Args:
+            text: what the player wrote; anything is allowed.
+        """
+        reply = self.read(text)
+        action = reply.action
+        if action is None and self.rules == "legacy":
+            action = int(self.np_random.choice(self.legal()))
+        reward, terminated, truncated = self.act(action)
+        return (
+            self.turn(),
+            reward,
+            terminated,
+            truncated,
+            self.info() | {"is_invalid": reply.action is None, "action": action},
+        )
+
+    def read(self, text: str) -> Reply:
+        """What the env understands; nothing is raised and nothing changes."""
+        return (read_legacy if self.rules == "legacy" else read_reply)(text, self.action_names, self.legal())
+
+    def action_text(self, action: int, thought: str = "") -> str:
+        """A well-formed reply; `thought` as `expert_thought` gives it, or plain words."""
+        return write_reply(self.action_names[action], thought)
+
+    def turn(self) -> Turn:
+        """What the player is given now."""
+        return Turn(snapshot=self.snapshot(), prompt=self.prompt())
+
+    def info(self) -> dict[str, Any]:
+        """What `reset` and `step` tell besides."""
+        return {"success": self.is_success(), "progress": self.progress(), "legal": self.legal()}
+
+    def legal(self) -> tuple[int, ...]:
+        """Indices of the actions that are legal now: all, unless a member says otherwise."""
+        return tuple(range(len(self.action_names)))
+
+    def may_start(self, first: FloatArray) -> bool:
+        """Whether an episode may start as the one whose first snapshot [S] is `first` did: the split has it."""
+        return self.split == "all" or (self.split == "held_out") == _is_held_out(self.start_key(first))
+
+    def start_key(self, first: FloatArray) -> bytes:
+        """What makes a start a different one from others, by its snapshot [S]."""
+        return first.tobytes()
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Starts an episode, drawing from `self.np_random`."""
+
+    @abstractmethod
+    def act(self, action: int | None) -> Outcome:
+        """Carries out an action, or lets a turn pass for its price where `action` is None."""
+
+    @abstractmethod
+    def prompt(self) -> str:
+        """The user's words of this turn."""
+
+    @abstractmethod
+    def is_success(self) -> bool:
+        """The env's own success test."""
+
+    @abstractmethod
+    def progress(self) -> float:
+        """How near to success, in [0, 1]."""
+
+    def turns_left(self) -> int | None:
+        """Turns that the expert would still take to success, 0 once it is reached; None where nobody knows."""
+        return None
+
+    @abstractmethod
+    def draw(self, snapshots: FloatArray) -> Frames:
+        """Images `[N, H, W, 3]` of `snapshots` `[N, S]`, H and W as `picture_px` says. No episode is disturbed."""
+
+    @abstractmethod
+    def expert_action(self) -> int:
+        """What an exact script does now."""
+
+    @abstractmethod
+    def expert_thought(self) -> str:
+        """What it reads off the image and why it acts so: members of the reply's JSON object, as text."""
+
+
+FIRST_HELD_OUT_STATE = 1_000_000
+"""Initial states from this number on are for evaluation alone; training draws smaller numbers."""
+
+
+class ChunkEnvs(ABC):
+    """N envs whose episodes begin together and are driven side by side; finished ones are stepped no further."""
+
+    def batches(self, state_ids: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+        """The places of `state_ids` `[N]` in batches, each of which is begun and driven to its end before the next.
+
+        One batch of all, unless they take more memory together than a machine has.
+        """
+        return [np.arange(len(state_ids))]
+
+    @abstractmethod
+    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+        """First observations of N new episodes, from the initial states `state_ids` `[N]`; N may differ each time."""
+
+    @abstractmethod
+    def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
+        """What comes of `chunks` `[n, L, A]`, in the env's units, in the envs `rows` `[n]`."""
+
+
+class ChunkEnv(Env[ChunkObs, FloatArray]):
+    """An env that is driven by chunks of L actions and looked at between them.
+
+    `reset` takes an initial state's number in `options["state_id"]`; without it the number is drawn with the seed.
+    `reset` and `step` put into `info`: `state_id`, `progress` (float in [0, 1], the simulator's truth), `success`
+    (bool), and `step` besides: `steps` (env steps run, the chunk stops at the end of the episode), `env_rewards`
+    (`[steps]`) and `snapshots` (`[steps, S]`, after each). Time limits truncate, they do not terminate.
+    """
+
+    instructions: tuple[str, ...] = ()
+    """All that an episode may have, which imported demonstrations must keep to; empty where they cannot be listed."""
+    cameras: tuple[str, ...]
+    """Names of the cameras that a policy sees through."""
+    chunk_steps: int
+    """L."""
+    action_low: FloatArray
+    """[A] smallest values of an action, in the env's units."""
+    action_high: FloatArray
+    """[A] largest values."""
+    scaled_actions: tuple[bool, ...]
+    """A of them: whether a dimension is normalised by the demonstrations' quantiles; False for a gripper in [0, 1]."""
+    proprio_size: int
+    """P."""
+    num_ways: int = 0
+    """W, numbers in the ways from the hand to the other landmarks."""
+    way_unit: float = 1.0
+    """How far the hand typically is from things, in the units of `landmarks`: what ways are counted in."""
+    episode_steps: int
+    """Env steps of the longest episode."""
+    num_held_out: int | None = None
+    """Initial states for evaluation, where there are few: numbers from `FIRST_HELD_OUT_STATE` on that are so far apart
+    have the same one. None where each number has its own."""
+
+    promised = (
+        *Env.promised,
+        *("cameras", "chunk_steps", "action_low", "action_high", "scaled_actions", "proprio_size", "episode_steps"),
+    )
+
+    def drawn_state(self, seed: int | None, options: dict[str, Any] | None) -> int:
+        """The initial state's number: that of the options, or one drawn with the seed."""
+        super().reset(seed=seed, options=options)
+        drawn = int(self.np_random.integers(FIRST_HELD_OUT_STATE))
+        return drawn if options is None else int(options.get("state_id", drawn))
+
+    @staticmethod
+    def answer_alone(came: ChunkStep, state_id: int) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:
+        """What `step` returns, of what came of the chunk of one env."""
+        steps = int(came.steps[0])
+        info = {
+            "state_id": state_id,
+            "progress": float(came.progress[0]),
+            "success": bool(came.success[0]),
+            "success_at_end": bool(came.success_at_end[0]),
+            "steps": steps,
+            "env_rewards": came.env_rewards[0, :steps],
+            "snapshots": came.snapshots[0, :steps],
+        }
+        return came.obs, float(came.env_rewards.sum()), bool(came.terminated[0]), bool(came.truncated[0]), info
+
+    @abstractmethod
+    def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
+        """Images `[N, size_px, size_px, 3]` of `snapshots` `[N, S]` by a camera, the first one by default.
+
+        The running episode is not disturbed.
+        """
+
+    def landmarks(self, snapshots: FloatArray) -> FloatArray:
+        """`[N, K, D]` where the hand is in space and the things that the task is about, the hand first; for what learns
+        from the simulator's truth: critics, and auxiliary tasks of policies.
+
+        Where there are none, as by default (K = 0), a critic goes by the snapshots themselves.
+        """
+        return np.empty((len(snapshots), 0, 3), np.float32)
+
+    def ways(self, snapshots: FloatArray) -> FloatArray:
+        """`[N, W]` from the hand to each other landmark, one after the other, in multiples of `way_unit`."""
+        places = self.landmarks(snapshots)
+        return (places[:, 1:] - places[:, :1]).reshape(len(places), -1) / np.float32(self.way_unit)
+
+    def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """`[N, S]` scenes that nobody has played: the robot of `snapshots` `[N, S]` among the things of `starts`
+        `[N, S]`, each of them moved a little; for what learns to see.
+
+        Raises:
+            UsageError: this env has none, as by default.
+        """
+        raise UsageError(f"{type(self).__name__} has no scenes but those that are played", "--sft.scenes 0")
+
+    @abstractmethod
+    def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
+        """`[L, A]` what a script that knows the goal does next; None where there is none.
+
+        Args:
+            noise: standard deviation of what is added to each action, in units of its range.
+            rng: of the noise.
+        """
+
+    @abstractmethod
+    def many(self) -> ChunkEnvs:
+        """Envs of the same config that are driven side by side."""
+
+
+class SyncChunkEnvs(ChunkEnvs):
+    """Ordinary envs, one after another.
+
+    Args:
+        envs: at least as many as episodes are begun with, all of one config.
+    """
+
+    def __init__(self, envs: Sequence[ChunkEnv]) -> None:
+        self._envs = tuple(envs)
+
+    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+        """First observations of N new episodes.
+
+        Raises:
+            ValueError: there are fewer envs.
+        """
+        if len(state_ids) > len(self._envs):
+            raise ValueError(f"{len(state_ids)} episodes need as many envs, there are {len(self._envs)}")
+        pairs = zip(self._envs, state_ids.tolist(), strict=False)
+        return _joined([env.reset(options={"state_id": state_id})[0] for env, state_id in pairs])
+
+    def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
+        """Drives the envs `rows` [n] by `chunks` [n, L, A]."""
+        answers = [self._envs[row].step(chunk) for row, chunk in zip(rows.tolist(), chunks, strict=True)]
+        infos = [info for *_, info in answers]
+        left_out = [chunks.shape[1] - info["steps"] for info in infos]
+        return ChunkStep(
+            obs=_joined([answer[0] for answer in answers]),
+            snapshots=np.stack(
+                [
+                    np.pad(info["snapshots"], ((0, missing), (0, 0)), mode="edge")
+                    for info, missing in zip(infos, left_out, strict=True)
+                ]
+            ),
+            steps=np.array([info["steps"] for info in infos], np.int64),
+            env_rewards=np.stack(
+                [np.pad(info["env_rewards"], (0, missing)) for info, missing in zip(infos, left_out, strict=True)]
+            ),
+            success=np.array([info["success"] for info in infos], bool),
+            success_at_end=np.array([info.get("success_at_end", info["success"]) for info in infos], bool),
+            progress=np.array([info["progress"] for info in infos], np.float32),
+            terminated=np.array([answer[2] for answer in answers], bool),
+            truncated=np.array([answer[3] for answer in answers], bool),
+        )
+
+
+def _joined(parts: Sequence[ChunkObs]) -> ChunkObs:
+    return ChunkObs(
+        snapshots=np.concatenate([part.snapshots for part in parts]),
+        instructions=tuple(instruction for part in parts for instruction in part.instructions),
+        proprio=np.concatenate([part.proprio for part in parts]),
+    )

@@ -1,0 +1,319 @@
+"""`push_block`: push the block of the named colour onto the pad. One env by itself, and many side by side in one array.
+
+A small stand-in for a manipulation benchmark: actions have seven dimensions as a robot arm's do (three of position,
+three of rotation, the gripper), of which the table uses the first two. Every initial state is different, the colours
+of the blocks included, so a policy must look and read.
+
+The table itself is pure functions of its states, on N tables at once: a state is a row of 10 numbers, `[N, 10]`
+float32, which is the snapshot too. Units: half the table's width, so that the table spans [-1, 1] in x (to the right)
+and y (away from the viewer).
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core.chunks import ChunkObs, ChunkStep
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import ChunkEnv, ChunkEnvs
+
+STATE_SIZE = 10
+HAND, ASKED, OTHER, PAD = slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)
+COLOURS = 8
+"""Where in a state the hand, the block asked for, the other block and the pad are; then both blocks' colours."""
+COLOUR_NAMES = ("red", "green", "blue", "yellow")
+MAX_STEP = 0.09
+"""How far the hand moves at action 1, per axis."""
+HAND_RADIUS, BLOCK_HALF, PAD_HALF = 0.08, 0.14, 0.2
+PAD_TOLERANCE = 0.12
+"""Largest distance per axis, at success, between the middles of block and pad."""
+
+_TABLE, _PAD, _HAND = (218, 208, 190), (250, 250, 250), (45, 45, 50)
+_PALETTE = np.array([(204, 45, 40), (52, 150, 70), (48, 90, 200), (228, 186, 40)], np.float32)
+_GRAIN = 1e-3
+"""Of image keys: 0.1 of a pixel at 200 pixels."""
+
+
+def random_tables(rng: np.random.Generator) -> FloatArray:
+    """One start `[10]`: hand on the left, two blocks of different colours in the middle, pad on the right."""
+    rows = rng.permutation(2) * 2 - 1
+    hand = (rng.uniform(-0.8, -0.7), rng.uniform(-0.2, 0.2))
+    blocks = [(rng.uniform(-0.2, 0.0), row * rng.uniform(0.28, 0.45)) for row in rows]
+    pad = (rng.uniform(0.45, 0.65), rng.uniform(-0.45, 0.45))
+    colours = rng.permutation(len(COLOUR_NAMES))[:2]
+    return np.array([*hand, *blocks[0], *blocks[1], *pad, *colours], np.float32)
+
+
+def moved(states: FloatArray, moves: FloatArray) -> FloatArray:
+    """States `[N, 10]` after the hand moved by `moves` `[N, 2]`; a block it runs into goes along, without slipping."""
+    after = states.copy()
+    after[:, HAND] = np.clip(states[:, HAND] + moves, -1.0, 1.0)
+    step = after[:, HAND] - states[:, HAND]
+    reach = HAND_RADIUS + BLOCK_HALF
+    rows = np.arange(len(states))
+    for block in (ASKED, OTHER):
+        gap = states[:, block] - after[:, HAND]
+        axis = np.abs(gap).argmax(axis=1)  # of the side that is touched
+        depth = reach - np.abs(gap[rows, axis])
+        is_pushed = (depth > 0) & (step[rows, axis] * gap[rows, axis] > 0)
+        share = np.minimum(depth / np.maximum(np.abs(step[rows, axis]), 1e-6), 1.0)  # of the step spent in contact
+        limit = 1.0 - BLOCK_HALF
+        after[:, block] = np.clip(after[:, block] + np.where(is_pushed, share, 0.0)[:, None] * step, -limit, limit)
+    return after
+
+
+def is_solved(states: FloatArray) -> NDArray[np.bool_]:
+    """`[N]` whether the asked block lies on the pad."""
+    return np.abs(states[:, ASKED] - states[:, PAD]).max(axis=1) < PAD_TOLERANCE
+
+
+def distance(states: FloatArray) -> FloatArray:
+    """`[N]` from the asked block to the pad."""
+    return np.hypot(*(states[:, ASKED] - states[:, PAD]).T)
+
+
+def scripted_moves(states: FloatArray) -> FloatArray:
+    """`[N, 2]` in [-1, 1]: to the middle of the asked block's left side, then straight to the pad."""
+    to_block = states[:, ASKED] - states[:, HAND]
+    reach = HAND_RADIUS + BLOCK_HALF
+    is_level = np.abs(to_block[:, 1]) < 0.06
+    to_touch = to_block.copy()
+    to_touch[:, 0] -= np.where(is_level, reach - 0.02, reach + 0.08)
+    is_there = (np.abs(to_block[:, 1]) < 0.1) & (to_block[:, 0] < reach + 0.02)
+    goal = np.where(is_there[:, None], states[:, PAD] - states[:, ASKED], to_touch) / MAX_STEP
+    longest = np.maximum(np.abs(goal).max(axis=1, keepdims=True), 1.0)
+    return (goal / longest).astype(np.float32)
+
+
+def draw_tables(states: FloatArray, size_px: int) -> Frames:
+    """Images `[N, size_px, size_px, 3]` from above, with smooth edges; which block is asked for cannot be seen."""
+    states = np.rint(states / _GRAIN).astype(np.float32) * np.float32(_GRAIN)
+    across = (np.arange(size_px, dtype=np.float32) + 0.5) * np.float32(2 / size_px) - 1
+    up = across[::-1, None]
+    channels = np.empty((3, len(states), size_px, size_px), np.float32)
+    channels[:] = np.reshape(_TABLE, (3, 1, 1, 1))
+
+    def paint(outside: FloatArray, colours: NDArray[np.floating]) -> None:
+        """Covers what is less than half a pixel outside [N, H, W] with `colours` [3, N or 1]."""
+        cover = np.clip(0.5 - outside * np.float32(size_px / 2), 0.0, 1.0)
+        for channel, colour in zip(channels, colours.astype(np.float32), strict=True):
+            channel += cover * (colour[:, None, None] - channel)
+
+    def square(middle: FloatArray, half: float) -> FloatArray:
+        beside = np.abs(across - middle[:, 0, None, None]) - np.float32(half)
+        above = np.abs(up - middle[:, 1, None, None]) - np.float32(half)
+        return np.maximum(beside, above)
+
+    paint(square(states[:, PAD], PAD_HALF), np.reshape(_PAD, (3, 1)))
+    blocks = np.stack([states[:, ASKED], states[:, OTHER]])
+    colours = np.rint(states[:, COLOURS : COLOURS + 2]).astype(np.int64)
+    order, rows = np.argsort(colours, axis=1), np.arange(len(states))
+    for place in (0, 1):
+        chosen = order[:, place]
+        paint(square(blocks[chosen, rows], BLOCK_HALF), _PALETTE[colours[rows, chosen]].T)
+    hand = states[:, HAND]
+    paint(
+        np.hypot(across - hand[:, 0, None, None], up - hand[:, 1, None, None]) - np.float32(HAND_RADIUS),
+        np.reshape(_HAND, (3, 1)),
+    )
+    return np.rint(channels).astype(np.uint8).transpose(1, 2, 3, 0).copy()
+
+
+def image_key_of(states: FloatArray) -> NDArray[np.int64]:
+    """`[N, 10]`: equal keys look the same."""
+    return np.rint(states / _GRAIN).astype(np.int64)
+
+
+CHUNK_STEPS = 8
+ACTION_SIZE = 7
+_GRIPPER = ACTION_SIZE - 1
+_NEAR = 1.6
+"""Distance between block and pad that counts as no progress at all."""
+
+
+def start_of(state_id: int) -> FloatArray:
+    """The initial state `[10]` of a number: always the same one."""
+    return random_tables(np.random.default_rng((state_id, 0x707573)))
+
+
+def instruction_of(state: FloatArray) -> str:
+    """What is asked of `state` [10]."""
+    return _told(COLOUR_NAMES[int(state[COLOURS])])
+
+
+def _told(colour: str) -> str:
+    return f"push the {colour} block onto the pad"
+
+
+class PushBlocks(ChunkEnvs):
+    """Tables side by side, all moved at once.
+
+    Args:
+        episode_steps: time limit, env steps.
+        plays_on: whether episodes go on after success.
+    """
+
+    def __init__(self, episode_steps: int, plays_on: bool = False) -> None:
+        self._episode_steps, self._plays_on = episode_steps, plays_on
+        self.states = np.empty((0, STATE_SIZE), np.float32)
+        self.ages = np.empty(0, np.int64)
+        self.solved = np.empty(0, bool)
+        """[N] whether success has been rewarded."""
+
+    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+        """First observations of N new episodes."""
+        distinct, inverse = np.unique(state_ids, return_inverse=True)
+        self.states = np.stack([start_of(state_id) for state_id in distinct.tolist()])[inverse]
+        self.ages = np.zeros(len(state_ids), np.int64)
+        self.solved = np.zeros(len(state_ids), bool)
+        return observed(self.states)
+
+    def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
+        """Moves the tables `rows` [n] by `chunks` [n, L, 7]."""
+        states, ages, solved = self.states[rows], self.ages[rows], self.solved[rows]
+        done = (is_solved(states) & (not self._plays_on)) | (ages >= self._episode_steps)
+        success = np.zeros(len(rows), bool)
+        trail = np.empty((*chunks.shape[:2], STATE_SIZE), np.float32)
+        rewards = np.zeros(chunks.shape[:2], np.float32)
+        steps = np.zeros(len(rows), np.int64)
+        for index in range(chunks.shape[1]):
+            moves = np.clip(chunks[:, index, :2], -1.0, 1.0) * np.float32(MAX_STEP)
+            states = np.where(done[:, None], states, moved(states, moves))
+            steps += ~done
+            now = is_solved(states)
+            rewards[:, index] = now & ~done & ~solved
+            success |= now
+            solved |= now
+            done |= (now & (not self._plays_on)) | (ages + steps >= self._episode_steps)
+            trail[:, index] = states
+        self.states[rows], self.ages[rows], self.solved[rows] = states, ages + steps, solved
+        ended = success & (not self._plays_on)
+        return ChunkStep(
+            obs=observed(states),
+            snapshots=trail,
+            steps=steps,
+            env_rewards=rewards,
+            success=success,
+            success_at_end=is_solved(states),
+            progress=progress_of(states),
+            terminated=ended,
+            truncated=~ended & (self.ages[rows] >= self._episode_steps),
+        )
+
+
+class PushBlock(ChunkEnv):
+    """One table.
+
+    Args:
+        config: episode length; there is no robot to show.
+        seed: of the initial states, until `reset` is given another.
+    """
+
+    goal = "push the block of the named colour onto the pad"
+    instructions = tuple(map(_told, COLOUR_NAMES))
+    cameras = ("above",)
+    chunk_steps = CHUNK_STEPS
+    action_low = np.array([-1.0] * _GRIPPER + [0.0], np.float32)
+    action_high = np.ones(ACTION_SIZE, np.float32)
+    scaled_actions = (True,) * _GRIPPER + (False,)
+    proprio_size = 2
+    snapshot_size = STATE_SIZE
+    num_ways = 4
+
+    def __init__(self, config: EnvConfig, seed: int) -> None:
+        self.episode_steps = config.episode_steps
+        self._tables = PushBlocks(config.episode_steps, config.plays_on)
+        self._plays_on = config.plays_on
+        self._state_id = 0
+        self.reset(seed=seed)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[ChunkObs, dict[str, Any]]:
+        """First observation and info of a new episode; `options["state_id"]` chooses the initial state."""
+        self._state_id = self.drawn_state(seed, options)
+        obs = self._tables.begin(np.array([self._state_id]))
+        return obs, self._info(self._tables.states)
+
+    def step(self, chunk: FloatArray) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
+        """Observation, 1 if the block has come to lie on the pad, terminated, truncated, info."""
+        came = self._tables.step(np.array([0]), np.asarray(chunk, np.float32)[None])
+        return self.answer_alone(came, self._state_id)
+
+    def snapshot(self) -> FloatArray:
+        """[10]: hand, both blocks, pad, and the blocks' colours."""
+        return self._tables.states[0].copy()
+
+    def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
+        """Images [N, size_px, size_px, 3] from above."""
+        return draw_tables(snapshots, size_px)
+
+    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
+        """[N, 10]."""
+        return image_key_of(snapshots)
+
+    def landmarks(self, snapshots: FloatArray) -> FloatArray:
+        """[N, 3, 2]: the hand, the block that is asked for, and the pad."""
+        return np.stack([snapshots[:, part] for part in (HAND, ASKED, PAD)], axis=1)
+
+    def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """[N, 10] hands of `snapshots` on tables of `starts`, blocks and pad moved by up to 0.1."""
+        scenes = starts.copy()
+        places = slice(ASKED.start, PAD.stop)
+        scenes[:, places] += rng.uniform(-0.1, 0.1, scenes[:, places].shape).astype(np.float32)
+        scenes[:, HAND] = snapshots[:, HAND]
+        return scenes
+
+    def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray:
+        """[L, 7]: round the block to its left side, then straight to the pad; the gripper stays open."""
+        state, chunk = self._tables.states.copy(), np.zeros((CHUNK_STEPS, ACTION_SIZE), np.float32)
+        for action in chunk:
+            action[:2] = np.clip(scripted_moves(state)[0] + noise * rng.normal(size=2), -1.0, 1.0)
+            action[_GRIPPER] = 1.0
+            state = moved(state, action[None, :2] * np.float32(MAX_STEP))
+        return chunk
+
+    def many(self) -> PushBlocks:
+        """Tables with the same time limit and end."""
+        return PushBlocks(self.episode_steps, self._plays_on)
+
+    def get_state(self) -> dict[str, Any]:
+        """The table, how long the episode has lasted, and the generator."""
+        return {
+            "state": self._tables.states[0].copy(),
+            "age": int(self._tables.ages[0]),
+            "solved": bool(self._tables.solved[0]),
+            "state_id": self._state_id,
+            "generator": self.generator_text(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._tables.states = np.array(state["state"], np.float32)[None]
+        self._tables.ages = np.array([state["age"]], np.int64)
+        self._tables.solved = np.array([state["solved"]], bool)
+        self._state_id = int(state["state_id"])
+        self.set_generator(state["generator"])
+
+    def _info(self, states: FloatArray) -> dict[str, Any]:
+        return {
+            "state_id": self._state_id,
+            "progress": float(progress_of(states)[0]),
+            "success": bool(is_solved(states)[0]),
+        }
+
+
+def observed(states: FloatArray) -> ChunkObs:
+    """What a policy is given at `states` [N, 10]."""
+    return ChunkObs(
+        snapshots=states.copy(),
+        instructions=tuple(map(instruction_of, states)),
+        proprio=states[:, HAND].copy(),
+    )
+
+
+def progress_of(states: FloatArray) -> FloatArray:
+    """[N] how far the asked block has come, 1 on the pad."""
+    nearness = 1.0 - np.clip(distance(states) / _NEAR, 0.0, 1.0)
+    return np.where(is_solved(states), 1.0, nearness).astype(np.float32)

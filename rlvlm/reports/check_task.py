@@ -1,0 +1,350 @@
+"""`rlvlm check-task`: does a task keep the promises of its env, and do its images show what they should?
+
+One report for all kinds of env: the contract, what it costs, how far random play and its script get, a contact sheet.
+"""
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from rich.console import Console
+
+from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.demonstrations.collect import Player, RandomPlayer, ScriptedExpert
+from rlvlm.envs.check import check_chunk_env, check_step_env, check_turn_env
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv
+from rlvlm.envs.registry import full_name, make_env, task_env, task_families, task_goal, task_names
+from rlvlm.reports.contact_sheet import COLUMNS, IMAGE_PX, Row, contact_sheet
+from rlvlm.runs.recipes import recipe
+
+_SHORT_EPISODE = {StepEnv: 25, ChunkEnv: 20}
+"""Env steps per episode while the contract is checked, so that it meets their end."""
+_HOLD = 0.9
+"""Probability that a random action is kept for one more step: who goes on reaches further than who trembles."""
+_NOISE = 0.02
+"""Of a script's actions in chunks, as in a run's demonstrations."""
+_STARTS = 100
+"""Seeds from which starts in turns are counted."""
+_ROWS = 3
+"""Episodes in turns of each player on the sheet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """What was seen of one episode of T steps."""
+
+    seed: int
+    snapshots: FloatArray
+    """[T + 1, S], the start first."""
+    progress: FloatArray
+    """[T + 1]."""
+    rewards: FloatArray
+    """[T] true rewards."""
+    is_success: bool
+    """Whether the task was done at any step."""
+    actions: tuple[str, ...] = ()
+    """T of them, of envs in turns."""
+
+
+Choose = Callable[[Any], Any]
+"""What a player answers to an observation; None where it cannot play this env."""
+Plays = dict[str, list[Episode]]
+"""Episodes, at least one of each, by who played them."""
+
+
+def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
+    """Checks a task, prints what was found, writes the sheet, and returns the exit code.
+
+    Args:
+        task: a name of the registry, or `package.module:NAME`.
+        out: the image to write.
+        num_episodes: of each player (of envs in steps from each of the two starts); >= 1.
+        seed: of the first episode; the others follow.
+
+    Raises:
+        UsageError: there is no such task, or it breaks a promise of its env.
+        MachineError: the machine cannot draw it.
+    """
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console.print(f"{task}: {task_goal(task)}", style="bold")
+    env: Env[Any, Any] = make_env(task, task_env(task), seed)
+    is_steps = isinstance(env, StepEnv)
+    starts = {f"{start} start, ": start for start in ("fixed", "random")} if is_steps else {"": None}
+    plays: Plays = {}
+    for prefix, start in starts.items():
+        player_env = make_env(task, replace(recipe(task).env, start=start), seed) if start else env
+        for name, play in players(player_env).items():
+            began = time.process_time()
+            some = [one for n in range(num_episodes) if (one := play(seed + n)) is not None]
+            if not some:
+                console.print(f"{prefix + name:<12} there is none")
+                continue
+            plays[prefix + name] = some
+            cost_ms = (time.process_time() - began) / sum(len(one.rewards) for one in some) * 1e3
+            console.print(f"{prefix + name:<12} {_findings(player_env, some)}; {cost_ms:.2g} ms a step")
+        if start:
+            player_env.close()
+    check_contract(task, recipe(task).env if is_steps else task_env(task), seed, sum(plays.values(), []))
+    console.print("keeps every promise of its env" + (", from both starts" if is_steps else ""))
+    if env.note:
+        console.print(f"note: {env.note}")
+    if isinstance(env, StepEnv):
+        shapes = (env.observation_space.shape, env.action_space.shape)
+        console.print(f"observation {shapes[0]}, action {shapes[1]}, snapshot ({env.snapshot_size},)")
+    console.print(_drawing_costs(env, next(iter(plays.values()))[0].snapshots[:20]))
+    if isinstance(env, TurnEnv):
+        console.print(f"prompt: {env.reset(seed=seed)[0].prompt}")
+        starts = {env.start_key(env.reset(seed=other)[0].snapshot) for other in range(_STARTS)}
+        console.print(
+            f"{len(starts)} different starts in {_STARTS} seeds: evaluations on other seeds meet them again"
+            if len(starts) < _STARTS / 2
+            else f"{len(starts)} different starts in {_STARTS} seeds"
+        )
+        console.print(f"e.g. {next(iter(plays.values()))[0].actions[0]}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    contact_sheet(f"{task}: {task_goal(task)}", _rows(env, plays)).save(out)
+    console.print(f"look at {out}: can you tell from the images what is to be done, and how far it is done?")
+    env.close()
+    return EXIT_DONE
+
+
+def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[Episode]) -> None:
+    """Holds a task to the contract of its kind, one in steps from both starts and with scenes that were met in play.
+
+    Raises:
+        UsageError: it breaks a promise; the message says which, and where the env is.
+    """
+    env = make_env(task, config, seed)
+    kind = next(kind for kind in (StepEnv, TurnEnv, ChunkEnv) if isinstance(env, kind))
+    for start in ("fixed", "random") if kind is StepEnv else (config.start,):
+        length = min(_SHORT_EPISODE.get(kind, config.episode_steps), config.episode_steps)
+        short = replace(config, start=start, episode_steps=length)
+        env, twin = (make_env(task, short, seed) for _ in range(2))
+        try:
+            assert env.goal == task_goal(task) or kind is not StepEnv, "the env's goal phrase is the task's"
+            if kind is StepEnv:
+                scenes = different_looks(env, np.concatenate([episode.snapshots for episode in episodes]), count=4)
+                assert len(scenes) > 1, "play and random starts change the image, at 64 pixels"
+                check_step_env(env, twin, scenes)
+            elif kind is TurnEnv:
+                check_turn_env(env, twin)
+            else:
+                check_chunk_env(env, twin, num_chunks=3)
+        except AssertionError as error:
+            when = f" with start {start}" if kind is StepEnv else ""
+            place = f"{inspect.getsourcefile(type(env))}, line {inspect.getsourcelines(type(env))[1]}"
+            raise UsageError(
+                f"{task}{when} breaks a promise of its env: {error}", f"mend {type(env).__name__}: {place}"
+            ) from error
+        finally:
+            env.close()
+            twin.close()
+
+
+def list_tasks(which: str = "") -> int:
+    """Prints tasks with their goals, and returns the exit code.
+
+    Args:
+        which: a family or a task; without one all tasks, with one line for each family.
+
+    Raises:
+        UsageError: there is no such family or task.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    families = task_families()
+    members = {f"{family}/NAME": names for family, names in families.items()}
+    if which in families:
+        shown = [*([which] if which in task_names() else []), *families[which]]
+    elif which:
+        shown = [full_name(which)]
+    else:
+        shown = [*(name for name in task_names() if "/" not in name), *members]
+    width = max(map(len, shown))
+    for name in shown:
+        first = members.get(name, [name])[0]
+        count = f"{len(members[name])} tasks, e.g. {first}: " if name in members else ""
+        console.print(f"[bold]{name:<{width}}[/bold]  {count}{task_goal(first)}")
+    if not which:
+        console.print("all of a family, with their goals: rlvlm check-task FAMILY --list")
+    return EXIT_DONE
+
+
+def players(env: Env[Any, Any]) -> dict[str, Callable[[int], Episode | None]]:
+    """Who can play `env`: at random, and by its script; each plays one episode of a seed, None where there is none."""
+    if isinstance(env, StepEnv):
+        return {
+            "random play": lambda seed: play(env, seed, _wandering(env, seed)),
+            "its script": lambda seed: play(env, seed, lambda obs: _clipped(env.scripted_action(obs))),
+        }
+    if isinstance(env, ChunkEnv):
+        shape = (env.chunk_steps, len(env.action_low))
+
+        def random_chunk(rng: np.random.Generator) -> FloatArray:
+            return rng.uniform(env.action_low, env.action_high, shape).astype(np.float32)
+
+        def chunks(choose: Callable[[np.random.Generator], FloatArray | None]) -> Callable[[int], Episode | None]:
+            def play_one(seed: int) -> Episode | None:
+                rng = np.random.default_rng(seed)
+                return play(env, seed, lambda _: choose(rng))
+
+            return play_one
+
+        return {"random": chunks(random_chunk), "script": chunks(lambda rng: env.scripted_chunk(_NOISE, rng))}
+    assert isinstance(env, TurnEnv), "there are three kinds"
+    found: dict[str, Callable[[int], Episode | None]] = {}
+    for player in (RandomPlayer(), *([ScriptedExpert()] if env.has_expert else [])):
+
+        def talk(seed: int, player: Player = player) -> Episode | None:
+            player.begin(seed)
+            return play(env, seed, lambda turn: player.reply(env, turn).text)
+
+        found[player.name] = talk
+    return found
+
+
+def play(env: Env[Any, Any], seed: int, choose: Choose) -> Episode | None:
+    """One episode of what `choose` answers to observations."""
+    options = {"state_id": seed} if isinstance(env, ChunkEnv) else None
+    obs, info = env.reset(seed=seed, options=options)
+    snapshots, progress, rewards, actions = [env.snapshot()[None]], [info["progress"]], [], []
+    is_success, is_over = info["success"], False
+    while not is_over:
+        action = choose(obs)
+        if action is None:
+            return None
+        obs, reward, is_terminated, is_truncated, info = env.step(action)
+        is_over = is_terminated or is_truncated
+        snapshots.append(info.get("snapshots", env.snapshot()[None]))
+        rewards.append(info.get("env_rewards", [reward]))
+        progress += [info["progress"]] * len(rewards[-1])
+        actions += [action] if isinstance(action, str) else []
+        is_success = is_success or info["success"]
+    return Episode(
+        seed=seed,
+        snapshots=np.concatenate(snapshots),
+        progress=np.array(progress, np.float32),
+        rewards=np.concatenate(rewards).astype(np.float32),
+        is_success=bool(is_success),
+        actions=tuple(actions),
+    )
+
+
+def _clipped(action: FloatArray | None) -> FloatArray | None:
+    return None if action is None else np.clip(action, -1, 1).astype(np.float32)
+
+
+def _wandering(env: StepEnv, seed: int) -> Choose:
+    """Random actions, each held for ten steps on average."""
+    rng = np.random.default_rng(seed)
+    action = rng.uniform(-1, 1, env.action_space.shape)
+
+    def wander(_: FloatArray) -> FloatArray:
+        nonlocal action
+        if rng.random() >= _HOLD:
+            action = rng.uniform(-1, 1, env.action_space.shape)
+        return action.astype(np.float32)
+
+    return wander
+
+
+def _findings(env: Env[Any, Any], episodes: Sequence[Episode]) -> str:
+    """How far a player gets."""
+    returns = np.array([episode.rewards.sum() for episode in episodes])
+    reached = [float(episode.progress.max()) for episode in episodes]
+    wins = sum(episode.is_success for episode in episodes)
+    snapshots = np.concatenate([episode.snapshots for episode in episodes])
+    looks = len(np.unique(env.image_key(snapshots), axis=0))
+    success = f"success in {wins} of {len(episodes)}" if env.has_success else "no test of success"
+    return (
+        f"{success}, return above 0 in {int((returns > 0).sum())}, mean return {returns.mean():.4g}, mean length "
+        f"{np.mean([len(episode.rewards) for episode in episodes]):.1f}, progress up to {max(reached):.2f} (mean "
+        f"{np.mean(reached):.2f}); {looks} different images in {len(snapshots)} moments"
+    )
+
+
+def _drawing_costs(env: Env[Any, Any], snapshots: FloatArray) -> str:
+    costs = []
+    for size_px in (None,) if isinstance(env, TurnEnv) else (64, 300):
+        _draw(env, snapshots[:1], size_px)  # opens the renderer
+        began = time.process_time()
+        _draw(env, snapshots, size_px)
+        size = "" if size_px is None else f" of {size_px} pixels"
+        costs.append(f"{(time.process_time() - began) / len(snapshots) * 1e3:.2g} ms an image{size}")
+    return ", ".join(costs)
+
+
+def _draw(env: Env[Any, Any], snapshots: FloatArray, size_px: int | None, camera: str = "") -> Frames:
+    """Images of any kind of env; those in turns have one size of their own, which `size_px` scales the height of."""
+    if isinstance(env, ChunkEnv):
+        return env.draw(snapshots, size_px or IMAGE_PX, camera)
+    if isinstance(env, StepEnv):
+        return env.draw(snapshots, size_px or IMAGE_PX)
+    assert isinstance(env, TurnEnv), "there are three kinds"
+    frames = env.draw(snapshots)
+    if size_px is None:
+        return frames
+    height, width = env.picture_px
+    size = (round(width * size_px / height), size_px)
+    return np.stack([np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX)) for frame in frames])
+
+
+def _rows(env: Env[Any, Any], plays: Plays) -> list[Row]:
+    """Episodes of each player; of envs in steps also least to most progress of all, and starts."""
+
+    def row(title: str, snapshots: FloatArray, labels: Sequence[str], camera: str = "") -> Row:
+        return Row(title=title, images=_draw(env, snapshots, IMAGE_PX, camera), labels=tuple(labels))
+
+    rows = []
+    for name, episodes in plays.items():
+        best = max(episodes, key=lambda episode: float(episode.progress.max()))
+        for episode in episodes[:_ROWS] if isinstance(env, TurnEnv) else [best]:
+            moments = np.unique(np.linspace(0, len(episode.snapshots) - 1, COLUMNS).astype(int))
+            labels = [f"step {moment}, progress {episode.progress[moment]:.2f}" for moment in moments]
+            for camera in env.cameras if isinstance(env, ChunkEnv) else ("",):
+                title = f"{name}, seed {episode.seed}" + (f", {camera}" if camera else "")
+                rows.append(row(title, episode.snapshots[moments], labels, camera))
+    if isinstance(env, StepEnv):
+        everything = [episode for episodes in plays.values() for episode in episodes]
+        spread, progress = spread_of_progress(everything, COLUMNS)
+        rows.append(row("least to most progress met", spread, [f"progress {value:.2f}" for value in progress]))
+        for start in ("fixed start", "random start"):
+            some = next((some[:COLUMNS] for name, some in plays.items() if name.startswith(start)), [])
+            firsts = np.stack([episode.snapshots[0] for episode in some])
+            rows.append(row(start, firsts, [f"seed {episode.seed}" for episode in some]))
+    return rows
+
+
+def spread_of_progress(episodes: Sequence[Episode], count: int) -> tuple[FloatArray, FloatArray]:
+    """Up to `count` scenes whose progress is spread evenly from the least to the most that was reached.
+
+    Returns:
+        snapshots [N, S] and progress [N], ascending.
+    """
+    snapshots = np.concatenate([episode.snapshots for episode in episodes])
+    progress = np.concatenate([episode.progress for episode in episodes])
+    wanted = np.linspace(progress.min(), progress.max(), count)
+    nearest = np.unique(np.abs(progress[None] - wanted[:, None]).argmin(axis=1))
+    chosen = nearest[np.argsort(progress[nearest], kind="stable")]
+    return snapshots[chosen], progress[chosen]
+
+
+def different_looks(env: StepEnv, snapshots: FloatArray, count: int) -> FloatArray:
+    """Up to `count` of `snapshots` [N, S], N >= 1, that lie far from one another and look different at 64 pixels."""
+    keys = env.image_key(snapshots).astype(float)
+    chosen, looks = [0], {env.draw(snapshots[:1], 64).tobytes()}
+    distance = np.abs(keys - keys[0]).sum(axis=1)
+    while len(chosen) < count and distance.max() > 0:
+        furthest = int(distance.argmax())
+        look = env.draw(snapshots[furthest : furthest + 1], 64).tobytes()
+        if look not in looks:
+            chosen.append(furthest)
+            looks.add(look)
+        distance = np.minimum(distance, np.abs(keys - keys[furthest]).sum(axis=1))
+    return snapshots[np.array(chosen)]

@@ -1,0 +1,105 @@
+"""Contact sheets: rows of small images under a title, of play that `rlvlm check-task` watched or of demonstrations."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from rlvlm.core.steps import Frames
+from rlvlm.demonstrations.card import SHEET
+from rlvlm.demonstrations.collect import folder_form, is_whole, kept_images
+from rlvlm.demonstrations.folder import DemonstrationFolder
+from rlvlm.demonstrations.records import EpisodeRecord
+from rlvlm.envs.env import ChunkEnv
+
+COLUMNS = 7
+"""Images per row of the sheet."""
+IMAGE_PX = 150
+_MARGIN_PX, _TITLE_PX, _LABEL_PX = 12, 26, 20
+_PAPER, _INK, _FAINT = (250, 250, 248), (38, 70, 83), (120, 132, 138)
+
+_EPISODES = 6
+"""On the sheet, at most: one of each instruction first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """Images that belong together."""
+
+    title: str
+    images: Frames
+    """[N, H, W, 3], N >= 1, all rows of a sheet with the same H and W."""
+    labels: tuple[str, ...]
+    """N short texts, one below each image."""
+
+
+def contact_sheet(title: str, rows: Sequence[Row]) -> Image.Image:
+    """The rows below one another under a title, as wide as the longest of them."""
+    height, width = rows[0].images.shape[1:3]
+    columns = max(len(row.images) for row in rows)
+    row_px = _TITLE_PX + height + _LABEL_PX
+    size = (_MARGIN_PX + columns * (width + _MARGIN_PX), _TITLE_PX + _MARGIN_PX + len(rows) * row_px + _MARGIN_PX)
+    page = Image.new("RGB", size, _PAPER)
+    draw = ImageDraw.Draw(page)
+    large, small = ImageFont.load_default(size=16), ImageFont.load_default(size=12)
+    draw.text((_MARGIN_PX, _MARGIN_PX // 2), title, fill=_INK, font=large)
+    for number, row in enumerate(rows):
+        top = _TITLE_PX + _MARGIN_PX + number * row_px
+        draw.text((_MARGIN_PX, top + 6), row.title, fill=_INK, font=small)
+        for column, (image, label) in enumerate(zip(row.images, row.labels, strict=True)):
+            left = _MARGIN_PX + column * (width + _MARGIN_PX)
+            page.paste(Image.fromarray(np.ascontiguousarray(image)), (left, top + _TITLE_PX))
+            draw.text((left, top + _TITLE_PX + height + 3), label, fill=_FAINT, font=small)
+    return page
+
+
+def write_sheet(folder: DemonstrationFolder, make_env: Callable[[], ChunkEnv]) -> Path | None:
+    """Writes a few episodes as each camera sees them, and returns the file; None where there is no episode.
+
+    Args:
+        folder: of chunks.
+        make_env: makes an env of its task; asked only where images are drawn from states.
+
+    Raises:
+        UsageError: images that were kept are missing or damaged.
+        MachineError: the machine cannot draw.
+    """
+    form = folder_form(folder)
+    chosen: list[EpisodeRecord] = []
+    others: list[EpisodeRecord] = []
+    for record in folder.episodes():
+        is_new = record.goal not in {one.goal for one in chosen} and is_whole(record, form)
+        if is_new and len(chosen) < _EPISODES:
+            chosen.append(record)
+        elif len(others) < _EPISODES and is_whole(record, form):
+            others.append(record)
+    chosen += others[: _EPISODES - len(chosen)]
+    if not chosen:
+        return None
+    env = None if form.image_px else make_env()
+    rows = []
+    for record in chosen:
+        num = len(record.arrays["actions"]) + (env is not None)  # states tell the end too
+        moments = np.unique(np.linspace(0, num - 1, COLUMNS).astype(int))
+        ends = np.concatenate([[0], np.cumsum(record.arrays["steps"])])
+        labels = tuple(f"step {ends[moment]}" for moment in moments)
+        ending = "success" if record.success else "failure"
+        kept = None if env is not None else kept_images(folder, record)[moments]
+        for place, camera in enumerate(form.cameras):
+            if kept is None:
+                assert env is not None, "else there are images"
+                images = env.draw(record.arrays["snapshots"][moments], IMAGE_PX, camera)
+            else:
+                images = np.stack([_resized(image) for image in kept[:, place]])
+            title = f"{record.goal} ({record.id}, {ending}), {camera}"
+            rows.append(Row(title=title, images=images, labels=labels))
+    contact_sheet(f"{folder.task}: demonstrations", rows).save(folder.path / SHEET)
+    if env is not None:
+        env.close()
+    return folder.path / SHEET
+
+
+def _resized(image: np.ndarray) -> np.ndarray:
+    return np.asarray(Image.fromarray(image).resize((IMAGE_PX, IMAGE_PX), Image.Resampling.BICUBIC))

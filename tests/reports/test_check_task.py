@@ -1,0 +1,203 @@
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rlvlm.cli import main
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.cartpole import CartPole
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import StepEnv
+from rlvlm.envs.gym_cards.number_line import NumberLine
+from rlvlm.envs.push_block import PushBlock
+from rlvlm.envs.registry import Task
+from rlvlm.reports import check_task as report
+from rlvlm.reports.check_task import check_task
+from rlvlm.testing import TinyEnv
+
+TINY = "rlvlm.testing:TINY"
+
+
+class Frozen(TinyEnv):
+    """Draws the same image whatever happened."""
+
+    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
+        return super().draw(np.full_like(snapshots, 0.4), size_px)
+
+
+class Alive(TinyEnv):
+    """A TinyEnv that hands out the very array it goes on changing."""
+
+    def get_state(self):
+        return super().get_state() | {"point": self._point}
+
+    def step(self, action):
+        point, answer = self._point, super().step(action)
+        point[:] = self._point
+        self._point = point
+        return answer
+
+
+class Forgetful(TinyEnv):
+    """Leaves the step count out of its state."""
+
+    def set_state(self, state: dict) -> None:
+        super().set_state(state | {"steps": 0})
+
+
+class Deaf(NumberLine):
+    """Takes what it cannot read for a plus."""
+
+    def act(self, action):
+        return super().act(1 if action is None else action)
+
+
+class Ageless(PushBlock):
+    """Leaves out of its state how long the episode has lasted."""
+
+    def set_state(self, state):
+        super().set_state(state | {"age": 0})
+
+
+class Bare(TinyEnv):
+    """Has no way to draw."""
+
+    draw = StepEnv.draw
+
+
+class Clumsy(TinyEnv):
+    """Divides by zero in its fifth step."""
+
+    def step(self, action):
+        return super().step(action * (1 / (4 - self._steps)))
+
+
+class Nameless(TinyEnv):
+    """Says nothing of the size of its snapshots."""
+
+    def __getattribute__(self, name):
+        if name == "snapshot_size":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+DEAF = Task(name="deaf", goal=NumberLine.goal, maker=f"{__name__}:Deaf", kind="turns")
+AGELESS = Task(name="ageless", goal=PushBlock.goal, maker=f"{__name__}:Ageless", kind="chunks")
+BARE = Task(name="bare", goal=TinyEnv.goal, maker=f"{__name__}:Bare")
+CLUMSY = Task(name="clumsy", goal=TinyEnv.goal, maker=f"{__name__}:Clumsy")
+NAMELESS = Task(name="nameless", goal=TinyEnv.goal, maker=f"{__name__}:Nameless")
+FROZEN = Task(name="frozen", goal=TinyEnv.goal, maker=f"{__name__}:Frozen")
+ALIVE = Task(name="alive", goal=TinyEnv.goal, maker=f"{__name__}:Alive")
+FORGETFUL = Task(name="forgetful", goal=TinyEnv.goal, maker=f"{__name__}:Forgetful")
+OTHER_GOAL = Task(name="other", goal="push the block away", maker="rlvlm.testing:TinyEnv")
+
+
+def episode(*progress: float) -> report.Episode:
+    scenes = np.array(progress, np.float32)
+    return report.Episode(seed=0, snapshots=scenes[:, None], progress=scenes, rewards=scenes[1:], is_success=False)
+
+
+def test_the_spread_goes_from_least_to_most_by_hand() -> None:
+    snapshots, progress = report.spread_of_progress([episode(0.2, 0.9, 0.1), episode(0.5, 0.48)], count=3)
+    np.testing.assert_allclose(progress, [0.1, 0.5, 0.9])
+    np.testing.assert_allclose(snapshots[:, 0], progress)
+    assert len(report.spread_of_progress([episode(0.0, 0.0, 0.0)], count=3)[1]) == 1
+
+
+def test_different_looks_by_hand() -> None:
+    env = TinyEnv()
+    scenes = np.array([[0, 0, 0.4], [0, 0, 0.45], [0, 0, 0.9], [0, 0, 0.6], [0.5, 0.5, 0.4]], np.float32)
+    np.testing.assert_allclose(report.different_looks(env, scenes, 3)[:, 2], [0.4, 0.9, 0.6])
+    assert len(report.different_looks(env, scenes[[0, 4]], 3)) == 1  # the hidden robot makes no difference
+    assert len(report.different_looks(Frozen(), scenes, 3)) == 1
+
+
+def test_random_play_is_one_whole_episode_and_the_same_again() -> None:
+    first, again = (report.players(TinyEnv(EnvConfig(start="random")))["random play"](5) for _ in range(2))
+    assert len(first.snapshots) == len(first.progress) == len(first.rewards) + 1 == 21
+    np.testing.assert_array_equal(first.snapshots, again.snapshots)
+
+
+def test_scripted_play_solves_the_task_that_has_a_script() -> None:
+    episode = report.players(CartPole(EnvConfig(episode_steps=100), 0))["its script"](2)
+    assert episode is not None and episode.is_success and len(episode.rewards) == 100
+    assert report.players(TinyEnv())["its script"](2) is None
+
+
+def test_a_sound_task_gets_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-task", TINY, "--out", str(tmp_path / "deep" / "sheet.png"), "--episodes", "3"]) == 0
+    text = capsys.readouterr().out
+    assert "keeps every promise" in text and "ms an image of 64 pixels" in text
+    assert "fixed start, random play" in text and "script" not in text and str(tmp_path) in text.replace("\n", "")
+    page = np.asarray(Image.open(tmp_path / "deep" / "sheet.png"))
+    is_block = (page == (200, 0, 0)).all(-1)
+    assert is_block.sum(axis=1).astype(bool).any() and page.shape[0] > 4 * 150 and page.shape[1] > 7 * 150
+
+
+@pytest.mark.parametrize(
+    ("task", "promise"),
+    [
+        ("FROZEN", "change the image"),
+        ("ALIVE", r"get_state\(\) gives 'point' as it is now"),
+        ("FORGETFUL", "set_state"),
+        ("OTHER_GOAL", "goal phrase"),
+        ("DEAF", "a reply that cannot be read does nothing"),
+        ("AGELESS", "breaks a promise of its env"),
+        ("BARE", rf"the env Bare \\({re.escape(__file__)}, line \\d+\\) lacks draw"),
+        ("NAMELESS", "Nameless .* has no snapshot_size"),
+    ],
+)
+def test_a_broken_promise_is_named(task: str, promise: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=promise):
+        check_task(f"{__name__}:{task}", tmp_path / "sheet.png", num_episodes=4, seed=0)
+    assert not (tmp_path / "sheet.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("number_line", "expert       success in 2 of 2, return above 0 in 2"),
+        ("push_block", "script       success in 2 of 2"),
+    ],
+)
+def test_turns_and_chunks_are_checked_by_the_same_report(
+    task: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "sheet.png"
+    assert main(["check-task", task, "--episodes", "2", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "keeps every promise" in text and words in text
+    assert Image.open(out).width > 400
+
+
+def test_what_the_users_own_code_raises_is_told_with_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check-task", f"{__name__}:CLUMSY", "--out", str(tmp_path / "sheet.png")]) == 2
+    text = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "ZeroDivisionError: division by zero" in text and "code of your own, in step() at line" in text
+    assert "please report" not in text
+
+
+def test_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-task", "--list"]) == 0
+    text = capsys.readouterr().out
+    assert "drawer_open" in text and "open the drawer" in text and "50 tasks, e.g. metaworld/assembly-v3: " in text
+    assert len(text.splitlines()) < 50 and "metaworld/door-open-v3" not in text
+    assert main(["check-task", "metaworld", "--list"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) == 50 and "metaworld/door-open-v3" in text and "open the door" in text
+    assert main(["check-task", "libero_10", "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 11, "the suite is a task too"
+    wrong = (
+        ["check-task"],
+        ["check-task", "socer"],
+        ["check-task", TINY, "--episodes", "0"],
+        ["check-task", "metawrld", "--list"],
+    )
+    for words in wrong:
+        assert main(words) == 2
+    assert "soccer" in capsys.readouterr().err
