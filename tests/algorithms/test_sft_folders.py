@@ -58,7 +58,7 @@ def test_what_was_taught_is_known_and_compared_by_hand(tmp_path: Path):
     check_sft_manifest(
         tmp_path, sft_manifest_of("b", EnvConfig(split="training"), PolicyConfig(), ("left",)), told.append
     )
-    assert [line.partition("another: ")[2] for line in told] == [
+    assert [line.partition("something else: ")[2] for line in told] == [
         "its task was a, not b", "env.split was all, not training", "env.shows_last was True, not False",
     ]  # fmt: skip
     wanted = sft_manifest_of("a", EnvConfig(), PolicyConfig(acts="head", new_words=("x",)), ("left", "up"))

@@ -92,7 +92,7 @@ def users_place(error: BaseException) -> str:
     place, is_inside = "", False
     for line in "".join(traceback.format_exception(error)).splitlines():
         found = _FRAME.match(line)
-        if found and found[1].startswith(str(package)):
+        if found and found[1].startswith(str(package)) and found[1] != __file__:
             is_inside = True
         elif found and is_inside and not found[1].startswith(foreign):
             place = f"in {found[3]}() at line {found[2]} of {found[1]}"
