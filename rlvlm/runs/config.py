@@ -308,7 +308,7 @@ class RunConfig:
         """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
         reward = self.reward
         marked = " (random weights)" if self.asks_judge and self.judge.is_random else ""
-        if isinstance(self.algo, PPOConfig):
+        if isinstance(self.algo, PPOConfig) and isinstance(reward, TokenRewardConfig):
             return f"{self.algo.advantage.estimator}, {reward.name}{marked}"
         if isinstance(reward, RewardConfig):
             if reward.source == "judged":
