@@ -62,7 +62,7 @@ def test_such_scenes_teach_to_see_where_the_hand_should_not_be() -> None:
         imitate(net, obs_processor, SHOWN, scale, config, np.random.default_rng(0), print)
         other = augment_scenes(SHOWN.obs, SHOWN.begins, 200, obs_processor, np.random.default_rng(1))
         with torch.no_grad():
-            told = net.log(*obs_processor.look(other))
+            told = net.predict_offsets(*obs_processor.look(other))
         errors.append((told - obs_processor.true_ways(other)).square().mean().item())
     assert errors[1] < 0.5 * errors[0]
 
