@@ -63,7 +63,7 @@ class WaysLessons:
         if self._num_scenes:
             drawn = torch.from_numpy(rng.integers(self._num_scenes, size=_SCENES_PER_CHUNK * len(rows)))
             *seen, ways = (part[drawn] for part in self._scenes)
-            loss = loss + functional.mse_loss(self.policy.log(*seen), ways)
+            loss = loss + functional.mse_loss(self.policy.predict_offsets(*seen), ways)
         return loss
 
 
