@@ -138,7 +138,7 @@ class _LeRobotDataset:
             if table.num_rows == length:
                 return table
             rows = table.num_rows
-        elsewhere = self._files.get(number, named)
+        elsewhere = self._files[number] if number in self._files else named
         if elsewhere != named:
             self.file = elsewhere
             table = pq.read_table(elsewhere, filters=[("episode_index", "=", number)])
