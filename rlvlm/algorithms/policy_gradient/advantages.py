@@ -156,7 +156,7 @@ def gae_tokens(played: Trajectories, config: AdvantageConfig) -> Tensor:
 
 
 @estimator("grpo", "groups")
-def GRPOConfig(played: Trajectories, config: AdvantageConfig) -> Tensor:
+def grpo(played: Trajectories, config: AdvantageConfig) -> Tensor:
     """[T, E] each episode's return against its group's mean, for all of its turns, over the group's unbiased standard
     deviation where the config says so.
 
