@@ -98,7 +98,7 @@ def draw_accuracy(sources: Sequence[Answers]) -> Figure:
             axes.fill_between(_BINS, low, high, color=colour, alpha=0.15, linewidth=0)
             axes.plot(_BINS, share, color=colour, marker="o", markersize=5, linewidth=2.2, label=_short(source.name))
     axes.axhline(50, color="#c9cfd2", linewidth=1, zorder=0)
-    axes.text(NUM_BINS - 0.55, 50, "a coin", va="bottom", ha="right", fontsize=8, color="#8a979d")
+    axes.text(NUM_BINS - 0.55, 50, "guessing", va="bottom", ha="right", fontsize=8, color="#8a979d")
     axes.set(ylabel="right, % of the decided", ylim=(0, 104), xlim=(-0.5, NUM_BINS - 0.5))
     axes.set_title("Decided labels that are right, by difficulty (bands: 95 %)")
     axes.legend(loc="lower right", fontsize=9)
