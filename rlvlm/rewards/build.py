@@ -38,7 +38,9 @@ def build_source(name: str, context: SourceContext) -> RewardSource:
         source = FunctionReward(found, context.frames, context.goal)
     else:
         source = found(context) if callable(found) else found
-    missing = [part for part in ("label", "labelling", "version") if not hasattr(source, part)]
+    missing = [
+        part for part in ("label", "labelling", "version", "get_state", "set_state") if not hasattr(source, part)
+    ]
     if getattr(type(source), "label", None) is RewardSource.label:
         missing = ["label"]
     if missing:

@@ -43,7 +43,8 @@ class JudgedReward(RewardSource):
     answered is asked about again when it is met again. A judge who answers nothing of what he is asked, or mostly what
     cannot be read, ends the run; the env's reward never takes his place.
 
-    What is known is not part of a checkpoint: the same judge says the same again, and a run's label store remembers.
+    What is known is part of a checkpoint: asked again in a batch of another size, a judge may answer with other last
+    bits, on some processors and on all GPUs.
 
     Source: the CLIP and BLIP-2 baselines of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, and Rocamonde et al. 2023
     (VLM-RM), arXiv:2310.12921. Departure from the former: the cosine c itself and not 2c - 1, which differs by scale.
@@ -87,6 +88,14 @@ class JudgedReward(RewardSource):
                 if score.status is not Status.FAILED:
                     self._rewards[keys[place]] = np.nan if score.value is None else to_reward(score.value)
         return np.array([self._rewards.get(key, np.nan) for key in keys], np.float32)[kind]
+
+    def get_state(self) -> dict[str, Any]:
+        """The rewards of all images seen so far."""
+        return _known_state(self._rewards)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._rewards = _read_known(state)
 
     def drain_answers(self) -> dict[bytes, TimedScore]:
         """What was said since the last call, by the image's name in the frame store; not part of a checkpoint."""
@@ -138,3 +147,24 @@ class FunctionReward(RewardSource):
                 )
             self._known |= {keys[place]: float(score) for place, score in zip(new, scores, strict=True)}
         return np.array([self._known[key] for key in keys], np.float32)[kind]
+
+    def get_state(self) -> dict[str, Any]:
+        """The rewards of all images seen so far."""
+        return _known_state(self._known)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._known = _read_known(state)
+
+
+def _known_state(rewards: dict[bytes, float]) -> dict[str, Any]:
+    """Rewards by image, as two arrays; the names of one env's images are equally long."""
+    names = (
+        np.frombuffer(b"".join(rewards), np.uint8).reshape(len(rewards), -1) if rewards else np.empty((0, 1), np.uint8)
+    )
+    return {"images": names, "rewards": np.array(list(rewards.values()), np.float64)}
+
+
+def _read_known(state: dict[str, Any]) -> dict[bytes, float]:
+    """The rewards of which `_known_state` made `state`."""
+    return {name.tobytes(): float(reward) for name, reward in zip(state["images"], state["rewards"], strict=True)}

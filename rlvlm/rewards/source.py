@@ -68,3 +68,10 @@ class RewardSource:
         What a source with `Labelling.ON_CHANGE` said before has to be said anew, a piece at a time.
         """
         return self.label(transitions)
+
+    def get_state(self) -> dict[str, Any]:
+        """What an exact continuation needs, as a tree of numbers and arrays; nothing where all is in the config."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""

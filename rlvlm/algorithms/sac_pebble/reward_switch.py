@@ -148,6 +148,7 @@ class RewardSwitch:
         return {
             "is_learned": self.learned is not None,
             "learned_since": self._learned_since,
+            "source": None if self._first_source is self._novelty else self._first_source.get_state(),
             "novelty": None if novelty is None else novelty.get_state(),
             "loop": None if self._loop is None else self._loop.get_state(),
         }
@@ -155,6 +156,8 @@ class RewardSwitch:
     def set_state(self, tree: dict[str, Any]) -> None:
         """Restores what `get_state` returned, in a switch built from the same config, however far it has come."""
         self.source = self._first_source
+        if tree["source"] is not None:
+            self._first_source.set_state(tree["source"])
         if self._loop is not None:
             self._loop.set_state(tree["loop"])
             if tree["is_learned"]:
