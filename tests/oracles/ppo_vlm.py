@@ -1,4 +1,4 @@
-"""Estimators and losses of PPO for replies in text, one number at a time: what `rlvlm.algorithms.policy_gradient` is held to.
+"""Estimators and losses of PPO for replies in text, one number at a time: `algorithms.policy_gradient` is held to it.
 
 Written from the papers with loops over turns and tokens and `math` alone; it shares no code with rlvlm. A rollout is a
 list of envs, an env a list of turns, a turn a dict. Log-probabilities and values may be torch scalars, so that
