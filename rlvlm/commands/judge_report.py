@@ -7,7 +7,6 @@ from pathlib import Path
 import tyro
 
 from rlvlm.commands.arguments import parse
-from rlvlm.runs.folder import check_trust
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,8 @@ class JudgeReportArguments:
 def command(words: Sequence[str], prog: str) -> int:
     """`judge-report RUN|STORE... [--out DIR] [--ask-swapped N]`: figures, and a page of them."""
     arguments = parse(JudgeReportArguments, words, prog)
+    from rlvlm.runs.folder import check_trust
+
     check_trust(arguments.paths, trust=arguments.trust)
     from rlvlm.reports.judge_report import report_judges
 

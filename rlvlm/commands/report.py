@@ -7,7 +7,6 @@ from pathlib import Path
 import tyro
 
 from rlvlm.commands.arguments import parse
-from rlvlm.runs.folder import check_trust
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,8 @@ class ReportArguments:
 def command(words: Sequence[str], prog: str) -> int:
     """`report DIR... [--out DIR]`: what came of runs, or of a sweep."""
     arguments = parse(ReportArguments, words, prog)
+    from rlvlm.runs.folder import check_trust
+
     check_trust(arguments.paths, trust=arguments.trust)
     from rlvlm.reports.compare import compare
 

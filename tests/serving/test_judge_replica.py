@@ -184,7 +184,7 @@ def test_a_paid_judge_is_never_asked_for_nothing(judge, monkeypatch):
 
 
 def test_an_unloadable_judge_says_why_in_one_line():
-    with pytest.raises(RuntimeError, match=r"rlvlm-cause.*no/such/folder.*CARD\.md"):
+    with pytest.raises(RuntimeError, match=r"rlvlm-cause.*no/such/folder.*does not exist"):
         JudgeReplica(JudgeConfig(model="/no/such/folder", device="cpu"), PlacementConfig())
 
 

@@ -73,7 +73,7 @@ def test_budgets_are_equal_or_refused() -> None:
     ("settings", "told", "fix"),
     [
         ({"reward.techer": "oracle"}, "source odd on drawer_open: unknown setting reward.techer", "reward.teacher"),
-        ({"reward.teacher": "orcle"}, "reward.teacher must be one of judge", ""),
+        ({"reward.teacher": "orcle"}, "reward.teacher is 'orcle'; did you mean oracle", ""),
         ({"seed": 3}, "the setting seed is set by the sweep", ""),
         ({"steps": 3}, "the setting steps is set by the sweep", "budget"),
         ({"env.num_envs": 0}, "source odd on drawer_open: num_envs must be >= 1", ""),
