@@ -38,7 +38,7 @@ MAX_VIDEO_BYTES = 32 * 2**20
 _MIN_SIDE_PX = 2
 _MAX_ASPECT = 100
 """Longest over shortest side; VLM processors cannot cut thinner strips into patches."""
-_MAX_READS = 10_000
+_MAX_READS = 4_000
 """Reads of one image file: a PNG of 4 Mpixel takes some 3,000, one of 100,000 chunks 300,000."""
 _MAX_JPEG_SCANS = 24
 """Each scan costs a pass over the whole image; progressive files in use have about ten."""

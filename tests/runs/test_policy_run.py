@@ -40,7 +40,8 @@ def start(*words: str) -> "subprocess.Popen[str]":
 
 def finish(child: "subprocess.Popen[str]") -> str:
     out, err = child.communicate(timeout=500)
-    assert (child.returncode, err) == (0, ""), (out, err)
+    said = [line for line in err.splitlines() if "30 different starts" not in line]  # what a user should hear, once
+    assert (child.returncode, said) == (0, []), (out, err)
     return out
 
 

@@ -337,7 +337,7 @@ class TokenLearner(ManualLearner):
 
     def _map_module_to_device(self, module: Any) -> None:
         """A VLA to the learner's GPU, where RLlib gave it one; a policy whose own config places it stays there."""
-        if self.device.type != "cpu" and not hasattr(self.module[DEFAULT_MODULE_ID].policy, "backbone"):
+        if self.device.type != "cpu" and not hasattr(module[DEFAULT_MODULE_ID].policy, "backbone"):
             super()._map_module_to_device(module)
 
     def report(self) -> dict[str, float]:

@@ -89,7 +89,7 @@ def test_what_one_learner_meets_is_told_and_a_lost_one_ends_the_run(make: Any) -
 
     pids = of_all(algorithm, poison)
     with pytest.raises(NumericsError, match="not finite"):
-        algorithm._learners.call_all("learn", algorithm._play(), 0.0)
+        algorithm._learners.call_all("learn", algorithm._source.next(), 0.0)
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(MachineError, match="1 of 2 learners are gone"):
         algorithm._learners.call_all("report")

@@ -247,7 +247,7 @@ import sys
 from rlvlm.envs.registry import make_env, task_env, task_names
 assert "libero_goal/7" in task_names() and "robosuite" not in sys.modules
 env = make_env("libero_goal/7", task_env("libero_goal/7"), 0)
-world.draw(world.snapshot()[None], 32)
+env.draw(env.snapshot()[None], 32)
 import logging, os
 assert not logging.getLogger("robosuite_logs").handlers
 assert os.environ["MUJOCO_GL"] in ("egl", "osmesa")
