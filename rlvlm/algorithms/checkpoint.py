@@ -21,14 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.lib import format as npy
 from safetensors import SafetensorError
 
 from rlvlm.core.disk import replace_folder, sync_tree
 from rlvlm.core.errors import MachineError, NumericsError, RunError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # --help reads this module's errors and waits for neither
+    import numpy as np
     import torch
 
 POLICY_FILE = "policy.safetensors"
@@ -74,6 +73,8 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile) -> None:
             "all are not finite",
             "go on from the checkpoint before: `rlvlm resume`, with a smaller step size in the run's config.yaml",
         )
+    import numpy as np
+
     folder = Path(folder).absolute()
     partial = folder.with_name(f".{folder.name}.partial")
     arrays: dict[str, np.ndarray] = {}
@@ -164,7 +165,7 @@ def _believed(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _load_arrays(path: Path) -> dict[str, np.ndarray]:
+def _load_arrays(path: Path) -> "dict[str, np.ndarray]":
     """The arrays of an npz that bring every byte they claim: no pickles, nothing compressed, nothing unpacked.
 
     Raises:
@@ -179,7 +180,10 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray]:
         return {member.filename.removesuffix(".npy"): _load_array(archive, member) for member in members}
 
 
-def _load_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+def _load_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> "np.ndarray":
+    import numpy as np
+    from numpy.lib import format as npy
+
     with archive.open(member) as stream:
         read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(stream)]
         shape, is_fortran, dtype = read_header(stream)
@@ -189,8 +193,10 @@ def _load_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray
     return np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
-def _flatten(node: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
+def _flatten(node: Any, path: str, arrays: "dict[str, np.ndarray]") -> Any:
     """A JSON-able copy of `node` whose arrays are moved into `arrays` under their path."""
+    import numpy as np
+
     if isinstance(node, dict):
         assert all(isinstance(key, str) for key in node), f"a state tree's keys are strings, got {list(node)} at {path}"
         return {key: _flatten(value, f"{path}/{key}", arrays) for key, value in node.items()}

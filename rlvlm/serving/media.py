@@ -40,6 +40,8 @@ _MAX_ASPECT = 100
 """Longest over shortest side; VLM processors cannot cut thinner strips into patches."""
 _MAX_READS = 4_000
 """Reads of one image file: a PNG of 4 Mpixel takes some 3,000, one of 100,000 chunks 300,000."""
+_MAX_JPEG_READS = 1_500
+"""A JPEG's header takes some four reads a marker, and files in use have less than a hundred markers."""
 _MAX_JPEG_SCANS = 24
 """Each scan costs a pass over the whole image; progressive files in use have about ten."""
 _MAX_EXIF_BYTES = 65_536
@@ -219,7 +221,7 @@ class _CountedFile(io.BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         """The next bytes."""
         self._num_reads += 1
-        if self._num_reads > _MAX_READS:
+        if self._num_reads > (_MAX_JPEG_READS if self.getbuffer()[:2] == b"\xff\xd8" else _MAX_READS):
             raise _Unfit("it has too many parts")
         return super().read(size)
 
