@@ -8,7 +8,6 @@ is the critic's answer before it; `ends` marks turns after which the episode was
 by `next_values`: 0 after an end for good, the critic's value of the last state after a time limit.
 """
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
 from rlvlm.core.errors import UsageError
+from rlvlm.core.plugins import load_object
 
 _TINY = 1e-6
 
@@ -84,9 +84,9 @@ def find_estimator(name: str) -> Estimator:
     Raises:
         UsageError: there is none.
     """
-    module, _, own = name.partition(":")
+    own = name.partition(":")[2]
     if own:
-        importlib.import_module(module)
+        load_object(name, "algo.advantage.estimator")
     if (own or name) not in ESTIMATORS:
         raise UsageError(
             f"there is no estimator of advantages {name!r}", f"--algo.advantage.estimator {', '.join(ESTIMATORS)}"

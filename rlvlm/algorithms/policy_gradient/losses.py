@@ -3,7 +3,6 @@
 Letters: B turns of a minibatch, N tokens of an answer (padded on the right).
 """
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from rlvlm.algorithms.policy_gradient.config import Averaging, LossConfig
 from rlvlm.core.errors import UsageError
+from rlvlm.core.plugins import load_object
 
 _LARGEST_LOG_RATIO = 20.0
 """Above it exp() is of no use to anybody, and at 89 it is infinite in float32."""
@@ -38,9 +38,9 @@ def find_policy_loss(name: str) -> PolicyLoss:
     Raises:
         UsageError: there is none.
     """
-    module, _, own = name.partition(":")
+    own = name.partition(":")[2]
     if own:
-        importlib.import_module(module)
+        load_object(name, "algo.loss.policy")
     if (own or name) not in POLICY_LOSSES:
         raise UsageError(f"there is no policy loss {name!r}", f"--algo.loss.policy {', '.join(POLICY_LOSSES)}")
     return POLICY_LOSSES[own or name]
