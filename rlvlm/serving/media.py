@@ -2,8 +2,9 @@
 
 Pillow reads a header without decoding; what the header says is checked before anything is decoded. What the two
 libraries do not bound by themselves is bounded here, and `tests/attacks/test_bombs.py` fails without it: reads of an
-image file (`_CountedFile`), scans of a JPEG, and bytes of an MP4 that FFmpeg would parse (`_check_boxes`). `MediaRoot`
-opens the videos that callers may name; `tests/attacks/test_video_paths.py` fails without it.
+image file (`_CountedFile`), scans of a JPEG, chunks of a WebP, and bytes of an MP4 that FFmpeg would parse
+(`_check_boxes`). `MediaRoot` opens the videos that callers may name; `tests/attacks/test_video_paths.py` fails
+without it.
 """
 
 import binascii
@@ -44,6 +45,8 @@ _MAX_JPEG_READS = 1_500
 """A JPEG's header takes some four reads a marker, and files in use have less than a hundred markers."""
 _MAX_JPEG_SCANS = 24
 """Each scan costs a pass over the whole image; progressive files in use have about ten."""
+_MAX_WEBP_CHUNKS = 64
+"""libwebp walks through all of them; files in use have less than ten."""
 _MAX_EXIF_BYTES = 65_536
 """As in a JPEG; Pillow reads the tags of longer ones, which PNG and WebP allow, one by one."""
 _MAX_HEADER_BYTES = 2**18
@@ -239,6 +242,8 @@ def _open_image(text: str) -> Image.Image:
     # The decoder skips what it does not know, so the length tells, at a third of the time of its strict mode.
     if not data or len(encoded) != 4 * math.ceil(len(data) / 3):
         raise _Unfit("it is no base64")
+    if data[:4] == b"RIFF":
+        _check_chunks(data)
     try:
         image = Image.open(_CountedFile(data), formats=_FORMATS)
     except Image.UnidentifiedImageError:
@@ -264,6 +269,20 @@ def _check_size(width_px: int, height_px: int) -> None:
             f"sides have at least {_MIN_SIDE_PX} pixels, none over {_MAX_ASPECT} times the other, it says "
             f"{width_px} x {height_px}"
         )
+
+
+def _check_chunks(data: bytes) -> None:
+    """Bounds what libwebp parses of a WebP file.
+
+    Source: WebP container specification, section "RIFF file format".
+    """
+    at, num_chunks = 12, 0
+    while at + 8 <= len(data):
+        num_chunks += 1
+        if num_chunks > _MAX_WEBP_CHUNKS:
+            raise _Unfit(f"a WebP has at most {_MAX_WEBP_CHUNKS} chunks")
+        (size,) = struct.unpack_from("<I", data, at + 4)
+        at += 8 + size + size % 2
 
 
 def _check_boxes(data: bytes) -> None:

@@ -211,7 +211,7 @@ def test_ppo_learns_from_a_served_policy(local_ray: None, tmp_path: Path) -> Non
             assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "trained on what was sampled"
             assert report[metrics.ENGINE_SYNC_ERROR] <= 1e-4 and report[metrics.UPDATES] == number
         assert algorithm.evaluate_policy(2).episodes
-        rollout = algorithm._play()
+        rollout = algorithm._source._played()
         check_versions(rollout, algorithm._engine.version)
         with pytest.raises(RunError, match="has replies of version"):
             check_versions(rollout, algorithm._engine.version + 1)

@@ -207,7 +207,10 @@ class SACPebble(BaseAlgorithm):
         source = self._switch.source
         asked = None if source.labelling is Labelling.ON_DRAW else source  # a moving source would move by being asked
         player = StepsPlayer(self._learner.networks.policy, self._viewer, asked)
-        return Evaluation(episodes=evaluate(player, num_episodes))
+        before = source.get_state()
+        episodes = evaluate(player, num_episodes)
+        source.set_state(before)  # a judge's answers here would be remembered by training, which then asks less
+        return Evaluation(episodes=episodes)
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images of the task's snapshots, `size_px` wide and high."""
