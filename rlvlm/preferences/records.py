@@ -13,7 +13,7 @@ from rlvlm.core.judging import Label, Score, Status, Verdict
 from rlvlm.core.steps import Pair, Segment, Trajectory
 from rlvlm.envs.images import FrameStore
 from rlvlm.judges.health import JudgeHealth
-from rlvlm.rewards.judged import JudgedReward, TimedScore
+from rlvlm.rewards.judged import JudgedReward
 
 _SMALLEST_GAP = 1e-6
 """Progress gap up to which the truth says nothing."""
@@ -189,7 +189,7 @@ class ScoreLog:
     def __init__(self, source: JudgedReward, frames: FrameStore) -> None:
         self._source = source
         self._frames = frames
-        self._waiting: dict[bytes, TimedScore] = {}
+        self._waiting: dict[bytes, tuple[Score, float]] = {}
         self._episodes: list[Trajectory] = []
 
     def add(self, episode: Trajectory) -> None:
@@ -203,10 +203,10 @@ class ScoreLog:
         for episode in self._episodes:
             for step, key in enumerate(self._frames.keys(episode.snapshots)):
                 if key in self._waiting:
-                    answer = self._waiting.pop(key)
+                    score, timestamp = self._waiting.pop(key)
                     records += record_scores(
-                        [episode.segment(step, 1)], [answer.score], env_step=env_steps, session=0,
-                        timestamp=answer.timestamp, first_index=len(records),
+                        [episode.segment(step, 1)], [score], env_step=env_steps, session=0, timestamp=timestamp,
+                        first_index=len(records),
                     )  # fmt: skip
         self._episodes.clear()
         return records

@@ -2,21 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.judging import Clip, Score, Status
+from rlvlm.core.judging import Clip, Score, Stamp, Status
 from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.envs.images import FrameStore
-from rlvlm.judges.health import JudgeHealth
 from rlvlm.judges.judge import Judge
+from rlvlm.rewards.scorers import ScoreMemory
 from rlvlm.rewards.source import Labelling, RewardSource, SourceContext
-
-_PICTURES_PER_CALL = 64
-"""Drawn and held at once: 17 MB at 300 pixels."""
 
 
 def to_reward(score: Any) -> Any:
@@ -27,24 +24,11 @@ def to_reward(score: Any) -> Any:
     return 2 * score - 1
 
 
-@dataclass(frozen=True, slots=True)
-class TimedScore:
-    """What was said of an image, and when."""
-
-    score: Score
-    timestamp: float
-    """Unix time, seconds."""
-
-
 class JudgedReward(RewardSource):
     """What a judge says of the image after each step, in [-1, 1]; images that look the same are judged once.
 
     An image whose answer cannot be read has no reward, and transitions that lead to it do not train. One that was not
-    answered is asked about again when it is met again. A judge who answers nothing of what he is asked, or mostly what
-    cannot be read, ends the run; the env's reward never takes his place.
-
-    What is known is part of a checkpoint: asked again in a batch of another size, a judge may answer with other last
-    bits, on some processors and on all GPUs.
+    answered is asked about again when it is met again. What is known is part of a checkpoint.
 
     Source: the CLIP and BLIP-2 baselines of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, and Rocamonde et al. 2023
     (VLM-RM), arXiv:2310.12921. Departure from the former: the cosine c itself and not 2c - 1, which differs by scale.
@@ -58,12 +42,10 @@ class JudgedReward(RewardSource):
     labelling = Labelling.WHERE_ANSWERED
 
     def __init__(self, judge: Judge, frames: FrameStore, goal: str) -> None:
-        self._judge = judge
         self._frames = frames
         self._goal = goal
-        self._health = JudgeHealth()
-        self._rewards: dict[bytes, float] = {}
-        self._answers: dict[bytes, TimedScore] = {}
+        self._memory = ScoreMemory(judge)
+        self._answers: dict[bytes, tuple[Score, float]] = {}
 
     @classmethod
     def build(cls, context: SourceContext) -> Self:
@@ -77,39 +59,24 @@ class JudgedReward(RewardSource):
         Raises:
             JudgeUnavailable: the judge does not answer or cannot be understood.
         """
-        first, kind = self._frames.distinct(transitions.snapshots)
-        keys = self._frames.keys(transitions.snapshots[first])
-        unknown = [place for place, key in enumerate(keys) if key not in self._rewards]
-        for start in range(0, len(unknown), _PICTURES_PER_CALL):
-            places = unknown[start : start + _PICTURES_PER_CALL]
-            scores = self._ask(transitions.snapshots[first[places]])
-            for place, score in zip(places, scores, strict=True):
-                self._answers[keys[place]] = TimedScore(score, time.time())
-                if score.status is not Status.FAILED:
-                    self._rewards[keys[place]] = np.nan if score.value is None else to_reward(score.value)
-        return np.array([self._rewards.get(key, np.nan) for key in keys], np.float32)[kind]
+        rewards = to_reward(_score_images(self._memory, self._frames, self._goal, transitions.snapshots))
+        self._answers |= {key: (score, time.time()) for key, score in self._memory.fresh.items()}
+        return rewards.astype(np.float32)
 
     def get_state(self) -> dict[str, Any]:
-        """The rewards of all images seen so far."""
-        return _known_state(self._rewards)
+        """What was said of all images seen so far."""
+        return self._memory.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
-        self._rewards = _read_known(state)
+        self._memory.set_state(state)
 
-    def drain_answers(self) -> dict[bytes, TimedScore]:
-        """What was said since the last call, by the image's name in the frame store; not part of a checkpoint."""
+    def drain_answers(self) -> dict[bytes, tuple[Score, float]]:
+        """What was said since the last call and when (Unix time, seconds), by the image's name in the frame store; not
+        part of a checkpoint.
+        """
         answers, self._answers = self._answers, {}
         return answers
-
-    def _ask(self, snapshots: FloatArray) -> Sequence[Score]:
-        """The judge's scores of the images of `snapshots` `[N, S]`."""
-        pictures = self._frames.frames(snapshots)
-        scores = self._judge.score([Clip(goal=self._goal, frames=image[None]) for image in pictures])
-        assert len(scores) == len(snapshots), f"a judge owes one score per clip, got {len(scores)} of {len(snapshots)}"
-        self._health.note(scores)
-        self._health.check(scores)
-        return scores
 
 
 class FunctionReward(RewardSource):
@@ -122,49 +89,55 @@ class FunctionReward(RewardSource):
     """
 
     def __init__(self, function: Callable[..., Any], frames: FrameStore, goal: str) -> None:
-        self._function = function
         self._frames = frames
         self._goal = goal
-        self._known: dict[bytes, float] = {}
+        self._memory = ScoreMemory(_FunctionJudge(function))
 
     def label(self, transitions: Transitions) -> FloatArray:
         """Rewards `[B]` for the image after each step.
 
         Raises:
             UsageError: the function gave something else than one number per image.
+            NumericsError: one of the numbers is not finite.
         """
-        first, kind = self._frames.distinct(transitions.snapshots)
-        keys = self._frames.keys(transitions.snapshots[first])
-        new = [place for place, key in enumerate(keys) if key not in self._known]
-        if new:
-            images = self._frames.frames(transitions.snapshots[first[new]])
-            scores = np.asarray(self._function(images, self._goal), np.float32)
-            if scores.shape != (len(new),):
-                name = getattr(self._function, "__name__", "the function")
-                raise UsageError(
-                    f"{name} gave rewards of shape {scores.shape} for {len(new)} images",
-                    "return one number per image, in their order",
-                )
-            self._known |= {keys[place]: float(score) for place, score in zip(new, scores, strict=True)}
-        return np.array([self._known[key] for key in keys], np.float32)[kind]
+        return _score_images(self._memory, self._frames, self._goal, transitions.snapshots).astype(np.float32)
 
     def get_state(self) -> dict[str, Any]:
         """The rewards of all images seen so far."""
-        return _known_state(self._known)
+        return self._memory.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
-        self._known = _read_known(state)
+        self._memory.set_state(state)
 
 
-def _known_state(rewards: dict[bytes, float]) -> dict[str, Any]:
-    """Rewards by image, as two arrays; the names of one env's images are equally long."""
-    names = (
-        np.frombuffer(b"".join(rewards), np.uint8).reshape(len(rewards), -1) if rewards else np.empty((0, 1), np.uint8)
+class _FunctionJudge:
+    """A user's function where a judge is asked; its numbers have a scale of their own."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._name = getattr(function, "__name__", "the function")
+        self.stamp = Stamp(judge=self._name, revision="", prompt="", decoding="")
+
+    def compare(self, queries: Sequence[Any]) -> list[Any]:
+        raise AssertionError("a function of images and a goal is never asked to compare")
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        numbers = np.asarray(self._function(np.concatenate([clip.frames for clip in clips]), clips[0].goal), np.float32)
+        if numbers.shape != (len(clips),):
+            raise UsageError(
+                f"{self._name} gave rewards of shape {numbers.shape} for {len(clips)} images",
+                "return one number per image, in their order",
+            )
+        return [Score(status=Status.OK, value=number, stamp=self.stamp) for number in numbers.tolist()]
+
+
+def _score_images(memory: ScoreMemory, frames: FrameStore, goal: str, snapshots: FloatArray) -> NDArray[np.float64]:
+    """Scores [B] of the images of `snapshots` [B, S], each that looks new asked about; NaN where there is none."""
+    first, kind = frames.distinct(snapshots)
+    looks = snapshots[first]
+    scores = memory.score(
+        frames.keys(looks),
+        lambda places: [Clip(goal=goal, frames=image[None]) for image in frames.frames(looks[places])],
     )
-    return {"images": names, "rewards": np.array(list(rewards.values()), np.float64)}
-
-
-def _read_known(state: dict[str, Any]) -> dict[bytes, float]:
-    """The rewards of which `_known_state` made `state`."""
-    return {name.tobytes(): float(reward) for name, reward in zip(state["images"], state["rewards"], strict=True)}
+    return np.array([np.nan if score.value is None else score.value for score in scores])[kind]

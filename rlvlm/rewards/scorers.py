@@ -4,9 +4,8 @@ one, whose purpose is to be caught, and a simulated judge of progress.
 
 import hashlib
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,8 +23,9 @@ logger = logging.getLogger(__name__)
 _FEWEST = 20
 """Latest answers of which one at least must have come."""
 _ASKED_AT_ONCE = 64
-"""Showings that are drawn and held at once."""
-_NO_STAMP = Stamp(judge="", revision="", prompt="", decoding="")
+"""Showings that are drawn and held at once: 17 MB of single images at 300 pixels."""
+_COLUMNS = ("status", "value", "text", "latency_s", "question", "num_frames")
+"""Fields of a score that a checkpoint has as they are."""
 
 
 class Scorer(Protocol):
@@ -47,103 +47,118 @@ class Scorer(Protocol):
         ...
 
 
-class _SimulatedScorer:
-    """What the scorers that ask no judge share: their chance hangs on how often they were asked."""
+class ScoreMemory:
+    """Has a judge score what it has not scored yet, and remembers what it said.
 
-    num_asked = 0
+    A score that did not come is asked for again; one that could not be read is an answer. A judge that answers nothing
+    of what it is asked, or mostly what cannot be read, ends the run. The env's reward never takes its place.
+
+    Args:
+        judge: local or served.
+        fewest: latest answers of which one at least must have come, >= 1. A call may be about a single turn, whose
+            failure alone means little.
+        remembers: whether answers are kept: for envs in which the same is met again.
+    """
+
+    def __init__(self, judge: Judge, *, fewest: int = 1, remembers: bool = True) -> None:
+        self._judge = judge
+        self._fewest = fewest
+        self._remembers = remembers
+        self._known: dict[bytes, Score] = {}
+        self._health = JudgeHealth()
+        self._latest: list[Score] = []
+        self.fresh: dict[bytes, Score] = {}
+        """What the judge said in the last call, by key."""
+
+    def score(self, keys: Sequence[bytes], draw_clips: Callable[[list[int]], Sequence[Clip]]) -> list[Score]:
+        """The scores of things by their keys, in order; what has one key is asked about once.
+
+        Args:
+            keys: [N] equal where the judge would be shown the same.
+            draw_clips: makes what is shown of the things at some places, at most `_ASKED_AT_ONCE` of them.
+
+        Raises:
+            JudgeUnavailable: the judge does not answer or cannot be understood.
+        """
+        places = list({key: place for place, key in enumerate(keys) if key not in self._known}.values())
+        self.fresh = {}
+        for begin in range(0, len(places), _ASKED_AT_ONCE):
+            asked = places[begin : begin + _ASKED_AT_ONCE]
+            scores = self._judge.score(draw_clips(asked))
+            assert len(scores) == len(asked), f"a judge owes one score per clip, got {len(scores)} of {len(asked)}"
+            self._health.note(scores)
+            self._latest = [*self._latest, *scores][-max(self._fewest, len(scores)) :]
+            if len(self._latest) >= self._fewest:
+                self._health.check(self._latest)
+            answers = dict(zip([keys[place] for place in asked], scores, strict=True))
+            self.fresh |= answers
+            if self._remembers:
+                self._known |= {key: score for key, score in answers.items() if score.status is not Status.FAILED}
+        return [self.fresh.get(key) or self._known[key] for key in keys]
 
     def get_state(self) -> dict[str, Any]:
-        """See `Scorer`."""
-        return {"num_asked": self.num_asked}
+        """What it remembers, one column per field: there may be a score for every step of a run.
+
+        It is part of a checkpoint because a judge asked again in another batch may answer with other last bits, on some
+        processors and on all GPUs, so that a continuation that forgot would not be exact.
+        """
+        scores = list(self._known.values())
+        stamps = list(dict.fromkeys(score.stamp for score in scores))  # thousands of answers share a few
+        key_size = len(next(iter(self._known), b"-"))
+        return {
+            "keys": np.frombuffer(b"".join(self._known), np.uint8).reshape(-1, key_size),
+            "stamps": list(map(asdict, stamps)),
+            "stamp": [stamps.index(score.stamp) for score in scores],
+            "usage": [score.usage and asdict(score.usage) for score in scores],
+            **{name: [getattr(score, name) for score in scores] for name in _COLUMNS},
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """See `Scorer`."""
-        self.num_asked = int(state["num_asked"])
+        """Restores what `get_state` returned."""
+        stamps = [Stamp(**stamp) for stamp in state["stamps"]]
+        rows = zip(state["keys"], state["stamp"], state["usage"], *(state[name] for name in _COLUMNS), strict=True)
+        self._known = {}
+        for key, stamp, usage, status, *values in rows:
+            said = dict(zip(_COLUMNS[1:], values, strict=True))
+            score = Score(status=Status(status), stamp=stamps[stamp], usage=usage and Usage(**usage), **said)
+            self._known[key.tobytes()] = score
 
 
 class JudgeScorer:
     """Asks a judge, about things that are alike once.
 
-    A judge that answers nothing of what it is asked, or mostly what cannot be read, ends the run.
-
     Args:
         judge: local or served.
         draw: makes images [N, H, W, 3] of snapshots [N, S].
-        remembers: whether answers are kept in memory: for envs in which the same is met again.
+        remembers: as of `ScoreMemory`.
     """
 
     def __init__(self, judge: Judge, draw: Callable[[FloatArray], Frames], *, remembers: bool) -> None:
-        self._judge = judge
+        self._memory = ScoreMemory(judge, fewest=_FEWEST, remembers=remembers)
         self._draw = draw
         self.num_asked = 0
-        self._remembers = remembers
-        self._known: dict[bytes, Score] = {}
-        self._health = JudgeHealth()
-        self._latest: deque[Score] = deque(maxlen=_FEWEST)
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-        """See `Scorer`.
-
-        Raises:
-            JudgeUnavailable: the judge does not answer or cannot be understood.
-        """
+        """See `Scorer`. Raises as `ScoreMemory.score` does."""
         self.num_asked += len(items)
-        keys = [item.key for item in items]
-        places = list({key: place for place, key in enumerate(keys) if key not in self._known}.values())
-        fresh: dict[bytes, Score] = {}
-        for begin in range(0, len(places), _ASKED_AT_ONCE):
-            asked = places[begin : begin + _ASKED_AT_ONCE]
-            scores = self._ask([items[place] for place in asked])
-            fresh |= dict(zip([keys[place] for place in asked], scores, strict=True))
-        given = [fresh.get(key) or self._known[key] for key in keys]
-        if self._remembers:
-            self._known |= {key: score for key, score in fresh.items() if score.status is not Status.FAILED}
-        return given
+
+        def draw_clips(places: list[int]) -> list[Clip]:
+            asked = [items[place] for place in places]
+            frames = self._draw(np.concatenate([item.snapshots for item in asked]))
+            parts = np.split(frames, np.cumsum([len(item.snapshots) for item in asked])[:-1])
+            together = zip(asked, parts, strict=True)
+            return [Clip(goal=item.goal, frames=part, action=item.action) for item, part in together]
+
+        return self._memory.score([item.key for item in items], draw_clips)
 
     def get_state(self) -> dict[str, Any]:
-        """See `Scorer`.
-
-        Remembered answers are part of it. A judge asked again in another batch may answer with other last bits, on some
-        processors and on all GPUs, so a continuation that forgot them would not be exact.
-        """
-        stamps = list(dict.fromkeys(score.stamp for score in self._known.values()))  # thousands of answers share a few
-        return {
-            "num_asked": self.num_asked,
-            "keys": np.frombuffer(b"".join(self._known), np.uint8).reshape(-1, hashlib.sha256().digest_size),
-            "scores": [
-                asdict(replace(score, stamp=_NO_STAMP)) | {"stamp": stamps.index(score.stamp)}
-                for score in self._known.values()
-            ],
-            "stamps": [asdict(stamp) for stamp in stamps],
-        }
+        """See `Scorer`."""
+        return {"num_asked": self.num_asked, "memory": self._memory.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """See `Scorer`."""
         self.num_asked = int(state["num_asked"])
-        stamps = [Stamp(**stamp) for stamp in state["stamps"]]
-        self._known = {
-            key.tobytes(): Score(
-                **score
-                | {
-                    "stamp": stamps[score["stamp"]],
-                    "status": Status(score["status"]),
-                    "usage": score["usage"] and Usage(**score["usage"]),
-                }
-            )
-            for key, score in zip(state["keys"], state["scores"], strict=True)
-        }
-
-    def _ask(self, items: Sequence[ScoringItem]) -> list[Score]:
-        frames = self._draw(np.concatenate([item.snapshots for item in items]))
-        parts = np.split(frames, np.cumsum([len(item.snapshots) for item in items])[:-1])
-        clips = [Clip(goal=item.goal, frames=part, action=item.action) for item, part in zip(items, parts, strict=True)]
-        scores = self._judge.score(clips)
-        assert len(scores) == len(clips), f"a judge owes one score per clip, got {len(scores)} of {len(clips)}"
-        self._health.note(scores)
-        self._latest.extend(scores)
-        if len(self._latest) == _FEWEST:  # a call may be about a single turn, whose failure alone means little
-            self._health.check(list(self._latest))
-        return scores
+        self._memory.set_state(state["memory"])
 
 
 class LastResortScorer:
@@ -189,27 +204,53 @@ class LastResortScorer:
         self._last.set_state(state["last"])
 
 
-class RandomScorer(_SimulatedScorer):
-    """Random scores, drawn anew each time: the negative control.
+class SimulatedScorer:
+    """A scorer that asks no judge: a member says what an item scores. Its chance hangs on how often it was asked.
 
     Args:
-        seed: of the scores.
+        seed: of chance.
+        judge: name in the stamp.
+        settings: what else stands there.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, judge: str, settings: str = "") -> None:
         self._seed = seed
-        self._stamp = Stamp(judge="random", revision="", prompt="none", decoding=f"seed={seed}")
+        self._stamp = Stamp(judge=judge, revision="", prompt="none", decoding=f"{settings}seed={seed}")
+        self.num_asked = 0
+
+    def value(self, item: ScoringItem, rng: np.random.Generator) -> float:
+        """In [0, 1]; `rng` is another one for each showing."""
+        raise NotImplementedError
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-        """Even numbers in [0, 1)."""
+        """See `Scorer`; there is always a value."""
         throws = range(self.num_asked, self.num_asked + len(items))
         self.num_asked += len(items)
-        values = [float(np.random.default_rng((self._seed, throw)).random()) for throw in throws]
+        rngs = [np.random.default_rng((self._seed, throw)) for throw in throws]
+        values = [self.value(item, rng) for item, rng in zip(items, rngs, strict=True)]
         return [Score(status=Status.OK, value=value, stamp=self._stamp) for value in values]
 
+    def get_state(self) -> dict[str, Any]:
+        """See `Scorer`."""
+        return {"num_asked": self.num_asked}
 
-class BiasedScorer(_SimulatedScorer):
-    """The truth, but for a share of failures that it takes for successes: the control that a monitor must catch.
+    def set_state(self, state: dict[str, Any]) -> None:
+        """See `Scorer`."""
+        self.num_asked = int(state["num_asked"])
+
+
+class RandomScorer(SimulatedScorer):
+    """Random scores in [0, 1), drawn anew each time: the negative control."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, "random")
+
+    def value(self, item: ScoringItem, rng: np.random.Generator) -> float:
+        return float(rng.random())
+
+
+class BiasedScorer(SimulatedScorer):
+    """The truth, 1 or 0, but for a share of failures that it takes for successes: the control for monitors.
 
     Args:
         false_positives: that share, in [0, 1].
@@ -217,19 +258,14 @@ class BiasedScorer(_SimulatedScorer):
     """
 
     def __init__(self, false_positives: float, seed: int) -> None:
+        super().__init__(seed, "biased", f"false_positives={false_positives:g} ")
         self._false_positives = false_positives
-        self._seed = seed
-        decoding = f"false_positives={false_positives:g} seed={seed}"
-        self._stamp = Stamp(judge="biased", revision="", prompt="none", decoding=decoding)
 
-    def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-        """1 or 0."""
-        self.num_asked += len(items)
-        claims = [item.is_success or chance_of(item, self._seed) < self._false_positives for item in items]
-        return [Score(status=Status.OK, value=float(claim), stamp=self._stamp) for claim in claims]
+    def value(self, item: ScoringItem, rng: np.random.Generator) -> float:
+        return float(item.is_success or chance_of(item, self._seed) < self._false_positives)
 
 
-class ProgressScorer(_SimulatedScorer):
+class ProgressScorer(SimulatedScorer):
     """The simulator's progress with noise that is drawn anew each time: a judge as good as one wants.
 
     Args:
@@ -238,19 +274,11 @@ class ProgressScorer(_SimulatedScorer):
     """
 
     def __init__(self, noise: float, seed: int) -> None:
+        super().__init__(seed, "progress", f"noise={noise:g} ")
         self._noise = noise
-        self._seed = seed
-        self._stamp = Stamp(judge="progress", revision="", prompt="none", decoding=f"noise={noise:g} seed={seed}")
 
-    def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-        """Progress at the last moment, 1 for a success, with noise."""
-        throws = range(self.num_asked, self.num_asked + len(items))
-        self.num_asked += len(items)
-        errors = [self._noise * np.random.default_rng((self._seed, throw)).normal() for throw in throws]
-        return [
-            Score(status=Status.OK, value=float(np.clip(item.progress + error, 0.0, 1.0)), stamp=self._stamp)
-            for item, error in zip(items, errors, strict=True)
-        ]
+    def value(self, item: ScoringItem, rng: np.random.Generator) -> float:
+        return float(np.clip(item.progress + self._noise * rng.normal(), 0.0, 1.0))
 
 
 def make_scorer(

@@ -10,6 +10,7 @@ from tiny_episodes import pair_of, tiny_episode
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Label
+from rlvlm.core.plugins import load_object
 from rlvlm.core.steps import Transitions
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.teachers import build_teacher
@@ -103,7 +104,7 @@ def test_a_plain_function_of_images_is_asked_once_about_each_that_looks_new(own:
     images = TinyEnv().draw(batch.snapshots, 16)
     np.testing.assert_allclose(rewards, images.mean(axis=(1, 2, 3)) / 255 + 4, rtol=1e-5)
     np.testing.assert_array_equal(source.label(batch), rewards)
-    asked = source._function.__globals__["asked"]  # pyright: ignore[reportAttributeAccessIssue]
+    asked = load_object(f"{own}:asked", "reward.source")
     assert len(asked) == 1 and asked[0] < 20
 
 

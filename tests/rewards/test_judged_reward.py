@@ -120,5 +120,5 @@ def test_answers_are_drained_once_by_the_name_of_their_image() -> None:
     source.label(steps(0.4, 0.6))
     names = FrameStore(TinyEnv(), 20).keys(steps(0.4, 0.6).snapshots)
     answers = source.drain_answers()
-    assert list(answers) == names and [said.score.status for said in answers.values()] == [Status.OK, Status.INVALID]
+    assert list(answers) == names and [score.status for score, _ in answers.values()] == [Status.OK, Status.INVALID]
     assert source.drain_answers() == {}
