@@ -51,7 +51,7 @@ from rlvlm.runs.config import RunConfig
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.recipes import recipe
 from rlvlm.serving.apps import running_policy
-from rlvlm.serving.config import EngineConfig
+from rlvlm.serving.config import ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine
 
 
@@ -203,12 +203,12 @@ def contest(config: Config, task: str) -> dict[str, Any]:
                 running_policy(
                     run.policy,
                     len(slot.env.action_names),
-                    EngineConfig(num_replicas=count).placement,
+                    ServedEngineConfig(num_replicas=count).placement,
                     task,
                     batch_size=-(-run.algo.num_envs // count),
                 )  # fmt: skip
             )
-            served = ServedEngine(app, policy, probe, frame, config=EngineConfig(num_replicas=count))
+            served = ServedEngine(app, policy, probe, frame, config=ServedEngineConfig(num_replicas=count))
             served.take(0)
             ways[f"served {count}"] = served, config.turns // run.algo.num_envs, replica_processes(app)
         parts = step_parts(config, algorithm)  # first, while the policy is where a run has it

@@ -3,7 +3,7 @@
 import numpy as np
 
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.mujoco.env import MujocoScene, Outcome, SceneEnv
+from rlvlm.envs.mujoco.env import MujocoScene, SceneEnv, SceneState
 from rlvlm.envs.registry import Task
 
 TASK = Task(
@@ -51,7 +51,7 @@ class Arm(MujocoScene):
 
     def judge(self, data):
         left = float(np.linalg.norm(data.site("tip").xpos - data.mocap_pos[0]))
-        return Outcome(reward=-left, progress=1 - left / 1.7, success=left < 0.1)
+        return SceneState(reward=-left, progress=1 - left / 1.7, success=left < 0.1)
 
 
 def make(config, seed):

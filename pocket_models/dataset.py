@@ -134,7 +134,7 @@ class ReadingHeads(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class LabelledQuestion:
     """What a judge is asked about some images, and the right answer."""
 
     mode: ScoreMode
@@ -151,7 +151,7 @@ class Question:
         return prompts.score_messages(self.mode, Clip(goal=self.goal, frames=blank, action=self.action))
 
 
-def build_dialogues(questions: Sequence[Question], tokenizer: Any) -> Dialogues:
+def build_dialogues(questions: Sequence[LabelledQuestion], tokenizer: Any) -> Dialogues:
     """Questions about equally many images, as token ids."""
     builder = DialogueBuilder(tokenizer, IMAGE, TOKENS_PER_IMAGE)
     images = np.array([question.images for question in questions])
@@ -162,7 +162,7 @@ def question_phrases() -> list[str]:
     """The fixed pieces of the questions about utility and success: one token each."""
     texts = []
     for mode in ("utility", "success"):
-        question = Question(mode=mode, goal=_GOAL_SLOT, action=_ACTION_SLOT, images=(0, 1), answer="")
+        question = LabelledQuestion(mode=mode, goal=_GOAL_SLOT, action=_ACTION_SLOT, images=(0, 1), answer="")
         texts += [part["text"] for message in question.chat for part in message["content"] if part["type"] == "text"]
     fixed = {"user\n", "assistant\n", *prompts.RATING_TEXTS, *prompts.ANSWERS_YES, *prompts.ANSWERS_NO}
     return longest_first(fixed | split_phrases(texts, (_GOAL_SLOT, _ACTION_SLOT)) - {""})

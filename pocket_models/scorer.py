@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pocket_models.dataset import (
     FINE_PATCH_PX,
     ImageGroup,
-    Question,
+    LabelledQuestion,
     ReadingHeads,
     Rows,
     build_dialogues,
@@ -89,11 +89,11 @@ class PlayedTurn:
     rating: int
     """1, 2, 4 or 5."""
 
-    def question(self, images: tuple[int, int], *, backwards: bool = False) -> Question:
+    def question(self, images: tuple[int, int], *, backwards: bool = False) -> LabelledQuestion:
         """What a run asks about it, given its images; or with these exchanged, and the answer that this deserves."""
         rating = _BACKWARDS[self.rating] if backwards else self.rating
         shown = images[::-1] if backwards else images
-        return Question(mode="utility", goal=self.goal, action=self.action, images=shown, answer=str(rating))
+        return LabelledQuestion(mode="utility", goal=self.goal, action=self.action, images=shown, answer=str(rating))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +236,7 @@ class ScorerDataset:
             batches["clips"] = build_dialogues(clips, self.tokenizer)
         return batches
 
-    def draw_turn(self, rng: np.random.Generator) -> Question:
+    def draw_turn(self, rng: np.random.Generator) -> LabelledQuestion:
         """A question about a turn: all tasks and ratings about equally often; some backwards, some off the goal."""
         turn, images = self.turns[rng.choice(len(self.turns), p=self._weights)]
         chance = rng.random()
@@ -245,7 +245,7 @@ class ScorerDataset:
             return replace(turn.question(images), goal=str(rng.choice(others)), answer=str(SAME))
         return turn.question(images, backwards=chance < _P_BACKWARDS)
 
-    def draw_clip(self, num_frames: int, rng: np.random.Generator) -> Question:
+    def draw_clip(self, num_frames: int, rng: np.random.Generator) -> LabelledQuestion:
         """A question about `num_frames` moments of an episode, or of its beginning; some backwards, some about another
         colour.
         """
@@ -259,7 +259,7 @@ class ScorerDataset:
             goal = str(rng.choice(push.other_instructions))
         is_reached = push.is_reached(goal, push.snapshots[moments[-1]])
         images = tuple((first + moments).tolist())
-        return Question(mode="success", goal=goal, images=images, answer="yes" if is_reached else "no")
+        return LabelledQuestion(mode="success", goal=goal, images=images, answer="yes" if is_reached else "no")
 
 
 def build_scorer_tokenizer(action_names: set[str]) -> Any:

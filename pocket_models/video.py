@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pocket_models.dataset import (
     FINE_PATCH_PX,
     ImageGroup,
-    Question,
+    LabelledQuestion,
     ReadingHeads,
     Rows,
     build_dialogues,
@@ -104,11 +104,11 @@ class Clips:
             success=self.success[rows],
         )
 
-    def question(self, row: int, moments: NDArray[np.int64], goal: str) -> Question:
+    def question(self, row: int, moments: NDArray[np.int64], goal: str) -> LabelledQuestion:
         """The question whether `goal` is reached at the last of `moments` of an episode."""
         is_reached = bool(self.success[row]) and int(moments[-1]) == MOMENTS - 1 and goal == self.instructions[row]
         images = tuple((row * MOMENTS + moments).tolist())
-        return Question(mode="success", goal=goal, images=images, answer="yes" if is_reached else "no")
+        return LabelledQuestion(mode="success", goal=goal, images=images, answer="yes" if is_reached else "no")
 
 
 def suite_of(task: str) -> str:
@@ -163,7 +163,7 @@ class VideoDataset:
         questions = [self.draw_question(num_frames, rng) for _ in range(num)]
         return {"clips": build_dialogues(questions, self.tokenizer)}
 
-    def draw_question(self, num_frames: int, rng: np.random.Generator) -> Question:
+    def draw_question(self, num_frames: int, rng: np.random.Generator) -> LabelledQuestion:
         """A question about `num_frames` moments of an episode or of its beginning; some backwards, some about another
         task, mostly of the same suite. Successes and failures come equally often.
         """

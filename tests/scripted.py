@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rlvlm.vlms.chats import Reply
+from rlvlm.vlms.chats import ChatReply
 
 
 class ScriptedModel:
@@ -21,7 +21,7 @@ class ScriptedModel:
 
     def generate(self, chats, *, max_new_tokens, temperature, choices=()):
         self._note(chats, choices)
-        return [Reply(text=text) for text in (self._texts.pop(0) for _ in chats)]
+        return [ChatReply(text=text) for text in (self._texts.pop(0) for _ in chats)]
 
     def choice_log_p(self, chats, choices):
         self._note(chats, choices)

@@ -37,7 +37,7 @@ class DoctorArguments:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class CheckResult:
     """What one check found."""
 
     name: str
@@ -69,21 +69,21 @@ def command(words: Sequence[str], prog: str) -> int:
     return EXIT_DONE if is_fit else MachineError.exit_code
 
 
-def software() -> Iterator[Finding]:
+def software() -> Iterator[CheckResult]:
     """Python, the packages and the pocket judge's weights."""
     is_ok = sys.version_info[:2] == (3, 11)
-    yield Finding(name="python", is_ok=is_ok, found=sys.version.split()[0], fix="" if is_ok else "use Python 3.11")
+    yield CheckResult(name="python", is_ok=is_ok, found=sys.version.split()[0], fix="" if is_ok else "use Python 3.11")
     versions = {name: package_version(name) for name in PACKAGES}
     missing = [name for name, version in versions.items() if version is None]
     found = f"missing: {', '.join(missing)}" if missing else ", ".join(f"{n} {v}" for n, v in versions.items())
-    yield Finding(name="packages", is_ok=not missing, found=found, fix="make setup" if missing else "")
+    yield CheckResult(name="packages", is_ok=not missing, found=found, fix="make setup" if missing else "")
     folder = weights_folder()
     size = sum(file.stat().st_size for file in folder.iterdir()) if any(folder.glob("*.safetensors")) else 0
     found = f"{size / 2**20:.0f} MiB of weights" if size else f"no weights in {folder}"
-    yield Finding(name="pocket judge", is_ok=size > 0, found=found, fix="" if size else POCKET_FIX)
+    yield CheckResult(name="pocket judge", is_ok=size > 0, found=found, fix="" if size else POCKET_FIX)
 
 
-def rendering() -> Iterator[Finding]:
+def rendering() -> Iterator[CheckResult]:
     """Whether images can be drawn off-screen, and with what."""
     tried = {backend: try_renderer(backend) for backend in BACKENDS}
     working = [backend for backend, failure in tried.items() if failure is None]
@@ -93,63 +93,65 @@ def rendering() -> Iterator[Finding]:
         found, fix = f"MUJOCO_GL={forced}; {found}", "unset MUJOCO_GL" if working else FIX
     else:
         fix = "" if working else FIX
-    yield Finding(name="rendering", is_ok=not fix, found=found, fix=fix)
+    yield CheckResult(name="rendering", is_ok=not fix, found=found, fix=fix)
 
 
-def memory() -> Iterator[Finding]:
+def memory() -> Iterator[CheckResult]:
     """Main memory with the cores, shared memory, and GPUs."""
     free = psutil.virtual_memory().available
     fix = "" if free >= MEMORY_BYTES else f"end other programs: a run takes up to {MEMORY_BYTES / GIB:.0f} GiB"
     found = f"{free / GIB:.1f} GiB available, {usable_cores()} cores"
-    yield Finding(name="memory and cores", is_ok=not fix, found=found, fix=fix)
+    yield CheckResult(name="memory and cores", is_ok=not fix, found=found, fix=fix)
     shm = Path("/dev/shm")
     free = shutil.disk_usage(shm).free if shm.is_dir() else 0
     fix = "" if free >= SHM_BYTES else "give the container more: docker run --shm-size=1g"
     found = f"{free / GIB:.1f} GiB in {shm}"
-    yield Finding(name="shared memory", is_ok=not fix, found=found, fix=fix, is_essential=False)
+    yield CheckResult(name="shared memory", is_ok=not fix, found=found, fix=fix, is_essential=False)
     gpus = ", ".join(gpu_names()) or "none; the pocket judge does not need one"
-    yield Finding(name="gpu", is_ok=True, found=gpus)
+    yield CheckResult(name="gpu", is_ok=True, found=gpus)
 
 
-def disks() -> Iterator[Finding]:
+def disks() -> Iterator[CheckResult]:
     """Room where runs lie, where temporary files do, and where checkpoints do; and the home folder, which Ray needs."""
     found, is_ok = _tried_folder(Path.home(), 0)
-    yield Finding(name="home folder", is_ok=is_ok, found=found, fix="" if is_ok else "export HOME=/tmp/home")
+    yield CheckResult(name="home folder", is_ok=is_ok, found=found, fix="" if is_ok else "export HOME=/tmp/home")
     free = shutil.disk_usage(Path.cwd()).free
     fix = "" if free >= DISK_BYTES else "free some space, or use --out on another disk"
-    yield Finding(name="disk here", is_ok=not fix, found=f"{free / GIB:.1f} GiB free", fix=fix)
+    yield CheckResult(name="disk here", is_ok=not fix, found=f"{free / GIB:.1f} GiB free", fix=fix)
     root = Path(tempfile.gettempdir())
     found, is_ok = _tried_folder(root, GIB)
     fix = "" if is_ok else f"free some space in {root}, or export TMPDIR=/tmp"
-    yield Finding(name="temporary folder", is_ok=is_ok, found=found, fix=fix)
+    yield CheckResult(name="temporary folder", is_ok=is_ok, found=found, fix=fix)
     scratch = os.environ.get(SCRATCH, "")
     found, is_ok = f"{SCRATCH} is not set; checkpoints lie in the run's folder", True
     if scratch:
         found, is_ok = _tried_folder(Path(scratch).expanduser(), 0)
     fix = "" if is_ok else f"unset {SCRATCH}, or name a folder you may write to"
-    yield Finding(name="scratch", is_ok=is_ok, found=found, fix=fix, is_essential=False)
+    yield CheckResult(name="scratch", is_ok=is_ok, found=found, fix=fix, is_essential=False)
 
 
-def network() -> Iterator[Finding]:
+def network() -> Iterator[CheckResult]:
     """The cluster that RAY_ADDRESS names, and ports on the loopback address."""
     try:
         found, fix = cluster_address() or "RAY_ADDRESS is not set: a run starts a Ray of its own", ""
     except RunError as error:
         found, fix = str(error), error.fix
-    yield Finding(name="ray cluster", is_ok=not fix, found=found, fix=fix)
+    yield CheckResult(name="ray cluster", is_ok=not fix, found=found, fix=fix)
     try:
         free_port()
     except OSError as error:
-        yield Finding(name="ports", is_ok=False, found=f"no loopback port: {error.strerror}", fix="ip link set lo up")
+        yield CheckResult(
+            name="ports", is_ok=False, found=f"no loopback port: {error.strerror}", fix="ip link set lo up"
+        )
         return
     if port_is_free(DASHBOARD_PORT):
-        yield Finding(name="ports", is_ok=True, found=f"loopback works, {DASHBOARD_PORT} is free for a dashboard")
+        yield CheckResult(name="ports", is_ok=True, found=f"loopback works, {DASHBOARD_PORT} is free for a dashboard")
         return
     fix = "only for --track.dashboard: choose another with --track.dashboard-port"
-    yield Finding(name="ports", is_ok=False, found=f"{DASHBOARD_PORT} is taken", fix=fix, is_essential=False)
+    yield CheckResult(name="ports", is_ok=False, found=f"{DASHBOARD_PORT} is taken", fix=fix, is_essential=False)
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (software, rendering, memory, disks, network)
+CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (software, rendering, memory, disks, network)
 
 
 def _tried_folder(folder: Path, least_bytes: int) -> tuple[str, bool]:

@@ -11,7 +11,7 @@ from rlvlm.core.errors import UsageError
 
 
 @dataclass(frozen=True)
-class ShowArguments:
+class ShowLabelsArguments:
     """Count what a label store holds, and read every line and checksum of it."""
 
     store: tyro.conf.Positional[Path]
@@ -19,7 +19,7 @@ class ShowArguments:
 
 
 @dataclass(frozen=True)
-class ExportArguments:
+class ExportLabelsArguments:
     """Write a label store as one Parquet file."""
 
     store: tyro.conf.Positional[Path]
@@ -29,7 +29,7 @@ class ExportArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportArguments:
+class ImportLabelsArguments:
     """Add the reference implementation's pickled label files to a store; nothing in them is executed."""
 
     files: tyro.conf.Positional[tuple[Path, ...]]
@@ -45,14 +45,14 @@ class ImportArguments:
 def command(words: Sequence[str], prog: str) -> int:
     """`labels show STORE`, `labels export STORE [--out FILE]`, `labels import FILES --store DIR --goal PHRASE`."""
     forms = {
-        "show": (ShowArguments, show),
-        "export": (ExportArguments, export),
-        "import": (ImportArguments, import_files),
+        "show": (ShowLabelsArguments, show),
+        "export": (ExportLabelsArguments, export),
+        "import": (ImportLabelsArguments, import_files),
     }
     return run_form(words, prog, forms)
 
 
-def show(arguments: ShowArguments) -> str:
+def show(arguments: ShowLabelsArguments) -> str:
     """How many answers there are, of which judges."""
     from rlvlm.labels.store import open_store
 
@@ -70,7 +70,7 @@ def show(arguments: ShowArguments) -> str:
     return "".join(lines)
 
 
-def export(arguments: ExportArguments) -> str:
+def export(arguments: ExportLabelsArguments) -> str:
     """How many answers were written."""
     from rlvlm.labels.export import export_parquet
     from rlvlm.labels.store import open_store
@@ -78,7 +78,7 @@ def export(arguments: ExportArguments) -> str:
     return f"{export_parquet(open_store(arguments.store), arguments.out):,} answers in {arguments.out}\n"
 
 
-def import_files(arguments: ImportArguments) -> str:
+def import_files(arguments: ImportLabelsArguments) -> str:
     """How many labels were taken over, and how right they are."""
     from rlvlm.judges.prompts import check_goal
     from rlvlm.labels.reference import import_reference

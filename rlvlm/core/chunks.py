@@ -1,4 +1,4 @@
-"""What envs in chunks show, what comes of a chunk, and whole episodes. Images stay references: snapshots."""
+"""What envs in chunks show, and what comes of a chunk. Images stay references: snapshots."""
 
 from dataclasses import dataclass
 
@@ -62,54 +62,3 @@ class ChunkStep:
     def ended(self) -> NDArray[np.bool_]:
         """[N] whether no further chunk may follow."""
         return self.terminated | self.truncated
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChunkEpisode:
-    """One whole episode of C chunks and T env steps, with what is needed to learn from it and to look at it."""
-
-    task: str
-    """Name in the registry."""
-    instruction: str
-    state_id: int
-    """The initial state that it began from."""
-    group: int
-    """Episodes of one group share task, instruction and initial state."""
-    snapshots: FloatArray
-    """[T + 1, S] before the first env step and after each."""
-    proprio: FloatArray
-    """[C, P] before each chunk."""
-    bins: NDArray[np.int16]
-    """[C, L * A] the action tokens that were drawn, as bins 0 to 255."""
-    log_probs: FloatArray
-    """[C, L * A] of them, under the policy and temperature that drew them; 0 where a token was taken and not drawn."""
-    steps: NDArray[np.int64]
-    """[C] env steps that were run of each chunk; their sum is T, the step at which the episode was done."""
-    env_rewards: FloatArray
-    """[T]."""
-    success: bool
-    """Whether the env's own success test ever held."""
-    success_at_end: bool
-    """Whether it held after the last env step; where episodes go on after success, it may have been undone."""
-    progress: float
-    """The simulator's, at the end, in [0, 1]."""
-    terminated: bool
-    """Whether it ended for good; a time limit only cuts it."""
-
-    def __post_init__(self) -> None:
-        chunks = {len(self.proprio), len(self.bins), len(self.log_probs), len(self.steps)}
-        if len(chunks) != 1:
-            raise ValueError(f"proprio, bins, log_probs and steps need one entry per chunk, got {sorted(chunks)}")
-        if not len(self.snapshots) - 1 == len(self.env_rewards) == self.steps.sum():
-            raise ValueError(
-                f"{self.steps.sum()} env steps need as many rewards and one snapshot more, "
-                f"got {len(self.env_rewards)} and {len(self.snapshots)}"
-            )
-
-    def __len__(self) -> int:
-        return len(self.env_rewards)
-
-    @property
-    def chunk_snapshots(self) -> FloatArray:
-        """[C, S] before each chunk: what the policy saw."""
-        return self.snapshots[np.cumsum(self.steps) - self.steps]

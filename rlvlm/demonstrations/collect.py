@@ -31,7 +31,7 @@ class PlayerReply:
     is_noise: bool = False
 
 
-class Player(Protocol):
+class Demonstrator(Protocol):
     """Anything that answers turns: a script, a policy, a VLM behind an API."""
 
     name: str
@@ -109,7 +109,7 @@ Rating = Callable[[NDArray[np.uint8], str, NDArray[np.uint8]], float | None]
 
 def collect(
     env: TurnEnv,
-    player: Player,
+    player: Demonstrator,
     folder: DemonstrationFolder,
     episodes: int,
     seed: int,
@@ -146,7 +146,7 @@ def collect(
 
 
 def play(
-    env: TurnEnv, player: Player, task: str, seed: int, draws: bool = True
+    env: TurnEnv, player: Demonstrator, task: str, seed: int, draws: bool = True
 ) -> tuple[EpisodeRecord, NDArray[np.uint8]]:
     """One whole episode, and its images [T + 1, H, W, 3]; none where `draws` is False."""
     turn, _ = env.reset(seed=seed)

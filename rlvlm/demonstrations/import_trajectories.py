@@ -21,12 +21,12 @@ from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.libero_hdf5 import read_libero
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.demonstrations.rlds import read_rlds
-from rlvlm.demonstrations.trajectory import Cut, CutConfig, GripperUnits, Torn, Trajectory, cut, opened
+from rlvlm.demonstrations.trajectory import Cut, CutConfig, GripperUnits, RobotTrajectory, Torn, cut, opened
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.labels.images import image_digest
 
 Source = Literal["libero", "lerobot", "rlds"]
-READERS: Mapping[Source, Callable[[Path, CutConfig], Iterator[Trajectory | Torn]]] = {
+READERS: Mapping[Source, Callable[[Path, CutConfig], Iterator[RobotTrajectory | Torn]]] = {
     "libero": read_libero,
     "lerobot": read_lerobot,
     "rlds": read_rlds,
@@ -135,7 +135,7 @@ def import_trajectories(
 
 
 def _chunks_of(
-    trajectory: Trajectory, env: ChunkEnv, grippers: NDArray[np.bool_], made: dict[str, Any], config: CutConfig
+    trajectory: RobotTrajectory, env: ChunkEnv, grippers: NDArray[np.bool_], made: dict[str, Any], config: CutConfig
 ) -> Cut | str:
     """The chunks of a trajectory, in the env's units; or why it cannot be learned from."""
     if reason := _reason_against(trajectory, env, made["late"]):
@@ -147,16 +147,16 @@ def _chunks_of(
     return chunks if len(chunks.starts) else "too short"
 
 
-def _whole(found: Iterator[Trajectory | Torn], torn: list[Torn]) -> Iterator[Trajectory]:
+def _whole(found: Iterator[RobotTrajectory | Torn], torn: list[Torn]) -> Iterator[RobotTrajectory]:
     """The trajectories of `found`; what is none goes to `torn`."""
     for one in found:
-        if isinstance(one, Trajectory):
+        if isinstance(one, RobotTrajectory):
             yield one
         else:
             torn.append(one)
 
 
-def _check_like(trajectories: Iterable[Trajectory], env: ChunkEnv, task: str) -> None:
+def _check_like(trajectories: Iterable[RobotTrajectory], env: ChunkEnv, task: str) -> None:
     """Passes where the first states are about as large as those of the task's own env, and actions are movements.
 
     Raises:
@@ -184,7 +184,7 @@ def _check_like(trajectories: Iterable[Trajectory], env: ChunkEnv, task: str) ->
         )
 
 
-def _gripper_units(trajectories: Iterator[Trajectory], grippers: NDArray[np.bool_], source: Path) -> GripperUnits:
+def _gripper_units(trajectories: Iterator[RobotTrajectory], grippers: NDArray[np.bool_], source: Path) -> GripperUnits:
     """LIBERO's, where any action is negative.
 
     Raises:
@@ -201,7 +201,7 @@ def _gripper_units(trajectories: Iterator[Trajectory], grippers: NDArray[np.bool
     )
 
 
-def _reason_against(trajectory: Trajectory, env: ChunkEnv, late: bool) -> str:
+def _reason_against(trajectory: RobotTrajectory, env: ChunkEnv, late: bool) -> str:
     """Why a trajectory cannot be learned from in `env`, apart from its units; empty where it can."""
     if env.instructions and _plain(trajectory.instruction) not in map(_plain, env.instructions):
         return f"another task's instruction: {trajectory.instruction}"
@@ -221,7 +221,7 @@ def _plain(instruction: str) -> str:
     return " ".join(re.sub(r"[^a-z0-9 ]", " ", instruction.lower().replace("_", " ")).split())
 
 
-def _name_of(form: Source, trajectory: Trajectory) -> str:
+def _name_of(form: Source, trajectory: RobotTrajectory) -> str:
     """An id that equal trajectories share."""
     seen: tuple[FloatArray, FloatArray] = (trajectory.actions, trajectory.proprio)
     digest = hashlib.sha256(trajectory.instruction.encode())
@@ -231,7 +231,7 @@ def _name_of(form: Source, trajectory: Trajectory) -> str:
     return f"{form}-{stem}-{digest.hexdigest()[:12]}"
 
 
-def _shown(trajectory: Trajectory, steps: NDArray[np.intp], is_turned: Any, size_px: int) -> Frames:
+def _shown(trajectory: RobotTrajectory, steps: NDArray[np.intp], is_turned: Any, size_px: int) -> Frames:
     """[n, cameras, H, W, 3] what was seen before `steps`, H = W.
 
     Raises:

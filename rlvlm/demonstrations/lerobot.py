@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.rlds import decoded
-from rlvlm.demonstrations.trajectory import CutConfig, Torn, Trajectory
+from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
 
 _ACTIONS, _STATES = ("action", "actions"), ("observation.state", "state")
 """Names of the columns, the first that is there."""
@@ -38,7 +38,7 @@ class _Film:
     fps: float
 
 
-def read_lerobot(source: Path, config: CutConfig) -> Iterator[Trajectory | Torn]:
+def read_lerobot(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | Torn]:
     """The episodes of a data set's folder, in the order of their numbers; one that is torn does not stop the others.
 
     Raises:
@@ -97,7 +97,7 @@ class _LeRobotDataset:
             for episode in pq.read_table(self.file, columns=names).to_pylist():
                 yield episode | {key: episode[f"data/{key}"] for key in ("chunk_index", "file_index")}
 
-    def trajectory(self, episode: Mapping[str, Any]) -> Trajectory:
+    def trajectory(self, episode: Mapping[str, Any]) -> RobotTrajectory:
         """The steps of an episode."""
         number = episode["episode_index"]
         table = self._rows(episode)
@@ -117,7 +117,7 @@ class _LeRobotDataset:
             begins_s = float(place.get("from_timestamp", 0.0))
             looks.append(_Film(file=self.file, begins_s=begins_s, fps=float(self._info["fps"])))
         self.file = data
-        return Trajectory(
+        return RobotTrajectory(
             name=f"{number}",
             file=data,
             instruction=str(tasks[0]),

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.core.steps import Frames
-from rlvlm.demonstrations.trajectory import CutConfig, Torn, Trajectory
+from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
 from rlvlm.envs.libero.tasks import SUITES, file_sentence, instruction_of
 
 _CAMERAS = ("agentview_rgb", "eye_in_hand_rgb")
 
 
-def read_libero(source: Path, config: CutConfig) -> Iterator[Trajectory | Torn]:
+def read_libero(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | Torn]:
     """The demonstrations of a file, or of all files of a folder, in the order of their numbers.
 
     Raises:
@@ -59,7 +59,7 @@ def _instruction(path: Path, data: Any) -> str:
     return file_sentence(("".join(sentence) if isinstance(sentence, list) else str(sentence)).strip().lower())
 
 
-def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool, config: CutConfig) -> Trajectory:
+def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool, config: CutConfig) -> RobotTrajectory:
     obs = demo["obs"]
     turns = "ee_states" if "ee_states" in obs else "ee_ori"
     places = [obs["ee_pos"][()]] if turns == "ee_ori" else []
@@ -70,7 +70,7 @@ def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool
     if len(set(counts)) > 1:
         raise ValueError(f"{name} has {' and '.join(map(str, counts))} actions, states and images of each camera")
     is_late = is_own if config.late is None else config.late
-    return Trajectory(
+    return RobotTrajectory(
         name=name,
         file=path,
         instruction=instruction,

@@ -19,7 +19,7 @@ from PIL import Image
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Frames
-from rlvlm.demonstrations.trajectory import CutConfig, Torn, Trajectory
+from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
 from rlvlm.labels.images import MAX_PIXELS
 
 _POLYNOMIAL = 0x82F63B78
@@ -27,7 +27,7 @@ _POLYNOMIAL = 0x82F63B78
 _OBSERVED = "steps/observation/"
 
 
-def read_rlds(source: Path, config: CutConfig) -> Iterator[Trajectory | Torn]:
+def read_rlds(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | Torn]:
     """The episodes of a `.tfrecord` file, or of all such files of a folder.
 
     Raises:
@@ -73,7 +73,7 @@ def _masked_checksum(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _trajectory(path: Path, number: int, record: bytes, config: CutConfig) -> Trajectory:
+def _trajectory(path: Path, number: int, record: bytes, config: CutConfig) -> RobotTrajectory:
     example = _example_class()()
     example.ParseFromString(record)
     features: Mapping[str, Any] = example.features.feature
@@ -93,7 +93,7 @@ def _trajectory(path: Path, number: int, record: bytes, config: CutConfig) -> Tr
         raise ValueError(f"{num} steps have {', '.join(str(len(shelf)) for shelf in shelves)} images")
     actions, proprio = numbers("steps/action"), numbers(f"{_OBSERVED}state")
     rewards = list(features["steps/reward"].float_list.value) if "steps/reward" in features else []
-    return Trajectory(
+    return RobotTrajectory(
         name=f"{number}",
         file=path,
         instruction=instruction,

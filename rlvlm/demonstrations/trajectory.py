@@ -47,7 +47,7 @@ class CutConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trajectory:
+class RobotTrajectory:
     """T steps of one episode: what was seen before each action."""
 
     name: str

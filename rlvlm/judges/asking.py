@@ -16,8 +16,8 @@ from rlvlm.core.judging import Stamp
 from rlvlm.core.steps import Frames
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.dialogues import Dialogue, Outcome
-from rlvlm.vlms.chats import TOP_P, AsyncEngine, Chat, ChatRequest, Engine, Reply, TransientError
+from rlvlm.judges.dialogues import Dialogue, DialogueResult
+from rlvlm.vlms.chats import TOP_P, AsyncEngine, Chat, ChatEngine, ChatReply, ChatRequest, TransientError
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Asker(Protocol):
         """Where the answers come from."""
         ...
 
-    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Outcome]:
+    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
         """How the dialogue about each item went, in order.
 
         Raises:
@@ -62,16 +62,16 @@ class BatchAsker:
     batch is halved and asked again.
     """
 
-    def __init__(self, engine: Engine, config: JudgeConfig) -> None:
+    def __init__(self, engine: ChatEngine, config: JudgeConfig) -> None:
         self._engine = engine
         self._config = config
         self._batch_size = config.batch_size
         self.stamp = _stamp(engine, config)
 
-    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Outcome]:
+    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
         """See `Asker`."""
         converse = partial(self._converse, dialogue)
-        outcomes = self._in_batches(items, converse, lambda reason: Outcome(text=reason, has_failed=True))
+        outcomes = self._in_batches(items, converse, lambda reason: DialogueResult(text=reason, has_failed=True))
         return _some_answered(outcomes, self._config)
 
     def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
@@ -91,12 +91,12 @@ class BatchAsker:
         shrink = getattr(self._engine, "shrink", None)
         return frames if shrink is None else shrink(frames)
 
-    def _converse(self, dialogue: Callable[[Item], Dialogue], items: Sequence[Item]) -> list[Outcome]:
+    def _converse(self, dialogue: Callable[[Item], Dialogue], items: Sequence[Item]) -> list[DialogueResult]:
         """Leads the dialogues about a batch of items, turn by turn: each turn is one batch for the model."""
         start = time.perf_counter()
         dialogues = [dialogue(item) for item in items]
         requests = {place: next(each) for place, each in enumerate(dialogues)}
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, DialogueResult] = {}
         while requests:
             following: dict[int, ChatRequest] = {}
             for place, reply in zip(requests, self._replies(list(requests.values())), strict=True):
@@ -108,11 +108,11 @@ class BatchAsker:
         elapsed = time.perf_counter() - start
         return [replace(outcomes[place], latency_s=elapsed) for place in range(len(items))]
 
-    def _replies(self, requests: Sequence[ChatRequest]) -> Sequence[Reply]:
+    def _replies(self, requests: Sequence[ChatRequest]) -> Sequence[ChatReply]:
         """The replies to one turn of a batch; dialogues of one form ask alike, so the first speaks for all."""
         chats, choices = [request.chat for request in requests], requests[0].choices
         if requests[0].wants_log_probs:
-            return [Reply(choice_log_p=row) for row in self._engine.choice_log_p(chats, choices)]
+            return [ChatReply(choice_log_p=row) for row in self._engine.choice_log_p(chats, choices)]
         config = self._config
         return self._engine.generate(
             chats, max_new_tokens=config.max_new_tokens, temperature=config.temperature, choices=choices
@@ -165,7 +165,7 @@ class AsyncAsker:
         self._gate = asyncio.Semaphore(config.api.concurrency) if config.is_remote else nullcontext()
         self.stamp = _stamp(engine, config)
 
-    async def ask(self, dialogue: Dialogue) -> Outcome:
+    async def ask(self, dialogue: Dialogue) -> DialogueResult:
         """How one dialogue went, with its price where that is known; cancelled, the engine computes no further.
 
         Raises:
@@ -187,22 +187,22 @@ class AsyncAsker:
             raise JudgeUnavailable(str(error), error.fix) from error
         except (ValueError, RuntimeError) as error:
             logger.info("the judge failed on a question: %s", error)
-            return Outcome(text=str(error) or type(error).__name__, has_failed=True)
+            return DialogueResult(text=str(error) or type(error).__name__, has_failed=True)
 
-    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Outcome]:
+    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
         """See `Asker`. Once it is known that nobody is answered the rest stays unsent; what was paid for is kept."""
         fatal: list[JudgeUnavailable] = []
 
-        async def ask(item: Item) -> Outcome:
+        async def ask(item: Item) -> DialogueResult:
             async with self._gate:
                 if not fatal:
                     try:
                         return await self.ask(dialogue(item))
                     except JudgeUnavailable as error:
                         fatal.append(error)
-                return Outcome(text=str(fatal[0]), has_failed=True)
+                return DialogueResult(text=str(fatal[0]), has_failed=True)
 
-        async def ask_all() -> list[Outcome]:
+        async def ask_all() -> list[DialogueResult]:
             return await asyncio.gather(*map(ask, items))
 
         asked = self._engine.run(ask_all())
@@ -243,7 +243,7 @@ class AsyncAsker:
         return frames
 
 
-def _some_answered(asked: list[Outcome], config: JudgeConfig) -> list[Outcome]:
+def _some_answered(asked: list[DialogueResult], config: JudgeConfig) -> list[DialogueResult]:
     """The same, once it is known that not all of them failed."""
     if asked and all(one.has_failed for one in asked):
         fix = "run `rlvlm doctor`; with a big model try --judge.quantization nf4"
@@ -257,7 +257,7 @@ def _cannot_reply(reason: str) -> UnsupportedQuestion:
     return UnsupportedQuestion(f"the judge cannot reply to a chat: {reason}", "see docs/judges.md")
 
 
-def _stamp(engine: Engine | AsyncEngine, config: JudgeConfig) -> Stamp:
+def _stamp(engine: ChatEngine | AsyncEngine, config: JudgeConfig) -> Stamp:
     """Everything that changes an answer: weights, prompts, and how the reply is decoded."""
     name, revision, traits = f"{config.backend}:{config.model or config.backend}", engine.revision, ""
     if config.is_remote:  # where it answers; what the server's weights are is not known

@@ -9,7 +9,7 @@ from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges import prompts
 from rlvlm.judges.asking import Asker, AsyncAsker
 from rlvlm.judges.config import Abilities, JudgeConfig
-from rlvlm.judges.dialogues import Dialogue, Outcome, label_dialogue, score_dialogue
+from rlvlm.judges.dialogues import Dialogue, DialogueResult, label_dialogue, score_dialogue
 from rlvlm.judges.reading import status_of
 from rlvlm.vlms.chats import Chat, checked_chat
 
@@ -106,7 +106,7 @@ class ChatJudge:
                 "use a judge that compares, e.g. the pocket judge: leave out --judge.model",
             )
 
-    def _verdict(self, outcome: Outcome) -> Verdict:
+    def _verdict(self, outcome: DialogueResult) -> Verdict:
         label = outcome.value if isinstance(outcome.value, Label) else None
         return Verdict(
             status=Status.FAILED if outcome.has_failed else status_of(label),
@@ -118,7 +118,7 @@ class ChatJudge:
             usage=outcome.usage,
         )
 
-    def _score(self, clip: Clip, outcome: Outcome) -> Score:
+    def _score(self, clip: Clip, outcome: DialogueResult) -> Score:
         value = outcome.value if isinstance(outcome.value, float) else None
         status = Status.INVALID if value is None else Status.OK
         return Score(
@@ -131,16 +131,18 @@ class ChatJudge:
             num_frames=0 if outcome.has_failed else prompts.num_shown(self._config.score, clip),
         )
 
-    async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue]) -> Outcome:
+    async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue]) -> DialogueResult:
         problem = self._problem(item)
-        return Outcome(text=problem, has_failed=True) if problem else await self._async_asker.ask(dialogue(item))
+        return DialogueResult(text=problem, has_failed=True) if problem else await self._async_asker.ask(dialogue(item))
 
-    def _ask(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[Outcome]:
+    def _ask(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
         """How each item went; those that cannot be asked have failed already."""
         problems = [self._problem(item) for item in items]
         good = [item for item, problem in zip(items, problems, strict=True) if problem is None]
         in_order = iter(self._asker.run(good, dialogue) if good else [])
-        return [next(in_order) if problem is None else Outcome(text=problem, has_failed=True) for problem in problems]
+        return [
+            next(in_order) if problem is None else DialogueResult(text=problem, has_failed=True) for problem in problems
+        ]
 
     def _problem(self, item: Query | Clip) -> str | None:
         """Why an item cannot be asked; None where it can."""

@@ -16,7 +16,7 @@ from rlvlm.core.judging import Clip, Label, Query, Usage
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Mode, ScoreMode
 from rlvlm.judges.reading import parse_change, parse_label, parse_rating, parse_score
-from rlvlm.vlms.chats import Chat, ChatRequest, Reply
+from rlvlm.vlms.chats import Chat, ChatReply, ChatRequest
 
 MIN_CHOICE_MASS = 1e-3
 """Where all choices together are less likely than this, the model was not answering the question: invalid."""
@@ -41,7 +41,7 @@ Spellings = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class DialogueResult:
     """What a dialogue came to."""
 
     value: Label | float | None = None
@@ -57,8 +57,8 @@ class Outcome:
     usage: Usage | None = None
 
 
-Dialogue = Generator[ChatRequest, Reply, Outcome]
-Choosing = Generator[ChatRequest, Reply, "tuple[_Shares | None, Reply]"]
+Dialogue = Generator[ChatRequest, ChatReply, DialogueResult]
+Choosing = Generator[ChatRequest, ChatReply, "tuple[_Shares | None, ChatReply]"]
 
 
 def label_dialogue(mode: Mode) -> Callable[[Query], Dialogue]:
@@ -124,7 +124,7 @@ def _label_directly(query: Query) -> Dialogue:
     left, right, tie = known.shares
     label = LABELS[max(range(3), key=known.shares.__getitem__)]
     is_answer = known.total >= MIN_CHOICE_MASS
-    return Outcome(value=label if is_answer else None, text=known.text, probabilities=(left, right, tie))
+    return DialogueResult(value=label if is_answer else None, text=known.text, probabilities=(left, right, tie))
 
 
 def _label_in_one(query: Query) -> Dialogue:
@@ -162,7 +162,7 @@ def _score_by_choice(mode: ScoreMode, sentences: Mapping[str, str], clip: Clip) 
     if mode == "utility":
         value = fsum(share * place / (len(RATINGS) - 1) for place, share in enumerate(known.shares))
     is_answer = known.total >= MIN_CHOICE_MASS
-    return Outcome(value=min(1.0, value) if is_answer else None, text=known.text)
+    return DialogueResult(value=min(1.0, value) if is_answer else None, text=known.text)
 
 
 def _score_in_words(mode: ScoreMode, sentences: Mapping[str, str], clip: Clip) -> Dialogue:
@@ -184,23 +184,23 @@ def _score_delta(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
         texts.append(_kept_text(reply))
         change = None if reply.is_refusal else parse_change(reply.readable)
         if change is None:
-            return Outcome(value=None, text=" | ".join(texts))
+            return DialogueResult(value=None, text=" | ".join(texts))
         value += (1 - value) * change
-    return Outcome(value=min(max(value, 0.0), 1.0), text=" | ".join(texts))
+    return DialogueResult(value=min(max(value, 0.0), 1.0), text=" | ".join(texts))
 
 
-def _label_of(reply: Reply, before: str = "") -> Outcome:
+def _label_of(reply: ChatReply, before: str = "") -> DialogueResult:
     """The label that a written reply holds; one that was refused holds none."""
     label = None if reply.is_refusal else parse_label(reply.readable)
-    return Outcome(value=label, text=before + _kept_text(reply))
+    return DialogueResult(value=label, text=before + _kept_text(reply))
 
 
-def _score_of(reply: Reply, parse: Callable[[str], float | None]) -> Outcome:
+def _score_of(reply: ChatReply, parse: Callable[[str], float | None]) -> DialogueResult:
     """The score that a written reply holds, likewise."""
-    return Outcome(value=None if reply.is_refusal else parse(reply.readable), text=_kept_text(reply))
+    return DialogueResult(value=None if reply.is_refusal else parse(reply.readable), text=_kept_text(reply))
 
 
-def _kept_text(reply: Reply) -> str:
+def _kept_text(reply: ChatReply) -> str:
     """What is kept of a reply; where there is nothing, why."""
     if reply.is_refusal:
         return REFUSAL + reply.text

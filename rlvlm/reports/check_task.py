@@ -16,7 +16,7 @@ from rich.console import Console
 
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.collect import Player, RandomPlayer, ScriptedExpert
+from rlvlm.demonstrations.collect import Demonstrator, RandomPlayer, ScriptedExpert
 from rlvlm.envs.check import check_chunk_env, check_step_env, check_turn_env
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv
@@ -201,7 +201,7 @@ def players(env: Env[Any, Any]) -> dict[str, Callable[[int], Episode | None]]:
     found: dict[str, Callable[[int], Episode | None]] = {}
     for player in (RandomPlayer(), *([ScriptedExpert()] if env.has_expert else [])):
 
-        def talk(seed: int, player: Player = player) -> Episode | None:
+        def talk(seed: int, player: Demonstrator = player) -> Episode | None:
             player.begin(seed)
             return play(env, seed, lambda turn: player.reply(env, turn).text)
 

@@ -28,7 +28,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.settings import read_like, to_yaml
-from rlvlm.serving.config import EngineConfig, PlacementConfig
+from rlvlm.serving.config import PlacementConfig, ServedEngineConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,7 @@ ALGORITHMS: dict[str, type] = {"sac": SACConfig, "ppo": PPOConfig, "grpo": GRPOC
 """By the name that stands first in `config.yaml`."""
 SECTIONS: dict[str, dict[str, type]] = {
     "sac": {"reward": RewardConfig, "feedback": FeedbackConfig, "reward_model": RewardModelConfig},
-    "ppo": {"reward": TokenRewardConfig, "policy": PolicyConfig, "engine": EngineConfig, "sft": SFTConfig},
+    "ppo": {"reward": TokenRewardConfig, "policy": PolicyConfig, "engine": ServedEngineConfig, "sft": SFTConfig},
     "grpo": {"reward": EpisodeRewardConfig, "policy": VLAConfig, "sft": ChunkSFTConfig},
 }
 """What a run has beside the sections of all runs, by its algorithm; those of other algorithms are None."""
@@ -122,7 +122,7 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     serve: PlacementConfig = field(default_factory=PlacementConfig)
-    engine: EngineConfig | None = None
+    engine: ServedEngineConfig | None = None
     """What samples for a VLM."""
     track: TrackConfig = field(default_factory=TrackConfig)
 

@@ -79,7 +79,7 @@ class PolicyVllmConfig(VllmConfig):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineConfig:
+class ServedEngineConfig:
     """Where a policy that is trained samples its replies."""
 
     backend: Literal["transformers", "vllm"] = "transformers"

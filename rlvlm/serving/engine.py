@@ -17,7 +17,7 @@ from rlvlm.policies.vlm.engine import asked_tokens
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import TokenRules
 from rlvlm.serving.client import REFUSED, AppClient
-from rlvlm.serving.config import EngineConfig
+from rlvlm.serving.config import ServedEngineConfig
 from rlvlm.serving.policy_replica import ReplyCall, ReplyReceipt, Sampling, TokenCall
 from rlvlm.serving.weights import Weights, pack_weights
 
@@ -48,7 +48,7 @@ class ServedEngine:
         probe: ReplyTokens,
         frame: Frames,
         *,
-        config: EngineConfig,
+        config: ServedEngineConfig,
     ) -> None:
         self.version = 0
         """Of the weights that replies are sampled with now."""

@@ -144,7 +144,7 @@ class ImagePart(WireModel):
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
-class Turn(WireModel):
+class ChatTurn(WireModel):
     """One turn of a chat, in the Qwen format."""
 
     role: Literal["system", "user", "assistant"]
@@ -154,7 +154,7 @@ class Turn(WireModel):
 class GenerateRequest(WireModel):
     """A chat to be continued (the reference systems' route)."""
 
-    messages: list[Turn] = Field(min_length=1, max_length=16)
+    messages: list[ChatTurn] = Field(min_length=1, max_length=16)
     max_tokens: int = Field(256, ge=1, description="Longest reply; the server has a ceiling of its own.")
     temperature: Annotated[float, AfterValidator(check_temperature)] = Field(
         0.0, ge=0.0, le=2.0, strict=False, description="0 (greedy), or 0.01 to 2."

@@ -38,7 +38,7 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
+class ChatReply:
     """What a model wrote, or how likely it is to write each choice."""
 
     text: str = ""
@@ -75,7 +75,7 @@ class Refused(ValueError):  # noqa: N818 - named for what was done
     """This question will not be answered, however often it is asked."""
 
 
-class Engine(Protocol):
+class ChatEngine(Protocol):
     """A library that runs a model on batches of chats; the member is `engines.transformers`."""
 
     @property
@@ -90,7 +90,7 @@ class Engine(Protocol):
 
     def generate(
         self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()
-    ) -> list[Reply]:
+    ) -> list[ChatReply]:
         """One reply per chat, greedy at temperature 0; of `choices` alone, where there are some."""
         ...
 
@@ -122,7 +122,7 @@ class AsyncEngine(Protocol):
 
     async def reply(
         self, request: ChatRequest, *, max_new_tokens: int, temperature: float, deadline: float = math.inf
-    ) -> Reply:
+    ) -> ChatReply:
         """The reply, greedy at temperature 0; cancelled, it is computed no further.
 
         Args:

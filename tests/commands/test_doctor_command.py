@@ -6,16 +6,16 @@ import pytest
 
 from rlvlm.cli import main
 from rlvlm.commands import doctor
-from rlvlm.commands.doctor import Finding
+from rlvlm.commands.doctor import CheckResult
 
 
-def one(name: str, check: Callable[[], Iterator[Finding]]) -> Finding:
+def one(name: str, check: Callable[[], Iterator[CheckResult]]) -> CheckResult:
     return next(finding for finding in check() if finding.name == name)
 
 
 def findings(*ends: tuple[bool, bool]):
     return tuple(
-        lambda end=end: [Finding(name="thing", is_ok=end[0], found="seen", fix="mend it", is_essential=end[1])]
+        lambda end=end: [CheckResult(name="thing", is_ok=end[0], found="seen", fix="mend it", is_essential=end[1])]
         for end in ends
     )
 

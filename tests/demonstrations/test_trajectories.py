@@ -25,7 +25,7 @@ from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
 from rlvlm.demonstrations.import_trajectories import Source, import_trajectories
 from rlvlm.demonstrations.libero_hdf5 import read_libero
 from rlvlm.demonstrations.rlds import _example_class, _masked_checksum
-from rlvlm.demonstrations.trajectory import CutConfig, Trajectory, cut, moving, opened
+from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, cut, moving, opened
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.libero.env import to_robosuite
 from rlvlm.envs.push_block import PushBlock
@@ -171,7 +171,7 @@ def test_a_libero_file_tells_its_task_by_its_name_or_by_the_sentence_of_its_bddl
     """`problem_info` as LIBERO's create_dataset.py writes it: the language of the BDDL, not the file's name."""
     write_libero(tmp_path / f"{file}_demo.hdf5", sentence, [trajectory(9)], is_own=True)
     (found,) = read_libero(tmp_path, CutConfig())
-    assert isinstance(found, Trajectory) and found.instruction == (goal or file.replace("_", " "))
+    assert isinstance(found, RobotTrajectory) and found.instruction == (goal or file.replace("_", " "))
 
 
 def test_a_folder_of_files_gives_what_is_asked_for(tmp_path: Path) -> None:

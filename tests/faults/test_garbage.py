@@ -11,7 +11,7 @@ from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.vlms.chats import Chat, Reply
+from rlvlm.vlms.chats import Chat, ChatReply
 
 SEED = 2026
 FRAMES = np.zeros((2, 8, 8, 3), np.uint8)
@@ -31,9 +31,9 @@ class Babbler:
 
     def generate(
         self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()
-    ) -> list[Reply]:
+    ) -> list[ChatReply]:
         self.num_answers += len(chats)
-        return [Reply(text=text) for text in (next(self._words) for _ in chats)]
+        return [ChatReply(text=text) for text in (next(self._words) for _ in chats)]
 
     def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:
         self.num_answers += len(chats)

@@ -14,7 +14,7 @@ from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import score_dialogue
 from rlvlm.judges.reading import parse_change
-from rlvlm.vlms.chats import Reply, images_of
+from rlvlm.vlms.chats import ChatReply, images_of
 
 CLIP = Clip(
     goal="open the drawer", frames=np.arange(3, dtype=np.uint8)[:, None, None, None] * np.ones((1, 8, 8, 3), np.uint8)
@@ -46,7 +46,7 @@ def test_a_statement_behind_an_api_that_tells_its_likeliest_tokens() -> None:
         dialogue = score_dialogue("statement")(CLIP)
         next(dialogue)
         with pytest.raises(StopIteration) as end:
-            dialogue.send(Reply(text=tokens[0][0], first_tokens=tuple(tokens)))
+            dialogue.send(ChatReply(text=tokens[0][0], first_tokens=tuple(tokens)))
         assert end.value.value.value == pytest.approx(value), tokens
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from pocket_models.dataset import Question
+from pocket_models.dataset import LabelledQuestion
 from pocket_models.scorer import (
     AWAY,
     NEARER,
@@ -80,7 +80,7 @@ def test_questions_backwards_and_off_the_goal_have_their_own_answers() -> None:
 def test_the_questions_are_still_those_of_the_training(model: str, mode: ScoreMode, most: int) -> None:
     """Whole sentences are single tokens; another wording would fall apart into many and mean nothing to the model."""
     goal = "reach the green goal square" if model == "scorer" else "pick up the milk and place it in the basket"
-    chat = Question(mode=mode, goal=goal, action="turn left", images=(0, 1), answer="").chat
+    chat = LabelledQuestion(mode=mode, goal=goal, action="turn left", images=(0, 1), answer="").chat
     texts = [part.get("text", "") for message in chat for part in message["content"]]
     words = {
         each["content"] for each in json.loads((weights_folder(model) / "tokenizer.json").read_text())["added_tokens"]

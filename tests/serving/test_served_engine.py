@@ -26,7 +26,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.serving.apps import running_policy
-from rlvlm.serving.config import EngineConfig, PlacementConfig
+from rlvlm.serving.config import PlacementConfig, ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine
 from rlvlm.serving.policy_replica import PolicyReplica, ReplyCall, Sampling
 from rlvlm.serving.weights import load_weights, pack_weights
@@ -36,7 +36,7 @@ from tests.tiny_vlm import save_tiny_vlm
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-SERVED = EngineConfig(num_replicas=2, num_cpus=0.1, timeout_s=60.0, retries=8)
+SERVED = ServedEngineConfig(num_replicas=2, num_cpus=0.1, timeout_s=60.0, retries=8)
 PLACEMENT = SERVED.placement
 IMAGE = b"image 0"
 
@@ -220,6 +220,6 @@ def test_ppo_learns_from_a_served_policy(local_ray: None, tmp_path: Path) -> Non
 
 def test_settings_without_effect_are_refused() -> None:
     with pytest.raises(ValueError, match="no effect without engine.num_replicas"):
-        EngineConfig(num_gpus=0.5)
+        ServedEngineConfig(num_gpus=0.5)
     with pytest.raises(ValueError, match="engine.stall_s must be >= 1"):
-        EngineConfig(num_replicas=1, stall_s=0.1)
+        ServedEngineConfig(num_replicas=1, stall_s=0.1)

@@ -28,7 +28,7 @@ from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import check_policy, collapsed
 from rlvlm.runs.build import make_policy
 from rlvlm.serving.apps import running_policy
-from rlvlm.serving.config import EngineConfig, PolicyVllmConfig
+from rlvlm.serving.config import PolicyVllmConfig, ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine
 
 PYTHON = Path(__file__).parents[2] / ".envs/vllm/bin/python"
@@ -38,7 +38,7 @@ needs_vllm = [
     pytest.mark.slow,
     pytest.mark.skipif(not PYTHON.exists(), reason="no vLLM environment here; make vllm builds it"),
 ]
-ENGINE = EngineConfig(
+ENGINE = ServedEngineConfig(
     backend="vllm",
     num_replicas=1,
     num_cpus=0.5,
@@ -215,8 +215,8 @@ def test_what_vllm_cannot_be_given_is_refused_with_the_setting() -> None:
     with pytest.raises(UsageError, match="4-bit"):
         check_policy(PolicyConfig(quantization="nf4"))
     with pytest.raises(ValueError, match="no effect without engine.backend vllm"):
-        EngineConfig(num_replicas=1, vllm=PolicyVllmConfig(eager=True))
+        ServedEngineConfig(num_replicas=1, vllm=PolicyVllmConfig(eager=True))
     with pytest.raises(ValueError, match="no effect without engine.num_replicas"):
-        EngineConfig(backend="vllm")
+        ServedEngineConfig(backend="vllm")
     with pytest.raises(ValueError, match="--policy.lora-rank"):
         PolicyVllmConfig(lora="somewhere")

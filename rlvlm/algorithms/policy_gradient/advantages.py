@@ -287,8 +287,11 @@ def group_relative(
 
 
 def whiten(values: Tensor, chosen: Tensor) -> Tensor:
-    """`values` less their mean and over their deviation, both taken where `chosen` (same shape); 0 elsewhere."""
-    kept = values[chosen]
+    """`values` less their mean and over their deviation, both taken where `chosen` (same shape); 0 elsewhere.
+
+    Summed in float64, so that the order in which episodes came makes no difference.
+    """
+    kept = values[chosen].double()
     if not kept.numel():
         return values * 0
-    return torch.where(chosen, (values - kept.mean()) / (kept.std(correction=0) + _TINY), 0.0)
+    return torch.where(chosen, (values - kept.mean()) / (kept.std(correction=0) + _TINY), 0.0).to(values.dtype)

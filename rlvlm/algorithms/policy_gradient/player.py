@@ -17,7 +17,7 @@ from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler, play_
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import ModelUnavailable, UsageError
-from rlvlm.demonstrations.collect import Player as Script
+from rlvlm.demonstrations.collect import Demonstrator as Script
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.policies.vla.build import build_policy

@@ -14,7 +14,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.dense import ParameterBlock, fast_products, flatten
 from rlvlm.algorithms.sac_pebble.label import label_on_draw
 from rlvlm.algorithms.sac_pebble.module import SACModule
-from rlvlm.algorithms.sac_pebble.replay import Batch, Replay
+from rlvlm.algorithms.sac_pebble.replay import Replay, ReplayBatch
 from rlvlm.algorithms.sac_pebble.update import UPDATES, CriticValues, PolicyValues
 from rlvlm.core import metrics
 from rlvlm.core.errors import NumericsError
@@ -110,7 +110,7 @@ class SACLearner(ManualLearner):
         if not torch.stack([vector.sum() for vector in looked_at.values()]).sum().isfinite():
             check_finite(f"after {self.num_updates} updates", _FIX, looked_at)
 
-    def _improve(self, batch: Batch) -> tuple[CriticValues, PolicyValues | None]:
+    def _improve(self, batch: ReplayBatch) -> tuple[CriticValues, PolicyValues | None]:
         """One update of critics and target, and when it is their turn of policy and temperature."""
         noise = torch.randn(2, *batch.actions.shape, generator=self._generator, device=self.device)
         critic_values, policy_values = self._sac_update.critic_gradients(batch, noise), None

@@ -16,7 +16,7 @@ _COLUMNS = (*_DRAWN, *(name for name in _TRANSITION_COLUMNS if name not in _DRAW
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ReplayBatch:
     """What one SAC update reads; tensors on the learner's device, windows into one block of memory."""
 
     obs: Tensor
@@ -90,13 +90,13 @@ class Replay:
         self._next_row = int((self._next_row + count) % self.capacity)
         self._num_rows = min(self._num_rows + count, self.capacity)
 
-    def draw(self, rows: Tensor, rewards: Tensor | None = None) -> Batch:
+    def draw(self, rows: Tensor, rewards: Tensor | None = None) -> ReplayBatch:
         """The given rows `[B]` (integers below `len`) as a batch, with `rewards` `[B]` in place of the stored ones."""
         gathered = self._table[:, : self._places["rewards"].stop].index_select(0, rows)
         columns = {name: self._column(gathered, name) for name in _DRAWN}
         if rewards is not None:
             columns["rewards"] = rewards
-        return Batch(**columns, obs_and_actions=gathered[:, : self._places["actions"].stop])
+        return ReplayBatch(**columns, obs_and_actions=gathered[:, : self._places["actions"].stop])
 
     def transitions(self, rows: Tensor | slice) -> Transitions:
         """The given rows as numpy arrays, without the source's reward: what a reward source may look at."""

@@ -13,7 +13,7 @@ from rlvlm.algorithms.sac_pebble import losses
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.dense import DenseStack, Layer
 from rlvlm.algorithms.sac_pebble.module import SACModule
-from rlvlm.algorithms.sac_pebble.replay import Batch
+from rlvlm.algorithms.sac_pebble.replay import ReplayBatch
 from rlvlm.policies.squashed_gaussian import ActionSample
 
 CriticValues = tuple[Tensor, Tensor]
@@ -43,7 +43,7 @@ class HandWrittenUpdate:
         self._here: ActionSample  # at batch.obs, from the pass that `critic_gradients` made
 
     @torch.no_grad()
-    def critic_gradients(self, batch: Batch, noise: Tensor) -> CriticValues:
+    def critic_gradients(self, batch: ReplayBatch, noise: Tensor) -> CriticValues:
         """Gradients of both critics; draws the actions at `batch.obs` as well, since one pass makes both.
 
         Args:
@@ -63,7 +63,7 @@ class HandWrittenUpdate:
         return q, target
 
     @torch.no_grad()
-    def policy_gradients(self, batch: Batch, noise: Tensor) -> PolicyValues:
+    def policy_gradients(self, batch: ReplayBatch, noise: Tensor) -> PolicyValues:
         """Gradients of policy and temperature, with the critics as they are now, for the actions that
         `critic_gradients` drew from this noise.
         """
@@ -97,7 +97,7 @@ class AutogradUpdate:
         self._networks = networks
         self._gamma = sac.gamma
 
-    def critic_gradients(self, batch: Batch, noise: Tensor) -> CriticValues:
+    def critic_gradients(self, batch: ReplayBatch, noise: Tensor) -> CriticValues:
         """Descends the critics' squared distance from the soft target."""
         networks = self._networks
         with torch.no_grad():
@@ -110,7 +110,7 @@ class AutogradUpdate:
             _differentiate(losses.critic_loss(q, target), networks.critic.parameters())
         return q.detach(), target
 
-    def policy_gradients(self, batch: Batch, noise: Tensor) -> PolicyValues:
+    def policy_gradients(self, batch: ReplayBatch, noise: Tensor) -> PolicyValues:
         """Raises value and entropy of the policy's actions, and moves the temperature towards the target entropy."""
         networks, target_entropy = self._networks, -float(batch.actions.shape[1])
         alpha = networks.log_alpha.detach().exp()

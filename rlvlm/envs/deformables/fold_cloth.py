@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
-from rlvlm.envs.mujoco.env import Outcome, SceneEnv
+from rlvlm.envs.mujoco.env import SceneEnv, SceneState
 from rlvlm.envs.mujoco.renderer import Camera
 
 _PER_SIDE = 11
@@ -154,14 +154,14 @@ class ClothScene:
         every = (_PER_SIDE - 1) // (_KEYPOINTS_PER_SIDE - 1)
         return np.concatenate([cloth[::every, ::every].ravel(), cloth[0, 0]])
 
-    def judge(self, data: mujoco.MjData) -> Outcome:
+    def judge(self, data: mujoco.MjData) -> SceneState:
         """Minus ten times the mean distance of particles from their goal; progress is the share of it that is gone."""
         particles = data.qpos.reshape(-1, 3).copy()
         particles[:, :2] = (particles[:, :2] - data.userdata[:2]) @ _turn(data)  # turned back
         distance = self._distance(particles)
         progress = 1.0 - distance / self._unfolded_distance
         # nothing has moved in a new episode, and nothing may follow a fold
-        return Outcome(
+        return SceneState(
             reward=-_COST_PER_METRE * distance, progress=progress, success=progress >= _SUCCESS, is_over=data.time > 0
         )
 

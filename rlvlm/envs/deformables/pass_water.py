@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
-from rlvlm.envs.mujoco.env import Outcome, SceneEnv
+from rlvlm.envs.mujoco.env import SceneEnv, SceneState
 from rlvlm.envs.mujoco.renderer import Camera
 
 _PER_SIDE = 4
@@ -140,11 +140,11 @@ class WaterScene:
         share = is_inside.mean()
         return np.array([data.qpos[0], _INSIDE, _INSIDE, _HEIGHT, height, share, 1.0 - share])
 
-    def judge(self, data: mujoco.MjData) -> Outcome:
+    def judge(self, data: mujoco.MjData) -> SceneState:
         """Minus the distance to the goal, and minus ten times the share spilled; progress loses what was spilled."""
         kept, away = _is_inside(data).mean(), abs(_GOAL_X - data.qpos[0])
         reward = float(-_SPILL_COST * (1.0 - kept) - away)
-        return Outcome(reward=reward, progress=float(kept * (1.0 - away / _GOAL_X)), success=reward > _SUCCESS)
+        return SceneState(reward=reward, progress=float(kept * (1.0 - away / _GOAL_X)), success=reward > _SUCCESS)
 
     def _move(self, data: mujoco.MjData, speed: float, num_steps: int) -> None:
         for _ in range(num_steps):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
-from rlvlm.envs.mujoco.env import Outcome, SceneEnv
+from rlvlm.envs.mujoco.env import SceneEnv, SceneState
 from rlvlm.envs.mujoco.renderer import Camera
 
 _NUM_PARTICLES = 41
@@ -128,11 +128,11 @@ class RopeScene:
         particles = _particles(data.qpos)
         return np.concatenate([particles[_KEYPOINTS].ravel(), particles[_ENDS].ravel()])
 
-    def judge(self, data: mujoco.MjData) -> Outcome:
+    def judge(self, data: mujoco.MjData) -> SceneState:
         """The distance of the two ends, up to 1.1 times the length; success from 0.95 times on."""
         first, last = _particles(data.qpos)[_ENDS]
         distance = float(np.linalg.norm(last - first))
-        return Outcome(
+        return SceneState(
             reward=min(distance, _REWARD_CAP * _LENGTH),
             progress=distance / _LENGTH,
             success=distance >= _SUCCESS * _LENGTH,

@@ -55,7 +55,7 @@ def object_to_target(env: SawyerXYZEnv, facts: dict[str, Any]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scene:
+class MetaWorldTask:
     """One MetaWorld task: everything that sets it apart from the others."""
 
     env_name: str
@@ -96,7 +96,7 @@ class MetaWorldEnv(MujocoEnv):
         MachineError: no off-screen renderer works here.
     """
 
-    def __init__(self, scene: Scene, config: EnvConfig, seed: int) -> None:
+    def __init__(self, scene: MetaWorldTask, config: EnvConfig, seed: int) -> None:
         super().__init__(scene.goal, 4, config)
         self._scene = scene
         self._shows_robot = config.robot == "visible"
@@ -299,7 +299,7 @@ def _drawer_left(env: SawyerXYZEnv, _: dict[str, Any]) -> float:
     return _DRAWER_RANGE + env.data.joint("goal_slidey").qpos[0]
 
 
-DRAWER_OPEN = Scene(
+DRAWER_OPEN = MetaWorldTask(
     env_name="drawer-open-v3",
     goal=PAPER_GOALS["drawer_open"][0],
     camera=Camera(
@@ -313,7 +313,7 @@ DRAWER_OPEN = Scene(
     distance=_drawer_left,
 )
 
-SOCCER = Scene(
+SOCCER = MetaWorldTask(
     env_name="soccer-v3",
     goal=PAPER_GOALS["soccer"][0],
     camera=Camera(
@@ -326,7 +326,7 @@ SOCCER = Scene(
     placement=(0.0, 0.65, 0.03, 0.0, 0.85, 0.0),
 )
 
-SWEEP_INTO = Scene(
+SWEEP_INTO = MetaWorldTask(
     env_name="sweep-into-v3",
     goal=PAPER_GOALS["sweep_into"][0],
     camera=Camera(
@@ -373,5 +373,5 @@ def _distance(env: SawyerXYZEnv, facts: dict[str, Any]) -> float:
 
 def make_stock(config: EnvConfig, seed: int, name: str) -> MetaWorldEnv:
     """The task `metaworld/NAME`, `name` being MetaWorld's own, e.g. `door-open-v3`."""
-    scene = Scene(env_name=name, goal=STOCK_GOALS[name][0], camera=CAMERA, distance=_distance)
+    scene = MetaWorldTask(env_name=name, goal=STOCK_GOALS[name][0], camera=CAMERA, distance=_distance)
     return MetaWorldEnv(scene, config, seed)

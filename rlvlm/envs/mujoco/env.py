@@ -104,7 +104,7 @@ _DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class SceneState:
     """The simulator's truth about a state."""
 
     reward: float
@@ -141,7 +141,7 @@ class Scene(Protocol):
         """[D] of `data`, whose positions in world coordinates are up to date."""
         ...
 
-    def judge(self, data: mujoco.MjData) -> Outcome:
+    def judge(self, data: mujoco.MjData) -> SceneState:
         """How good that state is; positions in world coordinates are up to date."""
         ...
 
@@ -178,7 +178,7 @@ class MujocoScene(ABC):
         self.drawn, self.action_size, self._substeps = self.model, self.model.nu, substeps
 
     @abstractmethod
-    def judge(self, data: mujoco.MjData) -> Outcome:
+    def judge(self, data: mujoco.MjData) -> SceneState:
         """How good that state is; positions in world coordinates (`data.site(...).xpos`) are up to date."""
 
     def place(self, data: mujoco.MjData, rng: np.random.Generator) -> None:
@@ -261,7 +261,7 @@ class SceneEnv(MujocoEnv):
         drawn = self._scene.drawn
         return Renderer(drawn, self._scene.camera, np.zeros(drawn.ngeom, bool), (), has_mocaps=True)
 
-    def _look(self) -> tuple[FloatArray, Outcome]:
+    def _look(self) -> tuple[FloatArray, SceneState]:
         """The observation [D] and the truth about the state just reached.
 
         Positions in world coordinates are computed by kinematics alone: `mj_forward` would also move the solver's warm
@@ -271,6 +271,6 @@ class SceneEnv(MujocoEnv):
         mujoco.mj_flex(self._model, self._data)
         return self._scene.observe(self._data).astype(np.float32), self._scene.judge(self._data)
 
-    def _info(self, outcome: Outcome) -> dict[str, Any]:
+    def _info(self, outcome: SceneState) -> dict[str, Any]:
         progress = min(max(outcome.progress, 0.0), 1.0)
         return {"snapshot": self.snapshot(), "progress": progress, "success": outcome.success}

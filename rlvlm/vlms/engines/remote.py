@@ -37,7 +37,7 @@ from tenacity import (
 
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Usage
-from rlvlm.vlms.chats import TOP_P, Chat, ChatRequest, Message, Refused, Reply, TransientError, images_of
+from rlvlm.vlms.chats import TOP_P, Chat, ChatReply, ChatRequest, Message, Refused, TransientError, images_of
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget
 from rlvlm.vlms.engines.secret import read_key
@@ -129,7 +129,7 @@ class RemoteEngine:
 
     async def reply(
         self, request: ChatRequest, *, max_new_tokens: int, temperature: float, deadline: float = math.inf
-    ) -> Reply:
+    ) -> ChatReply:
         """The reply, after as many tries as it takes and is allowed; with its price, where that is known.
 
         Raises:
@@ -147,7 +147,7 @@ class RemoteEngine:
         )
         return await retrying(self._try, request, max_new_tokens, temperature, deadline)
 
-    async def _try(self, request: ChatRequest, max_new_tokens: int, temperature: float, deadline: float) -> Reply:
+    async def _try(self, request: ChatRequest, max_new_tokens: int, temperature: float, deadline: float) -> ChatReply:
         """One request, sent as soon as the server lets us, counted, and given up when its time is over."""
         hold_s = self._not_before - time.monotonic()
         if hold_s > 0:
@@ -163,7 +163,7 @@ class RemoteEngine:
         self.budget.settle(reserved, usage)
         return replace(reply, text=self._key.scrub(reply.text), usage=usage)
 
-    async def _outcome(self, asked: Coroutine[Any, Any, Reply], patience_s: float) -> Reply | Exception:
+    async def _outcome(self, asked: Coroutine[Any, Any, ChatReply], patience_s: float) -> ChatReply | Exception:
         """The reply, or what to raise in its place: without the key, and without the library's own exceptions."""
         try:
             return await asyncio.wait_for(asked, patience_s)
@@ -180,7 +180,7 @@ class RemoteEngine:
                 self._not_before = max(self._not_before, time.monotonic() + error.retry_after_s)
             return TransientError(reason, error.retry_after_s)
 
-    async def _ask(self, request: ChatRequest, max_new_tokens: int, temperature: float) -> Reply:
+    async def _ask(self, request: ChatRequest, max_new_tokens: int, temperature: float) -> ChatReply:
         """What one request comes to; raises as `reply` does."""
         sdk, limit = self._sdk, self._limit_name
         wants_log_probs = request.wants_log_probs and self._gives_log_probs
@@ -335,7 +335,7 @@ def _turn(turn: Message) -> dict[str, Any]:
     return {"role": turn["role"], "content": parts}
 
 
-def _reply(completion: Any) -> Reply:
+def _reply(completion: Any) -> ChatReply:
     """The reply in a completion, untrusted: whatever lacks its parts is a failed try.
 
     Raises:
@@ -352,7 +352,7 @@ def _reply(completion: Any) -> Reply:
         raise Refused("blocked by the provider's content filter")
     if not isinstance(refusal or text or "", str):
         raise TransientError("the answer is not what this API promises: its content is no text")
-    return Reply(
+    return ChatReply(
         text=refusal or text or "",
         is_whole=ending != "length",
         is_refusal=bool(refusal),

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import Frames
-from rlvlm.vlms.chats import TOP_P, Chat, Reply, images_of, whole_answer, without_thought
+from rlvlm.vlms.chats import TOP_P, Chat, ChatReply, images_of, whole_answer, without_thought
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.images import can_replace, resize
 from rlvlm.vlms.loading import LoadedVLM
@@ -33,7 +33,7 @@ class TransformersEngine:
     @torch.inference_mode()
     def generate(
         self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()
-    ) -> list[Reply]:
+    ) -> list[ChatReply]:
         """The model's reply to each chat: greedy at temperature 0, else sampled from the config's seed.
 
         Where there are `choices` it is one of them: the likeliest, or one drawn by their probabilities.
@@ -42,7 +42,7 @@ class TransformersEngine:
             log_p = self.choice_log_p(chats, choices)
             if temperature > 0:  # adding Gumbel noise to the logits and taking the largest draws from their softmax
                 log_p = log_p / temperature + np.random.default_rng(self._config.seed).gumbel(size=log_p.shape)
-            return [Reply(text=choices[int(best)]) for best in log_p.argmax(axis=1)]
+            return [ChatReply(text=choices[int(best)]) for best in log_p.argmax(axis=1)]
         model, tokenizer = self._vlm.model, self._vlm.processor.tokenizer
         texts = self._texts(chats)
         inputs = self._inputs(texts, chats)
@@ -60,7 +60,7 @@ class TransformersEngine:
         is_whole = torch.isin(tokens, stops).any(-1).tolist()
         answers = tokenizer.batch_decode(tokens, skip_special_tokens=True)
         written = map(whole_answer, texts, answers)
-        return [Reply(text=text, is_whole=whole) for text, whole in zip(written, is_whole, strict=True)]
+        return [ChatReply(text=text, is_whole=whole) for text, whole in zip(written, is_whole, strict=True)]
 
     @torch.inference_mode()
     def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlvlm.core.errors import ModelUnavailable
-from rlvlm.vlms.chats import TOP_P, Chat, ChatRequest, Pixels, Reply, images_of, whole_answer, without_thought
+from rlvlm.vlms.chats import TOP_P, Chat, ChatReply, ChatRequest, Pixels, images_of, whole_answer, without_thought
 from rlvlm.vlms.config import EngineConfig, VLMConfig
 from rlvlm.vlms.files import locate
 from rlvlm.vlms.images import resize
@@ -212,14 +212,14 @@ class VllmEngine:
 
     async def reply(
         self, request: ChatRequest, *, max_new_tokens: int, temperature: float, deadline: float = math.inf
-    ) -> Reply:
+    ) -> ChatReply:
         """The model's reply: greedy at temperature 0, else sampled from the config's seed; see `chats.AsyncEngine`.
 
         Where there are choices and `EngineConfig.structured` holds, it is one of them: the engine masks every token
         that would lead elsewhere. Raises as `VllmCore.ask` does.
         """
         if request.wants_log_probs:
-            return Reply(choice_log_p=await self.choice_log_p(request.chat, request.choices))
+            return ChatReply(choice_log_p=await self.choice_log_p(request.chat, request.choices))
         text = self._text(request.chat)
         sampling: dict[str, Any] = {"max_tokens": max_new_tokens, "temperature": temperature}
         if temperature:
@@ -230,7 +230,7 @@ class VllmEngine:
             sampling["structured_outputs"] = StructuredOutputsParams(choice=list(request.choices))
         output = await self._core.ask(self._tokens(text), images_of(request.chat), sampling, self._lora)
         written = output.outputs[0]
-        return Reply(text=whole_answer(text, written.text), is_whole=written.finish_reason == "stop")
+        return ChatReply(text=whole_answer(text, written.text), is_whole=written.finish_reason == "stop")
 
     async def choice_log_p(self, chat: Chat, choices: Sequence[str]) -> NDArray[np.float64]:
         """[C] log-probability that the reply begins with each choice's whole token sequence.

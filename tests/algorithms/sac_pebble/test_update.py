@@ -8,7 +8,7 @@ import torch
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.dense import ParameterBlock, flatten
 from rlvlm.algorithms.sac_pebble.module import SACModule
-from rlvlm.algorithms.sac_pebble.replay import Batch
+from rlvlm.algorithms.sac_pebble.replay import ReplayBatch
 from rlvlm.algorithms.sac_pebble.update import AutogradUpdate, HandWrittenUpdate
 
 OBS, ACTIONS, ROWS = 5, 3, 40
@@ -39,7 +39,7 @@ def draw_batch(seed=1):
     actions = torch.tanh(torch.randn(ROWS, ACTIONS, generator=generator))
     rewards, ends = torch.randn(ROWS, generator=generator), (torch.rand(ROWS, generator=generator) < 0.3).float()
     noise = torch.randn(2, ROWS, ACTIONS, generator=generator)
-    return Batch(obs, actions, next_obs, ends, rewards, torch.cat((obs, actions), dim=1)), noise
+    return ReplayBatch(obs, actions, next_obs, ends, rewards, torch.cat((obs, actions), dim=1)), noise
 
 
 @pytest.mark.parametrize("hidden", [(24, 16), (8,), (300, 10, 12)])

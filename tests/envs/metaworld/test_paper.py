@@ -6,7 +6,7 @@ from stock_steps import assert_steps_are_the_stock_ones
 
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.metaworld.env import SOCCER, SWEEP_INTO, MetaWorldEnv, Scene
+from rlvlm.envs.metaworld.env import SOCCER, SWEEP_INTO, MetaWorldEnv, MetaWorldTask
 from rlvlm.testing import check_step_env
 
 OBJECT_XY = slice(9, 11)
@@ -16,7 +16,7 @@ GOAL_X = 16
 SCENES = pytest.mark.parametrize("scene", [SOCCER, SWEEP_INTO], ids=lambda scene: scene.env_name)
 
 
-def make(scene: Scene, seed: int = 0, **fields: Any) -> MetaWorldEnv:
+def make(scene: MetaWorldTask, seed: int = 0, **fields: Any) -> MetaWorldEnv:
     return MetaWorldEnv(scene, EnvConfig(**fields), seed)
 
 
@@ -42,7 +42,7 @@ def test_the_papers_starts_by_hand() -> None:
 @pytest.mark.slow
 @SCENES
 @pytest.mark.parametrize("fields", [{}, {"start": "random", "robot": "visible"}], ids=["paper", "random"])
-def test_they_are_envs(scene: Scene, fields: dict[str, Any]) -> None:
+def test_they_are_envs(scene: MetaWorldTask, fields: dict[str, Any]) -> None:
     world = make(scene, episode_steps=25, **fields)
     places = with_object_at(world, (0.0, 0.65), (0.0, 0.75), (0.05, 0.75), (0.0, 0.85))
     check_step_env(world, make(scene, episode_steps=25, **fields), places)
@@ -50,12 +50,12 @@ def test_they_are_envs(scene: Scene, fields: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @SCENES
-def test_physics_and_reward_are_the_stock_ones(scene: Scene) -> None:
+def test_physics_and_reward_are_the_stock_ones(scene: MetaWorldTask) -> None:
     assert_steps_are_the_stock_ones(make(scene, start="random", seed=3), scene.env_name, 60)
 
 
 @SCENES
-def test_progress_rises_to_success_under_metaenvs_own_script(scene: Scene) -> None:
+def test_progress_rises_to_success_under_metaenvs_own_script(scene: MetaWorldTask) -> None:
     world = make(scene)
     obs, info = world.reset()
     infos = [info]
