@@ -464,7 +464,7 @@ def _read_score(text: str, mode: str) -> float | None:
     return float(share[0]) if share else parse_score(text)
 
 
-def _read_chat(turns: list[wire.Turn]) -> Chat:
+def _read_chat(turns: list[wire.ChatTurn]) -> Chat:
     """The chat in the form that judges read, its images decoded.
 
     Raises:
