@@ -29,17 +29,44 @@ Config = TypeVar("Config", bound=RunConfig)
 T = TypeVar("T")
 
 
-def parse(kind: type[T], words: Sequence[str], prog: str) -> T:
+def parse(kind: type[T], words: Sequence[str], prog: str, default: T | None = None, **look: Any) -> T:
     """The arguments of a command.
+
+    Args:
+        kind: their class.
+        words: of the command line.
+        prog: how the user called the command, for help texts.
+        default: values where `words` has none; None takes those of `kind`.
+        look: how tyro shows them.
 
     Raises:
         UsageError: a value breaks a rule.
         SystemExit: an option is wrong (code 2, shown in a box), or help was asked for (code 0).
     """
     try:
-        return tyro.cli(kind, args=words, prog=prog)
+        return tyro.cli(kind, args=words, prog=prog, **look, **({} if default is None else {"default": default}))
     except ValueError as error:  # a rule of `kind` itself; those of its parts are shown by the parser
         raise UsageError(str(error), f"{prog} --help") from error
+
+
+def task_first(words: Sequence[str], prog: str, example: str, options: str = "[options]") -> tuple[str, Sequence[str]]:
+    """The task that a command line begins with, and its options; help without a task is that of `example`.
+
+    Args:
+        words: of the command line.
+        prog: how the user called the command.
+        example: a task.
+        options: what follows the task, for the message.
+
+    Raises:
+        UsageError: there is no task.
+    """
+    if words and words[0] in _HELP:
+        return example, words[:1]
+    if not words or words[0].startswith("-"):
+        what = f"name a task first: {prog} TASK {options}; tasks: {task_summary()}"
+        raise UsageError(what, f"{prog} {example} --help  shows all options")
+    return words[0], words[1:]
 
 
 @dataclass(frozen=True)
@@ -64,17 +91,10 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
         UsageError: no task, one that does not exist, or a value that breaks a rule.
         SystemExit: an option is wrong (code 2, shown in a box), or help was asked for (code 0).
     """
-    if words and words[0] in _HELP:
-        return _parse(recipe(_EXAMPLE), _HELP[:1], f"{prog} TASK")
-    if not words or words[0].startswith("-"):
-        raise UsageError(
-            f"name a task first: {prog} TASK [options]; tasks: {task_summary()}",
-            f"{prog} {_EXAMPLE} --help  shows all options",
-        )
-    task, options = words[0], words[1:]
+    task, options = task_first(words, prog, _EXAMPLE)
     default = recipe(task)
     default = default.smoke() if "--smoke" in options else default
-    arguments = _parse(default, options, f"{prog} {task}")
+    arguments = _parse(default, options, f"{prog} {task if task in words else 'TASK'}")
     _check_unused(default, arguments.config)
     return arguments
 
@@ -100,19 +120,10 @@ def _check_unused(default: RunConfig, wanted: RunConfig) -> None:
 
 def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments[RunConfig]:
     about = f"Learn a task ({task_summary()}); every option overrides one field of the task's recipe."
-    try:
-        kind: Any = kind_of(default)  # of the sections that only some algorithms have, those of the task's own
-        arguments = tyro.cli(
-            RunArguments[kind],
-            default=RunArguments(config=as_config(kind, default)),
-            args=options,
-            prog=prog,
-            description=about,
-            config=_CONFIG,
-        )
-        return replace(arguments, config=as_config(RunConfig, arguments.config))
-    except ValueError as error:  # a rule of RunConfig itself; those of its parts are shown by the parser
-        raise UsageError(str(error), f"{prog} --help") from error
+    kind: Any = kind_of(default)  # of the sections that only some algorithms have, those of the task's own
+    start = RunArguments(config=as_config(kind, default))
+    arguments = parse(RunArguments[kind], options, prog, start, description=about, config=_CONFIG)
+    return replace(arguments, config=as_config(RunConfig, arguments.config))
 
 
 def run_form(words: Sequence[str], prog: str, forms: Mapping[str, tuple[type, Callable[..., str]]]) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import tyro
 
+from rlvlm.commands.arguments import parse
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import task_summary
 
@@ -21,22 +22,24 @@ class CheckTaskArguments:
     out: Path | None = None
     """The sheet to write, an image; by default contact_sheets/TASK.png."""
     episodes: int = 7
-    """Episodes of each way to play, from each start."""
+    """Episodes of each way to play, from each start, >= 1."""
     seed: int = 0
     """Of the first episode; the others follow."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise ValueError(f"--episodes must be >= 1, got {self.episodes}")
 
 
 def command(words: Sequence[str], prog: str) -> int:
     """`check-task TASK [--out FILE] [--episodes N] [--seed N]` and `check-task [FAMILY] --list`."""
-    arguments = tyro.cli(CheckTaskArguments, args=words, prog=prog)
+    arguments = parse(CheckTaskArguments, words, prog)
     from rlvlm.reports.check_task import check_task, list_tasks
 
     if arguments.list:
         return list_tasks(arguments.task)
     if not arguments.task:
         raise UsageError(f"name a task first: {prog} TASK; tasks: {task_summary()}", f"{prog} --list")
-    if arguments.episodes < 1:
-        raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}")
     name = arguments.task.replace("/", "-").replace(":", ".")
     out = arguments.out or Path("contact_sheets") / f"{name}.png"
     return check_task(arguments.task, out, arguments.episodes, arguments.seed)

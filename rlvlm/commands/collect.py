@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import tyro
-
 from rlvlm.algorithms.policy_gradient.config import SFTConfig
+from rlvlm.commands.arguments import parse, task_first
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_unused, full_name, make_env, task_kind, task_summary
+from rlvlm.envs.registry import check_unused, full_name, make_env, task_kind
 from rlvlm.runs.recipes import recipe
 
 
@@ -41,6 +40,8 @@ class CollectArguments:
     env: EnvConfig = field(default_factory=EnvConfig)
 
     def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise ValueError(f"--episodes must be >= 1, got {self.episodes}")
         for name, value in (("--wrong-actions", self.wrong_actions), ("--wrong-thoughts", self.wrong_thoughts)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {value:g}")
@@ -52,22 +53,16 @@ class CollectArguments:
 
 def command(words: Sequence[str], prog: str) -> int:
     """`collect TASK [options]`: how many episodes the folder holds now."""
-    if not words or words[0].startswith("-") and words[0] not in ("-h", "--help"):
-        raise UsageError(f"name a task first: {prog} TASK [options]; tasks: {task_summary()}", f"{prog} number_line")
-    task, options = ("number_line", words[:1]) if words[0].startswith("-") else (full_name(words[0]), words[1:])
+    task, options = task_first(words, prog, "number_line")
+    task = full_name(task)
     config = recipe(task)
     default = CollectArguments(out=Path("demonstrations") / task.replace("/", "-"), env=config.env)
     if isinstance(sft := config.sft, SFTConfig):  # what a run of the task would have its script play
         default = replace(default, episodes=sft.demonstrations, noise=sft.noise, p_perturb=sft.p_perturb)
-    try:
-        arguments = tyro.cli(CollectArguments, default=default, args=options, prog=f"{prog} {task}")
-    except ValueError as error:  # a rule of what was told, or of EnvConfig
-        raise UsageError(str(error), f"{prog} {task} --help") from error
+    arguments = parse(CollectArguments, options, f"{prog} {task}", default)
     kind = task_kind(task)
     if kind == "steps":
         raise UsageError(f"{task} is an env in steps; those in turns or chunks can be collected", f"{prog} push_block")
-    if arguments.episodes < 1:
-        raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}", f"leave it out for {default.episodes}")
     others = ("noise", "p_perturb") if kind == "turns" else ("wrong_actions", "wrong_thoughts", "pictures")
     if odd := [name for name in others if getattr(arguments, name) != getattr(default, name)]:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in odd)

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.commands.arguments import parse
+from rlvlm.core.errors import EXIT_DONE
 from rlvlm.judges.config import DistillConfig
 
 
@@ -26,10 +27,7 @@ class DistillArguments:
 
 def command(words: Sequence[str], prog: str) -> int:
     """`distill --from STORE --out DIR [options]`: a folder of weights, and how far they agree with the labels."""
-    try:
-        arguments = tyro.cli(DistillArguments, args=words, prog=prog)
-    except ValueError as error:  # a rule of the settings
-        raise UsageError(str(error), f"{prog} --help") from error
+    arguments = parse(DistillArguments, words, prog)
     from rlvlm.judges.distill import distill, graded_table
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

@@ -19,14 +19,15 @@ import ray
 import tyro
 from PIL import Image
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 import rlvlm
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
+from rlvlm.commands.arguments import parse
 from rlvlm.core.console.boxes import EXIT_INTERRUPTED
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
+from rlvlm.core.console.tables import plain_table
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env, task_goal
@@ -76,7 +77,7 @@ class ServeArguments:
 
 def command(words: Sequence[str], prog: str) -> int:
     """`serve NAME [options]` and `serve --list`: serves until Ctrl-C."""
-    arguments = tyro.cli(ServeArguments, args=words, prog=prog)
+    arguments = parse(ServeArguments, words, prog)
     if arguments.list:
         show_list(Console())
         return EXIT_DONE
@@ -268,15 +269,13 @@ def app_folder() -> Path:
 
 def show_list(console: Console) -> None:
     """One line per judge, and below them what each app is for and how a run attaches to it."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("app", "backend", "model", "takes"):
-        table.add_column(heading, no_wrap=True)
+    heads, rows = ("app", "backend", "model", "takes"), []
     files = [read_app_file(path) for path in list_app_files(app_folder())]
     for file in files:
         for number, entry in enumerate(file.judges):
             model = entry.judge.model.rpartition("/")[2] or "its own"
-            table.add_row("" if number else file.name, entry.judge.backend, model, entry.resources)
-    console.print(table)
+            rows.append(("" if number else file.name, entry.judge.backend, model, entry.resources))
+    console.print(plain_table(heads, rows, words=heads))
     console.print()
     for file in files:
         apps = " or ".join(entry.app for entry in file.judges)

@@ -12,10 +12,11 @@ import tyro
 
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.sft_config import JobConfig, SFTConfig
+from rlvlm.commands.arguments import parse, task_first
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.turns import TurnEpisode
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_unused, make_env, task_kind, task_summary
+from rlvlm.envs.registry import check_unused, make_env, task_kind
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.preflight import check_network
 from rlvlm.runs.recipes import recipe
@@ -42,9 +43,7 @@ class SFTArguments:
 
 def command(words: Sequence[str], prog: str) -> int:
     """`sft TASK --from DATA [options]`: what the held-out episodes say of the result."""
-    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
-        raise UsageError(f"name a task first: {prog} TASK --from DATA; tasks: {task_summary()}", f"{prog} --help")
-    task, options = ("number_line", words[:1]) if words[0].startswith("-") else (words[0], words[1:])
+    task, options = task_first(words, prog, "number_line", "--from DATA")
     if (kind := task_kind(task)) != "turns":
         fixes = {"steps": f"it needs no demonstrations: rlvlm run {task}"}
         fixes |= {"chunks": f"a VLA learns in its run: rlvlm run {task} --sft.data DIR"}
@@ -54,10 +53,10 @@ def command(words: Sequence[str], prog: str) -> int:
     if isinstance(own.algo, PPOConfig) and isinstance(own.policy, PolicyConfig) and isinstance(own.sft, SFTConfig):
         job = JobConfig(max_reply_tokens=own.algo.max_reply_tokens)
         default = replace(default, policy=own.policy, sft=own.sft, job=job)
+    arguments = parse(SFTArguments, options, f"{prog} {task}", default)
     try:
-        arguments = tyro.cli(SFTArguments, default=default, args=options, prog=f"{prog} {task}")
         check_unused(task, arguments.env)
-    except ValueError as error:  # a rule of EnvConfig
+    except ValueError as error:
         raise UsageError(str(error), f"{prog} {task} --help") from error
     if arguments.source == Path():
         fix = f"rlvlm collect {task} --out DIR, then {prog} {task} --from DIR"

@@ -1,22 +1,17 @@
 """`rlvlm sweep FILE`."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 from rlvlm.commands.arguments import parse
+from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.errors import EXIT_DONE
 from rlvlm.sweeps.config import SweepConfig, find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand
-
-WIDTH = 160
-"""Columns of a table in a file or pipe."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +51,16 @@ def show_plan(sweep: SweepConfig, out: Path) -> None:
         UsageError: a setting is wrong.
     """
     plans = expand(sweep)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("task", "source", "seeds", "steps", "queries", "reward"):
-        table.add_column(name, justify="right" if name in ("steps", "queries") else "left")
+    rows = []
     for task in sweep.tasks:
         for source, about in sweep.sources.items():
             config = next(plan.config for plan in plans if (plan.task, plan.source) == (task, source))
             queries = f"{config.max_queries:,}" if config.max_queries else "-"
             seeds = ", ".join(map(str, sweep.seeds_of(task)))
-            table.add_row(task, source, seeds, f"{config.steps:,}", queries, f"{about.title} ({config.reward_name})")
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+            rows.append((task, source, seeds, f"{config.steps:,}", queries, f"{about.title} ({config.reward_name})"))
+    heads = ("task", "source", "seeds", "steps", "queries", "reward")
+    words = ("task", "source", "seeds", "reward")
+    console = plain_console()
     console.print(sweep.title, style="bold")
-    console.print(table)
+    console.print(plain_table(heads, rows, words=words, wraps=words))
     console.print(f"{len(plans)} runs, in {out}")

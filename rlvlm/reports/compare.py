@@ -1,29 +1,23 @@
 """`rlvlm report DIR...`: compares runs, or the sources of a sweep, and says who wins: tables, page, images."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE
 from rlvlm.reports.compare_figures import colours, draw_curves, draw_scores
-from rlvlm.reports.results import SOLVED, Results, run_results, sweep_results
+from rlvlm.reports.results import SOLVED, Results, mean_known, run_results, sweep_results
 from rlvlm.reports.statistics import CONFIDENCE, RESAMPLES, find, interquartile_mean
 from rlvlm.runs.plots import STYLE, save
 from rlvlm.runs.scores import score_name
 from rlvlm.runs.tables import CsvTable
 from rlvlm.sweeps.folder import find_sweep
 from rlvlm.templates import inline, render
-
-WIDTH = 160
-"""Columns of the table in a file or pipe."""
 
 
 def compare(paths: Sequence[Path], out: Path | None = None) -> int:
@@ -48,20 +42,17 @@ def compare(paths: Sequence[Path], out: Path | None = None) -> int:
         CsvTable(out / name, tuple(rows[0]), "task").write(rows)
     write_whole(out / "report.html", comparison_page(results, scores, curves))
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("task", "source", "finished", "score", "interval", "success at end", "labels right", "minutes"):
-        table.add_column(name, justify="left" if name in ("task", "source") else "right", no_wrap=name != "source")
+    heads = ("task", "source", "finished", "score", "interval", "success at end", "labels right", "minutes")
+    rows = []
     for row in groups:
         is_one = row["score"] is None or row["score_low"] == row["score_high"]
         interval = "-" if is_one else f"{row['score_low']:.2f} to {row['score_high']:.2f}"
         facts = [cell(key, row[key]) for key in ("success_at_end", "label_accuracy", "minutes")]
-        table.add_row(
-            Text(row["task"]), Text(row["title"]), row["finished"], cell("score", row["score"]), interval, *facts
-        )
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    console.print(table)
-    console.print(Text(f"\n{overall(results)}\n"))
-    console.print(Text(f"page, images and tables: {out / 'report.html'}"), soft_wrap=True)
+        rows.append((row["task"], row["title"], row["finished"], cell("score", row["score"]), interval, *facts))
+    console = plain_console()
+    console.print(plain_table(heads, rows, words=("task", "source"), wraps=("source",)))
+    console.print(f"\n{overall(results)}\n", markup=False)
+    console.print(f"page, images and tables: {out / 'report.html'}", markup=False, soft_wrap=True)
     return EXIT_DONE
 
 
@@ -188,7 +179,8 @@ def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
             continue
         solved = [run.first_solved for run in runs if run.first_solved is not None]
         successes = sum(run.final >= SOLVED for run in runs)
-        minutes = _total([run.wall_s / 60 for run in runs])
+        minutes = sum(run.wall_s / 60 for run in runs)
+        costs = [run.cost_usd for run in runs if run.cost_usd is not None]
         budget = runs[0].config if runs else None
         curves = []
         if budget is not None:  # a run's mean score over its whole budget says how early it became good
@@ -206,17 +198,15 @@ def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
                 "mean_over_run": float(interquartile_mean(curves)) if curves else None,
                 "steps_to_solve": float(np.median(solved)) if solved else None,
                 "successes": successes if runs else None,
-                "final_success_rate": _mean([run.mean_of_last(run.success) for run in runs]),
-                "success_at_end": _mean([finite(run.mean_of_last(run.at_end)) for run in runs]),
-                "final_return": _mean([run.mean_of_last(run.returns) for run in runs]),
-                "label_accuracy": _mean([run.label_accuracy for run in runs]),
-                "queries": _mean([run.queries for run in runs]),
-                "minutes": _mean([run.wall_s / 60 for run in runs]),
-                "minutes_per_success": minutes / successes if minutes is not None and successes else None,
+                "final_success_rate": mean_known([run.mean_of_last(run.success) for run in runs]),
+                "success_at_end": mean_known([run.mean_of_last(run.at_end) for run in runs]),
+                "final_return": mean_known([run.mean_of_last(run.returns) for run in runs]),
+                "label_accuracy": mean_known([run.label_accuracy for run in runs]),
+                "queries": mean_known([run.queries for run in runs]),
+                "minutes": minutes / len(runs) if runs else None,
+                "minutes_per_success": minutes / successes if successes else None,
                 "queries_per_success": sum(run.queries for run in runs) / successes if successes else None,
-                "usd_per_success": cost / successes
-                if successes and (cost := _total([run.cost_usd for run in runs])) is not None
-                else None,
+                "usd_per_success": sum(costs) / successes if successes and costs else None,
                 "peak_rss_mb": max((run.peak_rss_mb for run in runs if run.peak_rss_mb is not None), default=None),
             }
         )
@@ -234,7 +224,7 @@ def run_rows(results: Results) -> list[dict[str, Any]]:
             "env_steps": int(run.steps[-1]) if len(run.steps) else 0,
             "final_score": run.final if run.is_finished else None,
             "final_success_rate": run.mean_of_last(run.success) if run.is_finished else None,
-            "success_at_end": finite(run.mean_of_last(run.at_end)) if run.is_finished else None,
+            "success_at_end": mean_known([run.mean_of_last(run.at_end)]) if run.is_finished else None,
             "final_return": run.mean_of_last(run.returns) if run.is_finished else None,
             "first_solved": run.first_solved,
             "queries": run.queries,
@@ -249,18 +239,3 @@ def run_rows(results: Results) -> list[dict[str, Any]]:
         }
         for run in results.runs
     ]
-
-
-def finite(value: float) -> float | None:
-    """The value, or None where it is none."""
-    return value if np.isfinite(value) else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
-
-
-def _total(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(sum(known)) if known else None

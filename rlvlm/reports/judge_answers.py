@@ -4,22 +4,23 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Stamp, Verdict
-from rlvlm.labels.records import StoredAnswer, Truth, answer_key, truth_about
+from rlvlm.labels.records import StoredAnswer, answer_key, truth_about
 from rlvlm.labels.store import LabelStore, is_store, open_store
-from rlvlm.runs.folder import RunFolder, find_folder
+from rlvlm.runs.folder import RunFolder, find_folders
 
 Floats = NDArray[np.floating]
 
 MAX_TEXT = 1_000
 """Characters kept of an answer's text."""
-_TRUTHS = ("ground_truth_score_1", "ground_truth_score_2")
-_CODES = {"0": "left", "1": "right"}
+_TRUTHS, _SHARES = ("ground_truth_score_1", "ground_truth_score_2"), ("p_left", "p_right", "p_tie")
+"""Columns of a run's query log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +74,7 @@ def read_sources(paths: Sequence[Path]) -> list[Answers]:
         if is_store(path):
             found += read_store(path)
             continue
-        below = sorted(file.parent for file in path.glob("**/command.txt")) if path.is_dir() else []
-        found += [read_run(folder) for folder in map(find_folder, below or [path])]
+        found += map(read_run, find_folders(path))
     found = [answers for answers in found if len(answers)]
     if not found:
         raise UsageError(
@@ -96,26 +96,24 @@ def read_run(folder: RunFolder) -> Answers:
     for item in store.answers() if store else ():
         if item.question.id in asked:
             items.setdefault(item.question.id, item)  # of several judges' answers the first
-    chosen = [items.get(row.get("question", "")) for row in rows]
-    stamps = {item.answer.stamp for item in chosen if item is not None}
+    stamps = {item.answer.stamp for item in items.values()}
     judge = f"{_describe(next(iter(stamps)))}; " if len(stamps) == 1 else ""
-    return Answers(
-        name=folder.path.name,
-        about=judge + config.title,
-        task=config.task,
-        status=np.array([row["status"] for row in rows]),
-        label=np.array([_label(row) for row in rows]),
-        swapped=np.array(["" if item is None else _swapped_label(store, item) for item in chosen]),
-        p=np.array([[_number(row[name]) for name in ("p_left", "p_right", "p_tie")] for row in rows]).reshape(-1, 3),
-        truth=np.array([[_number(row[name]) for name in _TRUTHS] for row in rows]).reshape(-1, 2),
-        scale=1.0,
-        latency_s=np.array([_number(row["latency_s"]) for row in rows]),
-        tokens=np.array([_tokens(item) for item in chosen], np.float32),
-        cost_usd=np.array([_cost(item) for item in chosen], np.float32),
-        images=[("", "") if item is None else _last(item) for item in chosen],
-        text=[row["text"][:MAX_TEXT] for row in rows],
-        store=store,
-    )
+    labels = {"0": "left", "1": "right"}
+    columns: dict[str, list[Any]] = defaultdict(list)
+    for row in rows:
+        label = labels.get(row["vlm_predicted_label"], "") if row["status"] == "ok" else ""
+        numbers = {name: float(row[name]) if row[name] else np.nan for name in (*_TRUTHS, *_SHARES, "latency_s")}
+        facts = {
+            "status": row["status"],
+            "label": "tie" if row["status"] == "no_preference" else label,
+            "p": [numbers[name] for name in _SHARES],
+            "truth": [numbers[name] for name in _TRUTHS],
+            "latency_s": numbers["latency_s"],
+            "text": row["text"],
+        }
+        _append(columns, facts, items.get(row.get("question", "")), store)
+    about = {"name": folder.path.name, "about": judge + config.title, "task": config.task}
+    return _to_answers(columns, about, scale=1.0, store=store)
 
 
 def read_store(folder: Path) -> list[Answers]:
@@ -130,68 +128,59 @@ def read_store(folder: Path) -> list[Answers]:
     for item in store.answers():
         if isinstance(item.answer, Verdict):
             groups[item.answer.stamp, item.origin.task].append(item)
-    return [_of_items(stamp, task, items, truths, store) for (stamp, task), items in groups.items()]
+    found = []
+    for (stamp, task), items in groups.items():
+        known = [truth_about(item.question, truths) for item in items]
+        columns: dict[str, list[Any]] = defaultdict(list)
+        for item, truth in zip(items, known, strict=True):
+            verdict = item.answer
+            assert isinstance(verdict, Verdict), "scores were left out above"
+            facts = {
+                "status": str(verdict.status),
+                "label": str(verdict.label or ""),
+                "p": verdict.probabilities or (np.nan,) * 3,
+                "truth": (np.nan, np.nan) if truth is None else truth.values,
+                "latency_s": verdict.latency_s,
+                "text": verdict.text,
+            }
+            _append(columns, facts, item, store)
+        gaps = [abs(left - right) for left, right in columns["truth"] if not np.isnan(left - right)]
+        has_progress = any(one is not None and one.progress is not None for one in known)
+        scale = 1.0 if has_progress else max(*gaps, 1e-6) if gaps else 1.0
+        goals = sorted({item.question.goal for item in items})
+        name, about = f"{stamp.judge} {stamp.prompt}".strip(), f"{_describe(stamp)}; goal {', '.join(goals[:3])}"
+        found.append(_to_answers(columns, {"name": name, "about": about, "task": task}, scale=scale, store=store))
+    return found
 
 
-def _of_items(
-    stamp: Stamp, task: str, items: Sequence[StoredAnswer], truths: Mapping[str, Truth], store: LabelStore
+def _append(
+    columns: dict[str, list[Any]], facts: Mapping[str, Any], item: StoredAnswer | None, store: LabelStore | None
+) -> None:
+    """Adds one answer to the columns: its `facts`, and what the store knows of it."""
+    swapped = usage = None
+    images = ("", "")
+    if item is not None and store is not None:
+        images = (item.question.left or ("",))[-1], (item.question.right or ("",))[-1]
+        swapped = store.find(answer_key(item.question.swapped.id, item.answer.stamp))
+        usage = item.answer.usage
+    stored = {
+        "swapped": str(swapped.label or "") if isinstance(swapped, Verdict) else "",
+        "tokens": np.nan if usage is None else usage.tokens_in + usage.tokens_out,
+        "cost_usd": np.nan if usage is None or usage.cost_usd is None else usage.cost_usd,
+        "images": images,
+    }
+    for name, value in {**facts, **stored}.items():
+        columns[name].append(value)
+
+
+def _to_answers(
+    columns: Mapping[str, list[Any]], about: Mapping[str, str], *, scale: float, store: LabelStore | None
 ) -> Answers:
-    known = [truth_about(item.question, truths) for item in items]
-    truth = np.array([(np.nan, np.nan) if one is None else one.values for one in known], np.float32).reshape(-1, 2)
-    has_progress = any(one is not None and one.progress is not None for one in known)
-    gaps = np.abs(truth[:, 1] - truth[:, 0])
-    widest = float(np.nanmax(gaps)) if np.isfinite(gaps).any() else 1.0
-    verdicts = [item.answer for item in items if isinstance(item.answer, Verdict)]
-    goals = sorted({item.question.goal for item in items})
-    return Answers(
-        name=f"{stamp.judge} {stamp.prompt}".strip(),
-        about=f"{_describe(stamp)}; goal {', '.join(goals[:3])}",
-        task=task,
-        status=np.array([str(verdict.status) for verdict in verdicts]),
-        label=np.array([str(verdict.label or "") for verdict in verdicts]),
-        swapped=np.array([_swapped_label(store, item) for item in items]),
-        p=np.array([verdict.probabilities or (np.nan,) * 3 for verdict in verdicts], np.float32).reshape(-1, 3),
-        truth=truth,
-        scale=1.0 if has_progress else max(widest, 1e-6),
-        latency_s=np.array([verdict.latency_s for verdict in verdicts], np.float32),
-        tokens=np.array([_tokens(item) for item in items], np.float32),
-        cost_usd=np.array([_cost(item) for item in items], np.float32),
-        images=[_last(item) for item in items],
-        text=[verdict.text[:MAX_TEXT] for verdict in verdicts],
-        store=store,
-    )
-
-
-def _swapped_label(store: LabelStore | None, item: StoredAnswer) -> str:
-    """What the same judge said with the images in the other order, where that was asked."""
-    if store is None:
-        return ""
-    found = store.find(answer_key(item.question.swapped.id, item.answer.stamp))
-    return str(found.label or "") if isinstance(found, Verdict) else ""
-
-
-def _label(row: Mapping[str, str]) -> str:
-    if row["status"] == "no_preference":
-        return "tie"
-    return _CODES.get(row["vlm_predicted_label"], "") if row["status"] == "ok" else ""
-
-
-def _number(cell: str) -> float:
-    return float(cell) if cell else np.nan
-
-
-def _last(item: StoredAnswer) -> tuple[str, str]:
-    return (item.question.left or ("",))[-1], (item.question.right or ("",))[-1]
-
-
-def _tokens(item: StoredAnswer | None) -> float:
-    usage = None if item is None else item.answer.usage
-    return np.nan if usage is None else usage.tokens_in + usage.tokens_out
-
-
-def _cost(item: StoredAnswer | None) -> float:
-    usage = None if item is None else item.answer.usage
-    return np.nan if usage is None or usage.cost_usd is None else usage.cost_usd
+    words = {name: np.array(columns[name], np.str_) for name in ("status", "label", "swapped")}
+    numbers = {name: np.array(columns[name], np.float64) for name in ("p", "truth", "latency_s", "tokens", "cost_usd")}
+    numbers |= {"p": numbers["p"].reshape(-1, 3), "truth": numbers["truth"].reshape(-1, 2)}
+    text = [one[:MAX_TEXT] for one in columns["text"]]
+    return Answers(**about, **words, **numbers, images=columns["images"], text=text, scale=scale, store=store)
 
 
 def _describe(stamp: Stamp) -> str:

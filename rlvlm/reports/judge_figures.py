@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -24,14 +25,15 @@ from rlvlm.reports.judge_measures import (
     outcomes,
     wilson,
 )
+from rlvlm.runs.plots import COLOURS as LINES
 from rlvlm.runs.plots import INK, STYLE, save, stack_shares
 from rlvlm.runs.plots import OUTCOMES as OUTCOME_COLOURS
 
 COLOURS = {**OUTCOME_COLOURS, "not checked": "#d9c9a3"}
-LINES = ("#2a9d8f", "#e76f51", "#457b9d", "#8d6e97", "#264653", "#b08900")
 THEIRS = "#9aa5ab"
 _MAX_NAME = 34
 _BINS = np.arange(NUM_BINS)
+_CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9}
 
 REFERENCE = "RL-VLM-F (Wang et al. 2024), read off their figure"
 
@@ -67,9 +69,7 @@ def draw_difficulty(sources: Sequence[Answers]) -> Figure:
             axes.text(place, 102, f"{total:,}", ha="center", va="bottom", fontsize=8, color="#6b7a80")
         axes.set_title(f"{_short(source.name)}: {totals.sum():,} answers", pad=18)
     for axes, task in zip(rows[len(known) :, 0], tasks, strict=True):
-        theirs: dict[str, FloatArray] = dict(
-            zip(("correct", "incorrect", "no preference"), SHARES[task].T, strict=True)
-        )
+        theirs = dict(zip(("correct", "incorrect", "no preference"), SHARES[task].T, strict=True))
         stack_shares(axes, theirs, COLOURS, alpha=0.5, hatch="///", edgecolor="white")
         axes.set_title(f"theirs, for comparison: {task}, {REFERENCE}", color="#6b7a80")
     for axes in rows[:, 0]:
@@ -117,15 +117,7 @@ def draw_confusion(sources: Sequence[Answers]) -> Figure:
         axes.imshow(shares, cmap="GnBu", vmin=0, vmax=1.25, aspect="auto")
         for row, column in np.ndindex(*shares.shape):
             if count := table[rows[row], column]:
-                axes.text(
-                    column,
-                    row,
-                    f"{count:,}\n{100 * shares[row, column]:.0f} %",
-                    ha="center",
-                    va="center",
-                    fontsize=9,
-                    color=INK,
-                )
+                axes.text(column, row, f"{count:,}\n{100 * shares[row, column]:.0f} %", color=INK, **_CENTRED)
         axes.set_xticks(range(len(GIVEN)), [name.replace(" ", "\n") for name in GIVEN])
         axes.set_yticks(range(len(rows)), [TRUTHS[row] for row in rows])
         axes.set(xlabel="said", ylabel="true")
@@ -150,19 +142,10 @@ def draw_calibration(sources: Sequence[Answers]) -> Figure:
         hits = np.round(np.nan_to_num(found.accuracy * found.counts)).astype(int)
         share, low, high = wilson(hits, found.counts)
         has = found.counts > 0
+        points = 100 * np.stack([found.confidence, found.accuracy])[:, has]
         error = 100 * np.abs(np.stack([share - low, high - share])[:, has])
-        axes.errorbar(
-            100 * found.confidence[has],
-            100 * found.accuracy[has],
-            yerr=error,
-            color=colour,
-            marker="o",
-            markersize=5,
-            linewidth=2,
-            elinewidth=1,
-            capsize=2,
-            label=f"{_short(source.name)}: ECE {100 * found.ece:.1f} %",
-        )
+        look = {"color": colour, "marker": "o", "markersize": 5, "linewidth": 2, "elinewidth": 1, "capsize": 2}
+        axes.errorbar(*points, yerr=error, label=f"{_short(source.name)}: ECE {100 * found.ece:.1f} %", **look)
         counts.bar(edges[:-1] + (place + 0.7) * width, found.counts, width=width, color=colour)
     lowest = min((100 * float(np.nanmin(found.accuracy)) for _, _, found in drawn), default=50.0)
     axes.set(ylabel="right, %", ylim=(min(44.0, lowest - 4), 104), xlim=(49.5, 101))
@@ -186,15 +169,8 @@ def draw_outcomes(sources: Sequence[Answers]) -> Figure:
             share = 100 * float((found == name).mean())
             axes.barh(row, share, left=base, color=COLOURS[name], height=0.66)
             if share >= 4:
-                axes.text(
-                    base + share / 2,
-                    row,
-                    f"{share:.0f}",
-                    ha="center",
-                    va="center",
-                    fontsize=9,
-                    color="white" if name in ("correct", "incorrect", "invalid", "failed") else INK,
-                )
+                ink = "white" if name in ("correct", "incorrect", "invalid", "failed") else INK
+                axes.text(base + share / 2, row, f"{share:.0f}", color=ink, **_CENTRED)
             base += share
     present = [name for name in OUTCOMES if any((outcomes(source) == name).any() for source in sources)]
     handles = [Patch(color=COLOURS[name]) for name in present]
@@ -214,14 +190,9 @@ def draw_latency(sources: Sequence[Answers]) -> Figure:
         times = np.sort(source.latency_s[(source.latency_s > 0) & (source.status != "failed")])
         if len(times):
             middle, late = 1_000 * np.median(times), 1_000 * np.quantile(times, 0.95)
-            axes.step(
-                1_000 * times,
-                100 * np.arange(1, len(times) + 1) / len(times),
-                where="post",
-                color=colour,
-                linewidth=2.2,
-                label=f"{_short(source.name)}: p50 {middle:,.0f}, p95 {late:,.0f} ms",
-            )
+            shares = 100 * np.arange(1, len(times) + 1) / len(times)
+            label = f"{_short(source.name)}: p50 {middle:,.0f}, p95 {late:,.0f} ms"
+            axes.step(1_000 * times, shares, where="post", color=colour, linewidth=2.2, label=label)
     axes.set(xscale="log", xlabel="milliseconds until its batch was answered", ylabel="answers, %", ylim=(0, 103))
     axes.set_title("Latency")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.22), fontsize=9)

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.reports.judge_answers import Answers, Floats
+from rlvlm.reports.results import mean_known
 
 NUM_BINS = 10
 """Difficulty bins: equal parts of the gap in truth; the first has the hardest pairs."""
@@ -120,23 +121,15 @@ def summarise(answers: Answers) -> dict[str, float | int | str | None]:
         "about": answers.about,
         "answers": len(answers),
         **{name.replace(" ", "_"): number for name, number in count.items()},
-        "accuracy": _known(share[0]),
-        "accuracy_low": _known(low[0]),
-        "accuracy_high": _known(high[0]),
-        "ece": _known(calibration(answers).ece),
-        "said_left": _known((answers.label[decided] == "left").mean()) if decided.any() else None,
+        "accuracy": mean_known(share),
+        "accuracy_low": mean_known(low),
+        "accuracy_high": mean_known(high),
+        "ece": mean_known([calibration(answers).ece]),
+        "said_left": mean_known(answers.label[decided] == "left"),
         "asked_both_ways": pairs,
         "swap_consistency": mirrored / pairs if pairs else None,
-        "latency_p50_s": _known(np.median(latency)) if len(latency) else None,
-        "latency_p95_s": _known(np.quantile(latency, 0.95)) if len(latency) else None,
-        "tokens_per_answer": _mean(answers.tokens),
-        "usd_per_1000_answers": None if (mean := _mean(answers.cost_usd)) is None else 1_000 * mean,
+        "latency_p50_s": float(np.median(latency)) if len(latency) else None,
+        "latency_p95_s": float(np.quantile(latency, 0.95)) if len(latency) else None,
+        "tokens_per_answer": mean_known(answers.tokens),
+        "usd_per_1000_answers": mean_known(1_000 * answers.cost_usd),
     }
-
-
-def _mean(values: Floats) -> float | None:
-    return float(np.nanmean(values)) if np.isfinite(values).any() else None
-
-
-def _known(value: float | np.floating) -> float | None:
-    return float(value) if np.isfinite(value) else None

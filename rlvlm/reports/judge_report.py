@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.judging import Query, Status
@@ -56,15 +54,12 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
         for source, counts, place in bins
     )
     write_whole(out / "judge_report.html", report_page(sources, rows, pictures, "Judge report"))
-    console = Console(highlight=False)
+    console = plain_console(soft_wrap=True)
     for row in rows:
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=None)
-        for name, cell in table_cells(row).items():
-            if cell != "-":
-                table.add_row(name, cell)
-        console.print(Text(str(row["source"]), style="bold"), soft_wrap=True)
-        console.print(table)
-    console.print(Text(f"page and images: {out / 'judge_report.html'}"), soft_wrap=True)
+        said = [(name, cell) for name, cell in table_cells(row).items() if cell != "-"]
+        console.print(str(row["source"]), style="bold", markup=False)
+        console.print(plain_table(("", ""), said, words=("",)))
+    console.print(f"page and images: {out / 'judge_report.html'}", markup=False)
     return EXIT_DONE
 
 

@@ -1,7 +1,7 @@
 """What runs have come to, read from their folders: those of a sweep, or any runs side by side."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import return_range
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder, find_folder
+from rlvlm.runs.folder import RunFolder, find_folders
 from rlvlm.runs.plots import column
 from rlvlm.runs.scores import Floats, scores
 from rlvlm.runs.settings import flat
@@ -26,6 +26,12 @@ _ASIDE = ("eval.", "track.", "serve.", "engine.")
 """Sections of settings by which runs are not longer apart: what is seen of it, and where it is served."""
 _FEW_SETTINGS = 3
 """As many stand in a source's name."""
+
+
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """Mean of what is a number, neither None nor NaN; None where nothing is."""
+    known = [value for value in values if value is not None and np.isfinite(value)]
+    return float(np.mean(known)) if known else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,8 +174,10 @@ def run_results(paths: Sequence[Path]) -> Results:
     Raises:
         UsageError: no path, or no run under one.
     """
+    if not paths:
+        raise UsageError("name at least one run's folder", "rlvlm report runs/")
     runs: list[RunResult] = []
-    for folder in find_runs(paths):
+    for folder in {folder.path: folder for path in paths for folder in find_folders(path)}.values():
         config = folder.config()
         state = folder.summary().get("exit_reason", "not finished")
         runs.append(_read(folder, path=folder.path, state=state, task=config.task, source="", config=config))
@@ -216,30 +224,11 @@ def _distinguishing_settings(config: RunConfig) -> dict[str, Any]:
 def _alarms(runs: Sequence[RunResult]) -> list[str]:
     """One remark where the judges of some runs rewarded failures."""
     fooled = [run.path.name for run in runs if run.alarm_step is not None]
-    return (
-        [
-            f"The judge of {len(fooled)} runs called too many failures successes, and its monitor gave an alarm: "
-            f"{', '.join(fooled)}. What it paid for is no evidence; the scores here are true ones."
-        ]
-        if fooled
-        else []
+    remark = (
+        f"The judge of {len(fooled)} runs called too many failures successes, and its monitor gave an alarm: "
+        f"{', '.join(fooled)}. What it paid for is no evidence; the scores here are true ones."
     )
-
-
-def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
-    """The runs that `paths` name: a run's folder (or a file in it), or any folder with runs below it.
-
-    Raises:
-        UsageError: no path, or no run under one.
-    """
-    if not paths:
-        raise UsageError("name at least one run's folder", "rlvlm report runs/")
-    found: dict[Path, RunFolder] = {}
-    for path in paths:
-        below = sorted(file.parent for file in path.glob("**/command.txt")) if path.is_dir() else []
-        for folder in map(find_folder, below or [path]):
-            found[folder.path] = folder
-    return list(found.values())
+    return [remark] if fooled else []
 
 
 def _read(run: RunFolder | None, **about: Any) -> RunResult:

@@ -1,15 +1,14 @@
 """`rlvlm eval DIR`: plays a run's policy on the true task. Needs neither Ray nor the judge."""
 
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, evaluate
+from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import write_json
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.judges.agreement import wilson_interval
@@ -21,8 +20,6 @@ from rlvlm.runs.video import write_videos
 
 _MOST_SHOWN = 20
 """With more episodes than this no single one is listed."""
-_WIDTH = 120
-"""Columns of a line, where there is no terminal."""
 
 
 def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool, out: Path | None = None) -> int:
@@ -42,7 +39,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
     """
     if episodes < 1:
         raise UsageError(f"--episodes must be >= 1, got {episodes}", "leave it out for 10")
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDTH)
+    console = plain_console(soft_wrap=True)
     checkpoint = choose_checkpoint(folder, path, console.print)
     config = folder.config()
     players = open_players(config, checkpoint.algorithm)
@@ -54,8 +51,22 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
         compared = {players.name: _measured(played, players.milestones)}
         for name, player in players.others.items():
             compared[name] = _measured(evaluate(player, episodes), players.milestones)
+    each = [
+        {
+            "success": episode.is_success,
+            "success_at_end": episode.ends_in_success,
+            "return": round(episode.env_return, 3),
+            "final_progress": round(float(episode.progress[-1]), 4),
+        }
+        for episode in played
+    ]
     if episodes <= _MOST_SHOWN:
-        console.print(_table_of_episodes(played))
+        heads = ("episode", "success at the end", "at any step", "true return", "progress at the end")
+        rows = []
+        for number, one in enumerate(each, start=1):
+            at_end, success = ("yes" if one[what] else "no" for what in ("success_at_end", "success"))
+            rows.append((str(number), at_end, success, f"{one['return']:.1f}", f"{one['final_progress']:.0%}"))
+        console.print(plain_table(heads, rows))
     console.print(_table_of_players(compared, list(players.milestones)))
     if alike := [name for name, one in compared.items() if one["distinct"] < one["episodes"]]:
         console.print(
@@ -66,7 +77,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
     result = {key: value for key, value in row.items() if value is not None and key != "wall_s"}
     out = out or folder.path
     try:
-        write_json(out / "evaluation.json", result | {"each": _each(played), "compared": compared})
+        write_json(out / "evaluation.json", result | {"each": each, "compared": compared})
         if with_video:
             for file in write_videos(out / "videos", played, checkpoint.step, players.draw):
                 console.print(f"video {file}")
@@ -95,18 +106,6 @@ def choose_checkpoint(folder: RunFolder, path: Path, log: Callable[[str], None])
     return newest_sound(candidates, lambda damage: log(f"damaged checkpoint: {damage}")) or best
 
 
-def _each(played: Sequence[PlayedEpisode]) -> list[dict[str, float | bool]]:
-    return [
-        {
-            "success": episode.is_success,
-            "success_at_end": episode.ends_in_success,
-            "return": round(episode.env_return, 3),
-            "final_progress": round(float(episode.progress[-1]), 4),
-        }
-        for episode in played
-    ]
-
-
 def _measured(played: Sequence[PlayedEpisode], milestones: Mapping[str, float]) -> dict[str, float]:
     """Shares of episodes with their intervals, and means; a milestone counts once reached, at any step.
 
@@ -130,27 +129,16 @@ def _measured(played: Sequence[PlayedEpisode], milestones: Mapping[str, float]) 
     }
 
 
-def _table_of_episodes(played: Sequence[PlayedEpisode]) -> Table:
-    heads = ("episode", "success at the end", "at any step", "true return", "progress at the end")
-    table = Table(*heads, box=None, padding=(0, 2))
-    for number, each in enumerate(_each(played), start=1):
-        at_end, success = ("yes" if each[what] else "no" for what in ("success_at_end", "success"))
-        table.add_row(str(number), at_end, success, f"{each['return']:.1f}", f"{each['final_progress']:.0%}")
-    return table
-
-
 def _table_of_players(compared: Mapping[str, Mapping[str, float]], milestones: Sequence[str]) -> Table:
     """Who played how well; in brackets a share's interval at 95 %, where more than one distinct episode was played."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
     reached = [f"{name}, %" for name in milestones]
     heads = ("who", "success at end, %", "at any step, %", *reached, "return > 0, %", "return", "length", "distinct")
-    for head in heads:
-        table.add_column(head, no_wrap=True, justify="left" if head == "who" else "right")
+    rows = []
     for name, one in compared.items():
         cells = []
         for what in ("success_at_end", "success", *milestones, "above_zero"):
             interval = f" ({100 * one[what + '_low']:.0f} to {100 * one[what + '_high']:.0f})"
             cells.append(f"{100 * one[what]:.1f}{interval if one['distinct'] > 1 else ''}")
         means = (f"{one['episode_return']:.2f}", f"{one['length']:.1f}")
-        table.add_row(name, *cells, *means, f"{one['distinct']:.0f} of {one['episodes']:.0f}")
-    return table
+        rows.append((name, *cells, *means, f"{one['distinct']:.0f} of {one['episodes']:.0f}"))
+    return plain_table(heads, rows, words=("who",))

@@ -250,6 +250,12 @@ def find_folder(path: Path) -> RunFolder:
     )
 
 
+def find_folders(path: Path) -> list[RunFolder]:
+    """All runs below a folder, by their paths; else the one that the path belongs to, with errors as `find_folder`."""
+    below = sorted(file.parent for file in path.glob("**/command.txt")) if path.is_dir() else []
+    return [find_folder(one) for one in below or [path]]
+
+
 def check_newest(folder: RunFolder, path: Path) -> None:
     """Raises UsageError when `path` lies in a checkpoint older than the newest sound one: later work would be lost."""
     here = path.resolve()

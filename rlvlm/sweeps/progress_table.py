@@ -1,14 +1,13 @@
 """What a sweep shows while it works: a live table on a terminal, one line per event elsewhere."""
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import TextIO
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
-from rlvlm.core.console.screen import Screen
+from rlvlm.core.console.screen import Screen, clock
+from rlvlm.core.console.tables import plain_table
 from rlvlm.sweeps.folder import FINISHED, State, TrialRecord
 from rlvlm.sweeps.plan import TrialPlan
 
@@ -72,19 +71,15 @@ class ProgressTable(Screen):
 
     def render(self) -> Group:
         """The table, as much of it as fits, and how far the sweep is."""
-        table = Table(box=None, padding=(0, 2, 0, 0), title=self._title, title_justify="left", title_style="bold")
-        for name in ("task", "source", "seed"):
-            table.add_column(name, no_wrap=True)
-        for name in ("step", "score", "steps/s", "left"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("state", no_wrap=True)
         room = max(self._console.height - _FRAME_LINES, 5)
         ordered = sorted(self.records, key=lambda key: _ORDER.index(self.records[key].state))
-        shown = set(ordered[:room])
+        shown, rows = set(ordered[:room]), []
         for key, record in self.records.items():
             if key in shown:
                 plan, state = self._plans[key], Text(str(record.state), style=COLOURS[record.state])
-                table.add_row(plan.task, plan.source, str(plan.seed), *self._cells(key), state)
+                rows.append((plan.task, plan.source, str(plan.seed), *self._cells(key), state))
+        words, numbers = ("task", "source", "seed"), ("step", "score", "steps/s", "left")
+        table = plain_table((*words, *numbers, "state"), rows, words=(*words, "state"))
         hidden = len(ordered) - len(shown)
         foot = self._counts() + (f", {hidden} not shown" if hidden > 0 else "")
         todo = [
@@ -92,23 +87,19 @@ class ProgressTable(Screen):
             for key, record in self.records.items()
             if record.state not in (*FINISHED, State.FAILED)
         ]
-        left = _clock(sum(todo), sum(self._speeds.values())) or "-"
-        return Group(table, Text(""), Text(f"{self._phase}   {foot}   left about {left}"))
+        left = clock(sum(todo), sum(self._speeds.values())) or "-"
+        foot = f"{self._phase}   {foot}   left about {left}"
+        return Group(Text(self._title, style="bold"), table, Text(""), Text(foot))
 
     def _cells(self, key: str) -> tuple[str, str, str, str]:
         """Step, score, speed and time left of a run; the last two are empty where it does not run."""
         record, total = self.records[key], self._plans[key].config.steps
         speed = self._speeds.get(key, 0.0)
         score = "-" if record.score is None else f"{record.score:.2f}"
-        left = _clock(total - record.env_steps, speed)
+        left = clock(total - record.env_steps, speed)
         return f"{record.env_steps:,}/{total:,}", score, f"{speed:.0f}" if speed else "", left
 
     def _counts(self) -> str:
         states = [record.state for record in self.records.values()]
         done, failed = sum(state in FINISHED for state in states), states.count(State.FAILED)
         return f"{done} of {len(states)} finished" + (f", {failed} failed" if failed else "")
-
-
-def _clock(steps: float, steps_per_s: float) -> str:
-    """How long `steps` take; empty where the speed is not known."""
-    return str(timedelta(seconds=round(max(steps, 0) / steps_per_s))) if steps_per_s else ""

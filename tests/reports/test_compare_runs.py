@@ -8,7 +8,7 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.reports.compare import compare, group_rows, overall, run_rows
-from rlvlm.reports.results import find_runs, run_results
+from rlvlm.reports.results import run_results
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, create_folder
@@ -76,7 +76,7 @@ def test_a_name_is_the_shortest_that_tells_the_runs_of_a_task_apart(tmp_path: Pa
 
 
 def test_a_run_is_counted_once_however_it_is_named(runs: Path) -> None:
-    assert len(find_runs([runs, runs / "oracle", runs / "oracle" / "eval.csv"])) == 4
+    assert len(run_results([runs, runs / "oracle", runs / "oracle" / "eval.csv"]).runs) == 4
 
 
 @pytest.mark.slow
@@ -119,9 +119,9 @@ def test_sources_without_a_task_in_common_are_not_ranked(tmp_path: Path) -> None
 
 def test_no_run_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        find_runs([])
+        run_results([])
     with pytest.raises(UsageError):
-        find_runs([tmp_path])
+        run_results([tmp_path])
 
 
 def test_a_judge_that_rewarded_failures_is_named(runs: Path) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TextIO
 
 from rich.console import Group
@@ -12,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlvlm.core import metrics
-from rlvlm.core.console.screen import Screen
+from rlvlm.core.console.screen import Screen, clock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,5 +100,4 @@ class RunConsole(Screen):
     def _progress(self) -> tuple[int, str]:
         """The env step, and the time left at the present speed."""
         step, speed = int(self._latest.get(metrics.ENV_STEPS, 0)), self._latest.get(metrics.STEPS_PER_S, 0.0)
-        left = str(timedelta(seconds=round(max(self._total_steps - step, 0) / speed))) if speed else "-"
-        return step, left
+        return step, clock(self._total_steps - step, speed) or "-"

@@ -1,6 +1,7 @@
 """Where a command shows its progress: an image that stays in place on a terminal, plain lines elsewhere."""
 
 from abc import ABC, abstractmethod
+from datetime import timedelta
 from typing import Self, TextIO
 
 from rich.console import Console, RenderableType
@@ -14,6 +15,11 @@ class QuietConsole(Console):
     def on_broken_pipe(self) -> None:
         """Writes nothing from here on. Rich's own end the process, and would send standard output elsewhere."""
         self.quiet = True
+
+
+def clock(steps: float, steps_per_s: float) -> str:
+    """How long `steps` take, as h:mm:ss; empty where the speed is not known."""
+    return str(timedelta(seconds=round(max(steps, 0) / steps_per_s))) if steps_per_s else ""
 
 
 class Screen(ABC):

@@ -1,0 +1,38 @@
+"""Tables that commands print: columns without lines, words at the left and numbers at the right."""
+
+import sys
+from collections.abc import Collection, Iterable, Sequence
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 160
+"""Columns of a table in a file or a pipe."""
+
+
+def plain_console(*, soft_wrap: bool = False) -> Console:
+    """A console on standard output that colours no numbers; `soft_wrap` leaves long lines to the terminal."""
+    return Console(file=sys.stdout, highlight=False, soft_wrap=soft_wrap, width=None if sys.stdout.isatty() else WIDTH)
+
+
+def plain_table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[RenderableType]],
+    words: Collection[str] = (),
+    wraps: Collection[str] = (),
+) -> Table:
+    """A table of `rows` of cells; the text of a cell is shown as it is, brackets too.
+
+    Args:
+        heads: of the columns; where all are empty there is no line of heads.
+        rows: cells in the order of `heads`.
+        words: heads of the columns that begin at the left.
+        wraps: heads of the columns that may take several lines.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=any(heads))
+    for head in heads:
+        table.add_column(head, justify="left" if head in words else "right", no_wrap=head not in wraps)
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return table
