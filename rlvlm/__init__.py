@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlvlm.envs.registry import Task as Task
     from rlvlm.envs.registry import make_env as make_env
     from rlvlm.judges.build import build_judge as build_judge
+    from rlvlm.runs.acting import load_policy as load_policy
     from rlvlm.runs.folder import find_folder as find_folder
     from rlvlm.runs.in_python import learned_reward as learned_reward
     from rlvlm.runs.in_python import train as train
@@ -31,6 +32,7 @@ PUBLIC = {
     "build_judge": "rlvlm.judges.build",
     "find_folder": "rlvlm.runs.folder",
     "learned_reward": "rlvlm.runs.in_python",
+    "load_policy": "rlvlm.runs.acting",
     "make_env": "rlvlm.envs.registry",
     "override": "rlvlm.runs.settings",
     "recipe": "rlvlm.runs.recipes",
@@ -47,7 +49,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *PUBLIC]
+    """What `rlvlm.<Tab>` shows."""
+    return [*PUBLIC, "__version__"]
 
 
 def _ensure_home() -> None:

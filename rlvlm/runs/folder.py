@@ -232,13 +232,13 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
     return folder
 
 
-def find_folder(path: Path) -> RunFolder:
+def find_folder(path: Path | str) -> RunFolder:
     """The run that a path belongs to: its folder, a checkpoint in it, or any file in it.
 
     Raises:
         UsageError: there is no run around `path`.
     """
-    here = path.expanduser().absolute()
+    here = Path(path).expanduser().absolute()
     if not here.exists():
         raise UsageError(f"{path} does not exist", "name the folder that a run printed at its start")
     for candidate in (here, *here.parents):

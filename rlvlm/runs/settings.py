@@ -249,7 +249,7 @@ def _read_leaf(kind: Any, value: Any, place: str) -> Any:
     if isinstance(value, str):
         value = expand_home(value)
     if kind is Path:
-        return Path(_checked(isinstance(value, str), value, place, "a path"))
+        return Path(_checked(isinstance(value, str | Path), value, place, "a path"))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     return _checked(type(value) is kind, value, place, f"of type {kind.__name__}")
