@@ -21,13 +21,13 @@ from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
-import rlvlm
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.commands.arguments import parse
 from rlvlm.core.console.boxes import EXIT_INTERRUPTED
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_table
+from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env, task_goal
@@ -260,8 +260,7 @@ def app_folder() -> Path:
     Raises:
         UsageError: in none of them.
     """
-    package = Path(rlvlm.__file__).parent
-    for folder in (Path.cwd() / FOLDER, package.parent / FOLDER, package / FOLDER):
+    for folder in (Path.cwd() / FOLDER, shipped(FOLDER)):
         if folder.is_dir():
             return folder
     raise UsageError(f"there is no folder {FOLDER} here", "give the path of an app file: rlvlm serve FILE.yaml")

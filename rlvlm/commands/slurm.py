@@ -16,6 +16,7 @@ from typing import Annotated
 import tyro
 
 from rlvlm.commands.arguments import parse, parse_run
+from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import default_path
@@ -166,9 +167,7 @@ def job_script(config: SlurmConfig, out: Path, words: Sequence[str]) -> str:
     variables |= {"HF_HUB_OFFLINE": "1"} if config.offline else {}
     lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     lines += [f"set -- {shlex.join([str(out), *words])}", ""]
-    package = Path(__file__).resolve().parents[1]  # the script is in the checkout, else in the installed package
-    template = next(path for root in (package.parent, package) if (path := root / "cluster" / "slurm.sh").is_file())
-    return "\n".join(lines) + template.read_text().split(BODY)[1]
+    return "\n".join(lines) + shipped("cluster/slurm.sh").read_text().split(BODY)[1]
 
 
 def write_job(config: SlurmConfig, out: Path, words: Sequence[str]) -> Path:

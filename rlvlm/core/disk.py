@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from rlvlm.core.errors import UsageError
+
 _CLAIM = ".claim"
 """A file in a temporary folder; who uses the folder holds a lock on it."""
 
@@ -52,6 +54,32 @@ def write_whole(path: Path, content: str | bytes, *, is_synced: bool = True) -> 
 def write_json(path: Path, value: Any) -> None:
     """Puts a JSON file in place in one move, indented for readers."""
     write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def held(file: Path, what: str, fix: str) -> Iterator[None]:
+    """Holds a file for this process while the context is open; it is made where there is none.
+
+    Args:
+        file: whose content plays no part.
+        what: is said where another process holds it.
+        fix: what to do then.
+
+    Raises:
+        UsageError: another process holds it.
+    """
+    with open(file, "a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(what, fix) from error
+        yield
+
+
+def shipped(name: str) -> Path:
+    """A file or folder that ships beside the package: in the checkout, else in the installed package."""
+    package = Path(__file__).resolve().parents[1]
+    return next((path for root in (package.parent, package) if (path := root / name).exists()), package / name)
 
 
 def append_whole(path: Path, content: bytes) -> None:

@@ -1,6 +1,5 @@
 """The folder of one run (DESIGN section 5): made, found again, locked, cut back to a checkpoint, or taken away."""
 
-import fcntl
 import json
 import re
 import shlex
@@ -13,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvlm.core.disk import write_json, write_whole
+from rlvlm.core.disk import held, write_json, write_whole
 from rlvlm.core.errors import MachineError, NumericsError, UsageError
 from rlvlm.core.metrics import ENV_STEPS
 from rlvlm.core.yaml_text import read_yaml
@@ -179,12 +178,8 @@ class RunFolder:
         Raises:
             UsageError: another process writes to it.
         """
-        with open(self.path / "config.yaml", "r+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                fix = "wait for that run to end, or stop it"
-                raise UsageError(f"another process is writing to {self.path}", fix) from error
+        what = f"another process is writing to {self.path}"
+        with held(self.path / "config.yaml", what, "wait for that run to end, or stop it"):
             yield
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlvlm.core.disk import shipped
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.settings import from_yaml
 
@@ -158,11 +159,9 @@ def read_sweep(file: Path) -> SweepConfig:
         UsageError: it cannot be read, has an unknown key, or a value that breaks a rule.
     """
     try:
-        text = file.read_text()
+        return from_yaml(SweepConfig, file.read_text(), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {file}: {error}", "name a YAML file like those of tune_configs/") from error
-    try:
-        return from_yaml(SweepConfig, text, str(file))
     except UsageError as error:
         raise UsageError(str(error) if str(file) in str(error) else f"{file}: {error}", error.fix) from error
 
@@ -176,15 +175,10 @@ def find_sweep_file(name: str) -> Path:
     path = Path(name)
     if path.suffix or path.exists():
         return path
-    known = {file.stem: file for folder in _FOLDERS for file in sorted(folder.glob("*.yaml"))}
+    known = {file.stem: file for file in sorted(shipped("tune_configs").glob("*.yaml"))}
     if name not in known:
         raise UsageError(
             f"there is no sweep {name!r}; ready ones: {', '.join(sorted(known))}",
             "give a YAML file, e.g. rlvlm sweep tune_configs/reward_sources.yaml",
         )
     return known[name]
-
-
-_PACKAGE = Path(__file__).resolve().parents[1]
-_FOLDERS = (_PACKAGE / "tune_configs", _PACKAGE.parent / "tune_configs")
-"""In an installed package, and in a checkout."""

@@ -9,21 +9,20 @@
 What a run has done is read from its own folder, so nothing is lost with the process that held the sweep.
 """
 
-import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from rlvlm.core.disk import write_whole
+from rlvlm.core.disk import held, write_whole
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.folder import RunFolder, check_disk, read_config
 from rlvlm.runs.scores import Floats, scores
 from rlvlm.runs.settings import to_yaml
 from rlvlm.runs.tables import CsvTable
 from rlvlm.sweeps.config import SweepConfig, read_sweep
-from rlvlm.sweeps.plan import TrialPlan, differences, expand
+from rlvlm.sweeps.plan import TrialPlan, differing, expand
 
 FILE = "sweep.yaml"
 COLUMNS = ("task", "source", "seed", "state", "env_steps", "score", "cause")
@@ -116,20 +115,6 @@ class SweepFolder:
         """Puts trials.csv in place anew."""
         self._trials.write(asdict(record) for record in records)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Holds the folder for this process.
-
-        Raises:
-            UsageError: another process holds it.
-        """
-        with open(self.path / ".lock", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UsageError(f"another process runs the sweep in {self.path}", "wait for it, or stop it") from error
-            yield
-
     def _record(self, plan: TrialPlan, noted: dict[str, str]) -> TrialRecord:
         steps, found = self.evaluations(plan)
         run = self.run(plan)
@@ -173,36 +158,27 @@ def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, l
     if is_new and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
         raise UsageError(f"{path} is not empty and holds no sweep", "choose a new or empty folder with --out")
     folder.path.mkdir(parents=True, exist_ok=True)
-    with folder.locked():
-        _check_same_runs(folder, plans)
-        notes = [] if is_new else _changes({plan.key for plan in folder.plans().values()}, [p.key for p in plans])
+    what = f"another process runs the sweep in {folder.path}"
+    with held(folder.path / ".lock", what, "wait for it, or stop it"):
+        for plan in plans:
+            run = folder.run(plan)
+            if run is None or not run.has_begun():
+                continue
+            for name, (old, new) in differing(read_config(run.path), plan.config).items():
+                raise UsageError(
+                    f"{plan.key} was started with {name} {old!r}, and would now have {new!r}: runs of one "
+                    "sweep must stay comparable",
+                    "undo the change, or choose another folder with --out",
+                )
+        before, now = {} if is_new else folder.plans(), {plan.key: plan for plan in plans}
+        changes = {
+            "added": [key for key in now if key not in before and not is_new],
+            "no longer in the file, left alone": sorted(before.keys() - now),
+        }
+        notes = [
+            f"{what}: {', '.join(keys[:3])}" + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+            for what, keys in changes.items()
+            if keys
+        ]
         write_whole(folder.path / FILE, to_yaml(config))
         yield folder, notes
-
-
-def _changes(before: set[str], now: Sequence[str]) -> list[str]:
-    added = [key for key in now if key not in before]
-    return [*_listed("added", added), *_listed("no longer in the file, left alone", sorted(before - set(now)))]
-
-
-def _listed(what: str, keys: Sequence[str]) -> list[str]:
-    if not keys:
-        return []
-    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-    return [f"{what}: {', '.join(keys[:3])}{more}"]
-
-
-def _check_same_runs(folder: SweepFolder, plans: Sequence[TrialPlan]) -> None:
-    """Raises UsageError where a run that is there already was started with other settings than its plan has."""
-    for plan in plans:
-        run = folder.run(plan)
-        if run is None or not run.has_begun():
-            continue
-        changed = differences(read_config(folder.run_path(plan)), plan.config)
-        if changed:
-            name, (old, new) = next(iter(changed.items()))
-            raise UsageError(
-                f"{plan.key} was started with {name} {old!r}, and would now have {new!r}: runs of one "
-                "sweep must stay comparable",
-                "undo the change, or choose another folder with --out",
-            )

@@ -1,6 +1,6 @@
 """Who runs next, and who stops: asked by Tune at every report of a run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +8,6 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from rlvlm.sweeps.config import HalvingConfig
-
-Known = Mapping[str, tuple[Sequence[int], Sequence[float]]]
 
 
 class Halving:

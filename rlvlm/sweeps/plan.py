@@ -12,10 +12,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import flat, override, to_yaml
-from rlvlm.sweeps.config import BudgetConfig, SweepConfig
-
-_OWN = ("task", "seed", "out")
-"""Settings that a sweep sets itself."""
+from rlvlm.sweeps.config import SweepConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,12 +73,7 @@ def app_name(config: RunConfig, folder: Path) -> str:
     return f"sweep-{config.judge.backend}-{hashlib.sha256(settings.encode()).hexdigest()[:10]}"
 
 
-def asks_app(plan: TrialPlan, app: str, folder: Path) -> bool:
-    """Whether a run of the sweep in `folder` asks the judge of a Serve app."""
-    return plan.config.asks_judge and app_name(plan.config, folder) == app
-
-
-def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
+def differing(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
     """The leaves in which two runs differ, apart from their folder: dotted name to both values."""
     before, after = flat(replace(old, out=None)), flat(replace(new, out=None))
     return {name: (before.get(name), value) for name, value in after.items() if before.get(name) != value}
@@ -94,7 +86,7 @@ def alone_command(config: RunConfig) -> list[str]:
     words = ["rlvlm", "run", config.task]
     changed = {
         name: value
-        for name, (_, value) in differences(recipe(config.task), config).items()
+        for name, (_, value) in differing(recipe(config.task), config).items()
         if config.why_unused(name) is None
     }
     unions = {name.removesuffix("choice"): value for name, value in changed.items() if name.endswith(".choice")}
@@ -112,29 +104,19 @@ def alone_command(config: RunConfig) -> list[str]:
 
 
 def _plan(sweep: SweepConfig, task: str, source: str, seed: int) -> TrialPlan:
-    own = sweep.sources[source].settings
-    settings = sweep.settings | sweep.task_settings.get(task, {}) | own
-    _check_free(settings, sweep.budget)
-    try:
-        config = override(recipe(task), settings | _budget(sweep.budget) | {"seed": seed})
-    except UsageError as error:
-        raise UsageError(f"source {source} on {task}: {error}", error.fix) from error
-    return TrialPlan(task=task, source=source, seed=seed, config=config.smoke() if sweep.smoke else config)
-
-
-def _budget(budget: BudgetConfig) -> dict[str, int]:
-    wanted = {"steps": budget.steps, "feedback.max_queries": budget.queries}
-    return {name: value for name, value in wanted.items() if value is not None}
-
-
-def _check_free(settings: dict[str, Any], budget: BudgetConfig) -> None:
-    """Raises UsageError where a setting is one that the sweep itself sets."""
-    taken = [name for name in settings if name in (*_OWN, *_budget(budget))]
-    if taken:
+    settings = sweep.settings | sweep.task_settings.get(task, {}) | sweep.sources[source].settings
+    budget = {"steps": sweep.budget.steps, "feedback.max_queries": sweep.budget.queries}
+    set_here = {name: value for name, value in budget.items() if value is not None} | {"seed": seed}
+    if taken := [name for name in settings if name in (*set_here, "task", "out")]:
         raise UsageError(
             f"the setting {taken[0]} is set by the sweep itself",
             "take it out of the settings, or, for steps and queries, out of the budget",
         )
+    try:
+        config = override(recipe(task), settings | set_here)
+    except UsageError as error:
+        raise UsageError(f"source {source} on {task}: {error}", error.fix) from error
+    return TrialPlan(task=task, source=source, seed=seed, config=config.smoke() if sweep.smoke else config)
 
 
 def _check_equal(plans: Sequence[TrialPlan]) -> None:

@@ -21,7 +21,7 @@ from rlvlm.sweeps.callback import SweepCallback
 from rlvlm.sweeps.config import SweepConfig
 from rlvlm.sweeps.folder import FINISHED, State, SweepFolder, held_sweep
 from rlvlm.sweeps.halving import SweepScheduler
-from rlvlm.sweeps.plan import TrialPlan, asks_app, expand, shared_judges
+from rlvlm.sweeps.plan import TrialPlan, app_name, expand, shared_judges
 from rlvlm.sweeps.progress_table import ProgressTable
 from rlvlm.sweeps.trial import SweepTrial
 
@@ -109,7 +109,8 @@ def _judges(
             try:
                 stack.enter_context(start_judge(judge, config.serve, name=app, app=app))
             except JudgeUnavailable as error:
-                users = [plan.key for plan in plans if asks_app(plan, app, folder.path)]
+                asking = [plan for plan in plans if plan.config.asks_judge]
+                users = [plan.key for plan in asking if app_name(plan.config, folder.path) == app]
                 callback.fail(users, f"{error} ({error.fix})")
         yield
 
