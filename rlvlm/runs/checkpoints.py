@@ -21,6 +21,11 @@ from rlvlm.core.errors import MachineError
 PREFIX = "step_"
 STATE = "run.json"
 _OTHERS = "name another checkpoint of the run"
+VARIABLE = "RLVLM_SCRATCH"
+KEPT_AT_HOME = 1
+"""Newest checkpoints in the run's folder, besides the best, where there is a fast disk."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,19 +89,21 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The folder `checkpoints/`.
+    """The folder `checkpoints/`, and a second one on a fast disk where there is one.
 
     Args:
         path: the folder; it is made at the first checkpoint.
         keep: newest checkpoints kept, besides the best.
+        scratch: folder on the fast disk. It then keeps as many, and `path` the newest and the best.
     """
 
-    def __init__(self, path: Path, keep: int) -> None:
+    def __init__(self, path: Path, keep: int, scratch: Path | None = None) -> None:
         self.path = path
-        self.keep = keep
+        self._keep = KEPT_AT_HOME if scratch else keep
+        self._scratch = CheckpointStore(scratch, keep) if scratch else None
 
     def save(self, state: RunState, write: Callable[[Path], None], is_best: bool) -> Path:
-        """Makes the step folder of `state` in one move: it exists whole or not at all.
+        """Makes the step folder of `state` in one move: it exists whole or not at all, on scratch and at `path`.
 
         Args:
             state: the run loop's own numbers.
@@ -104,18 +111,27 @@ class CheckpointStore:
             is_best: whether the link `best` moves here.
 
         Returns:
-            The step folder.
+            The step folder at `path`; where scratch refuses, it is the only one.
 
         Raises:
-            OSError: the disk refused; older checkpoints are untouched.
+            OSError: the disk of `path` refused; older checkpoints are untouched.
         """
+        fast: Path | None = None
+        if self._scratch is not None:
+            try:
+                fast = self._scratch.save(state, write, is_best)
+            except (MachineError, OSError) as error:
+                logger.warning("scratch refuses a checkpoint, it goes to %s: %s", self.path, error)
         final = self.path / f"{PREFIX}{state.env_steps:08d}"
         partial = self.path / f".{final.name}.partial"
         if not final.exists():  # the state of a step is always the same, so one that is there stays
             shutil.rmtree(partial, ignore_errors=True)
             try:
                 partial.mkdir(parents=True)
-                write(partial / "algorithm")
+                if fast is None:
+                    write(partial / "algorithm")
+                else:
+                    shutil.copytree(fast / "algorithm", partial / "algorithm")
                 write_whole(partial / STATE, json.dumps(asdict(state)))
                 write_manifest(partial, _vouched(partial))
                 sync_tree(partial)
@@ -130,27 +146,36 @@ class CheckpointStore:
         return final
 
     def all(self) -> list[Checkpoint]:
-        """The finished checkpoints, oldest first; nobody has looked yet whether they are sound."""
-        found = (path for path in self.path.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit())
-        return sorted(map(Checkpoint, found), key=lambda checkpoint: checkpoint.step)
+        """The finished checkpoints, oldest first, the copies at `path` where scratch has them too; nobody has looked
+        yet whether they are sound.
+        """
+        found = {checkpoint.path.name: checkpoint for checkpoint in reversed(list(self.newest_first()))}
+        return list(found.values())
 
     def newest_first(self) -> Iterable[Checkpoint]:
-        """What a run may go on from, in this order."""
-        return reversed(self.all())
+        """What a run may go on from, in this order: of each step the copy at `path` before that on scratch."""
+        copies = [*self._own(), *(self._scratch.all() if self._scratch else ())]
+        return sorted(copies, key=lambda checkpoint: checkpoint.step, reverse=True)
+
+    def _own(self) -> list[Checkpoint]:
+        """Those at `path`, oldest first."""
+        found = (path for path in self.path.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit())
+        return sorted(map(Checkpoint, found), key=lambda checkpoint: checkpoint.step)
 
     def best(self) -> Checkpoint | None:
         """The checkpoint of the best evaluation, or the newest where none was marked."""
         target = (self.path / "best").resolve()
-        found = self.all()
+        found = self._own()
         return next((c for c in found if c.path.resolve() == target), found[-1] if found else None)
 
     def discard_after(self, step: int) -> None:
         """Removes the checkpoints of later steps than `step`: they could not be read."""
-        for checkpoint in self.all():
+        if self._scratch is not None:
+            self._scratch.discard_after(step)
+        for checkpoint in self._own():
             if checkpoint.step > step:
                 shutil.rmtree(checkpoint.path)
-        found = self.all()
-        if found:
+        if found := self._own():
             self._point("last", found[-1].path)
 
     def _point(self, name: str, target: Path) -> None:
@@ -160,9 +185,8 @@ class CheckpointStore:
         os.replace(partial, link)
 
     def _prune(self) -> None:
-        found = self.all()
         best = self.best()
-        for checkpoint in found[: -self.keep]:
+        for checkpoint in self._own()[: -self._keep]:
             if best is None or checkpoint.path != best.path:
                 shutil.rmtree(checkpoint.path)
 
@@ -204,62 +228,8 @@ def _vouched(step: Path) -> Iterator[str]:
             yield str(file.relative_to(step))
 
 
-logger = logging.getLogger(__name__)
-
-VARIABLE = "RLVLM_SCRATCH"
-KEPT_AT_HOME = 1
-"""Newest checkpoints in the run's folder, besides the best."""
-
-
-class ScratchCheckpointStore:
-    """A store on scratch and one at home, used like one.
-
-    Args:
-        home: in the run's folder; keeps the newest and the best.
-        scratch: on the fast disk; keeps as many as `track.keep_checkpoints`.
-    """
-
-    def __init__(self, home: CheckpointStore, scratch: CheckpointStore) -> None:
-        self._home = home
-        self._scratch = scratch
-
-    def save(self, state: RunState, write: Callable[[Path], None], is_best: bool) -> Path:
-        """Saves on scratch and copies the checkpoint home, each whole or not at all; returns the copy.
-
-        Where scratch refuses, the checkpoint is written at home.
-
-        Raises:
-            OSError: home refused; older checkpoints are untouched.
-        """
-        try:
-            fast = self._scratch.save(state, write, is_best)
-        except (MachineError, OSError) as error:
-            logger.warning("scratch refuses a checkpoint, it goes to %s: %s", self._home.path, error)
-            return self._home.save(state, write, is_best)
-        return self._home.save(state, lambda folder: _copy(fast / "algorithm", folder), is_best)
-
-    def all(self) -> list[Checkpoint]:
-        """The finished checkpoints of both, oldest first; those at home where both have them."""
-        found = {checkpoint.path.name: checkpoint for checkpoint in (*self._scratch.all(), *self._home.all())}
-        return sorted(found.values(), key=lambda checkpoint: checkpoint.step)
-
-    def newest_first(self) -> Iterable[Checkpoint]:
-        """What a run may go on from, in this order: of each step the copy at home before that on scratch."""
-        copies = (*self._home.all(), *self._scratch.all())
-        return sorted(copies, key=lambda checkpoint: checkpoint.step, reverse=True)
-
-    def best(self) -> Checkpoint | None:
-        """The checkpoint of the best evaluation, or the newest where none was marked."""
-        return self._home.best()
-
-    def discard_after(self, step: int) -> None:
-        """Removes the checkpoints of later steps than `step`."""
-        for store in (self._home, self._scratch):
-            store.discard_after(step)
-
-
-def checkpoint_store(path: Path, keep: int) -> CheckpointStore | ScratchCheckpointStore:
-    """The store of a run's checkpoints in `path`, and on scratch too where there is one.
+def checkpoint_store(path: Path, keep: int) -> CheckpointStore:
+    """The store of a run's checkpoints in `path`, and on scratch too where the environment names one.
 
     Args:
         path: the folder `checkpoints/` of a run.
@@ -270,11 +240,4 @@ def checkpoint_store(path: Path, keep: int) -> CheckpointStore | ScratchCheckpoi
         return CheckpointStore(path, keep)
     place = path.absolute().parent
     digest = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]  # runs of one name in two places stay apart
-    fast = CheckpointStore(Path(scratch).expanduser() / f"{place.name}-{digest}" / path.name, keep)
-    return ScratchCheckpointStore(CheckpointStore(path, KEPT_AT_HOME), fast)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copies a folder of files, all of them on the disk when this returns."""
-    shutil.copytree(source, target)
-    sync_tree(target)
+    return CheckpointStore(path, keep, Path(scratch).expanduser() / f"{place.name}-{digest}" / path.name)

@@ -21,7 +21,7 @@ def describe_environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := package_version(name))},
         "commit": source_commit(),
-        "cpu": _cpu_name(),
+        "cpu": _fact(Path("/proc/cpuinfo"), "model name") or platform.processor(),
         "cpu_cores": usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": gpu_names(),
@@ -52,34 +52,26 @@ def usable_cores() -> int:
 
 def gpu_names() -> list[str]:
     """The NVIDIA cards the driver knows, without starting CUDA."""
-    names = []
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        model = [line.split(":", 1)[1].strip() for line in file.read_text().splitlines() if line.startswith("Model")]
-        names += model[:1]
-    return names
+    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return [name for file in files if (name := _fact(file, "Model"))]
 
 
 def source_commit() -> str | None:
     """The commit of the working tree that rlvlm is imported from, with `+` when files differ from it."""
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
-    try:
-        commit = _git(root, "rev-parse", "HEAD")
-        return commit + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
+    told = []
+    for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        command = ["git", "-C", str(root), *words]
+        try:
+            told.append(subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip())
+        except (OSError, subprocess.SubprocessError):
+            return None
+    return told[0] + ("+" if told[1] else "")
 
 
-def _git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+def _fact(file: Path, name: str) -> str:
+    """What a file of lines like `name : value` first says of `name`; empty where it says nothing."""
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), "")

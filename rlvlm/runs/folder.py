@@ -27,56 +27,21 @@ if TYPE_CHECKING:
     from rlvlm.labels.store import LabelStore
 
 EVAL_COLUMNS = (
-    "step",
-    "success_rate",
-    "episode_return",
-    "learned_return",
-    "final_progress",
-    "episodes",
-    "wall_s",
-    "sampled_success_rate",
-    "strict_success_rate",
-    "sampled_strict_success_rate",
-    "success_at_end",
-)
+    "step success_rate episode_return learned_return final_progress episodes wall_s sampled_success_rate "
+    "strict_success_rate sampled_strict_success_rate success_at_end"
+).split()
 QUERY_COLUMNS = (
-    "ground_truth_score_1",
-    "ground_truth_score_2",
-    "vlm_predicted_label",
-    "timestamp",
-    "train_iter",
-    "status",
-    "p_left",
-    "p_right",
-    "p_tie",
-    "session",
-    "env_step",
-    "index",
-    "correct",
-    "return_1",
-    "return_2",
-    "latency_s",
-    "text",
-    "question",
-)
+    "ground_truth_score_1 ground_truth_score_2 vlm_predicted_label timestamp train_iter "
+    "status p_left p_right p_tie session env_step index correct return_1 return_2 latency_s text question"
+).split()
 """The first five are the reference's; a score is the simulator's progress, a label 0 (first), 1 (second) or -1. A
 question is named as in the run's label store."""
+SCORE_COLUMNS = (
+    "ground_truth_score vlm_score timestamp status session env_step index return latency_s text question"
+).split()
+"""A score is in [0, 1]; its truth is the simulator's progress, or of a turn its true utility."""
 RAY_COPY = "_ray_pkg_"
 """How the folders begin into which Ray unpacks a job's --working-dir."""
-SCORE_COLUMNS = (
-    "ground_truth_score",
-    "vlm_score",
-    "timestamp",
-    "status",
-    "session",
-    "env_step",
-    "index",
-    "return",
-    "latency_s",
-    "text",
-    "question",
-)
-"""A score is in [0, 1]; its truth is the simulator's progress, or of a turn its true utility."""
 BYTES_NEEDED = 512 * 2**20
 """Free disk that a run asks for before it starts: its checkpoints, twice."""
 
@@ -321,30 +286,20 @@ def check_trust(paths: Sequence[Path], *, trust: bool) -> None:
             tree = read_yaml(file.read_text(), str(file))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read {file}: {error}", "restore the file, or start a new run") from error
-        for name in _names(tree):
+        tasks = tree.get("tasks") if isinstance(tree, dict) else None
+        named = [tree.get("task"), *(tasks if isinstance(tasks, list) else ())] if isinstance(tree, dict) else []
+        for name in map(str, named):
             if is_foreign(name):
                 what = f"{file} names code outside of rlvlm, {name}, which would be imported and so run"
                 raise UsageError(what, "look at it; if the folder is yours or of somebody you trust, add --trust")
 
 
-def _settings_of(path: Path) -> Iterator[Path]:
-    """The files of settings around and below a path."""
-    here = path.absolute()
-    for folder in (here, *here.parents):
-        files = [folder / name for name in ("config.yaml", "sweep.yaml") if (folder / name).is_file()]
-        if files:
-            yield from files
-            break
-    if here.is_dir():
-        yield from (file for name in ("config.yaml", "sweep.yaml") for file in sorted(here.rglob(name)))
-
-
-def _names(tree: Any) -> list[str]:
-    """The tasks that settings name."""
-    if not isinstance(tree, dict):
-        return []
-    tasks = tree.get("tasks")
-    return [str(name) for name in (tree.get("task"), *(tasks if isinstance(tasks, list) else ()))]
+def _settings_of(path: Path) -> list[Path]:
+    """The files of settings below a path, and those of the nearest folder around it that has any."""
+    here, names = path.absolute(), ("config.yaml", "sweep.yaml")
+    around = ([file for name in names if (file := folder / name).is_file()] for folder in (here, *here.parents))
+    below = [file for name in names for file in sorted(here.rglob(name))] if here.is_dir() else []
+    return [*next(filter(None, around), []), *below]
 
 
 def is_foreign(name: str) -> bool:

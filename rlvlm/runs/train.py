@@ -42,8 +42,14 @@ from rlvlm.vlms.config import ApiConfig
 
 SPEED_ROUNDS = 12
 """Rounds of training over which the speed shown is taken."""
-
-
+EVAL_METRICS = {
+    "success_rate": metrics.EVAL_SUCCESS_RATE,
+    "success_at_end": metrics.EVAL_SUCCESS_AT_END,
+    "episode_return": metrics.EVAL_EPISODE_RETURN,
+    "learned_return": metrics.EVAL_LEARNED_RETURN,
+    "final_progress": metrics.EVAL_PROGRESS,
+}
+"""Columns of `eval.csv` that are metrics too."""
 NUM_VIDEOS = 2
 """Episodes of the last evaluation that are filmed."""
 
@@ -218,25 +224,15 @@ class Training:
             metrics.PEAK_RSS_MB: state.peak_rss_mb,
         }
         evaluations = self._folder.evaluations.read()
-        if evaluations and int(evaluations[-1]["step"]) == state.env_steps:
-            row |= _evaluation_metrics(evaluations[-1]) | dict(self._last_evaluation.metrics)
+        if evaluations and int((newest := evaluations[-1])["step"]) == state.env_steps:
+            row |= {metric: float(newest[name]) for name, metric in EVAL_METRICS.items() if newest[name]}
+            row |= self._last_evaluation.metrics
         if is_due:
             self._trackers.log(row)
         self._console.update(row, is_due)
 
     def _crosses(self, period: int, before: int) -> bool:
         return self._algorithm.env_steps // period > before // period
-
-
-def _evaluation_metrics(row: dict[str, str]) -> dict[str, float]:
-    names = {
-        "success_rate": metrics.EVAL_SUCCESS_RATE,
-        "success_at_end": metrics.EVAL_SUCCESS_AT_END,
-        "episode_return": metrics.EVAL_EPISODE_RETURN,
-        "learned_return": metrics.EVAL_LEARNED_RETURN,
-        "final_progress": metrics.EVAL_PROGRESS,
-    }
-    return {metric: float(row[name]) for name, metric in names.items() if row[name]}
 
 
 @contextmanager
@@ -374,13 +370,13 @@ def convert_errors(folder: RunFolder) -> Iterator[None]:
         raise
     except RunError:
         raise
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise _crash(folder, error) from error
-        fix = f"free some space, then go on: {folder.resume_command}"
-        raise MachineError(f"the disk of {folder.path} is full", fix) from error
     except Exception as error:
-        raise _crash(folder, error) from error
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fix = f"free some space, then go on: {folder.resume_command}"
+            raise MachineError(f"the disk of {folder.path} is full", fix) from error
+        folder.crash.write_text("".join(traceback.format_exception(error)))
+        fix = f"the traceback is in {folder.crash}"
+        raise RunError(f"unexpected {type(error).__name__}: {error}", fix) from error
 
 
 def _run_training(folder: RunFolder, config: RunConfig, checkpoints: Iterable[Checkpoint]) -> int:
@@ -444,9 +440,3 @@ def _print_summary(folder: RunFolder, console: RunConsole) -> None:
         console.line(f"look at {folder.card}")
     else:
         console.line(f"saved; go on with: {folder.resume_command}")
-
-
-def _crash(folder: RunFolder, error: Exception) -> RunError:
-    """The unexpected, with its traceback put into the run's folder."""
-    folder.crash.write_text("".join(traceback.format_exception(error)))
-    return RunError(f"unexpected {type(error).__name__}: {error}", f"the traceback is in {folder.crash}")

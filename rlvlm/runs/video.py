@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -42,37 +43,16 @@ def write_videos(folder: Path, episodes: Sequence[PlayedEpisode], env_steps: int
         title = f"step {env_steps:,}, {end}, {episode.reward_name if is_learned else 'true reward'}"
         file = folder / f"step_{env_steps:08d}_episode_{number}.mp4"
         bounds = episode.reward_range if is_learned else None
-        write_video(file, draw(episode.snapshots, VIDEO_PX), rewards, title, episode.progress, bounds)
-        files.append(file)
+        frames = draw(episode.snapshots, VIDEO_PX)
+        files.append(write_mp4(file, compose_frames(frames, rewards, title, episode.progress, bounds)))
     return files
-
-
-def write_video(
-    file: Path,
-    frames: Frames,
-    rewards: FloatArray,
-    title: str,
-    progress: FloatArray | None = None,
-    bounds: tuple[float, float] | None = None,
-) -> Path:
-    """Writes one episode as H.264 and returns the file; it appears whole or not at all.
-
-    Args:
-        file: to write, ending in `.mp4`.
-        frames: [T, H, W, 3] images, one per step; H and W even.
-        rewards: [T] the reward the agent saw at each step.
-        title: one line for the top of the strip.
-        progress: [T] the true progress in [0, 1], drawn beside the reward where it is known; None leaves it out.
-        bounds: rewards at the bottom and at the top of the strip; None: the episode's own.
-    """
-    return write_mp4(file, compose_frames(frames, rewards, title, progress, bounds))
 
 
 def write_mp4(file: Path, images: Sequence[NDArray[np.uint8]]) -> Path:
     """Writes images as H.264 and returns the file; it appears whole or not at all.
 
     Args:
-        file: to write.
+        file: to write, ending in `.mp4`.
         images: T >= 1 images [H, W, 3], all of one size; H and W even.
     """
     fps = max(1, min(FPS, int(len(images) / LEAST_S)))
@@ -98,10 +78,10 @@ def compose_frames(
     """Each image with the strip under it: the whole trace faint, the past dark, the present marked.
 
     Args:
-        frames: [T, H, W, 3].
-        rewards: [T].
-        title: one line.
-        progress: [T] or None.
+        frames: [T, H, W, 3] images, one per step.
+        rewards: [T] the reward the agent saw at each step.
+        title: one line for the top of the strip.
+        progress: [T] the true progress in [0, 1], written where it is known; None leaves it out.
         bounds: rewards at the bottom and at the top of the strip; None: the episode's own.
 
     Returns:
@@ -109,19 +89,24 @@ def compose_frames(
     """
     width = frames.shape[2]
     low, high = bounds or (float(np.min(rewards)), float(np.max(rewards)))
-    points = _trace_points(rewards, width, low, high)
+    # pixel positions of the trace: time to the right, rewards upwards
+    bottom, height = TRACE_PX - FOOTER_PX, TRACE_PX - FOOTER_PX - HEADER_PX
+    across = np.linspace(MARGIN_PX, width - MARGIN_PX, len(rewards)) if len(rewards) > 1 else [MARGIN_PX]
+    up = bottom - (np.asarray(rewards, float) - low) / (high - low or 1.0) * height
+    points = [(float(x), float(y)) for x, y in zip(across, up, strict=True)]
+    line: dict[str, Any] = {"width": 2, "joint": "curve"}
     small = ImageFont.load_default(size=11)
     base = Image.new("RGB", (width, TRACE_PX), PAPER)
     draw = ImageDraw.Draw(base)
     draw.text((MARGIN_PX, 6), title, fill=INK, font=small)
-    _draw_line(draw, points, FAINT)
+    draw.line(points, fill=FAINT, **line)
     if bounds is not None:
         draw.text((MARGIN_PX, TRACE_PX - 4), f"{low:g} to {high:g}", fill=INK, font=small, anchor="ls")
     images = []
     for step, frame in enumerate(frames):
         strip = base.copy()
         draw = ImageDraw.Draw(strip)
-        _draw_line(draw, points[: step + 1], INK)
+        draw.line(points[: step + 1], fill=INK, **line)
         x, y = points[step]
         draw.line([(x, HEADER_PX), (x, TRACE_PX - FOOTER_PX)], fill=FAINT)
         draw.ellipse([x - 4, y - 4, x + 4, y + 4], fill=ACCENT)
@@ -132,16 +117,3 @@ def compose_frames(
             draw.text((width - MARGIN_PX, TRACE_PX - 4), label, fill=INK, font=small, anchor="rs")
         images.append(np.concatenate([frame, np.asarray(strip)], axis=0))
     return images
-
-
-def _trace_points(rewards: FloatArray, width: int, low: float, high: float) -> list[tuple[float, float]]:
-    """Pixel positions of the trace: time to the right, rewards upwards, `low` at the bottom and `high` at the top."""
-    span = high - low or 1.0
-    bottom, height = TRACE_PX - FOOTER_PX, TRACE_PX - FOOTER_PX - HEADER_PX
-    step = (width - 2 * MARGIN_PX) / max(len(rewards) - 1, 1)
-    return [(MARGIN_PX + i * step, bottom - (float(r) - low) / span * height) for i, r in enumerate(rewards)]
-
-
-def _draw_line(draw: ImageDraw.ImageDraw, points: list[tuple[float, float]], colour: tuple[int, int, int]) -> None:
-    if len(points) > 1:
-        draw.line(points, fill=colour, width=2, joint="curve")

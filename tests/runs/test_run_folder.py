@@ -1,6 +1,7 @@
 import json
 import re
 import shutil
+import subprocess
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,8 @@ def test_a_new_folder_says_what_will_be_run(folder: RunFolder, config: RunConfig
     assert folder.config() == config
     environment = folder.environment()
     assert environment["cpu_cores"] >= 1 and "ray" in environment["packages"]
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert (environment["commit"] or "").rstrip("+") == asked.stdout.strip(), "empty where there is no checkout"
 
 
 def test_without_out_the_name_is_task_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

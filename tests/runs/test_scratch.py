@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from damaged import damage
 
-from rlvlm.runs.checkpoints import RunState, ScratchCheckpointStore, checkpoint_store, newest_sound
+from rlvlm.runs.checkpoints import RunState, checkpoint_store, newest_sound
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import create_folder, find_folder
 
@@ -83,7 +83,6 @@ def test_a_scratch_that_refuses_is_passed_over(home: Path, tmp_path: Path, caplo
 def test_a_new_run_does_not_inherit_what_an_old_one_left_on_scratch(home: Path, tmp_path: Path) -> None:
     config = RunConfig(task="drawer_open", out=home.parent)
     folder = create_folder(config, ["rlvlm"], datetime(2026, 1, 2))
-    assert isinstance(folder.checkpoints, ScratchCheckpointStore)
     folder.checkpoints.save(state(100), write, is_best=True)
     folder.remove()
     assert names(tmp_path / "scratch") == ["step_00000100"]
