@@ -75,7 +75,7 @@ def main(trial: Trial) -> None:
         )  # fmt: skip
         algorithm = (
             GRPOAlgorithmConfig()
-            .envs(task=own.task, env_settings=own.env)
+            .envs(task=own.task, env_settings=own.policy_env)
             .acting(policy=own.policy)
             .learning(
                 sft=replace(own.sft, demonstrations=trial.demonstrations, steps=50),

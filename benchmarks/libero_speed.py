@@ -55,7 +55,9 @@ def main(trial: Trial) -> None:
         "ours, fast physics, both images": ("fast", True),
     }
     made = {
-        label: LiberoEnv(EnvConfig(episode_steps=10_000, physics=physics), 0, trial.suite, str(trial.number))
+        label: LiberoEnv(
+            EnvConfig(episode_steps=10_000, physics=physics, look="light"), 0, trial.suite, str(trial.number)
+        )
         for label, (physics, _) in worlds.items()
     }
     for label, world in made.items():

@@ -201,7 +201,7 @@ def told(task: str, args: list[str]) -> tuple[str, Trial]:
     """A task by its full name, and its recipe's settings but for those of the command line."""
     own = recipe(task)
     assert own.algorithm == "grpo", f"{own.task} is no task in chunks"
-    default = Trial(env=own.env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=EpisodeRewardConfig())
+    default = Trial(env=own.policy_env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=EpisodeRewardConfig())
     trial = tyro.cli(Trial, default=default, args=args)
     if trial.sft.start_from:
         raise SystemExit("error: a trial begins with --start, not with a run's checkpoint")

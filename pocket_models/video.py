@@ -230,7 +230,9 @@ def play(config: PlayConfig) -> Clips:
     instructions: list[str] = []
     for task in config.tasks:
         suite, _, number = task.partition("/")
-        settings = replace(task_env(task), moved=config.moved, physics="fast", episode_steps=_EPISODE_STEPS)
+        settings = replace(
+            task_env(task), moved=config.moved, look="light", physics="fast", episode_steps=_EPISODE_STEPS
+        )
         env, scene = make_env(task, settings, 0), shared_scene(suite, int(number), settings.mesh_cell)
         played += [_episode(env, scene, first + index, rng) for index in range(config.episodes)]
         targets.add(scene.goals[0][2])

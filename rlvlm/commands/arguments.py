@@ -23,6 +23,8 @@ _CONFIG = (tyro.conf.CascadeSubcommandArgs, tyro.conf.SuppressFixed)
 other algorithms, which are None, are not shown."""
 _EXAMPLE = next(iter(RECIPES))
 """The task of help texts that name none."""
+_CHECKPOINT = "--policy.model"
+"""The option whose model comes trained, which decides what else a run starts from."""
 
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -92,7 +94,7 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
         SystemExit: an option is wrong (code 2, shown in a box), or help was asked for (code 0).
     """
     task, options = task_first(words, prog, _EXAMPLE)
-    default = recipe(task)
+    default = recipe(task, has_checkpoint=any(option.split("=")[0] == _CHECKPOINT for option in options))
     default = default.smoke() if "--smoke" in options else default
     arguments = _parse(default, options, f"{prog} {task if task in words else 'TASK'}")
     _check_unused(default, arguments.config)

@@ -81,6 +81,21 @@ def software() -> Iterator[CheckResult]:
     size = sum(file.stat().st_size for file in folder.iterdir()) if any(folder.glob("*.safetensors")) else 0
     found = f"{size / 2**20:.0f} MiB of weights" if size else f"no weights in {folder}"
     yield CheckResult(name="pocket judge", is_ok=size > 0, found=found, fix="" if size else POCKET_FIX)
+    yield _libero()
+
+
+def _libero() -> CheckResult:
+    """Whether LIBERO's packages can be imported, which is more than that they are there."""
+    from rlvlm.envs.robosuite.scene import load  # MuJoCo is not for those who only ask for help
+
+    found, fix = "its packages load", ""
+    try:
+        load("libero.libero.envs")
+    except MachineError as error:
+        found, fix = f"{error}; no other task does", error.fix
+    except Exception as error:  # packages of others, which may fail in any way
+        found, fix = f"{type(error).__name__}: {error}", "pip install --force-reinstall '.[libero]'"
+    return CheckResult(name="libero", is_ok=not fix, found=found, fix=fix, is_essential=False)
 
 
 def rendering() -> Iterator[CheckResult]:

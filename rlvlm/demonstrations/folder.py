@@ -189,9 +189,13 @@ def create_folder(
 
 
 def _changed(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """What of `ours` is set otherwise in `theirs`, in words; both as JSON has them."""
+    """What of `ours` is set otherwise in `theirs`, in words; both as JSON has them. `auto` is what each run decides."""
     plain = json.loads(json.dumps(ours))
-    return [f"{key} {theirs[key]}, not {plain[key]}" for key in plain if theirs.get(key, plain[key]) != plain[key]]
+    return [
+        f"{key} {theirs[key]}, not {plain[key]}"
+        for key in plain
+        if theirs.get(key, plain[key]) not in (plain[key], "auto")
+    ]
 
 
 def open_folder(path: Path) -> DemonstrationFolder:

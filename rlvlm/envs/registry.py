@@ -147,7 +147,7 @@ def shipped_tasks() -> Iterator[Task]:
             maker="rlvlm.envs.libero.suite:LiberoSuite",
             arguments=(suite,),
             env=EnvConfig(episode_steps=EPISODE_STEPS[suite]),
-            used_settings=("moved", "mesh_cell", "physics", "plays_on"),
+            used_settings=("moved", "look", "mesh_cell", "physics", "plays_on"),
             kind="chunks",
         )
         for number, file in enumerate(files):
@@ -157,7 +157,7 @@ def shipped_tasks() -> Iterator[Task]:
                 maker="rlvlm.envs.libero.env:LiberoEnv",
                 arguments=(suite, str(number)),
                 env=EnvConfig(episode_steps=EPISODE_STEPS[suite]),
-                used_settings=("moved", "mesh_cell", "physics", "plays_on"),
+                used_settings=("moved", "look", "mesh_cell", "physics", "plays_on"),
                 kind="chunks",
             )
     for name, env_id, turns in [(short, *entry) for short, entry in SHORT_NAMES.items()] + [
@@ -258,6 +258,12 @@ def task_env(name: str) -> EnvConfig:
         UsageError: there is no such task.
     """
     return _find(name).env
+
+
+def is_used(name: str, setting: str) -> bool:
+    """Whether a field of `EnvConfig` changes the envs of a task; of a task that is not registered nobody knows."""
+    task = _TASKS.get(name)
+    return task is not None and setting in (task.used_settings or ())
 
 
 def check_unused(name: str, config: EnvConfig) -> None:

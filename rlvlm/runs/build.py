@@ -164,13 +164,14 @@ def grpo_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitSt
     torch.set_num_threads(config.algo.threads)
     return (
         GRPOAlgorithmConfig()
-        .envs(task=config.task, env_settings=config.env)
+        .envs(task=config.task, env_settings=config.policy_env)
         .acting(policy=config.policy)
         .learning(algo=config.algo, sft=config.sft, total_steps=config.steps)
         .rewards(
             reward=config.reward,
             make_judge=make_judge,
             make_fallback_judge=fallback_judge(config.reward.fallback_judge),
+            judge_env=config.judge_env,
         )
         .debugging(seed=config.seed)
     )
@@ -201,11 +202,12 @@ def _answering(app: str) -> Judge:
     return judge
 
 
-def draw_examples(config: RunConfig, draw: Draw) -> Draw:
+def draw_examples(config: RunConfig, algorithm: RunAlgorithm) -> Draw:
     """Draws the examples of the judge's page as the judge sees them."""
     reward = config.reward
-    if not isinstance(reward, EpisodeRewardConfig):
-        return draw
+    if not isinstance(reward, EpisodeRewardConfig) or not isinstance(algorithm, PolicyGradient):
+        return algorithm.draw
+    draw = algorithm.draw_for_judge
     return lambda snapshots, size_px: shown_frames(draw(snapshots, size_px), reward)
 
 
@@ -290,7 +292,7 @@ def grpo_players(config: RunConfig, checkpoint: Path) -> Players:
     algo = config.algo
     assert isinstance(algo, GRPOConfig)
     torch.set_num_threads(algo.threads)
-    world = make_env(config.task, config.env.for_evaluation(), config.seed)
+    world = make_env(config.task, config.policy_env.for_evaluation(), config.seed)
     policy, scale = load_vla(checkpoint, world)
     sampler = ChunkSampler(
         policy=policy, env=world, scale=scale, temperature=algo.temperature, least_range=algo.least_range

@@ -20,7 +20,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import is_reference, load_object
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_unused, task_goal, task_goal_state
+from rlvlm.envs.registry import check_unused, is_used, task_goal, task_goal_state
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
 from rlvlm.policies.vla.config import VLAConfig
@@ -225,6 +225,9 @@ class RunConfig:
             found["algo.device"] = f"algo.num_learners {algo.num_learners}"
         if isinstance(self.policy, VLAConfig) and self.policy.model:
             found |= dict.fromkeys(("sft.*", "policy.pocket.*"), "policy.model")
+        looks = {self.policy_env.look, self.judge_env.look if self.asks_judge else self.policy_env.look}
+        if looks == {"benchmark"} and is_used(self.task, "look"):
+            found["env.mesh_cell"] = f"env.look {self.env.look}, as the benchmark draws"
         return found
 
     def why_unused(self, name: str) -> str | None:
@@ -339,6 +342,22 @@ class RunConfig:
         """How the env is set up, for the run's card."""
         scene = "" if self.policy else f"start {self.env.start}, robot {self.env.robot}, "
         return f"{scene}{self.env.episode_steps} steps per episode"
+
+    @property
+    def policy_env(self) -> EnvConfig:
+        """The env that is played, drawn as the policy wants it: lightly for the pocket VLA, which learns from such
+        images, and for any other as the benchmark draws it.
+        """
+        is_pocket = not isinstance(self.policy, VLAConfig) or not self.policy.model
+        return self._drawn_for(is_pocket)
+
+    @property
+    def judge_env(self) -> EnvConfig:
+        """The same env, drawn as the judge wants it."""
+        return self._drawn_for(not self.asks_judge or (self.judge.ships_weights and not self.serve.app))
+
+    def _drawn_for(self, is_pocket: bool) -> EnvConfig:
+        return self.env.drawn_for(is_pocket) if is_used(self.task, "look") else self.env
 
     def labels(self, own: Path) -> Path:
         """Folder of the judge's label store: the shared one of `judge.store`, else the run's `own`."""

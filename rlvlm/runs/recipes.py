@@ -31,18 +31,22 @@ from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.runs.config import EvalConfig, RunConfig, TrackConfig
 
 
-def recipe(task: str) -> RunConfig:
+def recipe(task: str, has_checkpoint: bool = False) -> RunConfig:
     """The configuration a task starts from: ours, its family's, its own, or the general defaults with its name.
+
+    Args:
+        task: any name of it.
+        has_checkpoint: whether a VLA that comes trained (`policy.model`) will act: what our recipes have tuned for the
+            pocket VLA does not become it.
 
     Raises:
         UsageError: there is no such task; the message names the nearest.
     """
     task = full_name(task)
     own, family = task_recipe(task), task.partition("/")[0]
-    if task in RECIPES:
-        return RECIPES[task]()
-    if family in FAMILY_RECIPES:
-        return FAMILY_RECIPES[family](task)
+    if task in RECIPES or family in FAMILY_RECIPES:
+        config = RECIPES[task]() if task in RECIPES else FAMILY_RECIPES[family](task)
+        return of_checkpoint(config) if has_checkpoint and config.algorithm == "grpo" else config
     if own:
         module, _, function = own.partition(":")
         return replace(getattr(importlib.import_module(module), function)(), task=task)
@@ -333,6 +337,20 @@ def libero_suite(suite: str) -> RunConfig:
         reward=reward,
         sft=replace(one.sft, demonstrations=30 * num_tasks, steps=2_500),
         eval=replace(one.eval, every_steps=200_000, episodes=200),
+    )
+
+
+def of_checkpoint(pocket: RunConfig) -> RunConfig:
+    """The same task as its benchmark has it, for a VLA that comes trained: nothing is moved, physics are exact, and
+    GRPO's settings are those published for OpenVLA-OFT, where the pocket VLA's would ruin it.
+
+    Source: RLinf's and SimpleVLA-RL's LIBERO configs: temperature 1.6, groups of 8, no bound on the divergence; RLinf's
+    step size for LoRA. Departure: 8 groups for 64, which is what one GPU plays in a bearable time.
+    """
+    return replace(
+        pocket,
+        env=task_env(pocket.task),
+        algo=GRPOConfig(groups=8, temperature=1.6, lr=2e-5, warm_up=0, kl_target=None, microbatch_turns=16),
     )
 
 

@@ -97,7 +97,7 @@ class Training:
             self._changes.append(f"from step {before.env_steps:,} on {name} is {change}")
             console.line(self._changes[-1])
         labels = partial(label_store, folder, config)
-        self._recorder = Recorder(folder, labels, draw_examples(config, algorithm.draw), config.judge_goal)
+        self._recorder = Recorder(folder, labels, draw_examples(config, algorithm), config.judge_goal)
         self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
         self._last_evaluation = Evaluation(episodes=[])
 

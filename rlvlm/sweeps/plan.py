@@ -86,7 +86,7 @@ def alone_command(config: RunConfig) -> list[str]:
     words = ["rlvlm", "run", config.task]
     changed = {
         name: value
-        for name, (_, value) in differing(recipe(config.task), config).items()
+        for name, (_, value) in differing(_recipe(config.task, getattr(config.policy, "model", "")), config).items()
         if config.why_unused(name) is None
     }
     unions = {name.removesuffix("choice"): value for name, value in changed.items() if name.endswith(".choice")}
@@ -103,6 +103,11 @@ def alone_command(config: RunConfig) -> list[str]:
     return words
 
 
+def _recipe(task: str, model: str) -> RunConfig:
+    """What the command line starts from where `--policy.model` names `model`, or nothing does."""
+    return recipe(task, has_checkpoint=bool(model))
+
+
 def _plan(sweep: SweepConfig, task: str, source: str, seed: int) -> TrialPlan:
     settings = sweep.settings | sweep.task_settings.get(task, {}) | sweep.sources[source].settings
     budget = {"steps": sweep.budget.steps, "feedback.max_queries": sweep.budget.queries}
@@ -113,7 +118,7 @@ def _plan(sweep: SweepConfig, task: str, source: str, seed: int) -> TrialPlan:
             "take it out of the settings, or, for steps and queries, out of the budget",
         )
     try:
-        config = override(recipe(task), settings | set_here)
+        config = override(_recipe(task, str(settings.get("policy.model", ""))), settings | set_here)
     except UsageError as error:
         raise UsageError(f"source {source} on {task}: {error}", error.fix) from error
     return TrialPlan(task=task, source=source, seed=seed, config=config.smoke() if sweep.smoke else config)

